@@ -12,17 +12,16 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from bench.common import MIN_SAMPLES, Results, main
+from bench.common import MIN_SAMPLES, REPOSITORY, Results, main
 from lab import Cluster
 
 NODES = 8
 SLOW = "100mbit"
 TESTS = ("bitwise", "gemm", "pair")
 LIMIT = 120.0  # s
-REPOSITORY = Path(__file__).parents[1]
+
 WRONG = REPOSITORY / "tests" / "programs" / "wrong"
 
 

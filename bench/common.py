@@ -1,6 +1,7 @@
 """Parts of all benchmarks: samples → median and p95, ratios, the machine, table and JSON.
 
-A benchmark is a module with named cases; a case measures and adds samples:
+A benchmark is a module, or the ``__main__`` of a package, with named cases; a case measures and
+adds samples:
 
     def rank_kill(results: Results) -> None:
         results.add("rank_kill.detect_s", samples, "s")
@@ -27,12 +28,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 MIN_SAMPLES = 20
 
 NOISE = (
     "Absolute times on a shared machine are noisy: compare what was measured side by side in one "
     "run (the ratios), and look at p95 before believing a median."
 )
+
+
+class BenchError(RuntimeError):
+    """A program under measurement did not do what is needed of it; says where to look."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench.common import Results, summarise
 from srun_wrapper.signatures.catalogue import LAYERS, load
-from srun_wrapper.signatures.verdict import Verdict, judge
+from srun_wrapper.signatures.verdict import LogVerdict, judge
 
 ALIASES = {
     "infiniband": "ib", "rdma": "ib", "network": "tcp", "ethernet": "tcp", "gpu": "gpu_hardware",
@@ -38,7 +38,7 @@ class Score:
     file: str
     layer: str  # as labelled
     blame: str
-    said: Verdict
+    said: LogVerdict
     layer_right: bool
     blame_right: bool
     first_right: bool | None  # None: the label names no line
@@ -81,7 +81,7 @@ def short(node: str) -> str:
     return name if re.fullmatch(r"[\d.:a-f]+", name) else name.split(".")[0]
 
 
-def same_line(log: str, label: object, verdict: Verdict) -> bool | None:
+def same_line(log: str, label: object, verdict: LogVerdict) -> bool | None:
     """Compare the named line with the label's number or text. None: the label has neither."""
     if label is None or label == "":
         return None

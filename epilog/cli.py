@@ -41,11 +41,13 @@ def _finish(gate: Gate) -> int:
     ends = gate.begin + total_s  # of the checks; what follows is for Slurm
     cleared = _clear(gate, _CLEAN * total_s)
     inquiry = Inquiry(gate.settings, gate.system)
+    recorded = False
     try:
         _find_accusations(gate, inquiry, time.monotonic() + _LOOK * total_s)
-        return _prove(gate, cleared, inquiry, ends)
+        code, recorded = _prove(gate, cleared, inquiry, ends)
+        return code
     finally:
-        inquiry.close()
+        inquiry.close(recorded=recorded)
 
 
 def _clear(gate: Gate, deadline_s: float) -> Cleared:
@@ -72,7 +74,8 @@ def _find_accusations(gate: Gate, inquiry: Inquiry, until: float) -> None:
     inquiry.find(same or [note], until)
 
 
-def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
+def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> tuple[int, bool]:
+    """Look at the node and act; returns the exit code, and whether the events were recorded."""
     free = not jobs.maybe(gate.system)
     where: Where = "deep" if inquiry.accused else "epilog"
     most = ends - 0.3 * (ends - gate.begin)
@@ -102,9 +105,8 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> int:
         code = int(bool(outcome.error) and not gate.admits(outcome))
     elif report.findings:
         events.append(gate.run_event(report, verdict, "open"))
-    if events:
-        gate.record(events, shared=verdict.closed or inquiry.accused)
-    return code
+    kept = not events or gate.record(events, shared=verdict.closed or inquiry.accused)
+    return code, kept
 
 
 def _test(

@@ -13,7 +13,7 @@ from health.check import EVERYWHERE, Where
 from health.checks import ALL
 from health.gate.verdict import Verdict, judge
 from health.run.live import LiveSystem, context
-from health.run.report import Report
+from health.run.report import GateReport
 from health.run.runner import run
 from health.settings import Settings
 from health.show import as_json, listing, listing_json, table
@@ -134,7 +134,7 @@ def repaired(options: Namespace) -> int:
     event = Event(system.now(), kind, system.boot_id(), data)
     gate = system.settings.gate
     node, state_dir = system.context.node, system.settings.state_dir
-    failed = history.record(str(gate["spool"]), state_dir, node, [event], 20.0)
+    failed = str(history.record(str(gate["spool"]), state_dir, node, [event], 20.0))
     if failed:
         print(f"robust-health repaired: not fully recorded: {failed}", file=sys.stderr)
         return CLOSED
@@ -224,7 +224,7 @@ def _pci(system: LiveSystem, text: str) -> str:
     raise BadInput(f"--reset {text}: NVML shows {there}{why}; use one of these, or all")
 
 
-def _say_what_root_sees(report: Report) -> None:
+def _say_what_root_sees(report: GateReport) -> None:
     if os.geteuid() == 0:
         return
     unread = [f.check for f in report.findings if "PermissionError" in f.evidence]
@@ -232,7 +232,7 @@ def _say_what_root_sees(report: Report) -> None:
     print(f"robust-health: not root: the kernel's log may be unreadable{told}", file=sys.stderr)
 
 
-def _show(report: Report, verdict: Verdict, as_json_: bool) -> int:
+def _show(report: GateReport, verdict: Verdict, as_json_: bool) -> int:
     if as_json_:
         print(as_json(report, verdict))
     else:

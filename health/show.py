@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from health.check import Check, Where
 from health.finding import ACTIONS, Finding
 from health.gate.verdict import Verdict
-from health.run.report import Report
+from health.run.report import GateReport
 
 _COLOURS = {"PASS": "32", "WARN": "33", "ERROR": "35", "FAIL": "31"}  # ANSI
 _PLACES: tuple[Where, ...] = ("prolog", "epilog", "sweep", "deep")
 
 
-def as_json(report: Report, verdict: Verdict) -> str:
+def as_json(report: GateReport, verdict: Verdict) -> str:
     return json.dumps({**report.as_dict(), "verdict": verdict.as_dict()}, indent=1)
 
 
-def table(report: Report, verdict: Verdict, colour: bool) -> str:
+def table(report: GateReport, verdict: Verdict, colour: bool) -> str:
     """One line per family, its findings below it, the verdict at the end."""
     job = f", job {report.job}" if report.job else ""
     families = len([row for row in report.ran if row.status not in ("disabled", "not-run")])
@@ -37,7 +37,7 @@ def table(report: Report, verdict: Verdict, colour: bool) -> str:
     return "\n".join(lines)
 
 
-def _by_family(report: Report) -> dict[str, list[Finding]]:
+def _by_family(report: GateReport) -> dict[str, list[Finding]]:
     """Findings below the family that ran; what belongs to none below ""."""
     from health.checks import ALL
 

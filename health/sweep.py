@@ -23,14 +23,14 @@ from health.gate.gate import RECORD_S, Gate, alarm, broke, say, told
 from health.gate.holds import held_until, settled
 from health.gate.inquiry import LEMON, Inquiry, acquitted
 from health.gate.proof import due
-from health.gate.undrain import Ours, Standing, ours, why_not
+from health.gate.undrain import DrainStanding, Ours, ours, why_not
 from health.gate.verdict import Verdict
 from health.history import events as history
 from health.history.cures import noticed_resets
 from health.history.job_notes import notes
 from health.node import jobs
 from health.node.system import Event
-from health.run.report import Report
+from health.run.report import GateReport
 from health.settings import SITE_FILE
 from health.settings_last import keep
 
@@ -117,9 +117,8 @@ class Sweep:
             for error in self._inquiry.errors:
                 say(error)
             self._events += self._inquiry.events
-            if self._events:
-                self._gate.record(self._events, shared=True)
-            self._inquiry.close()
+            recorded = not self._events or self._gate.record(self._events, shared=True)
+            self._inquiry.close(recorded=recorded)
 
     # ---- files
 
@@ -128,7 +127,7 @@ class Sweep:
         state_dir, spool = self._gate.settings.state_dir, self._gate.spool
         if not state_dir:
             return
-        failed = history.record(spool, state_dir, self._node, [], 2 * RECORD_S)
+        failed = str(history.record(spool, state_dir, self._node, [], 2 * RECORD_S))
         if not failed:
             failed = call_in_child(lambda: copy_fleet(state_dir, spool), RECORD_S)[1]
         if failed:
@@ -190,7 +189,7 @@ class Sweep:
             return
         self._inquiry.find(which, time.monotonic() + _LOOK_S)
 
-    def _check(self, mine: Ours | None, known: Iterable[Event]) -> tuple[Report, Verdict]:
+    def _check(self, mine: Ours | None, known: Iterable[Event]) -> tuple[GateReport, Verdict]:
         """Deeper where the node is accused, or is to be proven before it comes back."""
         free = not jobs.maybe(self._system)
         more = self._leftovers(mine) if mine else []
@@ -223,7 +222,7 @@ class Sweep:
 
     # ---- what follows
 
-    def _close(self, node: Node | None, report: Report, verdict: Verdict) -> None:
+    def _close(self, node: Node | None, report: GateReport, verdict: Verdict) -> None:
         for finding in verdict.closing:
             say(told(finding))
         if node is None:
@@ -245,7 +244,7 @@ class Sweep:
             )
 
     def _why_not(
-        self, standing: Standing, mine: Ours, events: Iterable[Event], booted: float
+        self, standing: DrainStanding, mine: Ours, events: Iterable[Event], booted: float
     ) -> str:
         boot = self._system.boot_id()
         places = self._places() if mine.reason.device.startswith("gpu") else {}
@@ -259,8 +258,8 @@ class Sweep:
         return f"held down until {time.strftime('%H:%M:%S', time.localtime(until))}"
 
     def _test(
-        self, report: Report, verdict: Verdict, mine: Ours, known: Iterable[Event]
-    ) -> tuple[Report, Verdict, str]:
+        self, report: GateReport, verdict: Verdict, mine: Ours, known: Iterable[Event]
+    ) -> tuple[GateReport, Verdict, str]:
         """The active tests of a node that could come back, and why it does not, or ""."""
         free = not jobs.maybe(self._system)
         found, events = active_child.before_undrain(
@@ -273,7 +272,7 @@ class Sweep:
         off = found.result == "failed" and not verdict.closed  # by [gate] disabled
         return report, verdict, "" if off else f"the active tests: {found.told}"
 
-    def _open(self, standing: Standing, mine: Ours, kept: str) -> None:
+    def _open(self, standing: DrainStanding, mine: Ours, kept: str) -> None:
         kept = f"stays drained: {kept}" if kept else self._undrain(standing.reason)
         if kept:
             say(f"{self._node} {standing.reason}: {kept}")
@@ -288,7 +287,7 @@ class Sweep:
         devices = self._system.nvml().get("devices", [])
         return {f"gpu{d['index']}": d["pci"] for d in devices if "index" in d and "pci" in d}
 
-    def _resets(self, report: Report, known: Sequence[Event]) -> list[Event]:
+    def _resets(self, report: GateReport, known: Sequence[Event]) -> list[Event]:
         """Resets of GPUs that nobody recorded but NVML shows, for later."""
         from health.checks.gpu import xid
 
@@ -300,8 +299,8 @@ class Sweep:
         return noticed_resets([*known, *self._events], now, boot, driver)
 
 
-def _standing(node: Node | None) -> Standing | None:
+def _standing(node: Node | None) -> DrainStanding | None:
     """The drain that stands, if one does."""
     if node is None or "DRAIN" not in node.state:
         return None
-    return Standing(node.state, node.reason or "", node.reason_time)
+    return DrainStanding(node.state, node.reason or "", node.reason_time)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 # Imported with this module, not later: the stub bounds the time of its import.
 from health.gate.gate import Gate, say, serve, told
 from health.gate.verdict import Verdict
-from health.run.report import Report
+from health.run.report import GateReport
 
 SKIP = "robust:skip"
 FIRST_ALARM_S = 20.0  # until the settings say how long it may take
@@ -56,7 +56,7 @@ def _end_tests(gate: Gate) -> None:
         say(failed)
 
 
-def _close(gate: Gate, report: Report, verdict: Verdict) -> int:
+def _close(gate: Gate, report: GateReport, verdict: Verdict) -> int:
     lead = verdict.closing[0]
     say(f"{verdict.reason} {told(lead)}")  # slurmd logs the first bytes only
     for finding in verdict.closing[1:]:

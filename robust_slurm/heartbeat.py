@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _clock = time.monotonic
 _pack_beat = layout.BEAT.pack_into
 _pack_phase = layout.PHASE.pack_into
-_pack_nan = layout.NAN.pack_into
 _pack_proven = layout.PROVEN.pack_into
 _BEAT_AT = layout.BEAT_AT
 _ABSENT = layout.ABSENT
@@ -97,16 +96,13 @@ def _not_finite(beats: int, step: int, loss: float) -> None:
     if os.environ.get("ROBUST_NAN") == "ignore":
         return
     _nan = True
-    try:
-        _pack_nan(_map, layout.NAN_AT, beats, step, _proven, loss, beats)
-    except struct.error:  # a step beyond 64 bits
-        _pack_nan(_map, layout.NAN_AT, beats, layout.NO_STEP, layout.NO_STEP, loss, beats)
+    layout.write_nan(_map, beats, step, _proven, loss)
 
 
 def _finite_again() -> None:
     global _nan
     _nan = False
-    _pack_nan(_map, layout.NAN_AT, 0, 0, 0, 0.0, 0)
+    layout.clear_nan(_map)
 
 
 def _auto_step() -> None:

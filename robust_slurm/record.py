@@ -77,6 +77,10 @@ class Beat(NamedTuple):
     proven: int | None = None
     """Newest step that a Checkpointer saved or resumed and that a finite loss was computed from, as
     of the last save. None: this rank tells no losses, or saves nothing."""
+    sound: int | None = None
+    """Step of the beat before the loss of ``nan``, if its own loss was finite; else None."""
+    healed: bool = False
+    """Losses were not finite once, and are again."""
 
 
 def create(path: str, *, epoch: int, local_rank: int, rank: int = -1) -> None:
@@ -109,7 +113,7 @@ def parse(raw: bytes) -> Beat | None:
     try:
         (
             magic, version, size, epoch, local_rank, rank, pid,
-            beats, step, t_mono, loss, grad_norm, source, beats_tail,
+            beats, step, t_mono, loss, grad_norm, source, beats_tail, sound,
             phases, since, _depth, length, name, phases_tail,
             nan, nan_step, nan_proven, nan_loss, nan_tail,
             proofs, proven, proofs_tail,
@@ -144,6 +148,8 @@ def parse(raw: bytes) -> Beat | None:
             phases,
             NotFinite(_number(nan_step), nan_loss, _number(nan_proven)) if nan else None,
             _number(proven) if proofs else None,
+            sound - 1 if nan and sound > 0 else None,
+            not nan and sound == layout.HEALED,
         )
     except (struct_error, UnicodeDecodeError, KeyError):
         return None

@@ -117,10 +117,28 @@ class Config:
         "time limit for start-up and the first steps, and for a phase() not seen before",
         unit="s",
     )
+    slow: str = _setting(
+        "warn",
+        "on steps that stay slower than before: look which rank the others wait for and warn; "
+        "replace: also evict its node if it is hot, throttled or has a degraded link, and a spare "
+        "is idle; ignore: do not look",
+        choices=("warn", "replace", "ignore"),
+    )
+    slow_after: float = _setting(
+        60.0,
+        "time that steps must take 1.3 times as long as before until the ranks are looked at",
+        unit="s",
+        minimum=1,
+    )
     nan: str = _setting(
         "recover",
         "on a loss that is not finite: resume from before it, or ignore it",
         choices=("recover", "ignore"),
+    )
+    spike: str = _setting(
+        "warn",
+        "on a loss or gradient norm that stays above 5 times its median: warn, or ignore it",
+        choices=("warn", "ignore"),
     )
     stop_tests: float = _setting(
         60.0,

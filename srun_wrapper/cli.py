@@ -315,9 +315,9 @@ def take_output(
     streams = (("output", request.output), ("error", request.error))
     for name, value in streams:
         mode = output_rules.parse_mode(value)
-        if isinstance(mode, output_rules.File) and output_rules.needs_task(mode.pattern):
+        if isinstance(mode, output_rules.OutputFile) and output_rules.needs_task(mode.pattern):
             taken[name] = mode.pattern
-        elif isinstance(mode, output_rules.Task):
+        elif isinstance(mode, output_rules.OutputTask):
             only[name] = mode.rank
         elif value is not None:
             companion += [f"--{name}={value}", "--open-mode=append"]

@@ -19,8 +19,13 @@ def left(incident: Incident) -> set[str]:
     return gone.union(incident.suspects if incident.outcome == "requeued" else ())
 
 
+def warned(incident: Incident) -> set[str]:
+    """The nodes that an incident names as slow; nothing was done about them."""
+    return set(incident.suspects[:SWAPS]) if incident.outcome == "warned" else set()
+
+
 def by_node(jobs: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
-    """For each node the jobs that reported or replaced it, with what they say of it alone."""
+    """For each node the jobs that suspected or replaced it, with what they say of it alone."""
     found: dict[str, list[JobRecord]] = {}
     for job in jobs:
         job = replace(job, incidents=job.incidents[-INCIDENTS:])
@@ -47,6 +52,6 @@ def _reports(job: JobRecord) -> Mapping[str, list[Accusation]]:
 def _gone(job: JobRecord) -> Mapping[str, list[Incident]]:
     found: dict[str, list[Incident]] = {}
     for incident in job.incidents:
-        for node in left(incident):
+        for node in left(incident) | warned(incident):
             found.setdefault(node, []).append(incident)
     return found

@@ -22,7 +22,7 @@ from robust_slurm.state_dir.files import log_of, read_incidents, read_state
 from robust_slurm.state_dir.records import clean
 from standby.pool.stock import read_pool
 from status import suspicions
-from status.model import JobReport, Report, SlurmView, job_report, report
+from status.model import JobReport, SlurmView, StatusReport, job_report, report
 from status.suspicions import is_node
 
 _DEADLINE_S = 8.0
@@ -244,7 +244,7 @@ def _show_job(job_id: int, state_dir: Path, door: Slurm, as_json: bool, out: IO[
     return 1 if view.error else 0
 
 
-def _print_json(done: Report | JobReport, out: IO[str]) -> None:
+def _print_json(done: StatusReport | JobReport, out: IO[str]) -> None:
     json.dump({"version": JSON_VERSION, **asdict(done)}, out, indent=1, allow_nan=False)
     out.write("\n")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from robust_slurm.state_dir.records import clean
 from srun_wrapper.signatures.catalogue import Catalogue
-from srun_wrapper.signatures.lines import Line
-from srun_wrapper.signatures.verdict import Verdict, judge
+from srun_wrapper.signatures.lines import LogLine
+from srun_wrapper.signatures.verdict import LogVerdict, judge
 
 WIDTH = 200  # characters shown of a log's line
 BLAMES = {
@@ -32,7 +32,7 @@ class Logs:
     def text(self) -> str:
         return "\n".join(self.texts)
 
-    def place(self, line: Line) -> str:
+    def place(self, line: LogLine) -> str:
         """Return FILE:LINE of a line of the joined text."""
         number = line.number
         for name, text in zip(self.names, self.texts, strict=True):
@@ -49,7 +49,7 @@ def read_logs(paths: Sequence[Path]) -> Logs:
     return Logs(tuple(map(str, paths)), texts)
 
 
-def diagnose(logs: Logs, catalogue: Catalogue) -> tuple[Verdict, list[str]]:
+def diagnose(logs: Logs, catalogue: Catalogue) -> tuple[LogVerdict, list[str]]:
     """Return the verdict and the lines that show it."""
     verdict = judge(logs.text, catalogue)
     shown = [f"cause:    {verdict.cause}"]
@@ -74,7 +74,7 @@ def diagnose(logs: Logs, catalogue: Catalogue) -> tuple[Verdict, list[str]]:
     return verdict, shown
 
 
-def as_json(logs: Logs, verdict: Verdict) -> dict[str, object]:
+def as_json(logs: Logs, verdict: LogVerdict) -> dict[str, object]:
     return {
         "cause": verdict.cause,
         "layer": verdict.layer,

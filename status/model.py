@@ -9,7 +9,7 @@ from typing import Any
 from robust_slurm.settings import SHOWN_STALE
 from robust_slurm.slurm.model import FINISHED, Node, Placement
 from robust_slurm.state_dir.records import Accusation, Checkpoint, Incident, Roster, clean
-from standby.pool.stock import Pool, Stock, stock
+from standby.pool.stock import Pool, PoolStock, stock
 
 STALE_S = SHOWN_STALE  # a supervisor reports every roster_interval, at most a third of it
 REQUEUED = ("PENDING", "REQUEUED", "REQUEUE_HOLD")
@@ -81,7 +81,7 @@ class JobRow:
 
 
 @dataclass(frozen=True)
-class Report:
+class StatusReport:
     """Everything that robust-status prints. ``slurm_error`` is empty when Slurm answered."""
 
     time: float
@@ -89,7 +89,7 @@ class Report:
     nodes: tuple[NodeRow, ...]
     jobs: tuple[JobRow, ...]
     problems: tuple[str, ...]
-    pool: Stock | None = None  # None: robust-standby keeps none, or Slurm was not heard
+    pool: PoolStock | None = None  # None: robust-standby keeps none, or Slurm was not heard
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def report(
     standby_partition: str,
     now: float,
     pool: Pool | None = None,
-) -> Report:
+) -> StatusReport:
     """The whole cluster: every node, every live supervised step (newest job first)."""
     told = list(problems)
     if slurm.partitions is not None and standby_partition not in slurm.partitions:
@@ -218,7 +218,7 @@ def report(
         )
     rows = [job_row(roster, slurm, now) for roster in rosters]
     live = sorted((r for r in rows if r.live), key=lambda r: (-r.job_id, r.step_id))
-    return Report(
+    return StatusReport(
         time=now,
         slurm_error=slurm.error,
         nodes=tuple(_node_rows(rosters, accusations, slurm, standby_partition)),

@@ -15,7 +15,7 @@ from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.state_dir.records import Checkpoint, Incident
 from standby.pool.stock import told
 from status.lemons import Lemon
-from status.model import JobReport, JobRow, Report
+from status.model import JobReport, JobRow, StatusReport
 from status.rules import RuleRow
 
 _PHASES = (
@@ -40,7 +40,7 @@ def console(file: IO[str]) -> Console:
     return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
-def print_report(report: Report, out: Console) -> None:
+def print_report(report: StatusReport, out: Console) -> None:
     """Nodes, then jobs, then what could not be read."""
     _slurm_error(report.slurm_error, out)
     if report.nodes:

@@ -35,7 +35,7 @@ def rule_rows(found: Iterable[Suspicion]) -> list[RuleRow]:
     verdicts: dict[str, dict[tuple[str, int], Verdict]] = {}
     evicted: dict[str, set[tuple[str, int]]] = {}
     for one in found:
-        if one.source != "job":
+        if one.source != "job" or one.verdict == "warned":
             continue
         key = one.node, one.of_job
         mine = verdicts.setdefault(one.rule, {})

@@ -1,7 +1,8 @@
 """The suspicions against a node, joined from the records of jobs and of the node gate. Pure.
 
-A suspicion is one report of a job against the node, one drain that the gate placed by itself, or
-one replacement without a report. The records are hostile text, cleaned when they were read.
+A suspicion is one report of a job against the node, one drain that the gate placed by itself, one
+replacement without a report, or one warning that the node makes a job slow. The records are
+hostile text, cleaned when they were read.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from robust_slurm.state_dir.files import JobRecord
 from robust_slurm.state_dir.node_events import NodeEvent
 from robust_slurm.state_dir.records import Accusation, Incident
 from status import wording
-from status.by_node import left
+from status.by_node import left, warned
 
 Source = Literal["job", "gate"]
-Verdict = Literal["confirmed", "cleared", "withdrawn", "refused", "open", "drained", "unreported"]
-FALSE_ALARMS: tuple[Verdict, ...] = ("cleared", "withdrawn")
+Verdict = Literal[
+    "confirmed", "cleared", "withdrawn", "refused", "open", "drained", "unreported", "warned"
+]
 RUN_S = 300.0  # all events of one run of the gate lie within
 LATE_S = 7200.0  # the gate looks for a report until an hour after the job's end
 
 
 @dataclass(frozen=True)
-class Line:
+class StoryLine:
     """One thing that happened; ``time``: seconds since 1970."""
 
     time: float
@@ -50,15 +52,11 @@ class Suspicion:
     evicted: bool  # another node took its ranks, or the job was requeued without it
     progressed: bool  # and the job made steps after that
     drained: str  # the reason of a drain that followed and stands, as far as the records tell
-    lines: tuple[Line, ...]
+    lines: tuple[StoryLine, ...]
 
     @property
     def reported(self) -> bool:
-        return self.source == "job" and self.verdict != "unreported"
-
-    @property
-    def false_alarm(self) -> bool:
-        return self.reported and self.verdict in FALSE_ALARMS
+        return self.source == "job" and self.verdict not in ("unreported", "warned")
 
 
 @dataclass
@@ -79,13 +77,14 @@ class _Draft:
     looked: float | None = None  # when the gate gave that verdict
     withdrawn: bool = False
     reported: bool = True
+    warned: bool = False
     evicted: bool = False
     progressed: bool = False
     drains: list[NodeEvent] = field(default_factory=list)  # that stand
-    lines: list[Line] = field(default_factory=list)
+    lines: list[StoryLine] = field(default_factory=list)
 
     def add(self, time: float, *texts: str) -> None:
-        self.lines += [Line(time, text) for text in texts]
+        self.lines += [StoryLine(time, text) for text in texts]
 
     @property
     def verdict(self) -> Verdict:
@@ -93,7 +92,7 @@ class _Draft:
         if self.source == "gate":
             return "drained"
         if not self.reported:
-            return "unreported"
+            return "warned" if self.warned else "unreported"
         if self.gate == "confirmed":
             return "confirmed"
         return "withdrawn" if self.withdrawn else self.gate or "open"
@@ -163,6 +162,8 @@ class _Join:
         for incident in job.incidents:
             if id(incident) not in known and self._node in left(incident):
                 self.drafts.append(self._unreported(job, incident))
+            elif id(incident) not in known and self._node in warned(incident):
+                self.drafts.append(self._warned(job, incident))
 
     def _add(self, draft: _Draft) -> None:
         self.drafts.append(draft)
@@ -188,6 +189,13 @@ class _Join:
         draft.rule, draft.symptom = incident.rule, incident.symptom
         draft.add(incident.time, wording.unreported(job.job_id, self._node, incident))
         self._evicted(draft, job, incident)
+        return draft
+
+    def _warned(self, job: JobRecord, incident: Incident) -> _Draft:
+        draft = _Draft(self._node, "job", job.job_id, incident.time, reported=False, warned=True)
+        draft.of_job, draft.uid, draft.incident = job.job_id, job.uid, incident.id
+        draft.rule, draft.symptom = incident.rule, incident.symptom
+        draft.add(incident.time, *wording.warned(job.job_id, self._node, incident))
         return draft
 
     def _evicted(self, draft: _Draft, job: JobRecord, incident: Incident) -> None:

@@ -142,6 +142,8 @@ def _count(found: Sequence[Suspicion]) -> str:
         parts.append(f"{_plural(own, 'drain')} by the gate's own checks")
     if silent := sum(one.verdict == "unreported" for one in found):
         parts.append(f"{_plural(silent, 'replacement')} without a report")
+    if named := sum(one.verdict == "warned" for one in found):
+        parts.append(f"{_plural(named, 'warning')}")
     return "; ".join(parts)
 
 

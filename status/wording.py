@@ -31,6 +31,12 @@ def unreported(job: int, node: str, incident: Incident) -> str:
     return f"job {job} left {node} without a report: {what}, cause {incident.cause or 'unknown'}"
 
 
+def warned(job: int, node: str, incident: Incident) -> list[str]:
+    what = incident.symptom.replace("_", " ") or "no symptom"
+    head = f"job {job} named {node} and kept it: {what}"
+    return [head, *(f"evidence: {line}" for line in _listed(incident.evidence))]
+
+
 def tests(incident: Incident) -> list[str]:
     return [f"tests: {line}" for line in _listed(incident.tests)]
 

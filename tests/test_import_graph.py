@@ -192,4 +192,4 @@ def test_rooms_of_srun_wrapper_import_those_below_them_in_the_table_of_the_house
 def test_only_the_command_imports_the_wiring_of_robust_srun() -> None:
     edges = graph()
     users = {name for name, named in edges.items() if "srun_wrapper.supervisor.app" in named}
-    assert users == {"srun_wrapper.cli", "bench.supervisor_load"}
+    assert users == {"srun_wrapper.cli", "bench.heartbeat.load"}

@@ -79,12 +79,10 @@ def summary(results: Results, runs: Sequence[Run]) -> Table:
         ends = "/".join(sorted({v.end for v in verdicts}))
         numbers = [str(count or "") for count in counts.values()]
         table.add_row(name, str(len(verdicts)), ends, shown, *numbers)
-    kinds = sum(bool(verdicts) for verdicts in judged.values())
-    count_of = sum(len(verdicts) for verdicts in judged.values())
-    # Counts, not samples: the median is the total over all runs.
-    for key, count in {"kinds": kinds, **total}.items():
-        metric = summarise([float(count)], "count")
-        results.metrics[f"chaos.{key}"] = type(metric)(metric.median, metric.p95, count_of, "count")
+    results.count("chaos.kinds", sum(bool(verdicts) for verdicts in judged.values()))
+    results.count("chaos.runs", sum(len(verdicts) for verdicts in judged.values()))
+    for key, count in total.items():
+        results.count(f"chaos.{key}", count)
     return table
 
 

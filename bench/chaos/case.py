@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from bench.chaos.job import ChaosError, Job
@@ -47,6 +48,8 @@ class Case:
     program: str = ""
     """Options of the training program."""
     steps: int = 120
+    reference: Callable[[int], float] | None = None
+    """The loss of an uninterrupted run of so many steps; None: of the toy training."""
     state_on_scratch: bool = False
     at_start: bool = False
     """The fault comes with the submission, not after 25 steps."""
@@ -107,6 +110,8 @@ def run(case: Case) -> Run:
 def _run(case: Case, job: Job) -> Verdict:
     job.stdin = "--stdin" in case.program
     job.state_on_scratch = case.state_on_scratch
+    if case.reference is not None:
+        job.reference = partial(case.reference, case.steps)
     where = {"scratch": str(job.lab.scratch), "dir": str(job.dir)}
     program = f"{case.python} {case.script} --dir {job.dir} --steps {case.steps} {case.program}"
     spares = f"--robust-spares={case.spares}" if case.spares else ""

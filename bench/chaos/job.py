@@ -17,13 +17,13 @@ from typing import Any
 
 from bench.chaos import rank as program
 from bench.chaos.verdict import Observed, longest_gap
+from bench.common import REPOSITORY
 from lab import Lab, LabError
 from lab.keeper.ranks import scan
 from lab.verbs.disruption import expand
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from srun_wrapper.agent.processes import guardian
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TOKEN = "CHAOS_TOKEN"
 START_UP = 90.0  # s
 LEFTOVERS = 25.0  # s after the end until files and processes count as left
@@ -49,6 +49,8 @@ class Job:
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     id: int = 0
     fault_at: float = 0.0
+    reference: Callable[[], float] | None = None
+    """The loss of an uninterrupted run; None: of the toy training."""
 
     @classmethod
     def new(cls, lab: Lab, world: int, steps: int) -> Job:
@@ -241,7 +243,7 @@ class Job:
         return Observed(
             state=state,
             loss=json.loads(final.read_text())[1] if final.exists() else None,
-            reference=program.reference(self.steps, self.world, self.stdin),
+            reference=self._reference(),
             reported=frozenset(self._reported()),
             excluded=frozenset(_nodes(self.record().get("ExcNodeList", ""))),
             drained=frozenset(n for n, r in records.items() if "DRAIN" in r.get("State", "")),
@@ -249,6 +251,11 @@ class Job:
             leftovers={} if open_still else self._leftovers(up),
             gap=longest_gap(self.step_times(), self.fault_at),
         )
+
+    def _reference(self) -> float:
+        if self.reference is not None:
+            return self.reference()
+        return program.reference(self.steps, self.world, self.stdin)
 
     def _reported(self) -> list[str]:
         found = {path.name: path for path in (self.dir / "state").glob("jobs/*/accusations/*")}

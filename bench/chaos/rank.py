@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import math
 import mmap
 import os
 import signal
@@ -39,9 +40,10 @@ def parse() -> argparse.Namespace:
     add("--map", type=Path, help="read this file, mapped, in every step")
     add("--error", default="", help="raise this text, or as _fail says ...")
     add("--error-at", type=int, default=0, help="... at this step")
-    add("--error-rank", type=int, default=-1, help="... on this rank (default: on all)")
-    add("--error-node", default="", help="... on this node alone")
+    add("--error-rank", default="", help="... on these ranks, as in 1,4 (default: on all)")
+    add("--error-node", default="", help="... on these nodes alone")
     add("--error-once", action="store_true", help="... not again after a restart")
+    add("--orders", action="store_true", help="do what order.RANK and last in the directory say")
     return parser.parse_args()
 
 
@@ -53,7 +55,7 @@ class Ring:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self.peers = _listen(address[1], world) if rank == 0 else [_reach(address, rank)]
 
-    def add(self, value: float) -> float:
+    def all_reduce(self, value: float) -> float:
         """Return the sum of all ranks' values."""
         if self.rank:
             self.peers[0].sendall(struct.pack("!d", value))
@@ -97,6 +99,11 @@ def _receive(peer: socket.socket) -> float:
     return float(struct.unpack("!d", data)[0])
 
 
+def among(names: str, name: str) -> bool:
+    """True if a list names this one, or none."""
+    return not names or name in names.split(",")
+
+
 def _mark(args: argparse.Namespace, rank: int) -> Path:
     return Path(args.dir) / f"failed.{rank}"
 
@@ -112,21 +119,46 @@ def _seen(args: argparse.Namespace, rank: int) -> bool:
 
 def _fail(args: argparse.Namespace, rank: int) -> None:
     """End by a signal's name, "exit:NUMBER", an errno's name or a text; or wait for ever."""
-    if _seen(args, rank) and args.error_once:
-        return
-    if args.error.startswith("SIG"):  # SIGKILL: as the kernel's OOM killer ends a process
-        os.kill(os.getpid(), signal.Signals[args.error])
-    if args.error.startswith("exit:"):
-        os._exit(int(args.error[5:]))
-    if args.error == "deadlock":
+    if not (_seen(args, rank) and args.error_once):
+        end_by(args.error, args.dir)
+
+
+def end_by(error: str, directory: Path) -> None:
+    """End as _fail says."""
+    if error.startswith("SIG"):  # SIGKILL: as the kernel's OOM killer ends a process
+        os.kill(os.getpid(), signal.Signals[error])
+    if error.startswith("exit:"):
+        os._exit(int(error[5:]))
+    if error == "deadlock":
         lock = threading.Lock()
         lock.acquire()
         lock.acquire()
-    if args.error == "loader":
+    if error == "loader":
         _wait_for_worker()
-    if number := getattr(errno, args.error, 0):
-        raise OSError(number, os.strerror(number), str(args.dir / "data"))
-    raise RuntimeError(args.error)
+    if number := getattr(errno, error, 0):
+        raise OSError(number, os.strerror(number), str(directory / "data"))
+    raise RuntimeError(error)
+
+
+def ordered(directory: Path, rank: int, node: str, step: int) -> str:
+    """Take the error that is ordered for this rank on this node, from a step on; "": none."""
+    order = directory / f"order.{rank}"
+    try:
+        since, where, error = order.read_text().split(" ", 2)
+    except FileNotFoundError:
+        return ""
+    if step < int(since) or where not in ("-", node):
+        return ""
+    order.unlink()
+    return error
+
+
+def last_step(directory: Path) -> int:
+    """Return the last step, as ordered in time for all ranks; 0: no order."""
+    try:
+        return int((directory / "last").read_text())
+    except FileNotFoundError:
+        return 0
 
 
 def _wait_for_worker() -> None:
@@ -179,26 +211,35 @@ def main() -> None:
                 args.data.read_bytes()
             if mapped:
                 mapped[len(mapped) - 1]
+            if args.orders:
+                args.steps = last_step(args.dir) or args.steps
+                if error := ordered(args.dir, rank, node, step + 1):
+                    end_by(error, args.dir)
             own = float((rank + 1) * (step + 1))
             if args.stdin and rank == 0:
                 own += float(sys.stdin.readline())  # at its end: ValueError, as in a real script
-            here = args.error_node in ("", node) and args.error_rank in (-1, rank)
+            here = among(args.error_node, node) and among(args.error_rank, str(rank))
             wrong = here and step + 1 >= args.error_at > 0
             if wrong and args.error == "slow":
-                _mark(args, rank).touch()
+                if step + 1 == args.error_at:
+                    _mark(args, rank).touch()
                 time.sleep(9 * args.step_time)
             elif here and step + 1 == args.error_at and args.error != "nan":
                 _fail(args, rank)
-            total = ring.add(own)
+            # As in a training with data parallelism: the rank's own loss, of the weights before
+            # the step; the sum then spreads a NaN to all weights.
+            reported = loss
+            if wrong and args.error == "nan" and not (_seen(args, rank) and args.error_once):
+                own = reported = float("nan")
+            total = ring.all_reduce(own)
             step, loss = step + 1, loss * 0.99 + total * 1e-6
-            nan = wrong and args.error == "nan" and not (args.error_once and _seen(args, rank))
-            robust_slurm.beat(step, loss=float("nan") if nan else loss)
+            robust_slurm.beat(step, loss=reported)
             if args.print:
                 print(f"rank {rank}: step {step}", flush=True)
             if rank == 0:
                 steps.write(f"{time.time():.3f} {step}\n")
                 steps.flush()
-            if rank == 0 and step % args.save == 0:
+            if rank == 0 and step % args.save == 0 and math.isfinite(loss):
                 fresh = checkpoint.with_suffix(".tmp")
                 fresh.write_text(json.dumps([step, loss]))
                 fresh.replace(checkpoint)

@@ -174,7 +174,8 @@ SHARED = [
         name="pause_node",
         broken="one node pauses for 8 s: it may be replaced, but it is healthy again",
         fault=pause("n2", 8),
-        expected=Expected(bad=N2),
+        expected=Expected(gone=N2),
+        steps=400,  # the job goes on when the node is back
         epilog=True,
     ),
     Case(

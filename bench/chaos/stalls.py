@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.chaos.case import Case, Fault, nothing
 from bench.chaos.job import Job
+from lab.verbs.disruption import Nodes
 
 STALL = 14.0  # s
 EVERYBODY = "n[1-3]"
@@ -37,7 +38,7 @@ WAITS = {  # when ranks cannot go on without it; what they have open or in memor
 SILENT = r"on n\[1-3\]: file system \S+ does not answer"
 
 
-def stall(nodes: str, seconds: float = STALL, *, kill: bool = False) -> Fault:
+def stall(nodes: Nodes, seconds: float = STALL, *, kill: bool = False) -> Fault:
     """Return a stall of the scratch on `nodes`; `kill`: rank 1 dies at its beginning."""
 
     def fault(job: Job) -> None:

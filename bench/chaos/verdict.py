@@ -23,6 +23,8 @@ class Expected:
     gone: frozenset[str] = frozenset()
     found: frozenset[str] = frozenset()
     """Nodes with a true fault: each must be reported or replaced."""
+    named: frozenset[str] = frozenset()
+    """Nodes that must be suspects in an incident's record, and about which nothing may be done."""
 
 
 @dataclass(frozen=True, slots=True)

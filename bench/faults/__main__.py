@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.table import Table
 from bench.chaos.__main__ import describe
 from bench.chaos.case import Run, run
 from bench.common import Results, finish, parser, results_for, summarise
+from bench.faults import soak
 from bench.faults.judge import Finding, find
 from bench.faults.kinds import KINDS
 
@@ -38,7 +40,7 @@ def turn(name: str, seed: int) -> Turn:
     one = run(case)
     finding = None
     if one.verdict:
-        bad = case.expected.found
+        bad = case.expected.found | case.expected.named
         finding = find(bad, kind.causes, one.verdict, one.incidents, one.began)
     return Turn(name, seed, one, finding)
 
@@ -125,6 +127,19 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument(
         "--minutes", type=float, default=600.0, help="begin no run after so long (default: 600)"
     )
+    made.add_argument(
+        "--soak",
+        type=float,
+        metavar="MINUTES",
+        help="random faults in one long training, for so long; --case: only of these kinds",
+    )
+    made.add_argument(
+        "--torch", action="store_true", help="soak the training over gloo with snapshots"
+    )
+    made.add_argument("--seed", type=int, default=0, help="of the soak (default: 0)")
+    made.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep the soak's output and incidents there"
+    )
     return made.parse_args(argv)
 
 
@@ -135,6 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for kind in KINDS.values():
             print(f"{kind.name:20} {kind.broken}")
         return 0
+    if args.soak is not None:
+        return soak.main(args)
     results = results_for("faults", args)
     names = args.case or (QUICK if args.quick else list(KINDS))
     seeds = args.seeds or args.runs or (1 if args.quick else SEEDS)

@@ -2,71 +2,22 @@
 
 from __future__ import annotations
 
-import random
 import shlex
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from bench.chaos.case import Case
 from bench.chaos.job import Job
 from bench.chaos.shared import suspend
 from bench.chaos.stalls import stall
-from bench.chaos.verdict import FAILED, Expected
+from bench.chaos.verdict import Expected
+from bench.faults.kind import FAILS, NODE, TRANSIENTS, USER, Kind, Pick
+from bench.faults.wider import WIDER
 
-NODES, PER_NODE = 4, 2  # 8 ranks
-JITTER = 0.5  # s; faults must not be in step with the job's own intervals
-TRANSIENT, USER, NODE = "transient", "user", "node"
-ALL = "n[1-4]"
-TRANSIENTS = (TRANSIENT, "unknown")  # one death of a process proves nothing of its cause
-FAILS = Expected(ends=(FAILED,))
 ECC = "CUDA error: uncorrectable ECC error encountered"
 SIZES = "op.preamble.length <= op.nbytes. 16 vs 8"
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """The choice of one seed. `node` and `other` are two nodes that are not the batch host."""
-
-    rank: int
-    node: str
-    other: str
-    step: int
-    moment: float
-
-    @classmethod
-    def of(cls, name: str, seed: int) -> Pick:
-        """Choose for a kind of fault."""
-        dice = random.Random(f"{name}/{seed}")
-        node, other = dice.sample([f"n{n}" for n in range(2, NODES + 1)], 2)
-        rank = dice.randrange(1, NODES * PER_NODE)
-        return cls(rank, node, other, dice.randrange(35, 60), dice.uniform(0.0, JITTER))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A kind of fault; `make` returns its case, without name, size and jitter, for one choice."""
-
-    name: str
-    broken: str
-    causes: tuple[str, ...]
-    """Right causes, in the words of the incidents' records; (): no incident is needed."""
-    make: Callable[[Pick], dict[str, Any]]
-
-    def case(self, seed: int) -> Case:
-        """Return the case of a seed."""
-        pick = Pick.of(self.name, seed)
-        made = Case(name=self.name, broken=self.broken, **self.make(pick))
-        inject = made.fault
-
-        def fault(job: Job) -> None:
-            time.sleep(pick.moment)
-            job.fault_at = time.time()
-            inject(job)
-
-        return replace(made, nodes=NODES, per_node=PER_NODE, fault=fault)
 
 
 def _bad(*nodes: str) -> Expected:
@@ -83,11 +34,26 @@ def _program(error: str, pick: Pick, where: str) -> str:
 def _in_program(
     name: str, broken: str, causes: tuple[str, ...], error: str, where: str, **more: Any
 ) -> Kind:
-    """Return a fault of the program; `where`: rank, node or all, and "once"."""
+    """Return a fault of the program."""
 
     def make(pick: Pick) -> dict[str, Any]:
         expected = _bad(pick.node) if where == "node" else Expected() if "once" in where else FAILS
         return {"expected": expected, "program": _program(error, pick, where), **more}
+
+    return Kind(name=name, broken=broken, causes=causes, make=make, error=error, where=where)
+
+
+def _slow(name: str, broken: str, causes: tuple[str, ...], where: str) -> Kind:
+    """Return a fault that makes steps slow: the node is to be named, and nothing done."""
+
+    def make(pick: Pick) -> dict[str, Any]:
+        slow = replace(pick, step=pick.step + 120)  # the job must know its usual step time
+        return {
+            "expected": Expected(named=frozenset({pick.node} if where == "node" else ())),
+            "program": _program("slow", slow, where),
+            "options": "--robust-slow-after=2 --robust-interval=0.1",
+            "steps": 260,
+        }
 
     return Kind(name=name, broken=broken, causes=causes, make=make)
 
@@ -129,8 +95,7 @@ def _hang(job: Job, pick: Pick) -> None:
 def _crash_then_kill(job: Job, pick: Pick) -> None:
     job.lab.crash(pick.node)
     time.sleep(0.5)
-    survivor = 2 * (int(pick.other[1:]) - 1)
-    job.signal_rank(survivor, signal.SIGKILL)
+    job.signal_rank(pick.other_rank, signal.SIGKILL)
 
 
 def _crash_two(job: Job, pick: Pick, apart: float) -> None:
@@ -170,7 +135,7 @@ def _away(job: Job, pick: Pick) -> None:
 
 
 PROGRAM = [
-    _in_program("exit_code", "a rank ends with code 3", TRANSIENTS, "exit:3", "rank once"),
+    _in_program("exit_code", "a rank ends with code 3", (USER, *TRANSIENTS), "exit:3", "rank once"),
     *map(_signal, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGSTOP)),
     _in_program(
         "loader_deadlock",
@@ -195,21 +160,25 @@ PROGRAM = [
     _in_program(
         "user_data", "an exception at one rank's data", (USER,), "cannot decode sample 7", "rank"
     ),
-    _in_program("user_once", "an exception, once", TRANSIENTS, "queue is empty", "rank once"),
+    _in_program(
+        "user_once", "an exception, once", (USER, *TRANSIENTS), "queue is empty", "rank once"
+    ),
     _in_program(
         "cuda_all",
         "the same CUDA error on all ranks",
-        (USER,),
+        (USER, "shared"),
         "CUDA error: unspecified launch failure",
         "all",
     ),
     _in_program("nan_all", "a loss of NaN on all ranks, always", (USER,), "nan", "all"),
+    _in_program("nan_rank", "a loss of NaN of a rank's own data, always", (USER,), "nan", "rank"),
+    _in_program("nan_once", "the same, once", TRANSIENTS, "nan", "rank once"),
 ]
 MACHINE = [
     _in_program("ecc", "an ECC error of CUDA on each rank of a node", (NODE,), ECC, "node"),
-    _in_program("io_error", "EIO on each rank of a node", (NODE,), "EIO", "node"),
+    _in_program("io_error", "EIO on each rank of a node", (NODE, "unknown"), "EIO", "node"),
     _in_program("nan_node", "a loss of NaN on the ranks of a node", (NODE,), "nan", "node"),
-    _in_program("slow_rank", "steps take ten times as long on a node", (NODE,), "slow", "node"),
+    _slow("slow_rank", "steps take ten times as long on a node", ("unknown",), "node"),
     _of_node("node_crash", "a node crashes", _crash),
     _of_node("node_hang", "all of a node stops", _hang, epilog=True),
     _of_node(
@@ -245,31 +214,40 @@ SHARED = [
     _harmless(
         "stall_all",
         "the file system of the training data stalls for 14 s on all nodes",
-        lambda job, _: stall(ALL)(job),
+        lambda job, pick: stall(pick.nodes)(job),
         program="--data {scratch}/data",
     ),
     _harmless(
         "switch_3s",
         "all nodes but the batch host are cut off for 3 s",
-        lambda job, _: job.lab.outage("n[2-4]", 3),
+        lambda job, pick: job.lab.outage(pick.nodes[1:], 3),
     ),
-    _harmless(
-        "partition_3s",
-        "two nodes of four are cut off for 3 s",
-        lambda job, pick: job.lab.outage(f"{pick.node},{pick.other}", 3),
+    Kind(
+        name="partition_3s",
+        broken="two nodes of four are cut off for 3 s: they may be replaced, but not reported",
+        causes=(),
+        make=lambda pick: {
+            "fault": lambda job: job.lab.outage(f"{pick.node},{pick.other}", 3),
+            "expected": Expected(gone=frozenset((pick.node, pick.other))),
+        },
     ),
     _harmless("flap", "the link of a node is off for 1 s, twice", _flap),
+    _slow("slow_all", "steps take ten times as long on all nodes", (), "all"),
     _harmless("slow_link", "400 ms of delay to a node for 10 s", _slow_link),
     _harmless(
-        "batch_host_2s", "the batch host is cut off for 2 s", lambda job, _: job.lab.outage("n1", 2)
+        "batch_host_2s",
+        "the batch host is cut off for 2 s",
+        lambda job, pick: job.lab.outage(pick.nodes[0], 2),
     ),
     _harmless("suspend", "Slurm suspends the job for 15 s", lambda job, _: suspend(job)),
-    _harmless("pause_all", "all nodes pause for 8 s", lambda job, _: job.lab.pause(ALL, 8)),
+    _harmless(
+        "pause_all", "all nodes pause for 8 s", lambda job, pick: job.lab.pause(pick.nodes, 8)
+    ),
     _harmless(
         "preemption",
         "Slurm preempts the job: SIGKILL of everything, and back into the queue",
         lambda job, _: job.scontrol("requeue", str(job.id)),
-        limit=120.0,
+        limit=240.0,
     ),
 ]
-KINDS = {kind.name: kind for kind in [*PROGRAM, *MACHINE, *SHARED]}
+KINDS = {kind.name: kind for kind in [*PROGRAM, *MACHINE, *SHARED, *WIDER]}

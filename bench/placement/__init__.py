@@ -1,0 +1,1 @@
+"""The spread of groups by our placement and by others."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, cast
 
 from health import settings as site
-from health.active.coordinator.procedure import Wanted
-from health.active.coordinator.runs import Done, Plan, on_job, on_this_machine
+from health.active.coordinator.procedure import WantedTests
+from health.active.coordinator.runs import RunPlan, RunResult, on_job, on_this_machine
 from health.active.judging import records, tables
 from health.active.judging.fleet import Baselines
 from health.active.judging.judge import judge
@@ -152,9 +152,9 @@ def _test(options: argparse.Namespace, began: float) -> int:
         _say(f"not compared with the fleet's record: {why}")
     own = tuple(name for name in tests if name in BY_NAME)
     with _log(options.keep) as log:
-        plan = Plan(
+        plan = RunPlan(
             nodes,
-            Wanted(own, level, max(1.0, limit - (time.monotonic() - began)), suspects),
+            WantedTests(own, level, max(1.0, limit - (time.monotonic() - began)), suspects),
             tuple(name for name in TOOLS if name in tests),
             python,
             known,
@@ -215,7 +215,7 @@ def _alone(settings: Settings, claimed: bool) -> Iterator[None]:
         yield
 
 
-def _judged(done: Done, known: Baselines, floors: Floors) -> Judged:
+def _judged(done: RunResult, known: Baselines, floors: Floors) -> Judged:
     """Beside a process that came meanwhile, being slow is no fault of the machine."""
     outcome = done.outcome
     judged = judge(baselines=known, floors=floors, **outcome._asdict())

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from health.admin import flow, render
-from health.admin.install import ETC, InstallError, Wanted
-from health.admin.node import Reply, Request, perform
+from health.admin.install import ETC, InstallError, WantedFile
+from health.admin.node import AdminReply, AdminRequest, perform
 from health.settings_last import SUFFIX
 from robust_slurm.slurm.values import expand, fold
 
@@ -142,9 +142,9 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     if not args.nodes:
         wants, asked = doctor.ask_wants(args.etc, found.gate)
         fragment = render.fragment(wants, asked)
-        files.append(Wanted(f"{args.etc}/{render.FRAGMENT}", fragment, 0o644))
+        files.append(WantedFile(f"{args.etc}/{render.FRAGMENT}", fragment, 0o644))
         lines = [f"{w.where}:  {w.line()}" for w in wants if w.needed and w.level == "fix"]
-    request = Request("install", args.etc, "", files, render.directories(site), *prefix)
+    request = AdminRequest("install", args.etc, "", files, render.directories(site), *prefix)
     code = _run(dict.fromkeys(names, request), ask, args, out)
     if not args.dry_run and not code:
         out.write("".join(f"{line}\n" for line in doctor.make_state(found.state_dir)))
@@ -181,7 +181,7 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    request = Request("uninstall", args.etc)
+    request = AdminRequest("uninstall", args.etc)
     return _run(dict.fromkeys(names, request), ask, args, out)
 
 
@@ -192,7 +192,7 @@ def _doctor(args: argparse.Namespace, out: IO[str]) -> int:
 
 
 def _run(
-    requests: Mapping[str, Request], ask: flow.Ask, args: argparse.Namespace, out: IO[str]
+    requests: Mapping[str, AdminRequest], ask: flow.Ask, args: argparse.Namespace, out: IO[str]
 ) -> int:
     return flow.run(
         requests, ask, yes=args.yes, dry_run=args.dry_run, out=out, confirm=flow.confirm
@@ -230,7 +230,7 @@ def nodes_of(expression: str) -> list[str]:
     return names
 
 
-def _here(requests: Mapping[str, Request]) -> dict[str, Reply]:
+def _here(requests: Mapping[str, AdminRequest]) -> dict[str, AdminReply]:
     return {name: perform(request) for name, request in requests.items()}
 
 

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from health.admin.node import Reply, Request
+from health.admin.node import AdminReply, AdminRequest
 
-Ask = Callable[[Mapping[str, Request]], dict[str, Reply]]
+Ask = Callable[[Mapping[str, AdminRequest]], dict[str, AdminReply]]
 HERE = ""  # the name of the machine at hand
 
 
 def run(
-    requests: Mapping[str, Request],
+    requests: Mapping[str, AdminRequest],
     ask: Ask,
     *,
     yes: bool,
@@ -54,7 +54,7 @@ def confirm(question: str) -> bool:
         return False
 
 
-def _question(pending: Mapping[str, Reply]) -> str:
+def _question(pending: Mapping[str, AdminReply]) -> str:
     count = sum(len(reply.changes) for reply in pending.values())
     things = f"{count} change{'s' if count != 1 else ''}"
     return f"make {things}{_on(list(pending))}?"
@@ -68,7 +68,7 @@ def _on(names: Sequence[str]) -> str:
     return f" on {fold(names)}"
 
 
-def _show(replies: Mapping[str, Reply], out: IO[str]) -> None:
+def _show(replies: Mapping[str, AdminReply], out: IO[str]) -> None:
     """The changes and notes, each text once with all the machines it is for."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, reply in replies.items():
@@ -94,7 +94,7 @@ _WORDS = {
 }
 
 
-def _say(reply: Reply, told: Sequence[str], out: IO[str]) -> None:
+def _say(reply: AdminReply, told: Sequence[str], out: IO[str]) -> None:
     """Print the changes made on this machine, and its notes unless in ``told`` (shown before)."""
     if reply.error:
         out.write(f"failed: {reply.error}\n")
@@ -108,7 +108,7 @@ def _say(reply: Reply, told: Sequence[str], out: IO[str]) -> None:
             out.write(f"{note}\n")
 
 
-def _table(replies: Mapping[str, Reply], out: IO[str]) -> None:
+def _table(replies: Mapping[str, AdminReply], out: IO[str]) -> None:
     """Print the result of each node; nodes with the same result share a line."""
     from robust_slurm.slurm.values import fold
 

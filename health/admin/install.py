@@ -30,7 +30,7 @@ class InstallError(Exception):
     """An install or removal that is not possible; the text says where and what to do."""
 
 
-class Wanted(NamedTuple):
+class WantedFile(NamedTuple):
     """A file to be put into place. ``settings``: its admin edits it, and the edits are kept."""
 
     path: str
@@ -53,7 +53,7 @@ class Present(NamedTuple):
     uid: int = 0
 
 
-class Change(NamedTuple):
+class FileChange(NamedTuple):
     """One thing to do; ``diff`` shows it to a person."""
 
     action: Action
@@ -63,13 +63,13 @@ class Change(NamedTuple):
     diff: str = ""
 
 
-class Plan(NamedTuple):
+class InstallPlan(NamedTuple):
     """Changes in the order to make them, and notes on what stays. ``intent``: the manifest to write
     before any file is touched."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[FileChange, ...]
     notes: tuple[str, ...]
-    intent: Change | None = None
+    intent: FileChange | None = None
 
 
 def digest(text: str) -> str:
@@ -119,7 +119,7 @@ def read_manifest(etc: str) -> dict[str, Any]:
     return dict(found)
 
 
-def apply(plan: Plan) -> list[str]:
+def apply(plan: InstallPlan) -> list[str]:
     """Do it; directories that are not empty stay and come back as notes."""
     notes = []
     intent = plan.intent
@@ -142,7 +142,7 @@ def clear_drafts(etc: str, manifest: Mapping[str, Any]) -> None:
         _draft(Path(path)).unlink(missing_ok=True)
 
 
-def _do(change: Change) -> None:
+def _do(change: FileChange) -> None:
     path = Path(change.path)
     if change.action == "mkdir":
         path.mkdir(parents=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from health.admin import install, trust
-from health.admin.install import Directory, InstallError, Plan, Wanted
+from health.admin.install import Directory, InstallError, InstallPlan, WantedFile
 from health.admin.plan import identity, paths_to_look_at, plan_install, plan_uninstall
 from health.settings_last import keep
 
@@ -46,14 +46,14 @@ print(json.dumps([found, broken]))
 """
 
 
-class Request(NamedTuple):
+class AdminRequest(NamedTuple):
     """``op`` "install" or "uninstall". ``expect``: the identity of the plan to carry out; empty:
     only say what would be done. ``python`` and ``dirs``: the stubs' interpreter and sys.path."""
 
     op: str
     etc: str
     expect: str = ""
-    files: Sequence[Wanted] = ()
+    files: Sequence[WantedFile] = ()
     directories: Sequence[Directory] = ()
     python: str = ""
     dirs: Sequence[str] = ()
@@ -62,16 +62,16 @@ class Request(NamedTuple):
         return json.dumps({"protocol": PROTOCOL, **self._asdict()})
 
     @classmethod
-    def from_json(cls, text: str) -> Request:
+    def from_json(cls, text: str) -> AdminRequest:
         found = json.loads(text)
         if found.pop("protocol", None) != PROTOCOL:
             raise InstallError("another version of robust-slurm is installed there: update it")
-        found["files"] = [Wanted(*row) for row in found["files"]]
+        found["files"] = [WantedFile(*row) for row in found["files"]]
         found["directories"] = [Directory(*row) for row in found["directories"]]
         return cls(**found)
 
 
-class Reply(NamedTuple):
+class AdminReply(NamedTuple):
     """``identity`` of the plan, what each change shows, what was done about it."""
 
     error: str = ""
@@ -81,7 +81,7 @@ class Reply(NamedTuple):
     done: bool = False
 
 
-def perform(request: Request) -> Reply:
+def perform(request: AdminRequest) -> AdminReply:
     """Plan, and with ``expect`` carry out. Every failure is in ``error``, nothing is raised."""
     try:
         notes: list[str] = []
@@ -104,17 +104,17 @@ def perform(request: Request) -> Reply:
             left += [problem for problem in kept if problem]
         return _reply(plan, [*notes, *plan.notes, *left], done=True)
     except InstallError as error:
-        return Reply(error=str(error))
+        return AdminReply(error=str(error))
     except OSError as error:
-        return Reply(error=f"{error.filename or request.etc}: {error.strerror or error}")
+        return AdminReply(error=f"{error.filename or request.etc}: {error.strerror or error}")
 
 
-def _reply(plan: Plan, notes: Sequence[str], done: bool = False) -> Reply:
+def _reply(plan: InstallPlan, notes: Sequence[str], done: bool = False) -> AdminReply:
     shown = [(change.action, change.path, change.diff) for change in plan.changes]
-    return Reply("", identity(plan), shown, notes, done)
+    return AdminReply("", identity(plan), shown, notes, done)
 
 
-def _plan(request: Request) -> Plan:
+def _plan(request: AdminRequest) -> InstallPlan:
     manifest = install.read_manifest(request.etc)
     paths = paths_to_look_at(request.files, request.directories, manifest)
     present = {path: install.read_path(path) for path in paths}
@@ -191,9 +191,9 @@ def main() -> int:
     """Exit code 0 also for a reply that is an error: it was answered."""
     os.umask(0o022)
     try:
-        reply = perform(Request.from_json(sys.stdin.read()))
+        reply = perform(AdminRequest.from_json(sys.stdin.read()))
     except InstallError as error:
-        reply = Reply(error=str(error))
+        reply = AdminReply(error=str(error))
     print(MARK + json.dumps(reply._asdict()))
     return 0
 

@@ -11,24 +11,24 @@ from health.admin.install import (
     MANIFEST,
     VERSION,
     Action,
-    Change,
     Directory,
+    FileChange,
     InstallError,
-    Plan,
+    InstallPlan,
     Present,
-    Wanted,
+    WantedFile,
     digest,
 )
 from health.settings_last import SUFFIX
 
 
-def identity(plan: Plan) -> str:
+def identity(plan: InstallPlan) -> str:
     """The same for the same changes: what was shown is what is done, or nothing is."""
     return digest(json.dumps([change[:4] for change in plan.changes]))
 
 
 def paths_to_look_at(
-    wanted: Iterable[Wanted], directories: Iterable[Directory], manifest: Mapping[str, Any]
+    wanted: Iterable[WantedFile], directories: Iterable[Directory], manifest: Mapping[str, Any]
 ) -> list[str]:
     found = [directory.path for directory in directories]
     for file in wanted:
@@ -39,14 +39,14 @@ def paths_to_look_at(
 
 
 def plan_install(
-    wanted: Sequence[Wanted],
+    wanted: Sequence[WantedFile],
     directories: Sequence[Directory],
     present: Mapping[str, Present],
     manifest: Mapping[str, Any],
     uid: int,
     etc: str,
     site: Mapping[str, Any],
-) -> Plan:
+) -> InstallPlan:
     """From what is there to what is wanted. Raises InstallError for what is not ours to replace.
 
     ``present`` has every path of ``paths_to_look_at``; ``uid`` is the owner that all must have;
@@ -57,7 +57,7 @@ def plan_install(
     for directory in directories:
         there = present[directory.path]
         if there.kind == "none":
-            steps.changes.append(Change("mkdir", directory.path, directory.mode))
+            steps.changes.append(FileChange("mkdir", directory.path, directory.mode))
             made.add(directory.path)
         elif there.kind != "dir":
             raise InstallError(f"{directory.path} is not a directory: move it away")
@@ -80,20 +80,22 @@ def plan_install(
     return steps.plan(intent)
 
 
-def plan_uninstall(manifest: Mapping[str, Any], present: Mapping[str, Present], etc: str) -> Plan:
+def plan_uninstall(
+    manifest: Mapping[str, Any], present: Mapping[str, Present], etc: str
+) -> InstallPlan:
     """Remove what the manifest lists and nobody changed; directories go when they are empty."""
     if not manifest:
-        return Plan((), (f"nothing is installed under {etc}",))
+        return InstallPlan((), (f"nothing is installed under {etc}",))
     steps = _Steps(present, manifest)
     for path, record in steps.known.items():
         steps.remove(path)
         last = path + SUFFIX
         if "offered" in record and present[last].kind == "file":  # the gate's own copy
-            steps.changes.append(Change("remove", last))
-    steps.changes.append(Change("remove", f"{etc}/{MANIFEST}"))
+            steps.changes.append(FileChange("remove", last))
+    steps.changes.append(FileChange("remove", f"{etc}/{MANIFEST}"))
     for path in sorted(manifest.get("dirs", []), key=len, reverse=True):
         if present[path].kind == "dir":
-            steps.changes.append(Change("rmdir", path))
+            steps.changes.append(FileChange("rmdir", path))
     return steps.plan()
 
 
@@ -105,13 +107,13 @@ class _Steps:
         self.present = present
         self.known: Mapping[str, Mapping[str, Any]] = manifest.get("files", {})
         self.files: dict[str, dict[str, Any]] = {}
-        self.changes: list[Change] = []
+        self.changes: list[FileChange] = []
         self.notes: list[str] = []
 
-    def plan(self, intent: Change | None = None) -> Plan:
-        return Plan(tuple(self.changes), tuple(self.notes), intent)
+    def plan(self, intent: FileChange | None = None) -> InstallPlan:
+        return InstallPlan(tuple(self.changes), tuple(self.notes), intent)
 
-    def put(self, file: Wanted, uid: int) -> None:
+    def put(self, file: WantedFile, uid: int) -> None:
         there, record = self._file_at(file.path), self.known.get(file.path, {})
         self.files[file.path] = {"sha256": digest(file.text)}
         if there.kind == "none":
@@ -133,7 +135,7 @@ class _Steps:
         if file.settings:
             self.files[file.path]["offered"] = digest(file.text)
 
-    def _put_beside(self, file: Wanted) -> None:
+    def _put_beside(self, file: WantedFile) -> None:
         """An edited settings file stays; what is new is put beside it, once."""
         record = {k: v for k, v in self.known.get(file.path, {}).items() if k != "was"}
         record.setdefault("sha256", "")  # never ours: uninstall leaves it
@@ -157,7 +159,7 @@ class _Steps:
         if there.kind == "none":
             return
         if there.kind == "file" and _is_ours(there, self.known[path]):
-            self.changes.append(Change("remove", path, diff=_diff(path, there.text, "")))
+            self.changes.append(FileChange("remove", path, diff=_diff(path, there.text, "")))
         else:
             self.notes.append(f"left: {path} (changed since it was installed)")
 
@@ -167,15 +169,15 @@ class _Steps:
             raise InstallError(f"{path} is not a regular file: move it away")
         return there
 
-    def _write(self, file: Wanted, there: Present) -> None:
+    def _write(self, file: WantedFile, there: Present) -> None:
         action: Action = "create" if there.kind == "none" else "replace"
         shown = _diff(file.path, there.text, file.text)
-        self.changes.append(Change(action, file.path, file.mode, file.text, shown))
+        self.changes.append(FileChange(action, file.path, file.mode, file.text, shown))
 
 
-def _manifest_change(etc: str, manifest: Mapping[str, Any], action: Action) -> Change:
+def _manifest_change(etc: str, manifest: Mapping[str, Any], action: Action) -> FileChange:
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-    return Change(action, f"{etc}/{MANIFEST}", 0o644, text)
+    return FileChange(action, f"{etc}/{MANIFEST}", 0o644, text)
 
 
 def _before(record: Mapping[str, Any], was: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,9 +197,11 @@ def _is_ours(there: Present, record: Mapping[str, Any]) -> bool:
     return digest(there.text) in _digests(record)
 
 
-def _mode_change(path: str, there: Present, mode: int, uid: int) -> Change:
+def _mode_change(path: str, there: Present, mode: int, uid: int) -> FileChange:
     owner = f", owner {there.uid} -> {uid}" if there.uid != uid else ""
-    return Change("mode", path, mode, diff=f"{path}: mode {there.mode:04o} -> {mode:04o}{owner}\n")
+    return FileChange(
+        "mode", path, mode, diff=f"{path}: mode {there.mode:04o} -> {mode:04o}{owner}\n"
+    )
 
 
 def _diff(path: str, before: str, after: str) -> str:

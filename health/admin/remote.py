@@ -21,7 +21,7 @@ from typing import NamedTuple
 import paramiko
 
 from health.admin.install import InstallError
-from health.admin.node import MARK, Reply, Request
+from health.admin.node import MARK, AdminReply, AdminRequest
 from robust_slurm import commands
 
 WORKERS = 16
@@ -113,7 +113,7 @@ def known_hosts(named: str = "") -> KnownHosts:
     return KnownHosts(texts)
 
 
-def ask_all(access: Access, requests: Mapping[str, Request]) -> dict[str, Reply]:
+def ask_all(access: Access, requests: Mapping[str, AdminRequest]) -> dict[str, AdminReply]:
     """Every node's reply, at most WORKERS at a time; a node that fails stops no other."""
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # each error is in a reply
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -121,7 +121,7 @@ def ask_all(access: Access, requests: Mapping[str, Request]) -> dict[str, Reply]
         return dict(zip(requests, replies, strict=True))
 
 
-def ask(node: str, access: Access, request: Request) -> Reply:
+def ask(node: str, access: Access, request: AdminRequest) -> AdminReply:
     """One node's reply; whatever goes wrong on the way is the reply's error."""
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
@@ -140,12 +140,12 @@ def ask(node: str, access: Access, request: Request) -> Reply:
         )
         return _command(client, access, request)
     except Exception as error:  # noqa: BLE001 - paramiko raises nearly anything at a bad peer
-        return Reply(error=_why(node, access, error))
+        return AdminReply(error=_why(node, access, error))
     finally:
         client.close()
 
 
-def _command(client: paramiko.SSHClient, access: Access, request: Request) -> Reply:
+def _command(client: paramiko.SSHClient, access: Access, request: AdminRequest) -> AdminReply:
     until = time.monotonic() + COMMAND_S
     transport = client.get_transport()
     assert transport is not None
@@ -161,9 +161,9 @@ def _command(client: paramiko.SSHClient, access: Access, request: Request) -> Re
     err = _read(channel.recv_stderr, channel, until)
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
-            return Reply(**json.loads(line[len(MARK) :]))
+            return AdminReply(**json.loads(line[len(MARK) :]))
     said = " ".join((err or out).split())[-300:] or f"exit code {channel.recv_exit_status()}"
-    return Reply(
+    return AdminReply(
         error=f"{access.python} -m health.admin.node did not answer there: {said}; do the nodes "
         "see the prefix?"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from health import settings
-from health.admin.install import Directory, InstallError, Wanted
+from health.admin.install import Directory, InstallError, WantedFile
 from health.admin.want import Want
 from health.check import Check, Setting
 from robust_slurm import config
@@ -122,13 +122,13 @@ class Site(NamedTuple):
     on_missing: str = "skip"
 
 
-def node_files(site: Site, toml: str) -> list[Wanted]:
+def node_files(site: Site, toml: str) -> list[WantedFile]:
     """The files that every node needs."""
-    files = [Wanted(f"{site.etc}/{stub.name}", _stub(stub, site), 0o755) for stub in STUBS]
-    files.append(Wanted(f"{site.etc}/{SETTINGS}", toml, 0o644, settings=True))
+    files = [WantedFile(f"{site.etc}/{stub.name}", _stub(stub, site), 0o755) for stub in STUBS]
+    files.append(WantedFile(f"{site.etc}/{SETTINGS}", toml, 0o644, settings=True))
     if site.tmpfiles:
         text = fill("tmpfiles.j2", spool=site.spool)
-        files.append(Wanted(f"{site.tmpfiles}/robust-slurm.conf", text, 0o644))
+        files.append(WantedFile(f"{site.tmpfiles}/robust-slurm.conf", text, 0o644))
     return files
 
 
@@ -179,7 +179,7 @@ class Key(NamedTuple):
     help: str
 
 
-class Section(NamedTuple):
+class ConfigSection(NamedTuple):
     """A table of robust.toml; without ``title`` the keys before the first table."""
 
     title: str
@@ -190,14 +190,14 @@ class Section(NamedTuple):
 
 def robust_toml(checks: Iterable[Check]) -> str:
     """robust.toml with every key of the gate, its checks and the jobs, all at their defaults."""
-    sections = [Section("", [], [_job_key(name) for name in config.FIELDS])]
+    sections = [ConfigSection("", [], [_job_key(name) for name in config.FIELDS])]
     for title, keys in settings.TABLES.items():
-        sections.append(Section(title, [], _keys(keys)))
-    sections.append(Section("xid", [settings.XID_HELP], []))
+        sections.append(ConfigSection(title, [], _keys(keys)))
+    sections.append(ConfigSection("xid", [settings.XID_HELP], []))
     for check in checks:
         if check.settings:
-            sections.append(Section(f"health.{check.name}", [], _keys(check.settings)))
-    sections.append(Section('nodes."gpu[1-8]".gate', [settings.NODES_HELP], [], mark="# "))
+            sections.append(ConfigSection(f"health.{check.name}", [], _keys(check.settings)))
+    sections.append(ConfigSection('nodes."gpu[1-8]".gate', [settings.NODES_HELP], [], mark="# "))
     return fill("robust.toml.j2", sections=sections)
 
 

@@ -14,7 +14,7 @@ SLURM_CONF = "slurm.conf"
 MARGIN_S = 2.0
 
 
-class Facts(NamedTuple):
+class SiteFacts(NamedTuple):
     """``config`` is ``scontrol show config``, empty when Slurm could not be asked; ``gate`` the
     table of robust.toml; ``runs`` for Prolog, Epilog and HealthCheckProgram the files that are
     run in effect: globs expanded, and what a site's own script calls."""
@@ -45,7 +45,7 @@ class Want(NamedTuple):
         return self.paste or f"{self.key}={self.value}"
 
 
-def since(facts: Facts, major: int, minor: int) -> bool:
+def since(facts: SiteFacts, major: int, minor: int) -> bool:
     """True if Slurm is this new. False if not known, since an old one stops at a word it lacks."""
     known = release(facts.config)
     return known is not None and known >= (major, minor)

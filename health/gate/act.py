@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from health.checks import ALL
 from health.children.call import call_in_child
 from health.finding import LADDER
-from health.gate.breaker import SHARED, Decision, Drain, Limits, allowed, cause_of, may_stand, stays
-from health.gate.holds import Rules, service
-from health.gate.reserve import Answer, fleet_size, reserve, withdraw
+from health.gate.breaker import (
+    SHARED,
+    Decision,
+    Drain,
+    DrainLimits,
+    allowed,
+    cause_of,
+    may_stand,
+    stays,
+)
+from health.gate.holds import HoldRules, service
+from health.gate.reserve import Permission, fleet_size, reserve, withdraw
 from health.node.system import Event, System
 from health.settings import Settings
 from robust_slurm.drain_reason import parse_reason
@@ -31,7 +40,7 @@ PLACES = "/usr/bin:/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin:/usr/sbin:
 _TICK_S = 1.0  # Slurm tells the time of a drain in whole seconds
 
 
-class Outcome(NamedTuple):
+class DrainOutcome(NamedTuple):
     """The result of a drain. All empty: it was not placed, and the reason is not known."""
 
     drained: bool = False  # a reason of ours stands
@@ -55,12 +64,12 @@ class Outcome(NamedTuple):
         return "drained" if self.drained else f"not drained: {self.error}"
 
 
-def limits_of(settings: Settings) -> Limits:
-    return Limits(**{key: settings.breaker[key] for key in Limits._fields})
+def limits_of(settings: Settings) -> DrainLimits:
+    return DrainLimits(**{key: settings.breaker[key] for key in DrainLimits._fields})
 
 
-def rules_of(settings: Settings) -> Rules:
-    return Rules(**{key: settings.breaker[key] for key in Rules._fields})
+def rules_of(settings: Settings) -> HoldRules:
+    return HoldRules(**{key: settings.breaker[key] for key in HoldRules._fields})
 
 
 def open_door(settings: Settings) -> Door:
@@ -94,7 +103,7 @@ class Drainer:
         self._pause = pause
         self._limits = limits_of(settings)
 
-    def drain(self, reason: str) -> Outcome:
+    def drain(self, reason: str) -> DrainOutcome:
         """Drain the context's node for ``reason``. Never raises for what Slurm or a disk does."""
         from robust_slurm.slurm import SlurmError
 
@@ -126,14 +135,14 @@ class Drainer:
         why = service(parsed, self._events(), own.time, rules_of(self._settings))
         return (parsed._replace(action="service").text, why) if parsed and why else (reason, "")
 
-    def _place(self, own: Drain, reason: str) -> Outcome:
+    def _place(self, own: Drain, reason: str) -> DrainOutcome:
         answer, why_not = self._reserved(own, reason)
         if answer is None:
             return self._without_ledger(own, reason)._replace(note=why_not)
         if not answer.allowed:
-            return Outcome(bound=answer.why)
+            return DrainOutcome(bound=answer.why)
         bound = self._standing(own, [Drain(*row) for row in answer.pending])
-        outcome = Outcome(bound=bound) if bound else self._order(own, reason)
+        outcome = DrainOutcome(bound=bound) if bound else self._order(own, reason)
         if outcome.kept or bound:
             state_dir = self._settings.state_dir
             call_in_child(lambda: withdraw(state_dir, own, reason, bound), self._left(LEDGER_S))
@@ -155,7 +164,7 @@ class Drainer:
             return ""  # the window's limit holds
         return may_stand([*standing_drains(nodes), *pending], self._limits, len(nodes), own).why
 
-    def _reserved(self, own: Drain, reason: str) -> tuple[Answer | None, str]:
+    def _reserved(self, own: Drain, reason: str) -> tuple[Permission | None, str]:
         """The breaker's word on the shared ledger; None and why, without one."""
         state_dir = self._settings.state_dir
         if not state_dir:
@@ -164,20 +173,20 @@ class Drainer:
             lambda: reserve(state_dir, own, self._limits, fleet_size(self._system), reason),
             self._left(LEDGER_S),
         )
-        return (None, f"no shared ledger: {error}") if error else (Answer(*answer), "")
+        return (None, f"no shared ledger: {error}") if error else (Permission(*answer), "")
 
-    def _order(self, own: Drain, reason: str) -> Outcome:
+    def _order(self, own: Drain, reason: str) -> DrainOutcome:
         from robust_slurm.slurm import SlurmError
 
         try:
             result = self._door().drain(own.node, reason)
         except SlurmError as error:
-            return Outcome(error=str(error))
+            return DrainOutcome(error=str(error))
         if not result.done:
-            return Outcome(kept=result.before.reason or "")
-        return Outcome(drained=True)
+            return DrainOutcome(kept=result.before.reason or "")
+        return DrainOutcome(drained=True)
 
-    def _without_ledger(self, own: Drain, reason: str) -> Outcome:
+    def _without_ledger(self, own: Drain, reason: str) -> DrainOutcome:
         """Slurm's own records instead: drain, look again, take it back if it was one too many."""
         from robust_slurm.slurm import SlurmError
 
@@ -190,7 +199,7 @@ class Drainer:
         if decision.allowed:
             decision = may_stand(there, self._limits, len(nodes), own)
         if not decision.allowed:
-            return Outcome(bound=decision.why)
+            return DrainOutcome(bound=decision.why)
         outcome = self._order(own, reason)
         if not outcome.drained:
             return outcome
@@ -205,17 +214,17 @@ class Drainer:
                 standing_drains(nodes), mine, max(time.time(), mine.time), self._limits, len(nodes)
             )
             if not decision.allowed and self._door().undrain(own.node, reason).done:
-                return Outcome(bound=decision.why)
+                return DrainOutcome(bound=decision.why)
         except SlurmError:
             pass  # what it cannot see it cannot take back
         return outcome
 
-    def _unheard(self, own: Drain, reason: str, error: str) -> Outcome:
+    def _unheard(self, own: Drain, reason: str, error: str) -> DrainOutcome:
         """Slurm does not answer, and will drain the node itself if the gate stays closed."""
-        decision: Answer | Decision | None = self._reserved(own, reason)[0]
+        decision: Permission | Decision | None = self._reserved(own, reason)[0]
         if decision is None:
             decision = allowed(self._own_drains(), own.time, self._limits, 0, own)
-        return Outcome(error=error) if decision.allowed else Outcome(bound=decision.why)
+        return DrainOutcome(error=error) if decision.allowed else DrainOutcome(bound=decision.why)
 
     def _own_drains(self) -> list[Drain]:
         """The drains in this node's own history; other nodes' drains are not in it."""
@@ -245,7 +254,7 @@ def _families() -> Mapping[str, str]:
     return found | {condition.check: check.name for check in ALL for condition in check.conditions}
 
 
-def stands(node: Node, reason: str) -> Outcome | None:
+def stands(node: Node, reason: str) -> DrainOutcome | None:
     """The result of a drain for ``reason`` on a node that is drained already; None: to be made.
 
     A reason of ours gives way to one whose action is harder, and to no other.
@@ -254,11 +263,11 @@ def stands(node: Node, reason: str) -> Outcome | None:
         return None
     old, new = parse_reason(node.reason or ""), parse_reason(reason)
     if old is None:
-        return Outcome(kept=node.reason or "(no reason)")
+        return DrainOutcome(kept=node.reason or "(no reason)")
     rungs = [action.name for action in LADDER]
     if new is not None and rungs.index(new.action) > rungs.index(old.action):
         return None
-    return Outcome(drained=True, stood=True)
+    return DrainOutcome(drained=True, stood=True)
 
 
 def standing_drains(nodes: Mapping[str, Node]) -> list[Drain]:
@@ -281,7 +290,7 @@ def job_in(data: Mapping[str, Any]) -> int:
 def drain_event(
     system: System,
     reason: str,
-    outcome: Outcome,
+    outcome: DrainOutcome,
     evidence: str,
     told_slurm: str = "",
     behind: Sequence[Accusation] = (),

@@ -39,7 +39,7 @@ _SUSPICIOUS = frozenset(
 BROKEN = Condition("active-error", "WARN", "tool", "none", "an active test could not be completed")
 
 
-class Answer(NamedTuple):
+class ActiveAnswer(NamedTuple):
     """``told``: what came of it, in one line. ``findings`` that are no FAIL close nothing.
 
     ``ran``: the tests that came to their end without a fault.
@@ -59,9 +59,9 @@ class Answer(NamedTuple):
         return data | ({"findings": rows} if rows else {})
 
 
-def broken(told: str) -> Answer:
+def broken(told: str) -> ActiveAnswer:
     """The tests gave no answer: that says nothing about the node."""
-    return Answer("broken", (BROKEN.found(told[:600]),), told)
+    return ActiveAnswer("broken", (BROKEN.found(told[:600]),), told)
 
 
 def argv(
@@ -81,11 +81,11 @@ def argv(
     return [*words, *(["--config", config] if config else []), *tests]
 
 
-def answer(output: Output) -> Answer:
+def answer(output: Output) -> ActiveAnswer:
     """Read the process's output and exit code as an answer about its node."""
     said = one_line((output.err.strip() or output.out.strip())[-300:])
     if output.code == -signal.SIGKILL:
-        return Answer("owed", (), "the active tests were stopped, as when a job starts")
+        return ActiveAnswer("owed", (), "the active tests were stopped, as when a job starts")
     if output.code not in (PASSED, FAILED, UNTESTED):
         return broken(f"the active tests ended with exit code {output.code}: {said}")
     try:
@@ -98,12 +98,14 @@ def answer(output: Output) -> Answer:
         return broken(f"the active tests contradict their own exit code {output.code}: {said}")
     if against:
         told = "; ".join(f"{one.check}: {one.evidence}" for one in against)
-        return Answer("failed", findings, told[:300])
+        return ActiveAnswer("failed", findings, told[:300])
     if output.code == PASSED and isinstance(cleared, list) and cleared:
-        return Answer("passed", findings, f"passed: {', '.join(ran)}{_left_out(data)}"[:300], ran)
+        return ActiveAnswer(
+            "passed", findings, f"passed: {', '.join(ran)}{_left_out(data)}"[:300], ran
+        )
     why = "; ".join(one.evidence for one in findings) + _left_out(data)
     told = f"not fully tested: {why.removeprefix('; ')}"[:300]
-    return Answer("broken", findings or (BROKEN.found(told),), told, ran)
+    return ActiveAnswer("broken", findings or (BROKEN.found(told),), told, ran)
 
 
 def _left_out(data: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from health.children.child import start_time
 from health.gate.active_answer import (
     KIND,
-    Answer,
+    ActiveAnswer,
     answer,
     applying,
     argv,
@@ -60,7 +60,7 @@ def followed_up(
 
 def before_undrain(
     gate: Gate, drained: float, events: Iterable[Event], free: bool, until: float
-) -> tuple[Answer | None, list[Event]]:
+) -> tuple[ActiveAnswer | None, list[Event]]:
     """Run the tests that this node must pass before an undrain; return answer and events to record.
 
     None: none are wanted, or it has passed each one since ``drained`` (wall clock), which may
@@ -78,7 +78,7 @@ def before_undrain(
         return broken("[active] undrain is set and [active] python is not"), []
     lately = lately_broken(known, drained, time.time())
     if lately:
-        return Answer("owed", (), lately), []
+        return ActiveAnswer("owed", (), lately), []
     found = test(gate, level, free, until, sorted(missing) if missing < wanted else ())
     left = ", ".join(sorted(missing.difference(found.ran)))
     if left and missing.intersection(found.ran) and found.result in ("passed", "broken"):
@@ -95,15 +95,17 @@ def enabled(gate: Gate) -> bool:
     return bool(gate.settings.active["python"]) and not gate.dry_run
 
 
-def test(gate: Gate, level: str, free: bool, until: float, tests: Sequence[str] = ()) -> Answer:
+def test(
+    gate: Gate, level: str, free: bool, until: float, tests: Sequence[str] = ()
+) -> ActiveAnswer:
     """Run the tests of a level here, or some. Never raises for what the tests or a disk do."""
     until = min(until, time.monotonic() + float(gate.settings.active["deadline"]))
     if not free:
-        return Answer("owed", (), "skipped: a job is on this node")
+        return ActiveAnswer("owed", (), "skipped: a job is on this node")
     return _test(gate, level, until, tests)
 
 
-def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
+def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> ActiveAnswer:
     python = str(gate.settings.active["python"])
     wrong = distrusted(python, until - time.monotonic())
     if wrong:
@@ -116,7 +118,7 @@ def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
             if error.errno == errno.EBUSY
             else "another test run is active on the node"
         )
-        return Answer("owed", (), f"skipped: {why}")
+        return ActiveAnswer("owed", (), f"skipped: {why}")
     except OSError as error:
         return broken(f"the node cannot be claimed for a test: {_said(error)}")
     try:
@@ -127,7 +129,7 @@ def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> Answer:
         why = _given_away(gate)
         seconds = until - time.monotonic()
         if why or seconds < _LEAST_S:
-            return Answer("owed", (), f"skipped: {why or f'{seconds:.0f} s left'}")
+            return ActiveAnswer("owed", (), f"skipped: {why or f'{seconds:.0f} s left'}")
         config = os.environ.get("ROBUST_SITE_CONFIG", "")
         config = config if os.path.isfile(config) else ""  # noqa: PTH113
         node = gate.system.context.node

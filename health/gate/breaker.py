@@ -27,7 +27,7 @@ HARD = frozenset(
 )  # fmt: skip
 
 
-class Limits(NamedTuple):
+class DrainLimits(NamedTuple):
     """``window`` is in seconds, percentages are of the fleet; ``max_nodes`` or ``max_percent`` 0
     forbids all drains. Limits for hard evidence are never lower than the others."""
 
@@ -80,7 +80,7 @@ def cause_of(reason: Reason | None, families: Mapping[str, str]) -> str:
     return reason.check if family == "xid" else family
 
 
-def node_limit(limits: Limits, fleet_size: int, cause: str = "") -> int:
+def node_limit(limits: DrainLimits, fleet_size: int, cause: str = "") -> int:
     """The limit on nodes drained for one cause within the window; in any fleet at least one.
 
     ``fleet_size`` 0: not known, so that only the absolute limit counts.
@@ -99,7 +99,7 @@ def _share(most: int, percent: float, fleet_size: int) -> int:
     return min(most, max(1, int(fleet_size * percent / 100))) if fleet_size > 0 else most
 
 
-def standing_limit(limits: Limits, fleet_size: int, cause: str = "") -> int:
+def standing_limit(limits: DrainLimits, fleet_size: int, cause: str = "") -> int:
     """The limit on nodes that stand drained at once, however long ago; never below the window's.
 
     In a small fleet a node that waits for service must not keep the next bad one in it: FLOOR
@@ -115,7 +115,7 @@ def standing_limit(limits: Limits, fleet_size: int, cause: str = "") -> int:
 
 
 def allowed(
-    drains: Iterable[Drain], now: float, limits: Limits, fleet_size: int, own: Drain
+    drains: Iterable[Drain], now: float, limits: DrainLimits, fleet_size: int, own: Drain
 ) -> Decision:
     """Decide whether one more drain stays within the limits of the window, at ``now``.
 
@@ -148,7 +148,9 @@ def allowed(
     return Decision(True, "")
 
 
-def may_stand(standing: Collection[Drain], limits: Limits, fleet_size: int, own: Drain) -> Decision:
+def may_stand(
+    standing: Collection[Drain], limits: DrainLimits, fleet_size: int, own: Drain
+) -> Decision:
     """Decide whether one more node may stand drained beside those that do now.
 
     The window alone would let all nodes be out after some hours. Users' leftovers, hard evidence
@@ -172,7 +174,7 @@ def may_stand(standing: Collection[Drain], limits: Limits, fleet_size: int, own:
     )
 
 
-def _whole_limit(limits: Limits, fleet_size: int) -> int:
+def _whole_limit(limits: DrainLimits, fleet_size: int) -> int:
     """The limit for all causes together: their shares, and in a small fleet never the whole."""
     percent = min(2 * limits.standing_percent + limits.hard_standing_percent, 100.0)
     return max(min(FLOOR[True], fleet_size - 1), int(fleet_size * percent / 100))
@@ -193,7 +195,7 @@ def _of(cause: str) -> str:
 
 
 def stays(
-    drains: Iterable[Drain], own: Drain, now: float, limits: Limits, fleet_size: int
+    drains: Iterable[Drain], own: Drain, now: float, limits: DrainLimits, fleet_size: int
 ) -> Decision:
     """Decide whether a drain made without a reservation may stand, seen among all that do.
 

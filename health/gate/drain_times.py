@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from health.gate.holds import DAY, Rules, drains, held_until, settled
+from health.gate.holds import DAY, HoldRules, drains, held_until, settled
 from health.node.system import Event
 from robust_slurm.drain_reason import parse_reason
 
 
-def lines(node: str, events: Sequence[Event], now: float, rules: Rules) -> list[str]:
+def lines(node: str, events: Sequence[Event], now: float, rules: HoldRules) -> list[str]:
     """One line for each drain of the last day and, until it was lifted, what it waits for."""
     lately = [e for e in events if e.kind == "drain" and now - DAY < e.time <= now]
     if not lately:
@@ -18,7 +18,7 @@ def lines(node: str, events: Sequence[Event], now: float, rules: Rules) -> list[
     return [f"{node}: {_line(event, events, now, rules)}" for event in lately]
 
 
-def _line(drained: Event, events: Iterable[Event], now: float, rules: Rules) -> str:
+def _line(drained: Event, events: Iterable[Event], now: float, rules: HoldRules) -> str:
     text = str(drained.data.get("reason", ""))
     reason = parse_reason(text)
     known = list(events)

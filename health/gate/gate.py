@@ -15,12 +15,12 @@ from health.finding import Finding
 from health.gate.verdict import Verdict, judge, reason_for
 from health.node.system import Event
 from health.run.live import LiveSystem, context
-from health.run.report import Report
+from health.run.report import GateReport
 from health.run.runner import run
 from health.settings import Settings, defaults, load
 
 if TYPE_CHECKING:
-    from health.gate.act import Outcome
+    from health.gate.act import DrainOutcome
     from health.history.accusations import Accusation
 
 CRASHED = Condition(
@@ -67,27 +67,27 @@ class Gate:
         """Seconds that something may take."""
         return max(0.1, min(most, self.until - time.monotonic()))
 
-    def check(self, where: Where, deadline_s: float) -> Report:
+    def check(self, where: Where, deadline_s: float) -> GateReport:
         return run(self.system, ALL, where, deadline_s)
 
-    def judge(self, report: Report, more: Iterable[Finding] = ()) -> tuple[Report, Verdict]:
+    def judge(self, report: GateReport, more: Iterable[Finding] = ()) -> tuple[GateReport, Verdict]:
         """The verdict on a report and what else was found."""
         whole = report._replace(findings=[*more, *report.findings])
         return whole, judge(whole, self.settings)
 
-    def drain(self, reason: str) -> Outcome:
+    def drain(self, reason: str) -> DrainOutcome:
         """Drain this node, or say that it would be."""
-        from health.gate.act import Drainer, Outcome
+        from health.gate.act import Drainer, DrainOutcome
 
         if self.dry_run:
             say(f"dry run: would drain {self.system.context.node}: {reason}")
-            return Outcome(error="dry run")
+            return DrainOutcome(error="dry run")
         outcome = Drainer(self.settings, self.system, self.until).drain(reason)
         if outcome.bound:
             alert(f"{self.system.context.node} {reason} {outcome}")
         return outcome
 
-    def admits(self, outcome: Outcome) -> bool:
+    def admits(self, outcome: DrainOutcome) -> bool:
         """True if jobs come here although the gate is closed: then Slurm must not drain either.
 
         It does on exit code 1.
@@ -95,7 +95,7 @@ class Gate:
         return bool(outcome.bound) or self.dry_run
 
     def drain_events(
-        self, reason: str, outcome: Outcome, evidence: str, behind: Sequence[Accusation] = ()
+        self, reason: str, outcome: DrainOutcome, evidence: str, behind: Sequence[Accusation] = ()
     ) -> list[Event]:
         """For the history: the drain that was placed, or that exit code 1 will be."""
         from health.gate.act import drain_event
@@ -105,15 +105,16 @@ class Gate:
         slurm = as_slurm_says(self.where, outcome)
         return [drain_event(self.system, reason, outcome, evidence, slurm, behind)]
 
-    def record(self, events: Sequence[Event], *, shared: bool) -> None:
-        """Write events down; what fails is said, and changes nothing."""
+    def record(self, events: Sequence[Event], *, shared: bool) -> bool:
+        """Write events down; what fails is said. False: the node's own history lacks them."""
         from health.history import events as history
 
         state_dir = self.settings.state_dir if shared else ""
         deadline_s = self.left(RECORD_S if state_dir else LOCAL_S)
         failed = history.record(self.spool, state_dir, self.system.context.node, events, deadline_s)
-        if failed:
+        if any(failed):
             say(f"not recorded: {failed}")
+        return not failed.here
 
     def event(self, kind: str, **data: Any) -> Event:
         """Something that happened now, to this job."""
@@ -121,7 +122,7 @@ class Gate:
         base = {"where": known.where, "job": known.job, "uid": known.uid}
         return Event(round(time.time(), 6), kind, self.system.boot_id(), base | data)
 
-    def run_event(self, report: Report, verdict: Verdict, did: str) -> Event:
+    def run_event(self, report: GateReport, verdict: Verdict, did: str) -> Event:
         """One run that was not all PASS, with what each family took."""
         return self.event(
             "run",
@@ -278,7 +279,7 @@ def broke(where: Where, error: BaseException) -> dict[str, str]:
     return {"error": text[:300], "trace": trace}
 
 
-def as_slurm_says(where: Where, outcome: Outcome) -> str:
+def as_slurm_says(where: Where, outcome: DrainOutcome) -> str:
     """The reason that Slurm writes when this gate ends with 1 and ours does not stand."""
     if outcome.drained or outcome.kept or where not in ("prolog", "epilog"):
         return ""

@@ -17,7 +17,7 @@ DAY = 86400.0  # seconds
 SAME_S = 60.0  # in which prologs of jobs that start together may each record the drain
 
 
-class Rules(NamedTuple):
+class HoldRules(NamedTuple):
     """``hold_down``: seconds after the first drain, 0: none; it doubles with each one more of the
     same finding within a day. ``hold_times``: so many mean service, 0: never."""
 
@@ -46,7 +46,7 @@ def drains(check: str, events: Iterable[Event], until: float) -> list[float]:
     return found
 
 
-def service(reason: Reason | None, events: Iterable[Event], now: float, rules: Rules) -> str:
+def service(reason: Reason | None, events: Iterable[Event], now: float, rules: HoldRules) -> str:
     """The reason why a drain for ``reason`` made now needs service; "" if it does not.
 
     Only findings of class node: what users left there, or trouble of our own tools, needs nobody
@@ -61,7 +61,7 @@ def service(reason: Reason | None, events: Iterable[Event], now: float, rules: R
     return f"{times} drains for {reason.check} within 24 h"
 
 
-def held_until(reason: Reason, drained: Event, events: Iterable[Event], rules: Rules) -> float:
+def held_until(reason: Reason, drained: Event, events: Iterable[Event], rules: HoldRules) -> float:
     """The wall clock before which the drain is not lifted; 0.0 for one that needs a proof."""
     if ACTIONS[reason.action].proof != "recheck" or rules.hold_down <= 0:
         return 0.0

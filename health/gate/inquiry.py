@@ -19,13 +19,13 @@ from health.gate.verdict import Verdict
 from health.history.accusations import (
     Accusation,
     Accused,
-    Found,
     Rejection,
+    ReportsFound,
     Withdrawal,
     find,
 )
-from health.history.job_notes import Note, claim, save
-from health.history.state import Rules, node_state, strikes_of
+from health.history.job_notes import JobNote, claim, save
+from health.history.state import StateRules, node_state, strikes_of
 from health.node.system import Event, System
 from health.settings import Settings
 from robust_slurm.text import one_line
@@ -64,7 +64,7 @@ class Inquiry:
         self._settings = settings
         self._system = system
         self._claim: int | None = None
-        self._dealt: dict[int, Note] = {}
+        self._dealt: dict[int, JobNote] = {}
         self._found: list[Accusation] = []
         self._told: list[str] = []
         self._tested = False  # by tests of the site, which all passed
@@ -80,7 +80,7 @@ class Inquiry:
     def _spool(self) -> str:
         return str(self._settings.gate["spool"])
 
-    def find(self, which: Sequence[Note], until: float) -> None:
+    def find(self, which: Sequence[JobNote], until: float) -> None:
         """Find the accusations of these jobs' users, until ``until`` (monotonic seconds)."""
         if not which:
             return
@@ -105,14 +105,12 @@ class Inquiry:
                     return  # the file system is dead: the others lie there too
                 self._take(note, accused, found)
 
-    def _take(self, note: Note, accused: Accused, found: Found) -> None:
-        names = [one.name for one in found.accusations]
-        names += [one.name for one in found.rejections]
-        names += self._withdraw(found.withdrawals)
-        if not names:
+    def _take(self, note: JobNote, accused: Accused, found: ReportsFound) -> None:
+        names = [one.name for one in found.rejections] + self._withdraw(found.withdrawals)
+        if not names and not found.accusations:
             return
-        old = self._dealt.get(note.job, note)
-        self._dealt[note.job] = old._replace(known=(*old.known, *names))
+        self._dealt.setdefault(note.job, note)
+        self._deal(note.job, *names)
         self._found += found.accusations
         for rejection in found.rejections:
             self.events.append(self._event("rejected", of_rejection(rejection, accused)))
@@ -120,6 +118,11 @@ class Inquiry:
                 f"rejected report {one_line(rejection.name)} in job {accused.of} "
                 f"(owner uid {rejection.uid}): {rejection.why}"
             )
+
+    def _deal(self, job: int, *names: str) -> None:
+        """Remember these files of a job as dealt with."""
+        note = self._dealt[job]
+        self._dealt[job] = note._replace(known=(*note.known, *names))
 
     def _withdraw(self, withdrawals: Sequence[Withdrawal]) -> list[str]:
         """Record those that take a strike back; returns the names of the files dealt with.
@@ -166,6 +169,7 @@ class Inquiry:
             if self._tested and not against:
                 data["tested"] = True
             self.events.append(self._event("accusation", data))
+            self._deal(accusation.job, accusation.name)
             if not against and not struck([*known, *fresh], accusation.job):
                 fresh += self._strike(accusation.job, data)
         self.events += fresh
@@ -195,9 +199,9 @@ class Inquiry:
         self.errors.append(f"job {job} gives this node no strike: {why}")
         return []
 
-    def close(self) -> None:
-        """Note what was dealt with, after it was recorded."""
-        for note in self._dealt.values():
+    def close(self, *, recorded: bool) -> None:
+        """Note what was dealt with if it was recorded; else the next sweep looks again."""
+        for note in self._dealt.values() if recorded else ():
             try:
                 save(self._spool, note)
             except OSError as error:
@@ -250,7 +254,7 @@ def _plural(nodes: int) -> str:
 def lemon(events: Iterable[Event], settings: Settings, now: float, boot: str) -> Finding | None:
     """The finding on a node that failed jobs of enough users; None if it is no lemon. Pure."""
     table = settings.lemon
-    rules = Rules(
+    rules = StateRules(
         strikes=int(table["strikes"]),
         users=int(table["users"]),
         accounts=int(table["accounts"]),

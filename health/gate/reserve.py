@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from health.gate.breaker import USER, Decision, Drain, Limits, allowed
+from health.gate.breaker import USER, Decision, Drain, DrainLimits, allowed
 from health.gate.fleet_file import LOOK_BACK, locked
 from health.history.events import NODES
 from health.node import rootfiles
@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
     stand: bool
 
 
-class Answer(NamedTuple):
+class Permission(NamedTuple):
     """``pending``: other nodes' drains that Slurm may not show yet."""
 
     allowed: bool
@@ -45,8 +45,8 @@ class Answer(NamedTuple):
 
 
 def reserve(
-    state_dir: str, own: Drain, limits: Limits, fleet_size: int, reason: str = ""
-) -> Answer:
+    state_dir: str, own: Drain, limits: DrainLimits, fleet_size: int, reason: str = ""
+) -> Permission:
     """Ask for one drain and write it down if it is allowed; else why not, with ``reason``.
 
     See ``fleet_file.locked`` for what it raises, and blocks for.
@@ -63,7 +63,7 @@ def reserve(
         elif not _known(refused, own, limits.window):
             rootfiles.append(fd, _refusal(own, reason, decision.why, stand=False))
         near = [d for d in drains if d.node != own.node and abs(d.time - own.time) < PENDING_S]
-        return Answer(*decision, near)
+        return Permission(*decision, near)
 
 
 def withdraw(state_dir: str, own: Drain, reason: str = "", why: str = "") -> None:

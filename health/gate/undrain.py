@@ -30,7 +30,7 @@ SLURMS_WORDS = frozenset({"Prolog error", "Epilog error"})
 NEAR_S = 180.0  # between our record of a drain and Slurm's time of it: queues, and two clocks
 
 
-class Standing(NamedTuple):
+class DrainStanding(NamedTuple):
     """A drain of this node as Slurm has it."""
 
     flags: Collection[str]
@@ -45,7 +45,7 @@ class Ours(NamedTuple):
     event: Event
 
 
-def ours(standing: Standing, events: Iterable[Event]) -> Ours | None:
+def ours(standing: DrainStanding, events: Iterable[Event]) -> Ours | None:
     """The drain as we made it; None: it is somebody else's, or was edited by somebody.
 
     A drain that Slurm made in our place is known by our record of having asked for it. Where
@@ -81,7 +81,7 @@ def _near(drains: Iterable[Event], time: float | None, rebooted: bool) -> Event 
 
 
 def why_not(
-    standing: Standing,
+    standing: DrainStanding,
     mine: Ours,
     events: Sequence[Event],
     boot: str,

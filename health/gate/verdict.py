@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from health.finding import LADDER, Finding
-from health.run.report import Report
+from health.run.report import GateReport
 from health.settings import Settings
 from robust_slurm.drain_reason import Reason
 
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
         }
 
 
-def judge(report: Report, settings: Settings) -> Verdict:
+def judge(report: GateReport, settings: Settings) -> Verdict:
     """Closed by any FAIL, and by any ERROR but those of checks that tolerate their own.
 
     What the site switched off closes nothing, also where the report was made without that.

@@ -77,7 +77,7 @@ class Withdrawal(NamedTuple):
     why: str
 
 
-class Found(NamedTuple):
+class ReportsFound(NamedTuple):
     accusations: tuple[Accusation, ...]
     rejections: tuple[Rejection, ...]
     withdrawals: tuple[Withdrawal, ...] = ()
@@ -97,7 +97,7 @@ def companion_of(comment: str) -> int:
 
 def find(
     state_dir: str, node: str, accused: Accused, known: Collection[str], deadline_s: float
-) -> tuple[Found, str]:
+) -> tuple[ReportsFound, str]:
     """The accusations against ``node``, less those whose names are ``known``; or why not.
 
     Read by a child that has given up root for the job's user: it can open nothing that the user
@@ -110,14 +110,14 @@ def find(
 
     answer, error = call_in_child(work, deadline_s)
     if error:
-        return Found((), ()), error
+        return ReportsFound((), ()), error
     accusations = tuple(
         Accusation(**{**one, "evidence": tuple(one["evidence"])})
         for one in map(_named(Accusation), answer["accusations"])
     )
     rejections = tuple(Rejection(*one) for one in answer["rejections"])
     withdrawals = tuple(Withdrawal(*one) for one in answer["withdrawals"])
-    return Found(accusations, rejections, withdrawals), ""
+    return ReportsFound(accusations, rejections, withdrawals), ""
 
 
 def _named(kind: Any) -> Any:
@@ -133,7 +133,7 @@ def become(uid: int, gid: int) -> None:
     os.seteuid(uid)
 
 
-def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) -> Found:
+def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) -> ReportsFound:
     rejected: list[Rejection] = []
     accepted: list[Accusation] = []
     withdrawn: list[Withdrawal] = []
@@ -141,7 +141,7 @@ def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) 
     try:
         own = job_dirs.find(f"{state_dir}/jobs", accused.of, accused.uid)
         if own is None or "accusations" in known:  # refused before
-            return Found((), ())
+            return ReportsFound((), ())
         above = os.open(f"{state_dir}/jobs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.append(above)
         for name in (own, "accusations"):
@@ -176,7 +176,7 @@ def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) 
         for fd in opened:
             os.close(fd)
     clean = [r._replace(why=one_line(r.why, _TEXT)) for r in rejected]
-    return Found(tuple(accepted), tuple(clean), tuple(withdrawn))
+    return ReportsFound(tuple(accepted), tuple(clean), tuple(withdrawn))
 
 
 def _owner(directory: int, name: str) -> int:

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from health.children.call import call_in_child
 from health.node import rootfiles
@@ -256,18 +256,27 @@ def _bring_back(directory: int, foreign: bytes, position: _Position) -> None:
         os.close(held)
 
 
+class Unwritten(NamedTuple):
+    """The reasons why events were not written down; "": they were."""
+
+    here: str
+    shared: str  # what stands here is brought there later
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, self))
+
+
 def record(
     spool: str, state_dir: str, node: str, events: Iterable[Event], deadline_s: float
-) -> str:
-    """Write events down, here and (with a state directory) for all; why that failed, or "".
+) -> Unwritten:
+    """Write events down, here and (with a state directory) for all.
 
     Two children, so that a dead shared file system takes nothing from the local record.
     """
     written = list(events)
-    failed = ""
+    here = shared = ""
     if written:
-        failed = call_in_child(lambda: append(spool, written), deadline_s / 2)[1]
+        here = call_in_child(lambda: append(spool, written), deadline_s / 2)[1]
     if state_dir:
         shared = call_in_child(lambda: share(spool, state_dir, node), deadline_s / 2)[1]
-        failed = "; ".join(text for text in (failed, shared) if text)
-    return failed
+    return Unwritten(here, shared)

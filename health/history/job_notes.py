@@ -18,7 +18,7 @@ _NOTE_LIMIT = 64 << 10  # bytes
 _MOST_NOTES = 256
 
 
-class Note(NamedTuple):
+class JobNote(NamedTuple):
     """A job that was here: as Slurm told the epilog, so that a file's owner can be judged."""
 
     job: int
@@ -37,13 +37,13 @@ class Note(NamedTuple):
         return [own, own._replace(of=self.also)] if self.also else [own]
 
 
-def note_of(context: Context, now: float) -> Note | None:
+def note_of(context: Context, now: float) -> JobNote | None:
     """The note on the job of an epilog; None outside a job, and for root's own."""
     if context.job <= 0 or context.uid <= 0:
         return None
     gid = context.env.get("SLURM_JOB_GID", "")
     nobody = 65534
-    return Note(
+    return JobNote(
         context.job,
         context.uid,
         int(gid) if gid.isascii() and gid.isdigit() and int(gid) > 0 else nobody,
@@ -62,7 +62,7 @@ def _count(hostlist: str) -> int:
         return 1
 
 
-def save(spool: str, note: Note) -> None:
+def save(spool: str, note: JobNote) -> None:
     """Write a note; what an earlier one on the same job knows stays known. Raises OSError."""
     os.makedirs(f"{spool}/{_NOTES}", 0o755, exist_ok=True)  # noqa: PTH103
     directory = rootfiles.open_dir(f"{spool}/{_NOTES}")
@@ -75,7 +75,7 @@ def save(spool: str, note: Note) -> None:
         os.close(directory)
 
 
-def notes(spool: str, now: float) -> list[Note]:
+def notes(spool: str, now: float) -> list[JobNote]:
     """The jobs that were here lately, newest first; older notes are removed. Raises OSError."""
     try:
         directory = rootfiles.open_dir(f"{spool}/{_NOTES}")
@@ -94,7 +94,7 @@ def notes(spool: str, now: float) -> list[Note]:
     return sorted(found, key=lambda note: -note.time)[:_MOST_NOTES]
 
 
-def _load(directory: int, name: str) -> Note | None:
+def _load(directory: int, name: str) -> JobNote | None:
     try:
         fd = rootfiles.open_file(directory, name, os.O_RDONLY)
     except OSError:
@@ -104,7 +104,7 @@ def _load(directory: int, name: str) -> Note | None:
     try:
         job, uid, gid, also, at, known, *more = json.loads(raw)
         nodes, account = more or (1, "")  # one of an earlier release has none
-        note = Note(
+        note = JobNote(
             int(job), int(uid), int(gid), int(also), float(at), tuple(map(str, known)),
             int(nodes), str(account),
         )  # fmt: skip

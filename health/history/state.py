@@ -25,7 +25,7 @@ __all__ = [
     "Fault",
     "NodeState",
     "Note",
-    "Rules",
+    "StateRules",
     "cured",
     "escalate",
     "node_state",
@@ -34,7 +34,7 @@ __all__ = [
 DAY = 86400.0
 
 
-class Rules(NamedTuple):
+class StateRules(NamedTuple):
     """The rules that a site can set."""
 
     overrides: Mapping[int, ActionName] = {}
@@ -107,7 +107,7 @@ class _Track:
         self.cures: set[str] = set()  # since it was seen last
         self.returns: list[tuple[float, str]] = []  # when it came back, after what cure
 
-    def occur(self, found: Occurrence, rules: Rules) -> None:
+    def occur(self, found: Occurrence, rules: StateRules) -> None:
         event = found.event
         if self.open is None and self.seen and self.cures:
             cure = "boot" if "boot" in self.cures else "reset"
@@ -149,7 +149,7 @@ class _Track:
         self.cures.add(kind)
 
 
-def escalate(action: ActionName, cures: Sequence[str], rules: Rules) -> tuple[ActionName, str]:
+def escalate(action: ActionName, cures: Sequence[str], rules: StateRules) -> tuple[ActionName, str]:
     """The action of a fault that came back after these cures ("reset", "boot"), and why."""
     boots, days = cures.count("boot"), f"in {rules.return_days:g} days"
     if action in ("reset-gpu", "reboot") and boots >= rules.returns:
@@ -164,7 +164,7 @@ def node_state(
     now: float,
     boot: str,
     driver: Driver = Driver(),  # noqa: B008 (immutable)
-    rules: Rules = Rules(),  # noqa: B008
+    rules: StateRules = StateRules(),  # noqa: B008
 ) -> NodeState:
     """The state of a node after these events (history and log merged, in any order)."""
     known = list(events)
@@ -224,7 +224,7 @@ def _boots(events: Sequence[Event], boot: str) -> list[str]:
 
 
 def _timeline(
-    events: Sequence[Event], rules: Rules, branch: int
+    events: Sequence[Event], rules: StateRules, branch: int
 ) -> list[tuple[float, Occurrence | Event]]:
     """The occurrences in one boot and the cures between them, oldest first.
 
@@ -302,7 +302,7 @@ def strikes_of(events: Iterable[Event]) -> list[Event]:
     return [e for e in strikes if (e.data.get("job"), e.data.get("name")) not in wrong]
 
 
-def _lemon(events: Iterable[Event], now: float, rules: Rules) -> str:
+def _lemon(events: Iterable[Event], now: float, rules: StateRules) -> str:
     """Strikes over enough jobs of enough users and accounts; "" if not."""
     recent = [e for e in strikes_of(events) if abs(now - e.time) < rules.lemon_days * DAY]
     jobs = {xid.number(event, "job") for event in recent}

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TypedDict
 
 
-class Memory(TypedDict, total=False):
+class GpuMemory(TypedDict, total=False):
     total: int  # bytes
     used: int  # bytes, without what the driver reserves
 
 
-class Process(TypedDict, total=False):
+class GpuProcess(TypedDict, total=False):
     pid: int
     memory: int  # bytes; missing: not told
     kind: str  # "compute" or "graphics"
@@ -104,8 +104,8 @@ class Device(TypedDict, total=False):
     compute_mode: str  # "default", "exclusive_process", "prohibited"
     mig: bool
     mig_pending: bool
-    memory: Memory
-    processes: list[Process]
+    memory: GpuMemory
+    processes: list[GpuProcess]
     ecc: Ecc
     remap: Remap
     retired: Retired

@@ -33,7 +33,7 @@ _COUNT = re.compile(r"(\d{1,12})([kKmMgGtT]?)")
 _MULTIPLES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-class Node(NamedTuple):
+class NodeLine(NamedTuple):
     """A node's line of slurm.conf with the DEFAULT lines before it; keys in lower case."""
 
     values: dict[str, str]
@@ -54,7 +54,7 @@ class Conf(NamedTuple):
 
     path: str  # "": none was found
     values: dict[str, str]  # global keys in lower case
-    node: Node | None  # None: no line names the node
+    node: NodeLine | None  # None: no line names the node
     problems: tuple[str, ...]  # what could not be read
 
 
@@ -83,7 +83,7 @@ def _load(system: System) -> Conf:
         except OSError as err:
             problems.append(f"{path}: {err.strerror}")
             continue
-        reader = _Reader(system, path, problems)
+        reader = _ConfReader(system, path, problems)
         reader.read(text)
         return Conf(path, reader.values, reader.node, tuple(problems))
     if not problems:
@@ -164,13 +164,13 @@ def parse_gres(gres: str) -> dict[str, int]:
     return out
 
 
-class _Reader:
+class _ConfReader:
     """One pass over slurm.conf and what it includes."""
 
     def __init__(self, system: System, path: str, problems: list[str]):
         self.system, self.path, self.problems = system, path, problems
         self.values: dict[str, str] = {}
-        self.node: Node | None = None
+        self.node: NodeLine | None = None
         self._defaults: dict[str, str] = {}
 
     def read(self, text: str) -> None:
@@ -188,7 +188,7 @@ class _Reader:
         if names.upper() == "DEFAULT":
             self._defaults |= _pairs(line)
         elif self.node is None and self._ours(names):
-            self.node = Node(self._defaults | _pairs(line))
+            self.node = NodeLine(self._defaults | _pairs(line))
 
     def _ours(self, names: str) -> bool:
         node = self.system.context.node

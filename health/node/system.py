@@ -52,7 +52,7 @@ class Entry(NamedTuple):
     mode: int  # permission bits
     uid: int
     size: int
-    mtime: float
+    mtime: float  # only kept: recordings of nodes have it
 
 
 class Output(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from health.node.system import Event, LogRecord
-from health.nvidia.xid_lines import Line, caused_by, lines, parse, recovery
+from health.nvidia.xid_lines import DriverMessage, caused_by, lines, parse, recovery
 
 # Messages with no more than this much silence between them are one incident: NVIDIA's own
 # definition of a burst of Xids (docs.nvidia.com/fleet-intel/user-guide/xid-bursts).
@@ -53,7 +53,7 @@ def events_from_log(
     return [Event(booted + data["at"], kind, boot, data) for kind, data in found]
 
 
-def _same(line: Line) -> str | None:
+def _same(line: DriverMessage) -> str | None:
     """The key that tells messages of one code apart; None: a continuation of another message."""
     if line.kind == "sxid":
         word = line.message[:9].lower()
@@ -71,7 +71,7 @@ def _same(line: Line) -> str | None:
     return ""
 
 
-def _same_link(line: Line) -> str:
+def _same_link(line: DriverMessage) -> str:
     from health.nvidia import nvlink5  # not needed on a healthy node
 
     if line.code == 74:

@@ -38,7 +38,7 @@ RECOVERY_WORDS = (
 UNKNOWN_RECOVERY = -1
 
 
-class Line(NamedTuple):
+class DriverMessage(NamedTuple):
     """One message. ``gpu`` is a PCI address, "0000:3b:00.0"; empty for the driver itself."""
 
     kind: str  # "xid", "sxid", "lost", "driver"
@@ -113,7 +113,7 @@ def address(domain: str, bus: str, device: str) -> str:
     return f"{int(domain, 16):04x}:{bus}:{device}.0".lower()
 
 
-def parse(text: str) -> Line | None:
+def parse(text: str) -> DriverMessage | None:
     """The message in one record of the kernel's log; None when it is none of these."""
     if text.startswith("NVRM: Xid ("):
         match = _xid().match(text)
@@ -123,21 +123,29 @@ def parse(text: str) -> Line | None:
         rest = text[match.end() :]
         process = _process().match(rest)
         message = rest[process.end() :] if process else rest
-        return Line("xid", address(domain, bus, device), int(code), message, instance.strip())
+        return DriverMessage(
+            "xid", address(domain, bus, device), int(code), message, instance.strip()
+        )
     if text.startswith("nvidia-nvswitch"):
         match = _sxid().match(text)
         if not match:
             return None
         unit, domain, bus, device, code = match.groups()
-        return Line("sxid", address(domain, bus, device), int(code), text[match.end() :], unit)
+        return DriverMessage(
+            "sxid", address(domain, bus, device), int(code), text[match.end() :], unit
+        )
     if text.startswith("NVRM: loading "):
-        return Line("driver", "", 0, text[len("NVRM: loading ") :]) if _loading(text) else None
+        return (
+            DriverMessage("driver", "", 0, text[len("NVRM: loading ") :])
+            if _loading(text)
+            else None
+        )
     if "fallen off the bus" in text:
         match = _off_the_bus().match(text)
-        return Line("lost", address(*match.groups()), 0, "bus") if match else None
+        return DriverMessage("lost", address(*match.groups()), 0, "bus") if match else None
     if "RmInitAdapter failed" in text:
         match = _init_failed().match(text)
-        return Line("lost", address(*match.groups()), 0, "init") if match else None
+        return DriverMessage("lost", address(*match.groups()), 0, "init") if match else None
     return None
 
 
@@ -169,12 +177,12 @@ def caused_by(message: str) -> int:
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 6 else 0
 
 
-def lines(records: Iterable[LogRecord]) -> Iterable[tuple[LogRecord, Line]]:
+def lines(records: Iterable[LogRecord]) -> Iterable[tuple[LogRecord, DriverMessage]]:
     """The driver's messages of a log, in its order.
 
     One old form of "fallen off the bus" is three lines, which some loggers keep apart.
     """
-    opened: Line | None = None
+    opened: DriverMessage | None = None
     for record in records:
         text = record.text
         if not text.startswith(PREFIXES):
@@ -182,7 +190,7 @@ def lines(records: Iterable[LogRecord]) -> Iterable[tuple[LogRecord, Line]]:
         line = parse(text)
         if line is None and text.startswith("NVRM: The NVIDIA GPU "):
             match = _first_of_three().match(text)
-            opened = Line("lost", address(*match.groups()), 0, "bus") if match else None
+            opened = DriverMessage("lost", address(*match.groups()), 0, "bus") if match else None
         elif line is None and opened and text.startswith("NVRM: fallen off the bus"):
             line, opened = opened, None
         if line is not None:

@@ -20,7 +20,7 @@ from health.node.gpu_snapshot import Snapshot
 from health.node.system import Context, Disk, Entry, Event, LogRecord, Output, Usage
 from health.nvidia.nvml import Collector
 from health.recording import tree
-from health.run.lane import Outcome
+from health.run.lane import FamilyResult
 from health.run.live import LiveSystem
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class RecordingSystem:
         self._write(tree.NVML, json.dumps(snapshot, indent=1) + "\n")
         self._system.take_nvml(snapshot)
 
-    def saw(self, outcome: Outcome) -> None:
+    def saw(self, outcome: FamilyResult) -> None:
         """Keep what the runner saw: a check that hung or died cannot do so again in a tree."""
         if outcome.by_runner:
             findings = [finding.as_dict() for finding in outcome.findings]

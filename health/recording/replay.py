@@ -18,8 +18,8 @@ from health.node.gpu_snapshot import Snapshot
 from health.node.system import Context, Disk, Entry, Event, LogRecord, Output, Usage
 from health.nvidia.nvml import empty
 from health.recording import replay_meta, tree
-from health.run.lane import Outcome
-from health.run.report import Report
+from health.run.lane import FamilyResult
+from health.run.report import GateReport
 from health.run.runner import run_inline
 
 _NOW = 1_700_000_000.0  # for trees that do not say
@@ -78,7 +78,9 @@ class ReplaySystem:
         self._uptime = float(meta.get("uptime", _UPTIME))
         self._boot_id = str(meta.get("boot_id", "00000000-0000-0000-0000-000000000000"))
         self._outcomes = [
-            Outcome(check, 0.0, replay_meta.findings(kept["findings"]), str(kept["status"]), True)
+            FamilyResult(
+                check, 0.0, replay_meta.findings(kept["findings"]), str(kept["status"]), True
+            )
             for check in self._checks
             if (kept := meta.get("outcomes", {}).get(check.name)) is not None
         ]
@@ -87,7 +89,7 @@ class ReplaySystem:
     def context(self) -> Context:
         return self._context
 
-    def report(self, only: Sequence[str] = ()) -> Report:
+    def report(self, only: Sequence[str] = ()) -> GateReport:
         """Run the checks of the place for which the tree was recorded. Raises BadTree."""
         where = cast(Where, self._context.where)
         report = run_inline(self, self._checks, where, self.settings, only, self._outcomes)

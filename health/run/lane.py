@@ -23,7 +23,7 @@ _START_S = 2.0  # from the fork to the first check
 _LINE_LIMIT = 4 << 20  # bytes: MOST_FINDINGS of one line each stay far below
 
 
-class Outcome(NamedTuple):
+class FamilyResult(NamedTuple):
     """One family: ``status`` as in Ran; ``by_runner``: what the runner saw, not the check."""
 
     check: Check
@@ -33,10 +33,10 @@ class Outcome(NamedTuple):
     by_runner: bool = False
 
 
-def outcome(check: Check, ms: float, found: list[Finding], error: str) -> Outcome:
+def outcome(check: Check, ms: float, found: list[Finding], error: str) -> FamilyResult:
     """Return the outcome of a check that ended; an exception closes the gate as an ERROR."""
     findings = [_error(check, error)] if error else found
-    return Outcome(check, ms, findings, worst(findings))
+    return FamilyResult(check, ms, findings, worst(findings))
 
 
 def _error(check: Check, text: str) -> Finding:
@@ -53,7 +53,7 @@ class Lane:
 
     def __init__(self, system: System, checks: Sequence[Check], stuck: Stuck, limit: float):
         """``limit``: the monotonic time at which the whole run is over."""
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[FamilyResult] = []
         self.deadline = limit
         self._system = system
         self._stuck = stuck
@@ -155,7 +155,7 @@ class Lane:
         return True
 
     def _seen(self, check: Check, finding: Finding, ms: float = 0.0) -> None:
-        found = Outcome(check, round(ms, 3), [finding], finding.status, by_runner=True)
+        found = FamilyResult(check, round(ms, 3), [finding], finding.status, by_runner=True)
         self.outcomes.append(found)
 
     def _broken(self, how: str) -> None:

@@ -15,7 +15,7 @@ class Ran(NamedTuple):
     status: str
 
 
-class Report(NamedTuple):
+class GateReport(NamedTuple):
     """``tolerated``: ids of ERROR findings that do not close the gate; ``disabled``: what the
     site switched off of what would have run, families and ids of findings."""
 

@@ -17,8 +17,8 @@ from health.node.gpu_snapshot import Snapshot
 from health.node.stuck import Stuck
 from health.node.system import System
 from health.nvidia.nvml import Collector
-from health.run.lane import Lane, Outcome, outcome
-from health.run.report import Ran, Report
+from health.run.lane import FamilyResult, Lane, outcome
+from health.run.report import GateReport, Ran
 from health.run.worker import attempt
 from health.settings import Settings
 from robust_slurm.text import one_line
@@ -26,10 +26,10 @@ from robust_slurm.text import one_line
 LATE = "gate-deadline"  # the id of the finding for checks that did not get to run
 _LAST_S = 1.0  # of the whole deadline that the GPU checks keep when NVML does not answer
 
-__all__ = ["Node", "Ran", "Report", "run", "run_inline"]
+__all__ = ["GateReport", "Ran", "RunSystem", "run", "run_inline"]
 
 
-class Node(System, Protocol):
+class RunSystem(System, Protocol):
     """A system that can be run against: live, or live and recorded."""
 
     settings: Settings
@@ -41,13 +41,13 @@ class Node(System, Protocol):
 
 
 def run(
-    system: Node,
+    system: RunSystem,
     checks: Sequence[Check],
     where: Where,
     deadline_s: float,
     only: Collection[str] = (),
-    seen: Callable[[Outcome], None] = lambda outcome: None,
-) -> Report:
+    seen: Callable[[FamilyResult], None] = lambda outcome: None,
+) -> GateReport:
     """Run every check of ``where`` (of ``only``, if any) and say what was found.
 
     Does not raise and does not outlast the deadline by more than the time to kill what hangs.
@@ -88,8 +88,8 @@ def run_inline(
     where: Where,
     settings: Settings,
     only: Collection[str] = (),
-    given: Sequence[Outcome] = (),
-) -> Report:
+    given: Sequence[FamilyResult] = (),
+) -> GateReport:
     """The same without processes and deadlines: for recorded trees, where nothing hangs.
 
     ``given``: outcomes that are known already; these families are not run.
@@ -102,7 +102,7 @@ def run_inline(
     return _report(system, where, settings, begin, chosen, left_out, outcomes)
 
 
-def _start(system: Node, limit: float) -> Collector:
+def _start(system: RunSystem, limit: float) -> Collector:
     left = limit - time.monotonic()
     wanted = float(system.settings.gate["nvml_deadline"])
     collector = system.start_nvml(min(wanted, left))
@@ -135,7 +135,7 @@ def _choose(
     return [c for c in here if c.name not in off], [c for c in here if c.name in off]
 
 
-def _late(checks: list[Check], deadline_s: float) -> list[Outcome]:
+def _late(checks: list[Check], deadline_s: float) -> list[FamilyResult]:
     """For the checks that the whole deadline cut off: one ERROR, which closes the gate.
 
     One WARN if none of them could have closed it.
@@ -144,7 +144,7 @@ def _late(checks: list[Check], deadline_s: float) -> list[Outcome]:
     text = one_line(f"{deadline_s:g} s passed before these checks finished: {names}")
     status: Status = "WARN" if all(check.only_warns for check in checks) else "ERROR"
     return [
-        Outcome(
+        FamilyResult(
             check,
             0.0,
             [] if number else [Finding(status, "tool", LATE, "", text, "none")],
@@ -162,8 +162,8 @@ def _report(
     begin: float,
     chosen: list[Check],
     left_out: list[Check],
-    outcomes: list[Outcome],
-) -> Report:
+    outcomes: list[FamilyResult],
+) -> GateReport:
     off = set(settings.gate["disabled"])
     order = {check.name: position for position, check in enumerate(chosen)}
     findings = [
@@ -182,7 +182,7 @@ def _report(
     ran += [Ran(check.name, 0.0, "disabled") for check in left_out]
     dropped = dict.fromkeys(finding.check for finding in findings if finding.check in off)
     context = system.context
-    return Report(
+    return GateReport(
         node=context.node,
         where=where,
         job=context.job,

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
         if args.command == "verify":
             return _verify(args.path.resolve(), args.json, target)
         return _export(args.step_dir.resolve(), args.out, args.only, args.json, target)
-    except listing.BadInput as err:
+    except listing.ListingError as err:
         _complain(str(err))
         return 2
     except BrokenPipeError:  # `robust-ckpt ls | head`
@@ -80,7 +80,7 @@ def _directory(named: Path | None) -> Path:
         return named.resolve()
     usual = os.environ.get(_DIRECTORY)
     if not usual:
-        raise listing.BadInput(f"name a directory, or set {_DIRECTORY}")
+        raise listing.ListingError(f"name a directory, or set {_DIRECTORY}")
     return Path(usual).resolve()
 
 
@@ -119,21 +119,21 @@ def _verify(path: Path, as_json: bool, out: IO[str]) -> int:
 
 def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]) -> int:
     if not step_dir.is_dir():
-        raise listing.BadInput(f"{step_dir} is not a directory")
+        raise listing.ListingError(f"{step_dir} is not a directory")
     if target.suffix not in _SUFFIXES:
-        raise listing.BadInput(f"{target}: the name must end in {' or '.join(_SUFFIXES)}")
+        raise listing.ListingError(f"{target}: the name must end in {' or '.join(_SUFFIXES)}")
     if target.exists() or target.is_symlink():
-        raise listing.BadInput(f"{target} is there already; name a new file")
+        raise listing.ListingError(f"{target} is there already; name a new file")
     if not target.parent.is_dir():
-        raise listing.BadInput(f"{target.parent} is not a directory")
+        raise listing.ListingError(f"{target.parent} is not a directory")
     if tier.step_of(step_dir.resolve()) is None and not tier.is_committed(step_dir):
         newest = _newest(step_dir)
         hint = f"; did you mean {newest}?" if newest else ""
-        raise listing.BadInput(f"{step_dir} is not one step's directory{hint}")
+        raise listing.ListingError(f"{step_dir} is not one step's directory{hint}")
     try:
         from .durable.export import export
     except ImportError as err:
-        raise listing.BadInput(
+        raise listing.ListingError(
             f"export needs torch, and this Python cannot import it ({err}). Run it in the "
             "environment that trains: python -m robust_slurm.checkpoint.cli export ..."
         ) from None

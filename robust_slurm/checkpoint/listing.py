@@ -23,7 +23,7 @@ _SNAPSHOT = re.compile(r"(own|replica|fetched)-\d+-\d+\.safetensors")
 _PART = re.compile(r".+-rank-(\d+)\.json")
 
 
-class BadInput(Exception):
+class ListingError(Exception):
     """Raised for input that cannot be examined."""
 
 
@@ -88,16 +88,16 @@ class Checked(NamedTuple):
 def look(path: Path) -> Listing:
     """List a directory of steps or of snapshot files, or one step. Raises BadInput."""
     if not path.is_dir():
-        raise BadInput(f"{path} is not a directory")
+        raise ListingError(f"{path} is not a directory")
     if tier.step_of(path.resolve()) is not None:
         return Listing(str(path), [_step_row(path)], [])
     try:
         steps = [_step_row(where) for _, where in tier.step_dirs(path)]
         names = sorted(p.name for p in path.iterdir() if _SNAPSHOT.fullmatch(p.name))
     except DurableError as err:
-        raise BadInput(str(err)) from None
+        raise ListingError(str(err)) from None
     except OSError as err:
-        raise BadInput(explain(err, "listing", path)) from None
+        raise ListingError(explain(err, "listing", path)) from None
     return Listing(str(path), steps, [_file_row(path / name) for name in names])
 
 
@@ -142,7 +142,7 @@ def _file_row(path: Path) -> FileRow:
     try:
         size = path.lstat().st_size
         s = _snapshot(path)
-    except (LayoutError, OSError, BadInput) as err:
+    except (LayoutError, OSError, ListingError) as err:
         torn = str(err).startswith("torn")
         return FileRow(
             str(path), TORN if torn else DAMAGED, size, None, None, None, None, "",
@@ -153,7 +153,7 @@ def _file_row(path: Path) -> FileRow:
 
 def _snapshot(path: Path) -> Snapshot:
     if path.is_symlink() or not path.is_file():
-        raise BadInput(f"{path} is not a regular file")
+        raise ListingError(f"{path} is not a regular file")
     return read_snapshot(str(path))[0]
 
 

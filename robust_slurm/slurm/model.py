@@ -80,7 +80,6 @@ class Job:
     time_limit_s: int | None  # None: unlimited, or the partition's
     start_time: float | None
     end_time: float | None  # for a running job: when its time limit ends it
-    eligible_time: float | None
     account: str | None
     qos: str | None
     reservation: str | None
@@ -91,11 +90,9 @@ class Job:
     min_memory_cpu_mb: int | None
     cpus_per_task: int
     oversubscribe: str
-    exclusive: str | None  # "YES", "NODE", "USER", …: printed as such by new releases only
     work_dir: str | None
     command: str | None
     comment: str | None
-    exit_code: str  # "status:signal"
     raw: Mapping[str, str] = field(repr=False, compare=False)
 
     @property
@@ -112,7 +109,6 @@ class Node:
     """One node. ``state`` is a set of flags such as {"IDLE", "DRAIN"}."""
 
     name: str
-    addr: str
     hostname: str
     port: int | None
     state: frozenset[str]
@@ -122,8 +118,6 @@ class Node:
     partitions: tuple[str, ...]
     gres: str | None
     cpus: int
-    boot_time: float | None
-    slurmd_start_time: float | None
     comment: str | None
     raw: Mapping[str, str] = field(repr=False, compare=False)
 
@@ -140,18 +134,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. The allow lists are Slurm's own text ("ALL" or names)."""
+    """One partition."""
 
     name: str
     nodes: tuple[str, ...]
     state: str
     default: bool
-    allow_groups: str
-    allow_accounts: str
-    allow_qos: str
     max_time_s: int | None  # None: no limit
     oversubscribe: str
-    tres: str | None
     raw: Mapping[str, str] = field(repr=False, compare=False)
 
 
@@ -202,7 +192,6 @@ def job_from(record: Mapping[str, str]) -> Job:
         time_limit_s=values.duration_s(record.get("TimeLimit")),
         start_time=values.epoch(record.get("StartTime")),
         end_time=values.epoch(record.get("EndTime")),
-        eligible_time=values.epoch(record.get("EligibleTime")),
         account=values.optional(record.get("Account")),
         qos=values.optional(record.get("QOS")),
         reservation=values.optional(record.get("Reservation")),
@@ -213,11 +202,9 @@ def job_from(record: Mapping[str, str]) -> Job:
         min_memory_cpu_mb=values.megabytes(record.get("MinMemoryCPU")),
         cpus_per_task=values.integer(record.get("CPUs/Task"), 1),
         oversubscribe=record.get("OverSubscribe", ""),
-        exclusive=values.optional(record.get("Exclusive")),
         work_dir=values.optional(record.get("WorkDir")),
         command=values.optional(record.get("Command")),
         comment=values.optional(record.get("Comment")),
-        exit_code=record.get("ExitCode", "0:0"),
         raw=record,
     )
 
@@ -227,7 +214,6 @@ def node_from(record: Mapping[str, str]) -> Node:
     name = _required(record, "NodeName")
     return Node(
         name=name,
-        addr=record.get("NodeAddr", name),
         hostname=record.get("NodeHostName", name),
         port=values.integer(record.get("Port")) or None,
         state=values.state_flags(_required(record, "State")),
@@ -237,8 +223,6 @@ def node_from(record: Mapping[str, str]) -> Node:
         partitions=tuple(p for p in record.get("Partitions", "").split(",") if p),
         gres=values.optional(record.get("Gres")),
         cpus=values.integer(record.get("CPUTot")),
-        boot_time=values.epoch(record.get("BootTime")),
-        slurmd_start_time=values.epoch(record.get("SlurmdStartTime")),
         comment=values.optional(record.get("Comment")),
         raw=record,
     )
@@ -251,12 +235,8 @@ def partition_from(record: Mapping[str, str]) -> Partition:
         nodes=values.expand(record.get("Nodes")),
         state=record.get("State", "UNKNOWN"),
         default=record.get("Default") == "YES",
-        allow_groups=record.get("AllowGroups", "ALL"),
-        allow_accounts=record.get("AllowAccounts", "ALL"),
-        allow_qos=record.get("AllowQos", "ALL"),
         max_time_s=values.duration_s(record.get("MaxTime")),
         oversubscribe=record.get("OverSubscribe", ""),
-        tres=values.optional(record.get("TRES")),
         raw=record,
     )
 

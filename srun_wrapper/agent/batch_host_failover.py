@@ -18,7 +18,14 @@ from pathlib import Path
 from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from srun_wrapper.agent.place import Place, job_of
-from srun_wrapper.decide.exclusions import Bad, Strength, names, remembered, reported_node, reports
+from srun_wrapper.decide.exclusions import (
+    BadNode,
+    Strength,
+    names,
+    remembered,
+    reported_node,
+    reports,
+)
 from srun_wrapper.protocol.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
 from srun_wrapper.requeue.requeue import helper_args, known_partitions, limits_for
 from srun_wrapper.requeue.resubmit import submit_copy
@@ -130,7 +137,7 @@ def rescue(
         if not claim(job_dir, job.restarts):
             report("another agent is bringing the job back")
             return
-        host = [Bad(job.batch_host, Strength.TWICE, time.time())] if job.batch_host else []
+        host = [BadNode(job.batch_host, Strength.TWICE, time.time())] if job.batch_host else []
         bad = [*host, *(one for one in remembered(job_dir) if one.node != job.batch_host)]
         new = call_waiting(outage, what, lambda: bring_back(slurm, job, bad, standby, size), report)
     except SlurmError as err:
@@ -144,7 +151,7 @@ def rescue(
 
 
 def bring_back(
-    slurm: Slurm, job: Job, bad: Sequence[Bad], standby: str, size: Mapping[str, str]
+    slurm: Slurm, job: Job, bad: Sequence[BadNode], standby: str, size: Mapping[str, str]
 ) -> int:
     """Submit the job's script again without ``bad``, end the old job. Returns the new id.
 

@@ -31,7 +31,7 @@ _PATH_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class UsedMount:
     """One line of /proc/PID/mountinfo."""
 
     point: str
@@ -42,14 +42,14 @@ class Mount:
         return self.kind.partition(".")[0] in SHARED
 
 
-def parse_mounts(mountinfo: str) -> list[Mount]:
+def parse_mounts(mountinfo: str) -> list[UsedMount]:
     """Read mountinfo's text; lines that make no sense are left out."""
     found = []
     for line in mountinfo.splitlines():
         first, _, last = line.partition(" - ")
         words, more = first.split(), last.split()
         if len(words) >= 5 and more:
-            found.append(Mount(_unescaped(words[4]), more[0]))
+            found.append(UsedMount(_unescaped(words[4]), more[0]))
     return found
 
 
@@ -57,9 +57,9 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
+def mount_of(path: str, mounts: Sequence[UsedMount]) -> UsedMount | None:
     """Return the mount that an absolute path is on: the longest, of equals the last."""
-    best: Mount | None = None
+    best: UsedMount | None = None
     for mount in mounts:
         below = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
         if below and (best is None or len(mount.point) >= len(best.point)):
@@ -67,7 +67,7 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
     return best
 
 
-def shared_points(paths: Iterable[str], mounts: Sequence[Mount]) -> set[str]:
+def shared_points(paths: Iterable[str], mounts: Sequence[UsedMount]) -> set[str]:
     """Return the mount points of the shared file systems that these paths are on."""
     found = (mount_of(path, mounts) for path in {*paths, "/"} if path.startswith("/"))
     return {mount.point for mount in found if mount is not None and mount.shared}

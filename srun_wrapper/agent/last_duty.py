@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 from robust_slurm.state_dir.ledger import append_line
-from srun_wrapper.agent.connections.silence import Verdict
+from srun_wrapper.agent.connections.silence import SilenceVerdict
 from srun_wrapper.agent.place import Place
 from srun_wrapper.protocol.messages import Start
 from srun_wrapper.protocol.task_options import TaskOptions
 
 
 def last_duty(
-    place: Place, key: bytes, options: TaskOptions, verdict: Verdict, start: Start | None
+    place: Place, key: bytes, options: TaskOptions, verdict: SilenceVerdict, start: Start | None
 ) -> None:
     """Bring the job back or release the node. In a thread: Slurm may take seconds to answer."""
     from srun_wrapper.agent import (
@@ -28,7 +28,7 @@ def last_duty(
         _report(place.node, job_dir, text)
 
     report(f"{verdict.value}: ending the ranks")
-    if verdict is Verdict.HOST_LOST and start is not None and options.requeue:
+    if verdict is SilenceVerdict.HOST_LOST and start is not None and options.requeue:
         standby = options.standby_partition
         batch_host_failover.rescue(
             place, key, start, job_dir, standby, options.size, report, options.slurm_wait

@@ -7,15 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from srun_wrapper.agent.streams.pump import Pump
-from srun_wrapper.agent.warm.interpreter import Forked
+from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.protocol.messages import RankStart, Start
 from srun_wrapper.protocol.task_options import OutputPlan
-
-HEAD_START = 0.15
-"""s by which warm rank 0's script goes ahead of the others': torch's ranks look for its store, and
-one that comes before the store waits half a second or more until it looks again."""
-HEAD_START_BESIDE = 0.3
-"""On its own node, where they see that there is a store, and go on at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +36,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class RankLaunch:
     """Everything needed to run a rank, and the receiver of its end."""
 
     order: Start
@@ -51,10 +45,3 @@ class Launch:
     env: dict[str, str]
     record: Path
     directory: str = ""  # working directory; "": the shim's own
-
-
-def head_start(rank: RankStart) -> float:
-    """Return the longest wait for rank 0, in s. On its node, rank and local rank are equal."""
-    if rank.rank == 0:
-        return 0.0
-    return HEAD_START_BESIDE if rank.rank == rank.local else HEAD_START

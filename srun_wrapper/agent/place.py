@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from srun_wrapper.command.rank_env import parse_tasks_per_node
 from srun_wrapper.protocol.messages import Start
 
+SECRETS = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
+"""Variables of a shim's environment that its rank does not get."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

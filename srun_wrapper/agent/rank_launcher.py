@@ -13,19 +13,21 @@ from robust_slurm import looked
 from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
-from srun_wrapper.agent.launch import Launch as Launch
+from srun_wrapper.agent.launch import RankLaunch as RankLaunch
 from srun_wrapper.agent.launch import Running as Running
 from srun_wrapper.agent.launch import SlotOptions as SlotOptions
-from srun_wrapper.agent.launch import head_start
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes.end_report import error_env, error_file
-from srun_wrapper.agent.processes.starting import Start as Starting
+from srun_wrapper.agent.processes.starting import Starting
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.pump import Pump
 from srun_wrapper.agent.streams.sinks import are_open, open_sinks
 from srun_wrapper.agent.streams.streams import Streams
+from srun_wrapper.agent.warm.commands import at_start
+from srun_wrapper.agent.warm.head_start import head_start
 from srun_wrapper.agent.warm.imports import Learnt
-from srun_wrapper.agent.warm.interpreter import Forked, Warm, at_start
+from srun_wrapper.agent.warm.interpreter import Warm
+from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.agent.warm.torchrun_broker import Tell, TorchrunBroker
 from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.command.torchrun import torchrun_overrides
@@ -54,8 +56,8 @@ class Launcher:
         run_dir: Path,
         store: SnapshotStore | None,
         started: Callable[[Running], None],
-        failed: Callable[[Launch, Exception], None],
-        cold: Callable[[Launch], None],
+        failed: Callable[[RankLaunch, Exception], None],
+        cold: Callable[[RankLaunch], None],
         ended: Callable[[dict[int, int]], None],
         learnt: Tell,
         changed: Callable[[], None],
@@ -74,7 +76,7 @@ class Launcher:
         if options.warm and not options.inherit:
             self.warm = self._make_warm(lambda own: learnt(own, 0, {}))
             self.broker = self._start_broker(learnt)
-        self._forking: Launch | None = None
+        self._forking: RankLaunch | None = None
         self._starting: Starting[Running] | None = None
         self._unclaimed: dict[int, int] = {}
         self._version = ""  # of the code that the last rank was started with
@@ -117,7 +119,7 @@ class Launcher:
         env = self._environ(torchrun_env | order.env | rank.env, order.code)
         record = self._run_dir / f"{order.epoch}-{self._local}.beat"
         directory = order.code.directory if order.code is not None else ""
-        launch = Launch(order, rank, command, env, record, directory)
+        launch = RankLaunch(order, rank, command, env, record, directory)
         try:
             error_file(self._run_dir, self._local).unlink(missing_ok=True)
             create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
@@ -153,7 +155,7 @@ class Launcher:
         env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
         return env
 
-    def spawn(self, launch: Launch) -> None:
+    def spawn(self, launch: RankLaunch) -> None:
         """A fresh process."""
         if self.warm is not None:
             self.warm.cold()
@@ -182,7 +184,7 @@ class Launcher:
         failed = lambda err: self._on_failed(launch, err)  # noqa: E731
         self._starting = Starting(self._loop, make, done, failed)
 
-    def _fork(self, launch: Launch) -> None:
+    def _fork(self, launch: RankLaunch) -> None:
         """Get a child of the warm interpreter, or a fresh process if it cannot be asked."""
         self._forking = launch
         plan, rank, env = self._options.output, launch.rank.rank, launch.env
@@ -199,7 +201,7 @@ class Launcher:
 
         self._loop.run_in_thread(open_files, lambda error: self._ask(launch, error), NO_THREAD)
 
-    def _ask(self, launch: Launch, error: Exception | None) -> None:
+    def _ask(self, launch: RankLaunch, error: Exception | None) -> None:
         """Ask the warm interpreter; ``error``: why the rank's output cannot be opened."""
         assert self.warm is not None
         pumps: list[Pump] = []
@@ -232,7 +234,7 @@ class Launcher:
         self._forking = None
         self.spawn(launch)
 
-    def _streams(self, launch: Launch) -> Streams:
+    def _streams(self, launch: RankLaunch) -> Streams:
         options, first = self._options, launch.order.first
         return Streams(
             options.output, launch.rank.rank, launch.env, str(launch.record), options.regex,
@@ -240,7 +242,7 @@ class Launcher:
         )  # fmt: skip
 
     def _started(
-        self, launch: Launch, process: subprocess.Popen[bytes] | Forked, pumps: list[Pump]
+        self, launch: RankLaunch, process: subprocess.Popen[bytes] | Forked, pumps: list[Pump]
     ) -> None:
         ended, self._unclaimed = self._unclaimed, {}
         if self.warm is not None:

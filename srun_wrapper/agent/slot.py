@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import os
@@ -16,13 +15,16 @@ from srun_wrapper.agent.looking.sampler import Sampler
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
 from srun_wrapper.agent.processes.end_report import EndReport, error_file
+from srun_wrapper.agent.processes.signals import RankSignals
+from srun_wrapper.agent.processes.starting import why_not_started
 from srun_wrapper.agent.processes.stop_stages import Aborts, StopStages
-from srun_wrapper.agent.rank_launcher import Launch, Launcher, Running, SlotOptions
+from srun_wrapper.agent.rank_launcher import Launcher, RankLaunch, Running, SlotOptions
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
+from srun_wrapper.agent.warm.commands import is_text
 from srun_wrapper.agent.warm.imports import Learnt, pack, unpack
-from srun_wrapper.agent.warm.interpreter import Forked
+from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.protocol.messages import (
     Exited,
     Finish,
@@ -45,9 +47,7 @@ CHECK = 0.01
 UNBORN = 1.0  # s for a process that is killed in its start to end, until nobody waits for it
 ANSWER = 1.0  # s for a file system to answer, when a process survives SIGKILL
 TAIL_WAIT = 0.05
-READY = 30.0  # s for a new rank to get ready for a signal that came before it
 NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
-SECRETS = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
 _log = logging.getLogger("robust-task")
 
 
@@ -84,12 +84,13 @@ class Slot:
         self._first_of_all = False
         self._told_warm = 0
         self._next: Start | None = None
-        self._cold: Launch | None = None
+        self._cold: RankLaunch | None = None
         self._launcher = Launcher(
             loop, local, options, run_dir, store,
             started=self._started, failed=self._failed, cold=self._start_cold,
             ended=self._end_running, learnt=self._learnt, changed=self._tell_warm,
         )  # fmt: skip
+        self._signals = RankSignals(loop, self._pid, group=not options.inherit)
         self._stopping = False
         self._stages: StopStages | None = None
         self._kill_at = math.inf
@@ -111,9 +112,9 @@ class Slot:
             self._stop(order.grace)
         elif isinstance(order, Signal):
             if order.early:
-                self._signal_when_ready(order.signum, time.monotonic() + READY)
+                self._signals.send_when_ready(order.signum)
             else:
-                self.signal(order.signum)
+                self._signals.send(order.signum)
         elif isinstance(order, Inspect):
             self._inspect(order)
         elif isinstance(order, Warmup):
@@ -130,23 +131,10 @@ class Slot:
 
     def signal(self, signum: int) -> None:
         """Pass a signal to the rank's process group."""
-        if self._running is not None:
-            try:
-                if self._options.inherit:  # it shares our group, to keep the terminal
-                    os.kill(self._running.process.pid, signum)
-                else:
-                    os.killpg(self._running.process.pid, signum)
-            except (ProcessLookupError, PermissionError):
-                pass
+        self._signals.send(signum)
 
-    def _signal_when_ready(self, signum: int, give_up_at: float) -> None:
-        # In its first moments a rank would die of a signal that it is going to handle.
-        running = self._running
-        ready = running is not None and process_tree.expects(running.process.pid, signum)
-        if ready or time.monotonic() >= give_up_at:
-            self.signal(signum)
-        else:
-            self._loop.later(0.1, lambda: self._signal_when_ready(signum, give_up_at))
+    def _pid(self) -> int:
+        return self._running.process.pid if self._running is not None else 0
 
     def kill(self) -> None:
         """End the rank and all it started at once, without ceremony."""
@@ -294,27 +282,17 @@ class Slot:
         warm = isinstance(running.process, Forked)
         self._emit(Started(0, running.epoch, self._local, running.process.pid, warm))
 
-    def _failed(self, launch: Launch, err: Exception) -> None:
-        what = f"cannot run {launch.command[0]!r}: {err}"
-        if isinstance(err, OSError) and err.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = Path(err.filename).parent if err.filename else self._run_dir.parent
-            what = f"no space left in {where}: cannot start {launch.command[0]!r}"
-        elif (
-            isinstance(err, OSError)
-            and err.errno == errno.EAGAIN
-            and (short := process_tree.no_ids())
-        ):
-            what = f"{short}: cannot start {launch.command[0]!r}"
-        text = f"robust-task: {what}\n"
+    def _failed(self, launch: RankLaunch, err: Exception) -> None:
+        text = f"robust-task: {why_not_started(launch.command[0], err, self._run_dir)}\n"
         os.write(2, text.encode())
         self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
 
-    def _start_cold(self, launch: Launch) -> None:
+    def _start_cold(self, launch: RankLaunch) -> None:
         self._cold = launch
         self._stop(0.0)
 
     def _learnt(self, learnt: Learnt, ranks: int, environ: dict[str, str]) -> None:
-        if self._first_of_all and all(map(_is_text, environ.values())):
+        if self._first_of_all and is_text(environ.values()):
             self._emit(Imports(0, pack(learnt), ranks, environ))
 
     def _tell_warm(self) -> None:
@@ -368,13 +346,5 @@ class Slot:
             self._budget,
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
             ask=order.ask,
+            quick=order.quick,
         )
-
-
-def _is_text(value: str) -> bool:
-    """True if ``value`` can be sent as text; a file name of another time may not be UTF-8."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

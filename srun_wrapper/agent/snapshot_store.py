@@ -23,7 +23,7 @@ from srun_wrapper.protocol.checkpoint_messages import (
     MakeRoom,
     Moved,
     PersistAt,
-    Place,
+    ReplicaTargets,
     SaveEvery,
     StandAt,
     StateSums,
@@ -100,7 +100,7 @@ class SnapshotStore:
     def handle(self, order: Message) -> None:
         """Carry an order out, if it is one for this store."""
         kept, local = self._store, self._local
-        if isinstance(order, Place):
+        if isinstance(order, ReplicaTargets):
             kept.place(order.targets)
         elif isinstance(order, MakeRoom):
             kept.room.prepare(order.size, order.files)

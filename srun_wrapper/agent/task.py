@@ -26,16 +26,16 @@ from robust_slurm.memory_dir import MemoryDir
 from robust_slurm.settings import AFTER_SUPERVISOR
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.connections.link import Link
-from srun_wrapper.agent.connections.silence import Verdict
+from srun_wrapper.agent.connections.silence import SilenceVerdict
 from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.last_duty import last_duty
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_agent import Agent
-from srun_wrapper.agent.place import Place, place_from, shim_address
+from srun_wrapper.agent.place import SECRETS, Place, place_from, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.rank_launcher import SlotOptions
-from srun_wrapper.agent.slot import SECRETS, Slot
+from srun_wrapper.agent.slot import Slot
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
@@ -284,7 +284,7 @@ class Shim:
 
     # -- alone
 
-    def _abandon(self, verdict: Verdict, start: Start | None) -> None:
+    def _abandon(self, verdict: SilenceVerdict, start: Start | None) -> None:
         """The supervisor is gone for good: nothing may be left running on this node."""
         assert self._agent is not None
         self._agent.broadcast(Stop(start.epoch if start else 0, ABANDON_GRACE))
@@ -301,7 +301,7 @@ class Shim:
             else:
                 self._loop.later(0.1, check)
 
-        waiting = self._options.slurm_wait if verdict is Verdict.HOST_LOST else 0.0
+        waiting = self._options.slurm_wait if verdict is SilenceVerdict.HOST_LOST else 0.0
         stopped_at = time.monotonic() + ABANDON_GRACE + 1.0
         give_up_at = time.monotonic() + LAST_DUTY + waiting
         check()

@@ -16,7 +16,7 @@ from typing import IO
 
 from robust_slurm import commands
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.agent.processes.starting import Start as Starting
+from srun_wrapper.agent.processes.starting import Starting
 from srun_wrapper.protocol.messages import RunTests, WorkerEnded
 
 WORKER = "health.active.worker.main"

@@ -15,7 +15,7 @@ from robust_slurm.checkpoint.durable import marks
 from robust_slurm.checkpoint.durable import tier as tier
 from robust_slurm.checkpoint.durable.marks import Mark
 from robust_slurm.checkpoint.planning.alike import is_whole
-from robust_slurm.checkpoint.planning.plan import Place
+from robust_slurm.checkpoint.planning.plan import Holder
 from robust_slurm.checkpoint.planning.sound import Trust
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.decide.diagnosis import Diagnosis
@@ -43,7 +43,7 @@ def spoils(diagnosis: Diagnosis) -> str:
     return ""
 
 
-class Line:
+class Timeline:
     """The timeline that the training is on, with the facts known of its states. No I/O.
 
     An epoch that resumes at step r abandons all later states of the epochs before it.
@@ -120,7 +120,7 @@ class Certificates:
         self._journal = journal
         self.suspicion = ""
         """Reason why the newest states may be spoiled, until an epoch resumes; see ``Trust``."""
-        self.line = Line()
+        self.line = Timeline()
         self.newest: int | None = None
         """Newest certified step on disk."""
         self._open: set[int] = set()  # durable steps on the line that bear no mark yet
@@ -129,7 +129,7 @@ class Certificates:
         self._failed = False
 
     def begin(self, epoch: int, step: int) -> None:
-        """Begin an epoch; see ``Line.begin``."""
+        """Begin an epoch; see ``Timeline.begin``."""
         self.line.begin(epoch, step)
         self._epoch = epoch
         self._open = {at for at in self._open if at <= step}
@@ -155,7 +155,7 @@ class Certificates:
         if ready and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self.mark(*ready))
 
-    def trust(self, places: Sequence[Place], on_disk: Sequence[tier.Committed]) -> Trust:
+    def trust(self, places: Sequence[Holder], on_disk: Sequence[tier.DurableStep]) -> Trust:
         """Return the trust that the planner works with."""
         self._prove()
         held = {(h.step, h.epoch) for place in places for h in place.holdings}
@@ -167,7 +167,7 @@ class Certificates:
             self.suspicion,
         )
 
-    async def doubt(self, on_disk: Sequence[tier.Committed], after: int, why: str) -> None:
+    async def doubt(self, on_disk: Sequence[tier.DurableStep], after: int, why: str) -> None:
         """Mark the durable steps after ``after``: no later recovery may take one for good."""
         later = [c for c in on_disk if c.step > after and not c.mark.doubt]
         if later:

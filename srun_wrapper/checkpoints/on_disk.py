@@ -10,7 +10,7 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.run_in_thread import run_in_thread
 
 
-async def committed(directory: str, limit: float) -> list[tier.Committed]:
+async def committed(directory: str, limit: float) -> list[tier.DurableStep]:
     """Return the committed steps in the directory, as far as they can be read in ``limit`` s."""
     if not directory:
         return []
@@ -25,7 +25,7 @@ async def committed(directory: str, limit: float) -> list[tier.Committed]:
     return found
 
 
-def only(places: list[planner.Place], states: Collection[tuple[int, int]]) -> list[planner.Place]:
+def only(places: list[planner.Holder], states: Collection[tuple[int, int]]) -> list[planner.Holder]:
     """Return the places with the copies of these (step, epoch) alone."""
     return [
         place._replace(holdings=[h for h in place.holdings if (h.step, h.epoch) in states])
@@ -34,8 +34,8 @@ def only(places: list[planner.Place], states: Collection[tuple[int, int]]) -> li
 
 
 def replaced(
-    places: list[planner.Place], step: int, checked: list[planner.Place]
-) -> list[planner.Place]:
+    places: list[planner.Holder], step: int, checked: list[planner.Holder]
+) -> list[planner.Holder]:
     """Return the known holdings of the stores, with those found when this step was read."""
     found = {place.store: place.holdings for place in checked}
     return [

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from robust_slurm.checkpoint.format.sizes import megabytes
 from robust_slurm.checkpoint.planning import placement
+from robust_slurm.checkpoint.planning.survival import copies
 from robust_slurm.checkpoint.planning.survival import survives as survival
 from robust_slurm.checkpoint.store.events import Target
 from srun_wrapper.checkpoints.enrolments import Enrolments
@@ -15,7 +16,7 @@ from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
-from srun_wrapper.protocol.checkpoint_messages import MakeRoom, Place
+from srun_wrapper.protocol.checkpoint_messages import MakeRoom, ReplicaTargets
 
 
 class Replicas:
@@ -37,6 +38,9 @@ class Replicas:
         self._leaves = leaves
         self.survives = ""
         """The losses that the replicas survive, for people."""
+        self.copies: dict[str, frozenset[str]] = {}
+        """For each node those that keep the replicas of its ranks, as placed last; itself if none.
+        Empty without snapshots."""
         self.placed = 0
         """Epoch whose replicas have been placed."""
         self._roomy: set[AgentKey] = set()  # idle nodes that were ordered to make room
@@ -79,7 +83,8 @@ class Replicas:
                 target = Target(holder, host, port, to.node.name)
             orders.setdefault(id(node), (node, {}))[1][owner] = target
         for node, targets in orders.values():
-            self._bus.send(node, Place(targets))
+            self._bus.send(node, ReplicaTargets(targets))
+        self.copies = copies(placed, names)
         survives = survival(placed, names, mesh, leaf).text
         if survives != self.survives:
             self.survives = survives

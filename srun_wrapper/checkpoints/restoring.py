@@ -190,8 +190,8 @@ class Restoring:
     async def _leave_out(
         self,
         step: int,
-        places: Sequence[planner.Place],
-        on_disk: Sequence[tier.Committed],
+        places: Sequence[planner.Holder],
+        on_disk: Sequence[tier.DurableStep],
     ) -> None:
         """Keep later recoveries from the states that this one leaves out as they may be spoiled."""
         newest = max([held.step for place in places for held in place.holdings], default=step)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.planning import plan as planner
-from robust_slurm.checkpoint.store.events import Wanted
+from robust_slurm.checkpoint.store.events import WantedSnapshot
 from srun_wrapper.checkpoints.enrolments import Enrolments, StoreAt
 from srun_wrapper.command.rank_env import fold_hosts
 from srun_wrapper.job.bus import Address, Bus
@@ -67,7 +67,9 @@ class Stores:
             if port
         }
 
-    async def stock(self, over: Callable[[], bool], step: int | None = None) -> list[planner.Place]:
+    async def stock(
+        self, over: Callable[[], bool], step: int | None = None
+    ) -> list[planner.Holder]:
         """Collect the holdings of all reachable stores; of leaving nodes only if these are quick.
 
         ``step``: of this step only, checked byte by byte; else nothing is read.
@@ -103,7 +105,7 @@ class Stores:
         def sent(token: int) -> Iterator[tuple[Node, Message]]:
             for target, group in orders.items():
                 at = stores[target]
-                items = tuple(Wanted(t.owner, t.step, t.host, t.port) for t in group)
+                items = tuple(WantedSnapshot(t.owner, t.step, t.host, t.port) for t in group)
                 yield at.node, Fetch(token, at.local, items)
 
         wanted = {stores[target].address for target in orders}
@@ -206,7 +208,7 @@ class Stores:
         return found if len(found) == world else {}
 
 
-def _place(at: StoreAt, stock: Stock) -> planner.Place:
+def _place(at: StoreAt, stock: Stock) -> planner.Holder:
     port = at.node.stores.get(at.local, 0)
     host = at.node.store_host or at.node.address
-    return planner.Place(at.name, at.node.name, host, port, stock.held)
+    return planner.Holder(at.name, at.node.name, host, port, stock.held)

@@ -101,20 +101,20 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class OutputTask:
     """Only this task's stream goes through srun's own."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class OutputFile:
     """The stream goes to the files of this pattern."""
 
     pattern: str
 
 
-Mode = All | Nothing | Task | File
+Mode = All | Nothing | OutputTask | OutputFile
 
 
 def parse_mode(value: str | None, ntasks: int | None = None) -> Mode:
@@ -128,8 +128,8 @@ def parse_mode(value: str | None, ntasks: int | None = None) -> Mode:
     if value.lower() == "none":
         return Nothing()
     if re.fullmatch(r"\d+", value, re.ASCII) and (ntasks is None or int(value) < ntasks):
-        return Task(int(value))
-    return File(value)
+        return OutputTask(int(value))
+    return OutputFile(value)
 
 
 def label_width(ntasks: int) -> int:

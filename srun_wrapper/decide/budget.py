@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from srun_wrapper.decide.diagnosis import Diagnosis, shared
+
+TOGETHER = 3  # hangs in a row that name several nodes together before they leave
+
+
+class Trace(NamedTuple):
+    """One failure: the node, the ranks, and the step of a NaN."""
+
+    node: str
+    ranks: frozenset[str]
+    step: int | None
 
 
 @dataclass(slots=True)
@@ -19,6 +30,7 @@ class Budget:
     # Suspects that left, and what came in their places, by the signature of the error.
     evicted: dict[str, dict[str, str]] = field(default_factory=dict)
     spent: tuple[str, tuple[str, ...]] | None = None  # the last failure's signature, its nodes
+    traces: dict[str, list[Trace]] = field(default_factory=dict)  # by signature
 
     def spend(self, diagnosis: Diagnosis) -> None:
         self.failures += 1
@@ -30,6 +42,9 @@ class Budget:
         for node in blamed:
             self.nodes[node] = self.nodes.get(node, 0) + 1
         self.spent = diagnosis.signature, blamed
+        root = diagnosis.root
+        trace = Trace(root.node, frozenset(diagnosis.ranks), root.step)
+        self.traces.setdefault(diagnosis.signature, []).append(trace)
 
     def refund(self) -> None:
         """Undo the last ``spend``: nothing was tried. Which nodes showed the error stays known."""
@@ -39,6 +54,7 @@ class Budget:
         self.spent = None
         self.failures -= 1
         self.signatures[signature] -= 1
+        self.traces[signature].pop()
         for node in blamed:
             if node in self.nodes:  # it may have been acquitted
                 self.nodes[node] -= 1
@@ -49,6 +65,7 @@ class Budget:
         self.nodes.clear()
         self.seen.clear()
         self.evicted.clear()
+        self.traces.clear()
 
     def evict(
         self, diagnosis: Diagnosis, swaps: Iterable[tuple[str, str]], sure: Collection[str]
@@ -69,7 +86,11 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
     """
     evicted = budget.evicted.get(diagnosis.signature, {})
     nodes = budget.seen.get(diagnosis.signature, set())
-    if diagnosis.symptom == "hang":
+    followed = follow(diagnosis, budget.traces.get(diagnosis.signature, []))
+    judged = followed is not diagnosis
+    if judged:
+        diagnosis, again, why = followed, False, ""
+    elif diagnosis.symptom == "hang":
         again, why = bool(evicted), f"the same hang without {', '.join(sorted(evicted))}"
     elif diagnosis.cause == "node":
         again, why = not nodes.isdisjoint(evicted.values()), shared(sorted(nodes))
@@ -77,12 +98,47 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
         again, why = diagnosis.cause == "unknown" and len(nodes) > 1, shared(sorted(nodes))
     if again:
         evidence = (*diagnosis.evidence, why)
-        diagnosis = replace(diagnosis, cause="shared", suspects=(), evidence=evidence)
-    if diagnosis.cause != "shared" or diagnosis.unreported:
+        nobody = frozenset[str]()
+        diagnosis = replace(
+            diagnosis, cause="shared", suspects=(), evidence=evidence, unreported=nobody
+        )
+    acquitted = diagnosis.cause == "shared" or (judged and diagnosis.cause == "user")
+    if not acquitted or diagnosis.unreported:
         return diagnosis, ()
     for node in nodes.union(evicted):
         budget.nodes.pop(node, None)
     return diagnosis, tuple(sorted(evicted))
+
+
+def follow(diagnosis: Diagnosis, traces: Iterable[Trace]) -> Diagnosis:
+    """Judge by where the same failure was before: it follows the ranks, or stays on the node.
+
+    A NaN that all ranks had at once, twice at the same step, is the program's: what a machine
+    computes wrongly does not wait for the same step.
+    """
+    node, ranks, step = diagnosis.root.node, frozenset(diagnosis.ranks), diagnosis.root.step
+    evidence = diagnosis.evidence
+    if not diagnosis.exchange:
+        known = diagnosis.symptom == "nan" and diagnosis.cause == "unknown"
+        alike = [each for each in traces if not each.ranks and each.step == step is not None]
+        if not known or len(alike) < 2 or diagnosis.suspects:
+            return diagnosis
+        again = f"again at step {step}, on no rank alone: the program or its data"
+        return replace(diagnosis, cause="user", evidence=(*evidence, again))
+    here = [each for each in traces if each.node == node]
+    if came := next((each for each in traces if each.node != node and each.ranks & ranks), None):
+        what = ", ".join(sorted(ranks & came.ranks))
+        line = f"it follows {what} from {came.node} to {node}: the program, or the data of {what}"
+        evidence = (*evidence, line)
+        return replace(diagnosis, cause="user", suspects=(), exchange=False, evidence=evidence)
+    if diagnosis.symptom != "nan":
+        return diagnosis
+    if any(not each.ranks.intersection(diagnosis.held) for each in here):
+        line = f"it stays on {node}, whose ranks had moved to another node"
+        return replace(diagnosis, cause="node", exchange=False, evidence=(*evidence, line))
+    if len(here) > 2:  # no node could take its ranks: nothing shows whose fault it is
+        return replace(diagnosis, suspects=(), exchange=False)
+    return diagnosis
 
 
 def unproven_nan(diagnosis: Diagnosis) -> bool:
@@ -97,20 +153,38 @@ def innocent(diagnosis: Diagnosis) -> bool:
     """
     echo = diagnosis.symptom == "crash" and diagnosis.cause == "transient"
     echo = echo or (diagnosis.tests == "only" and diagnosis.cause == "unknown")
-    return echo or diagnosis.cause in ("shared", "user") or unproven_nan(diagnosis)
+    alone = diagnosis.symptom == "nan" and diagnosis.exchange
+    nobody = unproven_nan(diagnosis) and not alone
+    return echo or diagnosis.cause in ("shared", "user") or nobody
+
+
+def with_suspects(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> Diagnosis:
+    """Return the diagnosis with the node that only repetition makes a suspect."""
+    found = () if diagnosis.suspects else suspect_nodes(diagnosis, failures_by_node)
+    if not found:
+        return diagnosis
+    times = ", ".join(f"{failures_by_node[node]} failures on {node}" for node in found)
+    line = f"{times} without progress: a suspect by repetition alone"
+    return replace(diagnosis, suspects=found, evidence=(*diagnosis.evidence, line))
 
 
 def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> tuple[str, ...]:
     """Nodes to evict: blamed by the evidence, or failing twice without progress.
 
     One that has just passed tests may fail once more: its program may be the cause; so may one
-    whose ranks died without a known cause, as they move to another node first.
+    whose ranks died without a known cause, as they move to another node first. Of several suspects
+    of a hang all may be healthy but one: they leave the third time, if they can be spared.
     """
     if diagnosis.cause == "node":
         return diagnosis.suspects
     blamed = diagnosis.suspects or (diagnosis.root.node,)
-    if innocent(diagnosis) or len(blamed) > 1:
+    if innocent(diagnosis):
         return ()
+    if len(blamed) > 1:
+        if diagnosis.symptom != "hang":
+            return ()
+        often = (n for n in blamed if failures_by_node.get(n, 0) >= TOGETHER)
+        return tuple(n for n in often if n not in diagnosis.cleared)
     return tuple(
         node
         for node in blamed

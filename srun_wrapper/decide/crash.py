@@ -10,7 +10,7 @@ import signal
 from dataclasses import replace
 
 from srun_wrapper.decide.diagnosis import LIMIT, Case, Cause, Diagnosis, Rule, shared
-from srun_wrapper.decide.ends import CERTAIN, Kind, odd_collective, read_end, signature
+from srun_wrapper.decide.ends import CERTAIN, EndKind, odd_collective, read_end, signature
 from srun_wrapper.decide.failure import OF_THIS_JOB, Failure, how_ended, last_error
 from srun_wrapper.signatures import traps
 
@@ -64,14 +64,14 @@ def _preempted(case: Case) -> Diagnosis | None:
 def _shared(case: Case) -> Diagnosis | None:
     end = read_end(case.root, case.catalogue)
     alike = case.alike(signature(case.root, case.catalogue))
-    own_kill = end.killer and end.kind is not Kind.FOLLOWS and end.blame != "user"
+    own_kill = end.killer and end.kind is not EndKind.FOLLOWS and end.blame != "user"
     if len(alike) > 1 and (end.points or own_kill):
         return _found(case, case.root, "shared", shared(alike))
     return None
 
 
 def _machine(case: Case) -> Diagnosis | None:
-    if read_end(case.root, case.catalogue).kind is not Kind.MACHINE:
+    if read_end(case.root, case.catalogue).kind is not EndKind.MACHINE:
         return None
     why = f"points to the node: {_meaning(case, case.root)}"
     return _found(case, case.root, "node", why, node=True)
@@ -79,7 +79,7 @@ def _machine(case: Case) -> Diagnosis | None:
 
 def _odd_collective(case: Case) -> Diagnosis | None:
     end = read_end(case.root, case.catalogue)
-    vague = end.kind is Kind.FOLLOWS or end.hit is None or end.hit.weight < traps.PRECISE
+    vague = end.kind is EndKind.FOLLOWS or end.hit is None or end.hit.weight < traps.PRECISE
     if not vague or not (odd := odd_collective(case.ends)):
         return None
     root, line = odd
@@ -106,7 +106,7 @@ def _points(case: Case) -> Diagnosis | None:
 
 
 def _follows(case: Case) -> Diagnosis | None:
-    if read_end(case.root, case.catalogue).kind is not Kind.FOLLOWS:
+    if read_end(case.root, case.catalogue).kind is not EndKind.FOLLOWS:
         return None
     return _found(case, case.root, "transient", _meaning(case, case.root))
 
@@ -158,11 +158,16 @@ def _killed(case: Case) -> Diagnosis | None:
     if _killer(case) != signal.SIGKILL:
         return None
     why = "nothing readable on the node says why: mostly the OOM killer or a person"
-    return replace(_found(case, case.root, "unknown", why), exchange=True)
+    return _moving(_found(case, case.root, "unknown", why))
 
 
 def _signal(case: Case) -> Diagnosis | None:
-    return _found(case, case.root, "unknown") if _killer(case) else None
+    return _moving(_found(case, case.root, "unknown")) if _killer(case) else None
+
+
+def _moving(found: Diagnosis) -> Diagnosis:
+    rank = found.root.rank
+    return replace(found, exchange=True, ranks=() if rank is None else (f"rank {rank}",))
 
 
 def _killer(case: Case) -> int | None:
@@ -285,8 +290,8 @@ RULES = (
         "signal",
         "crash",
         "a rank is killed by another signal, and no known error names the cause",
-        "unknown: nobody is blamed the first time",
-        "second",
+        "unknown: the program, its data or the machine",
+        "exchange",
         _signal,
     ),
     Rule(

@@ -9,6 +9,7 @@ from srun_wrapper.decide import crash
 from srun_wrapper.decide.diagnosis import Case, Cause, Diagnosis, Rule
 from srun_wrapper.decide.ends import crashes
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.local_nan import LocalNan
 from srun_wrapper.signatures.catalogue import Catalogue, load
 
 NONFINITE_SHOWN = 8  # ranks that are named one by one
@@ -20,6 +21,7 @@ def diagnose(
     just_joined: Collection[str] = (),
     catalogue: Catalogue | None = None,
     addresses: Mapping[str, str] | None = None,
+    local: LocalNan | None = None,
 ) -> Diagnosis:
     """Name the cause and the suspect nodes of failures that were seen together.
 
@@ -28,10 +30,11 @@ def diagnose(
     ``just_joined``: nodes that have just taken a place; one that cannot start a rank is proven
     unfit, since the same command ran elsewhere before. ``catalogue``: the signatures of errors;
     None: the built-in ones. ``addresses``: names of the job's nodes by what logs may call them.
+    ``local``: the ranks whose losses alone were not finite.
     """
     others = [f for f in failures if f.symptom != "crash"]
     ordered = [*others, *crashes(failures)]
-    case = Case(ordered, world_nodes, just_joined, catalogue or load(), addresses or {})
+    case = Case(ordered, world_nodes, just_joined, catalogue or load(), addresses or {}, local)
     for rule in RULES:
         if (found := rule.decide(case)) is not None:
             return replace(found, rule=found.rule or rule.id)
@@ -65,7 +68,17 @@ def _hang(case: Case) -> Diagnosis | None:
     root = case.root
     if root.symptom != "hang":
         return None
-    return Diagnosis("hang", "unknown", root.suspects, root.evidence, "hang", root)
+    named = root.suspects
+    several = frozenset(named if len(named) > 1 else ())  # at most one of them is bad
+    return Diagnosis("hang", "unknown", named, root.evidence, "hang", root, unreported=several)
+
+
+def _slow(case: Case) -> Diagnosis | None:
+    """Only where slow = replace, see ``recover/slowness.py``."""
+    root = case.root
+    if root.symptom != "slow":
+        return None
+    return Diagnosis("slow", "node", root.suspects, root.evidence, "slow", root)
 
 
 def _nan_of_machine(case: Case) -> Diagnosis | None:
@@ -89,12 +102,31 @@ def _nan(case: Case) -> Diagnosis | None:
     """
     if case.root.symptom != "nan":
         return None
-    found = _nonfinite(case)
-    first = found[0]
+    first, *_ = found = _nonfinite(case)
     alone = first.step is not None and [f.step for f in found].count(first.step) == 1
     root = first if alone else replace(first, node="", rank=None)
-    suspects = (first.node,) if alone else ()
-    return Diagnosis("nan", "unknown", suspects, tuple(_nan_lines(case)), "nan", root)
+    return Diagnosis("nan", "unknown", (), tuple(_nan_lines(case)), "nan", root)
+
+
+def _local_nan(case: Case) -> Diagnosis | None:
+    """Diagnose a NaN that one machine's ranks had alone: the machine, or these ranks' data."""
+    found, local = _nan(case), case.local
+    if found is None or local is None:
+        return None
+    own = [f for f in _nonfinite(case) if f.step == local.step and f.node == local.node]
+    if not own:
+        return None
+    # A torchrun may give its ranks other numbers than their place says: they cannot be followed.
+    numbered = all(rank.startswith("rank ") for rank in local.ranks)
+    return replace(
+        found,
+        root=own[0],
+        suspects=(local.node,),
+        evidence=(*found.evidence, local.line()),
+        exchange=numbered,
+        ranks=local.ranks if numbered else (),
+        held=local.held,
+    )
 
 
 def _nonfinite(case: Case) -> list[Failure]:
@@ -136,6 +168,15 @@ RULES = (
         _nan_of_machine,
     ),
     Rule(
+        "local-nan",
+        "nan",
+        "at the first step with a loss that is not finite, only ranks of one node had one, and all "
+        "other ranks are known to have had a finite one",
+        "unknown: the node is a suspect, as its ranks' data are; the third time at that spot tells",
+        "exchange nan",
+        _local_nan,
+    ),
+    Rule(
         "nan",
         "nan",
         "a loss is not finite",
@@ -147,9 +188,19 @@ RULES = (
         "hang",
         "hang",
         "no rank makes a step for longer than the limit",
-        "unknown: the ranks that stand out are suspects",
+        "unknown: the nodes of the ranks that stand out are suspects; of several together none is "
+        "reported, and they leave the third time without progress",
         "second",
         _hang,
+    ),
+    Rule(
+        "slow-machine",
+        "slow",
+        "steps stay slower than before, the others wait for the ranks of one node, and it is hot, "
+        "throttled or has a degraded link; only with slow = replace and an idle spare",
+        "that node is to blame",
+        "evict",
+        _slow,
     ),
     *crash.RULES,
 )

@@ -8,13 +8,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from srun_wrapper.decide.ends import End, Kind, crashes, read_end, signature
+from srun_wrapper.decide.ends import End, EndKind, crashes, read_end, signature
 from srun_wrapper.decide.failure import Failure, Symptom
+from srun_wrapper.decide.local_nan import LocalNan
 from srun_wrapper.signatures.catalogue import Catalogue
 
 Cause = Literal["node", "shared", "user", "transient", "unknown", "ordered"]
 Then = Literal[
-    "evict", "second", "exchange", "test", "test first", "test only", "stop", "stop now", "restart"
+    "evict",
+    "second",
+    "exchange",
+    "exchange nan",
+    "test",
+    "test first",
+    "test only",
+    "stop",
+    "stop now",
+    "restart",
 ]
 
 # With these errors a start fails also where a limit of the user or of the job is reached.
@@ -23,7 +33,10 @@ NODES_SHOWN = 8
 TESTED, REPLAYED = "tests", "replay"  # ids of the rules by which these have named a node
 # Lost nodes come first: they explain the ends of ranks. A program that ends itself when its loss
 # is NaN has not failed by itself.
-ORDER = {"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5, "update": 6}
+ORDER = {
+    **{"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5, "slow": 6},
+    "update": 7,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +50,18 @@ class Diagnosis:
     proven: tuple[str, ...] = ()  # of the suspects: those that tests or a replay have named
     cleared: frozenset[str] = frozenset()  # nodes that have passed tests now
     seen: tuple[str, ...] = ()  # nodes on which ranks died of this very error
-    unreported: frozenset[str] = frozenset()  # lost by a shared cause: nothing is held against them
+    unreported: frozenset[str] = frozenset()
+    """Lost by a shared cause, or suspects together with others: nothing is held against them."""
     rule: str = ""  # id of the rule that has decided
     tests: Literal["later", "now", "only", "never"] = "later"
     """The time of the tests of the machines. only: at once, and nothing else counts against the
     suspects; never: the node itself has said that it is the program."""
     exchange: bool = False
-    """The node is in doubt only because its rank died: its ranks move before it is evicted."""
+    """The node is in doubt only because of its ranks: they move before it is evicted."""
+    ranks: tuple[str, ...] = ()
+    """The ranks that have shown the symptom, where ``exchange`` is set."""
+    held: tuple[str, ...] = ()
+    """All ranks of that node."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,8 @@ class Case:
     catalogue: Catalogue
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Names of the job's nodes by the addresses and names that logs may have for them."""
+    local: LocalNan | None = None
+    """The ranks whose losses alone were not finite, if that is known."""
 
     @cached_property
     def ends(self) -> list[tuple[Failure, End]]:
@@ -101,8 +121,8 @@ def root_of(failures: Sequence[Failure], catalogue: Catalogue | None = None) -> 
     """
 
     def key(failure: Failure) -> tuple[bool, int, int, float]:
-        kind = read_end(failure, catalogue).kind if failure.symptom == "crash" else Kind.OWN
-        return kind is Kind.FOLLOWS, ORDER[failure.symptom], kind, failure.at
+        kind = read_end(failure, catalogue).kind if failure.symptom == "crash" else EndKind.OWN
+        return kind is EndKind.FOLLOWS, ORDER[failure.symptom], kind, failure.at
 
     return min(failures, key=key)
 

@@ -13,7 +13,7 @@ from srun_wrapper.decide.failure import Failure, killed_by, last_error
 from srun_wrapper.signatures import traps
 from srun_wrapper.signatures.catalogue import Catalogue, load
 from srun_wrapper.signatures.hits import ENDS, Hit, find_hits
-from srun_wrapper.signatures.lines import Line, read_lines
+from srun_wrapper.signatures.lines import LogLine, read_lines
 from srun_wrapper.signatures.verdict import first_cause
 
 MOST = 128  # ends that are read: reading one takes about 4 ms
@@ -25,7 +25,7 @@ MUTE = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS})
 NETWORK = frozenset({"tcp", "ib"})  # layers whose vaguer errors name a symptom of another's end
 
 
-class Kind(IntEnum):
+class EndKind(IntEnum):
     """The classes of ends: the first cause is of the lowest class that any end has."""
 
     MACHINE = 0  # the machine's own words, about this node
@@ -41,15 +41,15 @@ class End:
     collectives.
     """
 
-    kind: Kind
+    kind: EndKind
     killer: int | None
     hit: Hit | None = None
-    works: tuple[Line, ...] = ()
+    works: tuple[LogLine, ...] = ()
 
     @property
     def blame(self) -> str:
         """The party that the line blames; "" without a line that names a cause."""
-        if self.hit is None or self.kind is Kind.FOLLOWS:
+        if self.hit is None or self.kind is EndKind.FOLLOWS:
             return ""
         return self.hit.signature.blame
 
@@ -67,7 +67,7 @@ class End:
     @property
     def points(self) -> bool:
         """True if a node may be at fault, and nobody knows yet whether it is this one alone."""
-        if self.kind is Kind.MACHINE or self.blame in ("node", "external"):
+        if self.kind is EndKind.MACHINE or self.blame in ("node", "external"):
             return True
         precise = self.hit is not None and self.hit.weight >= traps.PRECISE
         evict = self.hit is not None and self.hit.signature.evict != "no"
@@ -83,7 +83,7 @@ def follows(failure: Failure, catalogue: Catalogue | None = None) -> bool:
     """True when this rank most likely died of another's death."""
     if failure.symptom != "crash":
         return False
-    return read_end(failure, catalogue).kind is Kind.FOLLOWS
+    return read_end(failure, catalogue).kind is EndKind.FOLLOWS
 
 
 def crashes(failures: Iterable[Failure]) -> list[Failure]:
@@ -105,7 +105,7 @@ def signature(failure: Failure, catalogue: Catalogue | None = None) -> str:
     return f"{failure.symptom}: {how}: {text}"[:300]
 
 
-def odd_collective(ends: Sequence[tuple[Failure, End]]) -> tuple[Failure, Line] | None:
+def odd_collective(ends: Sequence[tuple[Failure, End]]) -> tuple[Failure, LogLine] | None:
     """Return the rank whose collective has another kind or size than the others', and its line."""
     lines = [
         (failure, line if line.rank is not None else replace(line, rank=failure.rank))
@@ -135,14 +135,14 @@ def _read(
     here = hit is None or _same(hit.node, node)
     echoes = killer in (None, signal.SIGABRT)  # ends that may follow from another rank's
     if hit is None or not (here or echoes):
-        return End(Kind.OWN, killer, None, works)
+        return End(EndKind.OWN, killer, None, works)
     if hit.signature.evict == "yes" and here:
-        return End(Kind.MACHINE, killer, hit, works)
+        return End(EndKind.MACHINE, killer, hit, works)
     vague = hit.signature.layer in NETWORK and hit.weight < traps.PRECISE
     elsewhere = hit.signature.blame == "node" and not here
     if echoes and (not hit.root or vague or elsewhere):
-        return End(Kind.FOLLOWS, killer, hit, works)
-    return End(Kind.OWN, killer, hit, works)
+        return End(EndKind.FOLLOWS, killer, hit, works)
+    return End(EndKind.OWN, killer, hit, works)
 
 
 def _same(named: str, node: str) -> bool:

@@ -25,20 +25,20 @@ class Strength(enum.IntEnum):
     PROVEN = 3  # tests of the machines, or a replay, have named it
 
 
-class Bad(NamedTuple):
+class BadNode(NamedTuple):
     """A node that a job should not get again; ``time``: of the newest evidence, wall clock."""
 
     node: str
     strength: Strength = Strength.ONCE
     time: float = 0.0
 
-    def again(self, strength: Strength, time: float) -> Bad:
+    def again(self, strength: Strength, time: float) -> BadNode:
         """The node with one more piece of evidence."""
-        return Bad(self.node, max(self.strength, strength, Strength.TWICE), time)
+        return BadNode(self.node, max(self.strength, strength, Strength.TWICE), time)
 
 
 def exclusions(
-    bad: Iterable[Bad], able: Collection[str], needed: int
+    bad: Iterable[BadNode], able: Collection[str], needed: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Choose the nodes to exclude so that ``needed`` of the ``able`` ones remain (pure).
 
@@ -93,9 +93,9 @@ def reported_node(report: Path) -> str:
     return report.name.rsplit(".", 2)[0]  # NODE.INCIDENT.json
 
 
-def remembered(job_dir: Path | None) -> list[Bad]:
+def remembered(job_dir: Path | None) -> list[BadNode]:
     """Nodes named in the job's reports, those of its earlier runs and steps included."""
-    found: dict[str, Bad] = {}
+    found: dict[str, BadNode] = {}
     for path in reports(job_dir):
         strength, time, node = Strength.ONCE, 0.0, reported_node(path)
         try:
@@ -105,9 +105,9 @@ def remembered(job_dir: Path | None) -> list[Bad]:
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
             pass  # its name says enough
         before = found.get(node)
-        found[node] = before.again(strength, time) if before else Bad(node, strength, time)
+        found[node] = before.again(strength, time) if before else BadNode(node, strength, time)
     return list(found.values())
 
 
-def names(bad: Sequence[Bad]) -> list[str]:
+def names(bad: Sequence[BadNode]) -> list[str]:
     return [one.node for one in bad]

@@ -6,8 +6,10 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from robust_slurm.config import FIELDS, Config
+from srun_wrapper.decide.bounds import RULE
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED, Then
+from srun_wrapper.decide.flaps import NO_REBOOT, WINDOW
 from srun_wrapper.decide.ladder import BACK, RUNGS
 
 WIDTH = 100
@@ -20,6 +22,8 @@ LIMITS = (
     "standby_wait",
     "requeue",
     "nan",
+    "slow",
+    "slow_after",
     "hang",
     "hang_floor",
     "busy_limit",
@@ -46,6 +50,9 @@ def explain(config: Config) -> list[str]:
         "Ladder: what is done",
         *_ladder(),
         "",
+        "Nodes that leave",
+        *textwrap.wrap(RULE, WIDTH, initial_indent="  ", subsequent_indent="  "),
+        "",
         "Limits in force (robust-srun --robust-help describes each)",
         *_limits(config),
     ]
@@ -64,7 +71,12 @@ def follows(then: Then, config: Config) -> str:
         "exchange": "restart in place; the second time without progress: "
         + (f"{tests}, and " if tests else "")
         + "the node exchanges its ranks with another one; if a rank dies so on it again, it is "
-        "evicted the third time, where max_restarts allows a third",
+        "evicted the third time, where max_restarts allows a third; if it dies so on the other "
+        "node, the job stops",
+        "exchange nan": (f"{tests} now; " if tests else "restart in place; ")
+        + "the second time without progress the node exchanges its ranks with another one; if the "
+        "NaN stays on the node, it is evicted the third time; if it follows the ranks, the job "
+        "stops",
         "test first": (f"{tests} now; " if tests else "restart in place; ")
         + "the node is evicted the second time without progress",
         "test only": (f"{tests} now; " if tests else "restart in place; ")
@@ -96,6 +108,18 @@ def _diagnosis(config: Config) -> Iterator[str]:
             ("if", "a replay of the job in small groups of nodes names a node"),
             ("verdict", "the node is proven bad"),
             ("follows", follows("evict", config) if config.replay else "off (replay = 0)"),
+        ),
+    )
+    yield from _block(
+        "flap (after node-lost)",
+        (
+            ("if", f"a node that was unreachable answers again within {NO_REBOOT:g} s"),
+            ("verdict", "a network outage: no machine boots in less"),
+            (
+                "follows",
+                "its report is withdrawn; the second time within "
+                f"{WINDOW / 60:g} min it stands, with both as evidence",
+            ),
         ),
     )
 

@@ -7,15 +7,17 @@ is spent: recoveries in a row without progress. Only progress refills it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from srun_wrapper.decide.bounds import Bounded, Copies, bounded, likeliest
 from srun_wrapper.decide.budget import Budget as Budget
 from srun_wrapper.decide.budget import acquit as acquit
 from srun_wrapper.decide.budget import suspect_nodes as suspect_nodes
 from srun_wrapper.decide.budget import unproven_nan
+from srun_wrapper.decide.budget import with_suspects as with_suspects
 from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis
 
 Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]
@@ -38,6 +40,9 @@ class Means:
     max_restarts: int
     never: str = ""  # why the ranks cannot be started again at all
     other_code: str = ""  # another version of the code that the ranks can start with, in words
+    copies: Copies = field(default_factory=dict)
+    before: Mapping[str, int] = field(default_factory=dict)
+    """Evidence of earlier runs of the job, by node: the higher, the stronger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +74,21 @@ class Situation:
 
     @cached_property
     def leave(self) -> tuple[str, ...]:
-        """Nodes that leave if they can be replaced: suspects, too."""
+        """Nodes that leave if they can be replaced: suspects, too, the likeliest first."""
         suspects = suspect_nodes(self.diagnosis, self.budget.nodes)
+        suspects = likeliest(suspects, self.budget.nodes, self.means.before)
         return tuple(dict.fromkeys([*self.must, *suspects]))
+
+    @cached_property
+    def bound(self) -> Bounded:
+        """The suspects that do leave, and why the others stay."""
+        room = self.means.spares + self.means.companions
+        return bounded(self.leave, self.must, room, self.means.copies)
+
+    @property
+    def go(self) -> tuple[str, ...]:
+        """The nodes that are replaced, the most necessary first."""
+        return (*self.must, *self.bound.leave)
 
     @property
     def repeats(self) -> int:
@@ -125,13 +142,13 @@ def _cannot_run(now: Situation) -> Plan | None:
 
 
 def _same_error(now: Situation) -> Plan | None:
-    if now.diagnosis.cause != "user" or now.repeats < 2:
+    if now.diagnosis.cause != "user" or now.repeats < 2 or now.diagnosis.symptom == "nan":
         return None
     return Plan("stop", (), "the same error twice without progress: it is the program's own")
 
 
 def _same_nan(now: Situation) -> Plan | None:
-    if now.repeats < 2 or not unproven_nan(now.diagnosis):
+    if now.repeats < 2 or not unproven_nan(now.diagnosis) or now.leave or _exchange(now):
         return None
     return Plan("stop", (), NAN_AGAIN, GAVE_UP)
 
@@ -148,7 +165,8 @@ def _exchange(now: Situation) -> Plan | None:
     node = now.diagnosis.root.node
     if now.leave or not now.diagnosis.exchange or now.budget.nodes.get(node, 0) < 2:
         return None
-    why = f"a rank on {node} died again without a known cause: its ranks move to another node"
+    what = "had a NaN alone again" if now.diagnosis.symptom == "nan" else "died again"
+    why = f"a rank on {node} {what} without a known cause: its ranks move to another node"
     return Plan("restart", (), why, exchange=node)
 
 
@@ -156,16 +174,18 @@ def _in_place(now: Situation) -> Plan | None:
     return None if now.leave else Plan("restart", (), "no node is to blame: restart in place")
 
 
-def _spare(leaving: tuple[str, ...], means: Means) -> Plan | None:
-    if not 0 < len(leaving) <= means.spares:
+def _spare(now: Situation) -> Plan | None:
+    if not 0 < len(now.go) <= now.means.spares:
         return None
-    return Plan("swap_spare", leaving, "a spare of the allocation takes over")
+    why = f"a spare of the allocation takes over{now.bound.told}"
+    return Plan("swap_spare", now.go, why)
 
 
-def _standby(leaving: tuple[str, ...], means: Means) -> Plan | None:
-    if not 0 < len(leaving) <= means.spares + means.companions:
+def _standby(now: Situation) -> Plan | None:
+    if not 0 < len(now.go) <= now.means.spares + now.means.companions:
         return None
-    return Plan("swap_companion", leaving, "a node of the standby partition takes over")
+    why = f"a node of the standby partition takes over{now.bound.told}"
+    return Plan("swap_companion", now.go, why)
 
 
 def _keep(now: Situation) -> Plan | None:
@@ -209,7 +229,8 @@ RUNGS = (
     ),
     Rung(
         "same-nan",
-        "a loss is not finite, the second time without progress, and no machine is proven bad",
+        "a loss is not finite, the second time without progress, no machine is proven bad, and no "
+        "node is to exchange its ranks or to leave",
         f"stop with exit code {GAVE_UP}",
         _same_nan,
     ),
@@ -221,35 +242,23 @@ RUNGS = (
     ),
     Rung(
         "exchange",
-        "a rank was killed without a known cause, the second time on this node",
-        "restart; the node exchanges its ranks with another one: the next end shows whether it "
+        "a rank was killed without a known cause, or had a NaN alone, the second time on this node",
+        "restart; the node exchanges its ranks with another one: the next time shows whether it "
         "follows the rank or the node",
         _exchange,
     ),
     Rung("in-place", "no node is to leave", "restart in place", _in_place),
     Rung(
         "spare",
-        "enough spares of the allocation for the nodes to leave",
+        "enough spares of the allocation for the nodes that leave (see below)",
         "swap them with spares",
-        lambda now: _spare(now.leave, now.means),
+        _spare,
     ),
     Rung(
         "standby",
-        "enough spares and standby nodes for the nodes to leave",
+        "enough spares and standby nodes for the nodes that leave (see below)",
         "swap them with standby nodes",
-        lambda now: _standby(now.leave, now.means),
-    ),
-    Rung(
-        "spare-for-lost",
-        "enough spares for the lost and proven bad nodes",
-        "swap these; suspects stay",
-        lambda now: _spare(now.must, now.means),
-    ),
-    Rung(
-        "standby-for-lost",
-        "enough spares and standby nodes for the lost and proven bad nodes",
-        "swap these with standby nodes; suspects stay",
-        lambda now: _standby(now.must, now.means),
+        _standby,
     ),
     Rung("keep", "no node is lost or proven bad", "restart in place; suspects stay", _keep),
     Rung(

@@ -35,7 +35,7 @@ class Silence:
 
 
 @dataclass(slots=True)
-class Event(Generic[Key]):
+class SharedEvent(Generic[Key]):
     """One shared cause at work, by what it does to nodes."""
 
     kind: Kind
@@ -86,7 +86,7 @@ class SharedCauses(Generic[Key]):
 
     def __init__(self, limits: Mapping[Kind, float]) -> None:
         self.limits = limits
-        self.events: dict[Kind, Event[Key]] = {}
+        self.events: dict[Kind, SharedEvent[Key]] = {}
 
     def judge(
         self,
@@ -121,7 +121,7 @@ class SharedCauses(Generic[Key]):
 
     def _follow(
         self, kind: Kind, now: float, group: Mapping[Key, Silence], why: str
-    ) -> Event[Key] | None:
+    ) -> SharedEvent[Key] | None:
         event = self.events.get(kind)
         if not group:
             self.events.pop(kind, None)
@@ -129,7 +129,9 @@ class SharedCauses(Generic[Key]):
         if event is None:
             if why and any(s.proven is not None for s in group.values()):
                 began = min(s.since for s in group.values())
-                event = self.events[kind] = Event(kind, why, began, now, set(group), set(group))
+                event = self.events[kind] = SharedEvent(
+                    kind, why, began, now, set(group), set(group)
+                )
             return event
         event.nodes |= set(group)
         back, event.silent = not event.silent <= set(group), set(group)
@@ -145,7 +147,7 @@ class SharedCauses(Generic[Key]):
             event.began = event.noticed = now
 
 
-def _verdict(event: Event[Key] | None, proven: float) -> Verdict:
+def _verdict(event: SharedEvent[Key] | None, proven: float) -> Verdict:
     if event is None:
         return "lost"
     if event.expired:

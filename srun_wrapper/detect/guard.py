@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 TICK = 0.1  # s between two calls of all watches
+Watch = Callable[[float], None]
 
 
-class Guard:
+class WatchGuard:
     """Calls watches so that a failing one neither ends the job nor silences another."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said: set[str] = set()
 
-    def call(self, watch: Callable[[float], None], now: float) -> None:
+    def call(self, watch: Watch, now: float) -> None:
         try:
             watch(now)
         except Exception as err:  # noqa: BLE001 - whatever it is, the job goes on

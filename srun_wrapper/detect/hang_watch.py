@@ -12,23 +12,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.detect.inspections import Replies, active, inspect
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.stalls import own_mounts
 from srun_wrapper.job.bus import Bus
-from srun_wrapper.job.model import AgentKey, Node, Rank, Role
+from srun_wrapper.job.model import Rank
 from srun_wrapper.job.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.job.state import JobState
 from srun_wrapper.locate.locate import Located, locate
 from srun_wrapper.locate.story import story
-from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
+from srun_wrapper.protocol.messages import Sample
 
 WINDOW = 1.0  # s over which ranks are inspected
 EARLY_WINDOW = 0.2  # s, when they are only to be located
-REPLY = 12.0
 Tell = Callable[[Located, Sequence[str], float], None]
 """Gets what was located, the lines that say who waits for whom, and the s without a step."""
 _log = logging.getLogger("robust-srun.hang")
-Replies = Mapping[AgentKey, Inspected]
 
 
 class HangWatch:
@@ -96,7 +95,8 @@ class HangWatch:
     async def _locate_early(self) -> None:
         state, last, epoch = self._state, self._state.pace.last, self._state.world.epoch
         # Nobody says that this job hangs: its ranks are read, and sent no signal.
-        replies = await self._ask(self._active(), EARLY_WINDOW, signals=False)
+        nodes = active(state)
+        replies = await inspect(state, self._bus, nodes, EARLY_WINDOW, signals=False)
         now = time.monotonic()
         if state.world.epoch != epoch or state.failures or self._excused():
             return
@@ -118,40 +118,21 @@ class HangWatch:
             return Located(), ()
 
     def _locate(self, replies: Replies) -> tuple[Located, Sequence[str]]:
-        nodes = [(node, replies[node.key].samples) for node in self._active(replies)]
+        nodes = [(node, replies[node.key].samples) for node in active(self._state, replies)]
         views = rank_views(self._state.world, nodes)
         located = locate(views, self._mesh())
         return located, story(views, located)
 
-    def _active(self, among: Replies | None = None) -> list[Node]:
-        active = [n for n in self._state.world.places if n.role is Role.ACTIVE and n.connection]
-        return active if among is None else [node for node in active if node.key in among]
-
-    async def _ask(self, active: Sequence[Node], window: float, *, signals: bool = True) -> Replies:
-        """Have these nodes inspected. Fewer reply if a new epoch begins meanwhile."""
-        state, epoch = self._state, self._state.world.epoch
-        wanted = {(node.key, 0) for node in active}
-        # Not repeated: two debuggers at one rank keep each other out, and it looks frozen then.
-        with self._bus.ask(
-            Inspected,
-            lambda token: [(n, Inspect(token, window, signals)) for n in active],
-            repeat=False,
-        ) as asked:
-            await asked.until(
-                lambda: asked.answered(wanted) or state.world.epoch != epoch, window + REPLY
-            )
-        return {node.key: reply for node, reply in asked.replies}
-
     async def _inspect(self) -> None:
         state = self._state
         epoch = state.world.epoch
-        active = self._active()
-        replies = await self._ask(active, WINDOW)
+        nodes = active(state)
+        replies = await inspect(state, self._bus, nodes, WINDOW)
         now = time.monotonic()
         self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
         if state.world.epoch != epoch or state.failures or self._excused():
             return
-        alone = [(node, mounts) for node in active if (mounts := own_mounts(node, active))]
+        alone = [(node, mounts) for node in nodes if (mounts := own_mounts(node, nodes))]
         if len(alone) == 1:  # and it has been waited for
             ((node, mounts),) = alone
             others = (reply for key, reply in replies.items() if key != node.key)
@@ -164,7 +145,7 @@ class HangWatch:
             return
         ranks: dict[int, Rank] = {}
         samples: dict[int, Sample] = {}
-        for node in active:
+        for node in nodes:
             reply = replies.get(node.key)
             for sample in reply.samples if reply else ():
                 rank = state.world.rank_at(node, sample.local)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from srun_wrapper.command.rank_env import fold_hosts
-from srun_wrapper.decide.shared_cause import Event, Kind, SharedCauses, Silence
+from srun_wrapper.decide.shared_cause import Kind, SharedCauses, SharedEvent, Silence
 from srun_wrapper.detect.outage import OutsideHosts, begins, ends, expires
 from srun_wrapper.job.model import AgentKey, Node, Role
 from srun_wrapper.job.state import JobState
@@ -224,7 +224,7 @@ class NodeWatch:
             why += "; it shares the cause with other nodes"
         self._state.lose_silent(node, why, shared=shared)
 
-    def _tell(self, before: Mapping[Kind, Event[AgentKey]], now: float) -> None:
+    def _tell(self, before: Mapping[Kind, SharedEvent[AgentKey]], now: float) -> None:
         for kind, event in self._causes.events.items():
             if kind not in before:
                 limit, setting = self._causes.limits[kind], SETTINGS[kind]
@@ -236,7 +236,7 @@ class NodeWatch:
             if kind not in self._causes.events and not event.told:
                 self._on_shared(ends(event, self._names(event), now), False)
 
-    def _names(self, event: Event[AgentKey]) -> str:
+    def _names(self, event: SharedEvent[AgentKey]) -> str:
         silent = [n for n in self._state.nodes.values() if n.key in event.nodes]
         return fold_hosts([n.name for n in sorted(silent, key=lambda n: (n.companion, n.key[2]))])
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from robust_slurm.slurm import Slurm, SlurmError
-from srun_wrapper.decide.shared_cause import Event
+from srun_wrapper.decide.shared_cause import SharedEvent
 from srun_wrapper.job.model import AgentKey
 from srun_wrapper.protocol.server import probe
 from srun_wrapper.run_in_thread import run_in_thread
@@ -127,7 +127,7 @@ def _others(hosts: list[Host]) -> list[Host]:
     return found
 
 
-def begins(event: Event[AgentKey], names: str, limit: float, setting: str) -> str:
+def begins(event: SharedEvent[AgentKey], names: str, limit: float, setting: str) -> str:
     """The message when a shared cause is seen."""
     unreachable = event.kind == "unreachable"
     silent = "cannot be reached" if unreachable else "are silent though their kernels answer"
@@ -137,7 +137,7 @@ def begins(event: Event[AgentKey], names: str, limit: float, setting: str) -> st
     )
 
 
-def expires(event: Event[AgentKey], names: str, now: float) -> str:
+def expires(event: SharedEvent[AgentKey], names: str, now: float) -> str:
     """The message when it has lasted too long."""
     return (
         f"{names} still silent after {now - event.began:.0f} s: they are replaced but not reported "
@@ -145,6 +145,6 @@ def expires(event: Event[AgentKey], names: str, now: float) -> str:
     )
 
 
-def ends(event: Event[AgentKey], names: str, now: float) -> str:
+def ends(event: SharedEvent[AgentKey], names: str, now: float) -> str:
     """The message when it is over."""
     return f"the shared cause that made {names} silent is over after {now - event.began:.1f} s"

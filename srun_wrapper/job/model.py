@@ -123,6 +123,8 @@ class Rank:
     nonfinite_since: int | None = None  # the first of them
     ended: bool = False  # the process that made the steps has: inside a torchrun, or a shell
     proven: int | None = None  # newest saved step that a finite loss was computed from
+    sound: int | None = None  # step of the beat before ``nan``, if its loss was finite
+    healed: bool = False  # losses were not finite once, and are again
 
     def take(self, beat: RankBeat, now: float) -> int:
         """Store a heartbeat; returns how many steps it is ahead of the last one known."""
@@ -132,6 +134,7 @@ class Rank:
         self.source = beat.source
         self.loss, self.grad_norm, self.nan = beat.loss, beat.grad_norm, beat.nan
         self.ended, self.proven = beat.ended, beat.proven
+        self.sound, self.healed = beat.sound, beat.healed
         norm = beat.grad_norm
         if norm is not None and ahead > 0:
             if norm - norm == 0.0:  # finite
@@ -192,6 +195,12 @@ class World:
         if local < len(ranks):
             return self.by_rank.get(ranks[local])
         return self.inner.setdefault((place, local), Rank(-1, node, local, True))
+
+    def running(self) -> list[Rank]:
+        """Return the ranks that compute: of a launcher (torchrun) those that it has started."""
+        launched = {id(rank.node) for rank in self.inner.values()}
+        slots = [rank for rank in self.by_rank.values() if id(rank.node) not in launched]
+        return [*slots, *self.inner.values()]
 
     def place_of(self, node: Node) -> int | None:
         """The node's place in this epoch; None for one that has none."""

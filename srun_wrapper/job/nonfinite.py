@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from robust_slurm.checkpoint.planning.sound import Bound
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.local_nan import LocalNan, Losses, locate
 from srun_wrapper.job.model import Rank
 
 # With fp16 some gradients are infinite as a rule: GradScaler leaves the step out and halves its
@@ -20,6 +23,8 @@ class NonfiniteLosses:
         """No later state may be used, except where it was saved after training began anew."""
         self.since = 0.0
         """Time of the epoch's first loss or norm that was not finite; 0.0: none."""
+        self.first: int | None = None
+        """The epoch's lowest step whose loss was not finite."""
         self._ranks: set[int] = set()
         self._until = 0  # the step beyond which everything saved is of the new beginning
 
@@ -30,9 +35,11 @@ class NonfiniteLosses:
         """
         if id(rank) in self._ranks or (rank.nan is None and rank.nonfinite_norms < NORMS):
             return None
-        who = f"rank {rank.rank}" if rank.rank >= 0 else f"local rank {rank.local}"
+        who = _name(rank)
         if rank.nan is not None:
             step, proven = rank.nan.step, rank.nan.proven
+            if step is not None:
+                self.first = step if self.first is None else min(step, self.first)
             what = f"loss of {who} on {rank.node.name} is {rank.nan.loss}"
         else:
             step, proven = rank.nonfinite_since, None
@@ -59,6 +66,32 @@ class NonfiniteLosses:
         if not self.since and step > self._until:
             self.bound, self._until = None, 0
 
+    def outstanding(self, ranks: Iterable[Rank]) -> bool:
+        """True if a rank has yet to report the first step whose loss was not finite."""
+        first = self.first
+        return first is not None and any(
+            r.step is not None and r.step < first and r.exit is None and not r.ended for r in ranks
+        )
+
+    def local(self, ranks: Iterable[Rank]) -> LocalNan | None:
+        """Return the ranks whose losses alone were not finite, if it is known of all others."""
+        if self.first is None:
+            return None
+        return locate([_losses(rank) for rank in ranks])
+
     def new_epoch(self) -> None:
         self.since = 0.0
+        self.first = None
         self._ranks.clear()
+
+
+def _name(rank: Rank) -> str:
+    return f"rank {rank.rank}" if rank.rank >= 0 else f"local rank {rank.local}"
+
+
+def _losses(rank: Rank) -> Losses:
+    name, node = _name(rank), rank.node.name
+    if rank.nan is not None:
+        return Losses(name, node, rank.nan.step, rank.sound)
+    known = rank.loss is not None and rank.loss - rank.loss == 0.0 and not rank.healed
+    return Losses(name, node, None, rank.step if known else None)

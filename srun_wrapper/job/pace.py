@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from srun_wrapper.job.tempo import Tempo
 from srun_wrapper.protocol.messages import Sample
 
 STEP_FACTOR = 10.0
@@ -48,11 +49,13 @@ class Pace:
     phase: str = ""
     phase_since: float = 0.0
     recent: list[float] = field(default_factory=list)  # seconds per step, the last 64 reports
+    tempo: Tempo = field(default_factory=Tempo)
 
     def new_epoch(self, now: float) -> None:
         self.epoch_since = self.last = now
         self.steps = 0
         self.phase = ""
+        self.tempo.new_epoch()
 
     def advance(self, at: float, steps: int) -> None:
         """``steps`` more steps were done, the last of them at time ``at``."""
@@ -60,6 +63,7 @@ class Pace:
         if self.steps >= WARM_UP and gap > 0 and not self._phase_touched():
             self.slowest = max(self.slowest, gap)
             self.recent = [*self.recent[-63:], gap / steps]
+            self.tempo.add(gap, steps)
         if self.phase:  # steps inside a phase: it may never be seen to end
             self._phase_took(at)
         self.steps += steps

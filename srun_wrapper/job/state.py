@@ -17,6 +17,7 @@ from srun_wrapper.job.model import AgentKey, Node, Role, World
 from srun_wrapper.job.nonfinite import NonfiniteLosses
 from srun_wrapper.job.pace import Pace
 from srun_wrapper.job.progress import Progress
+from srun_wrapper.job.spikes import Spikes
 from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import Finish, Message, Stop, WorkerEnded
 from srun_wrapper.signatures.catalogue import Catalogue, load
@@ -41,8 +42,10 @@ class JobState:
         self.code: Code | None = None  # that ranks start with; None: as the user's files are
         self.members = Membership(lambda text: self.on_news(text))
         self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
+        self.pace.tempo.window = config.slow_after
         self.progress = Progress()
         self.nonfinite = NonfiniteLosses()
+        self.spikes = Spikes()
         self.failures: list[Failure] = []
         self.changed = Changes()
         self.bus = Bus(self.nodes, self.changed)
@@ -54,6 +57,7 @@ class JobState:
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
         self.on_news: Callable[[str], None] = lambda _text: None
+        self.on_spike: Callable[[str], None] = lambda _text: None
         self.on_counters: Callable[[str, list[str]], None] = lambda _node, _grown: None
         self.on_store: Callable[[Node, Message], None] = lambda _node, _message: None
         self.on_back: Callable[[Node], None] = lambda _node: None
@@ -190,17 +194,20 @@ class JobState:
     # -- epochs
 
     def nonfinite_open(self) -> bool:
-        """True if some nodes have yet to report whether their ranks' losses are finite."""
+        """True if some ranks have yet to report whether their losses are finite."""
         since = self.nonfinite.since
         if not since or time.monotonic() - since > 2 * self.interval:
             return False
-        return any(n.role is Role.ACTIVE and n.last_word < since for n in self.world.places)
+        if any(n.role is Role.ACTIVE and n.last_word < since for n in self.world.places):
+            return True
+        return self.nonfinite.outstanding(self.world.running())
 
     def new_epoch(self) -> int:
         """Open the next epoch over the present places; returns its number."""
         self.members.begin_epoch()
         self.progress.new_epoch()
         self.nonfinite.new_epoch()
+        self.spikes.new_epoch()
         self.pace.new_epoch(time.monotonic())
         self.phases.clear()
         self.failures.clear()

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from health.active.coordinator.procedure import Wanted, run
-from health.active.coordinator.session import GOODBYE_S, Session
+from health.active.coordinator.procedure import WantedTests, run
+from health.active.coordinator.session import GOODBYE_S, TestSession
 from health.active_tests import Judged, usual
 from srun_wrapper.agent.test_worker import session_key
 from srun_wrapper.decide.diagnosis import Diagnosis
@@ -45,7 +45,7 @@ PROGRAM_ERRORS = re.compile(
 )
 
 
-class Found(NamedTuple):
+class MachineResults(NamedTuple):
     """Results of the tests; ``named``: bad nodes with the evidence."""
 
     named: Mapping[str, tuple[str, ...]]
@@ -74,7 +74,7 @@ def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
     return failures >= 2
 
 
-def accused(diagnosis: Diagnosis, found: Found, rule: str) -> Diagnosis:
+def accused(diagnosis: Diagnosis, found: MachineResults, rule: str) -> Diagnosis:
     """Return the diagnosis with the results of the tests; ``rule``: the id of this rule."""
     evidence = (*diagnosis.evidence, *found.lines)
     if not found.named:
@@ -83,7 +83,7 @@ def accused(diagnosis: Diagnosis, found: Found, rule: str) -> Diagnosis:
     return replace(diagnosis, cause="node", suspects=bad, proven=bad, evidence=evidence, rule=rule)
 
 
-def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> Found:
+def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> MachineResults:
     """Find the nodes to blame for the symptom, and describe in words what else was seen.
 
     ``active``: nodes that had ranks. What is only slow can make a job hang, but no NaN and no
@@ -120,10 +120,10 @@ def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> Found:
         if finding.check == "active-undecided"
     ]
     lines += [*undecided[:SHOWN], *(f"skipped: {line}" for line in judged.left_out[:SHOWN])]
-    return Found(named, tuple(lines), judged.cleared, idle)
+    return MachineResults(named, tuple(lines), judged.cleared, idle)
 
 
-def conclusive(found: Found, active: Sequence[str]) -> bool:
+def conclusive(found: MachineResults, active: Sequence[str]) -> bool:
     """True if another test would bring nothing new."""
     return bool(found.named) or found.cleared.issuperset(active)
 
@@ -148,11 +148,11 @@ class StopTests:
         self._journal = journal
         self._interrupted = over
         self._tokens = itertools.count(1)
-        self._session: Session | None = None
+        self._session: TestSession | None = None
         self._token = 0
         state.on_tests = self._over
 
-    async def ask(self, suspects: Sequence[str], symptom: Symptom) -> Found | None:
+    async def ask(self, suspects: Sequence[str], symptom: Symptom) -> MachineResults | None:
         """Test, suspects first. None when another failure or the end came in between."""
         state = self._state
         task = asyncio.create_task(self._ask(suspects, symptom))
@@ -166,14 +166,16 @@ class StopTests:
         try:
             return task.result()
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
-            return Found({}, (f"stop-time tests: internal error: {type(err).__name__}: {err}",))
+            return MachineResults(
+                {}, (f"stop-time tests: internal error: {type(err).__name__}: {err}",)
+            )
 
-    async def _ask(self, suspects: Sequence[str], symptom: Symptom) -> Found:
+    async def _ask(self, suspects: Sequence[str], symptom: Symptom) -> MachineResults:
         state, config = self._state, self._state.config
         nodes = self._nodes()
         every = self._gpu_each()
         self._token = next(self._tokens)
-        session = Session(
+        session = TestSession(
             {name: node.slots if every else 1 for name, node in nodes.items()},
             session_key(self._facts.key, self._token),
         )
@@ -188,7 +190,7 @@ class StopTests:
                 self._bus.send(node, order)
             await session.gather(min(START, limit / 2))
             left = limit - (time.monotonic() - began)
-            wanted = Wanted(
+            wanted = WantedTests(
                 usual("quick") if not self._shared() else ALONGSIDE,
                 "quick",
                 max(1.0, left),
@@ -197,7 +199,7 @@ class StopTests:
             )
             judged = await run(session, list(nodes), wanted)
         except OSError as err:
-            return Found({}, (f"stop-time tests could not be run: {err}",))
+            return MachineResults({}, (f"stop-time tests could not be run: {err}",))
         finally:
             self._session = None
             await session.close(0.0 if self._interrupted() else GOODBYE_S)

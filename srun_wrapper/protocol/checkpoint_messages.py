@@ -6,7 +6,7 @@ import msgspec
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.planning.interval import Cost
-from robust_slurm.checkpoint.store.events import Holding, Outcome, Target, Wanted
+from robust_slurm.checkpoint.store.events import FetchOutcome, Holding, Target, WantedSnapshot
 from srun_wrapper.protocol.base import Event, Message, Reply
 
 # ---------------------------------------------------------------- slot -> supervisor
@@ -105,7 +105,7 @@ class Moved(Reply):
     """One slot's answer to Fetch or Flush."""
 
     local: int
-    results: tuple[Outcome, ...]
+    results: tuple[FetchOutcome, ...]
 
 
 class StateSums(Reply):
@@ -151,7 +151,7 @@ class StandAt(Message):
     step: int
 
 
-class Place(Message):
+class ReplicaTargets(Message):
     """Destinations of the replicas of this node's ranks."""
 
     targets: dict[int, Target | None]  # by rank; None: nowhere
@@ -162,7 +162,7 @@ class Fetch(Message):
 
     token: int
     local: int
-    items: tuple[Wanted, ...]
+    items: tuple[WantedSnapshot, ...]
 
 
 class MakeRoom(Message):
@@ -213,7 +213,7 @@ ToStore = (
     TakeStock
     | TakeSums
     | StandAt
-    | Place
+    | ReplicaTargets
     | Fetch
     | MakeRoom
     | PersistAt

@@ -1,4 +1,5 @@
-"""The processes below a slot as the node agent saw them: their roles, states and stacks.
+"""The processes below a slot as the node agent saw them: their roles, states and stacks; and the
+machine that they run on.
 
 All text comes from the user's programs. The node agent cleans and bounds it, see
 ``agent/looking/bounds.py``.
@@ -36,3 +37,18 @@ class Look(msgspec.Struct, array_like=True, gc=False):
     def main(self) -> tuple[str, ...]:
         """Return the frames of the main thread; () if they are not known."""
         return self.stacks[0].frames if self.stacks else ()
+
+
+THROTTLED = "CPU throttle events"
+SWAPPED = "pages read from swap"
+STOLEN = "CPU ticks taken by the hypervisor"
+
+
+class Machine(msgspec.Struct, array_like=True):
+    """A node's hardware and load, as far as every user may read it."""
+
+    hot: tuple[str, ...] = ()  # sensors at their limit, in words
+    below: tuple[str, ...] = ()  # PCIe links below what the device can do, in words
+    links: dict[str, float] = msgspec.field(default_factory=dict)  # rates of network links, Gb/s
+    counts: dict[str, int] = msgspec.field(default_factory=dict)  # that only grow
+    load: dict[str, float] = msgspec.field(default_factory=dict)  # % of the last 10 s lost waiting

@@ -17,7 +17,7 @@ from srun_wrapper.protocol.base import Message as Message
 from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
 from srun_wrapper.protocol.code import Code
-from srun_wrapper.protocol.looking_messages import Look
+from srun_wrapper.protocol.looking_messages import Look, Machine
 
 # ---------------------------------------------------------------- shim <-> its node's agent
 
@@ -70,6 +70,8 @@ class RankBeat(msgspec.Struct, array_like=True):
     nan: NotFinite | None = None
     ended: bool = False  # the process that made these steps has ended
     proven: int | None = None  # newest saved step that a finite loss was computed from
+    sound: int | None = None  # step of the beat before ``nan``, if its loss was finite
+    healed: bool = False  # losses were not finite once, and are again
 
 
 class Report(Message):
@@ -172,6 +174,7 @@ class Inspected(Reply):
     samples: tuple[Sample, ...]
     answering: tuple[str, ...] = ()
     """Shared file systems in use on this node that have answered."""
+    machine: Machine | None = None
 
 
 # ---------------------------------------------------------------- supervisor -> agent
@@ -236,6 +239,8 @@ class Inspect(Message):
     token: int
     window: float
     ask: bool = True  # send a signal to processes of which py-spy gives no stack
+    quick: bool = False  # read each rank once, nothing else; an older agent looks as always
+    machine: bool = False  # read the node's hardware and load for the answers after this one
 
 
 class Finish(Message):

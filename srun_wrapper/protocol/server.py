@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from robust_slurm.frames.framed import Framed
 from robust_slurm.frames.wire import WireError
-from srun_wrapper.protocol.messages import Message, PeerAsk, decode_from_agent, encode
+from srun_wrapper.protocol.messages import FromAgent, Message, PeerAsk, decode_from_agent, encode
 
+_log = logging.getLogger("robust-srun.nodes")
 HIGH_WATER = 8 << 20
 HELD_UP = 0.05  # s
+_KNOWN = frozenset(kind.__name__ for kind in get_args(FromAgent))
 Answer = Literal["accepted", "refused", "unreachable"]
 
 
@@ -30,8 +33,11 @@ class Connection(Framed):
         key: bytes,
         on_message: Callable[[Connection, Message], None],
         on_close: Callable[[Connection], None],
+        skipped: set[str] | None = None,
     ) -> None:
+        """``skipped``: kinds of messages that were logged as unknown, on any connection."""
         super().__init__(key)
+        self._skipped = set() if skipped is None else skipped
         self._on_message = on_message
         self._on_close = on_close
         self.agent: object | None = None
@@ -41,9 +47,26 @@ class Connection(Framed):
         transport.set_write_buffer_limits(high=HIGH_WATER)
 
     def received(self, payload: bytes) -> None:
-        message = decode_from_agent(payload)
+        try:
+            message = decode_from_agent(payload)
+        except msgspec.ValidationError:
+            if kind := _newer_kind(payload):
+                self._skip(kind)
+                return
+            raise
         if not isinstance(message, PeerAsk):
             self._on_message(self, message)
+
+    def _skip(self, kind: str) -> None:
+        """Leave out what only a newer robust-task says: this version can do without it."""
+        if kind not in self._skipped:
+            self._skipped.add(kind)
+            _log.warning(
+                "the robust-task at %s is newer than this robust-srun: its messages %s are "
+                "ignored; install the same version on all nodes",
+                self.peer,
+                kind,
+            )
 
     def send(self, message: Message) -> None:
         if self._transport is not None and not self.closed and self._codec.ready:
@@ -63,8 +86,9 @@ async def listen(
 ) -> tuple[asyncio.Server, int]:
     """Listen on all addresses, on a port of the kernel's choice. Returns the server and port."""
     loop = asyncio.get_running_loop()
+    skipped = set[str]()
     server = await loop.create_server(
-        lambda: Connection(key, on_message, on_close),
+        lambda: Connection(key, on_message, on_close, skipped),
         host="0.0.0.0",  # agents come from all nodes; they must prove the key
         port=0,
         backlog=4096,
@@ -111,3 +135,14 @@ async def _attempt(host: str, port: int, wait: float) -> Answer:
         return "unreachable"
     writer.close()
     return "accepted"
+
+
+def _newer_kind(payload: bytes) -> str:
+    """Return the kind of an agent's message that this version does not have; "" if it is broken."""
+    try:
+        raw = msgspec.msgpack.decode(payload)
+    except msgspec.MsgspecError:
+        return ""
+    kind = raw[0] if isinstance(raw, list) and raw else None
+    known = not isinstance(kind, str) or kind in _KNOWN or not kind.isidentifier()
+    return "" if known else str(kind)

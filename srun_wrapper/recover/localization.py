@@ -9,7 +9,7 @@ from srun_wrapper.decide.diagnosis import REPLAYED, TESTED, Diagnosis
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.state import JobState
 from srun_wrapper.orders import machine_tests
-from srun_wrapper.orders.machine_tests import Found, StopTests
+from srun_wrapper.orders.machine_tests import MachineResults, StopTests
 from srun_wrapper.replay import replaying
 from srun_wrapper.replay.replaying import Replay
 
@@ -77,7 +77,7 @@ class FaultLocalization:
             return False
         return machine_tests.due(diagnosis, self.budget.failures, self._tested)
 
-    async def _test(self, incident: Incident) -> Found | None:
+    async def _test(self, incident: Incident) -> MachineResults | None:
         diagnosis = incident.diagnosis
         suspects = diagnosis.suspects or (diagnosis.root.node,)
         found = await self._machine_tests.ask(suspects, diagnosis.symptom)
@@ -93,7 +93,7 @@ class FaultLocalization:
         blamed = ladder.suspect_nodes(diagnosis, self.budget.nodes)
         return replaying.due(diagnosis, self.budget.failures, blamed, self._replayed)
 
-    async def _replay(self, incident: Incident) -> Found | None:
+    async def _replay(self, incident: Incident) -> MachineResults | None:
         found = await self._job_replay.dual_phase()
         self._replayed = self._replayed or found is not None
         return found

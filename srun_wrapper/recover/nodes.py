@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
+from srun_wrapper.decide.bounds import Copies
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
@@ -16,6 +17,7 @@ from srun_wrapper.recover.means import AvailableMeans
 from srun_wrapper.recover.release import Release
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.slowness import Slowness
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.prerequest import Prerequest
@@ -33,9 +35,11 @@ class NodeParts(NamedTuple):
     prerequest: Prerequest
     replacement: Replacement
     last_rung: LastRung
+    slowness: Slowness
 
     async def close(self) -> None:
         """End all standby nodes, and what runs in the background."""
+        self.reports.flaps.close()
         await self.requests.close()
         await self.release.close()
 
@@ -48,8 +52,9 @@ def node_parts(
     topology: Topology,
     node_watch: NodeWatch,
     ended: Callable[[], bool],
+    copies: Callable[[], Copies] = dict,
 ) -> NodeParts:
-    """Build them; ``ended``: True if the job's srun has ended."""
+    """Build them; ``ended``: True if the job's srun has ended; ``copies``: see ``Means``."""
 
     def over() -> bool:
         return state.signalled > 0 or state.ending or ended()
@@ -63,11 +68,12 @@ def node_parts(
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
     return NodeParts(
-        AvailableMeans(state, launch),
+        AvailableMeans(state, launch, reports, copies),
         reports,
         Release(state, controller, reports, requests, journal),
         requests,
         Prerequest(state, requests, node_watch, ended),
         Replacement(state, standby, topology, reports, over),
         LastRung(state, launch, controller, reports, ledger.dir),
+        Slowness(state, ledger, reports),
     )

@@ -37,7 +37,7 @@ SUPERSEDED = "superseded by another failure"
 UPDATED = "superseded by an update of the code"
 
 
-class End(NamedTuple):
+class RecoveryEnd(NamedTuple):
     """The job must end."""
 
     code: int | None
@@ -87,7 +87,7 @@ class Recovery:
         self._numbers = itertools.count(1)
         self._handled: list[Failure] = []  # in the last incident, until it is over
 
-    async def handle(self) -> End | None:
+    async def handle(self) -> RecoveryEnd | None:
         """Handle what has failed. None: the ranks run, or there is something new to handle."""
         state = self._state
         self._phase.name = "recovering"
@@ -99,7 +99,7 @@ class Recovery:
             self._phase.name = "running"  # lost nodes answer again
             return None
         if await self._settling.step_is_over():
-            return End(None)
+            return RecoveryEnd(None)
         if not state.config.rank_env:
             self._count_as_killed()
             return None
@@ -114,7 +114,7 @@ class Recovery:
         suspicion = spoils(incident.diagnosis)
         self._certificates.suspicion = suspicion or self._certificates.suspicion
         done = await self._decide_and_replace(incident)
-        if isinstance(done, End):
+        if isinstance(done, RecoveryEnd):
             return done
         if not done:
             return None
@@ -222,7 +222,8 @@ class Recovery:
         just_joined = self._nodes.replacement.just_joined()
         names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
-        diagnosis = diagnose(failures, places, just_joined, state.catalogue, names)
+        local = state.nonfinite.local(state.world.running())
+        diagnosis = diagnose(failures, places, just_joined, state.catalogue, names, local)
         if just_joined.issuperset(diagnosis.suspects or ("",)):
             self._nodes.means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
@@ -239,7 +240,7 @@ class Recovery:
 
     # -- the ladder
 
-    async def _decide_and_replace(self, incident: Incident) -> End | bool:
+    async def _decide_and_replace(self, incident: Incident) -> RecoveryEnd | bool:
         """Climb the ladder until the ranks are down and every place has a node.
 
         False: another failure, or the step's end, cut the incident short.
@@ -249,7 +250,8 @@ class Recovery:
         means = replace(self._nodes.means.now(), other_code=self._code.other())
         lost = state.vacant()
         while True:
-            diagnosis = incident.diagnosis = without_returned(incident.diagnosis, state.vacant())
+            diagnosis = without_returned(incident.diagnosis, state.vacant())
+            diagnosis = incident.diagnosis = ladder.with_suspects(diagnosis, budget.nodes)
             plan = incident.plan = ladder.plan(diagnosis, state.vacant(), budget, means)
             incident.mark("decide")
             job_log.decided(incident)
@@ -315,7 +317,7 @@ class Recovery:
         job_log.closed(incident)
         self._record(incident)
 
-    async def _give_up(self, incident: Incident, plan: ladder.Plan) -> End:
+    async def _give_up(self, incident: Incident, plan: ladder.Plan) -> RecoveryEnd:
         root = incident.diagnosis.root
         own = root.code if root.code is not None else 128 + (root.signal or 0)
         self._nodes.release.evict(
@@ -329,9 +331,9 @@ class Recovery:
             say(f"last output of rank {root.rank} on {root.node}:")
             put(root.tail.rstrip().encode(errors="replace") + b"\n")
         self._phase.name = "failed"
-        return End(plan.code or own or ladder.GAVE_UP)
+        return RecoveryEnd(plan.code or own or ladder.GAVE_UP)
 
-    async def _requeue(self, incident: Incident, plan: ladder.Plan) -> End:
+    async def _requeue(self, incident: Incident, plan: ladder.Plan) -> RecoveryEnd:
         self._nodes.release.evict(plan.replace, incident)
         await self._stopping.end_world(incident)
         await self._flushing.flush(flushing.END)  # memory does not outlive the job's step
@@ -341,10 +343,10 @@ class Recovery:
             say(error)
             self._close(incident, f"requeue failed: {error}")
             self._phase.name = "failed"
-            return End(ladder.NOTHING_LEFT)
+            return RecoveryEnd(ladder.NOTHING_LEFT)
         self._phase.name = "requeued"
         self._close(incident, "requeued")
         bad = ",".join(name for name in plan.replace if name in self._nodes.last_rung.excluded)
         without = f" without {bad}" if bad else ""
         say(f"no node can replace {','.join(plan.replace)}: the job is requeued{without}")
-        return End(ladder.REQUEUED)
+        return RecoveryEnd(ladder.REQUEUED)

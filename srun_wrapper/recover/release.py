@@ -77,6 +77,7 @@ class Release:
             lambda: self._give_back(names),
         )
         if self._config.drain == "direct":
+            await self._reports.flaps.over()  # a report that is withdrawn at once drains nobody
             await self._wait.insist("drain the bad node", lambda: self._drain(incident))
 
     def _give_back(self, names: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.model import Node
@@ -40,7 +40,8 @@ class Replacement:
         """Put a node in every vacant place. False: not enough came in time, or a new failure.
 
         A spare of the allocation comes before a standby node, also one that was in doubt and
-        answers while standby nodes are awaited.
+        answers while standby nodes are awaited. Where fewer come than are wanted, the nodes that
+        the plan names first are replaced.
         """
         self._came.clear()
         world = self._state.world
@@ -50,7 +51,7 @@ class Replacement:
                 vacant=lambda place: world.places[place].gone,
                 enough=lambda: any(self._fits(spare, wanted) for spare in self._state.spares()),
             )
-            for place, node in came.items():
+            for place, node in self._by_need(wanted, came).items():
                 self._take_place(place, node, incident)
             self._reports.report_unfit(self._standby.to_report(bool(came)), incident)
             back = any(self._fits(spare, wanted) for spare in self._state.spares())
@@ -62,6 +63,8 @@ class Replacement:
         """Give the vacant places to spares; returns those for which there is none."""
         world = self._state.world
         vacant = [i for i, n in enumerate(world.places) if n.gone]
+        first = {name: i for i, name in enumerate(incident.plan.replace if incident.plan else ())}
+        vacant.sort(key=lambda place: first.get(world.places[place].name, -1))
         spares = {n.name: n for n in self._state.spares() if n.slots >= 1}
         best = self._topology.prefer([world.places[p].name for p in vacant], list(spares))
         wanted: list[int] = []
@@ -74,6 +77,19 @@ class Replacement:
                 continue
             self._take_place(place, spares.pop(name), incident)
         return wanted
+
+    def _by_need(self, wanted: Sequence[int], came: Mapping[int, Node]) -> dict[int, Node]:
+        """Give the nodes that came to the places that need them most; ``wanted``: these first."""
+        if len(came) == len(wanted):
+            return dict(came)
+        found: dict[int, Node] = {}
+        free = list(came.values())
+        for place in wanted:
+            node = next((node for node in free if self._fits(node, [place])), None)
+            if node is not None:
+                found[place] = node
+                free.remove(node)
+        return found
 
     def _fits(self, spare: Node, places: Sequence[int]) -> bool:
         """True if one of the places is vacant and the spare has the slots for its ranks."""

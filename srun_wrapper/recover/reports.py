@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
-from srun_wrapper.decide.exclusions import Bad, Strength, remembered
+from srun_wrapper.decide.exclusions import BadNode, Strength, remembered
+from srun_wrapper.decide.flaps import WINDOW, Flap
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
+from srun_wrapper.recover.flaps import Flaps
 from srun_wrapper.recover.standby.request import Barred
+
+
+class _Lost(NamedTuple):
+    """A node that was given up for its silence."""
+
+    incident: Incident
+    since: float  # its last word
+    stands: bool  # its kernel answered all the time, or tests have named it: no outage explains it
 
 
 class Reports:
     """Knows the job's bad nodes, and reports them to the gate of their nodes.
 
-    A node that fell silent is reported only when it is no longer waited for.
+    A node that fell silent is reported only when it is no longer waited for. If it was unreachable
+    and answers again at once, its report is withdrawn, unless that has happened before.
     """
 
     def __init__(self, state: JobState, ledger: JobLedger, user: str) -> None:
@@ -27,9 +39,11 @@ class Reports:
         self._bad: list[str] = []  # every node that ever left this job, less those acquitted
         self._made: dict[str, tuple[str, int]] = {}  # node -> incident, job of the report
         self._remembered = remembered(ledger.dir)  # of earlier runs and steps
-        self._seen: dict[str, Bad] = {}  # of this step
-        self._silent: dict[AgentKey, Incident] = {}  # lost; reported if they do not come back
+        self._seen: dict[str, BadNode] = {}  # of this step
+        self._silent: dict[AgentKey, _Lost] = {}  # reported if they do not come back
+        self.flaps = Flaps(self._answers_again)
         self._shared: set[str] = set()  # lost by a cause that may be shared: not bad
+        self._slow: set[str] = set()  # reported as slow
         self.barred = Barred(self._bad, self._remembered)
         state.on_back = self._came_back
 
@@ -45,32 +59,52 @@ class Reports:
         self._shared.discard(name)
         proven = name in incident.diagnosis.proven
         strength = Strength.PROVEN if proven else Strength.ONCE
-        self._seen[name] = Bad(name, strength, incident.wall)
+        self._seen[name] = BadNode(name, strength, incident.wall)
         if node.own_mount:
             self._accuse(node, incident)
         elif name in incident.diagnosis.unreported:
             self._shared.add(name)
         elif node.silent_as is not None:
-            self._silent[node.key] = incident
+            mute = node.silence is not None and node.silence.kind == "mute"
+            self._silent[node.key] = _Lost(incident, node.last_word, mute or proven)
         elif not node.ours:
             self._accuse(node, incident)
 
     def _came_back(self, node: Node) -> None:
         """A lost node answers again before it was replaced."""
-        self._silent.pop(node.key, None)
+        lost = self._silent.pop(node.key, None)
+        if lost is not None and not lost.stands:
+            self.flaps.note(node.name, Flap(lost.since, time.monotonic()))
         self._shared.discard(node.name)
         if node.name in self._bad:
             self._bad.remove(node.name)
 
     def report_silent(self) -> None:
         """Report the nodes that were lost and have not come back; now they are not waited for."""
-        for key, incident in self._silent.items():
-            self._accuse(self._state.nodes[key], incident)
+        for key, lost in self._silent.items():
+            node, now = self._state.nodes[key], time.monotonic()
+            before = self.flaps.before(node.name, now)
+            self._accuse(node, lost.incident, before.text(node.name, now) if before else "")
+            if not lost.stands:
+                self.flaps.watch(node, lost.since)
         self._silent.clear()
         for node in self._state.nodes.values():
             node.silent_as = None
 
-    def _accuse(self, node: Node, incident: Incident) -> None:
+    def _answers_again(self, node: Node, flap: Flap) -> None:
+        """A node that was reported as unreachable has answered before it could have booted."""
+        name, lasted = node.name, flap.until - flap.since
+        before = self.flaps.before(name, flap.until)
+        self.flaps.note(name, flap)
+        if before is None:
+            why = f"it answered again after {lasted:.1f} s, too soon for a reboot: a network outage"
+            self.withdraw((name,), f"{why}; a second one within {WINDOW / 60:g} min would stand")
+        elif self.reported(name):
+            text = before.text(name, flap.until)
+            say(f"{name} answers again after {lasted:.1f} s, but its report stands: {text}")
+
+    def _accuse(self, node: Node, incident: Incident, more: str = "") -> None:
+        """Leave the report; ``more``: evidence that is not the incident's."""
         diagnosis, mount = incident.diagnosis, node.own_mount
         alone = f"file system {mount} does not answer on {node.name} alone"
         record = {
@@ -78,12 +112,29 @@ class Reports:
             "user": self._user,
             "time": incident.wall,
             "symptom": "mount_silent" if mount else diagnosis.symptom,
-            "evidence": [alone] if mount else list(diagnosis.evidence),
+            "evidence": [alone] if mount else [*diagnosis.evidence, *([more] if more else ())],
             "rule": "own-mount" if mount else diagnosis.rule,
             "proven": node.name in diagnosis.proven,
         }
         self._ledger.accuse(node.name, incident.id, record)
         self._made[node.name] = (incident.id, node.job_id)
+
+    def report_slow(
+        self, node: Node, number: str, wall: float, evidence: Sequence[str], rule: str
+    ) -> None:
+        """Report a node that makes the job slow and has a fault; it stays in the job."""
+        if node.name in self._slow:
+            return
+        self._slow.add(node.name)
+        record = {
+            "job": node.job_id,
+            "user": self._user,
+            "time": wall,
+            "symptom": "slow",
+            "evidence": list(evidence),
+            "rule": rule,
+        }
+        self._ledger.accuse(node.name, number, record)
 
     def report_unfit(self, unfit: Mapping[str, tuple[int, str]], incident: Incident) -> None:
         """Report the standby nodes that did not run robust-task: a reason to look at them."""
@@ -114,7 +165,7 @@ class Reports:
         """Nodes that were lost by a cause that they may share."""
         return tuple(self._shared)
 
-    def evidence(self) -> list[Bad]:
+    def evidence(self) -> list[BadNode]:
         """Nodes that the job should not get again, with those of its earlier runs."""
         found = {one.node: one for one in self._remembered}
         for name in (name for name in self._bad if name not in self._shared):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import gcd, prod
 from typing import NamedTuple
 
-from health.active.coordinator.replay import Layout, LayoutError, layout
+from health.active.coordinator.replay import Layout, ReplayLayoutError, layout
 from srun_wrapper.command.rank_env import node_env, rank_env, world_env
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.state import JobState
@@ -24,7 +24,7 @@ from standby.placement.spread import fits, place_ranks
 DATA = ("dp", "data", "ddp", "fsdp", "replicate", "shard")
 
 
-class Shape(NamedTuple):
+class WorldShape(NamedTuple):
     """Division of a job into small ones."""
 
     layout: Layout
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
         return [tuple(range(at * slots, (at + 1) * slots)) for at in range(nodes)]
 
 
-def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int, k: int = 0) -> Shape:
+def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int, k: int = 0) -> WorldShape:
     """Divide a job. ``mesh``: {} for data parallelism alone; ``per_place``: with torchrun's ranks.
 
     Raises LayoutError.
@@ -60,21 +60,21 @@ def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int, k: int 
     world = sum(map(len, ranks))
     mesh = mesh or {"dp": world}
     if not fits(mesh, world):
-        raise LayoutError(f"the mesh has {prod(mesh.values())} ranks, the job has {world}")
+        raise ReplayLayoutError(f"the mesh has {prod(mesh.values())} ranks, the job has {world}")
     if len({len(own) for own in ranks}) != 1:
-        raise LayoutError("the nodes have different numbers of ranks")
+        raise ReplayLayoutError("the nodes have different numbers of ranks")
     if not any(_is_data(name) for name in mesh):
         names = ", ".join(mesh)
-        raise LayoutError(
+        raise ReplayLayoutError(
             f"no dimension of the mesh ({names}) is data-parallel: name one of them dp…"
         )
     replicas = _replicas(mesh, ranks)
     if len({len(nodes) for nodes in replicas}) != 1:
-        raise LayoutError("replicas of the model take different numbers of nodes")
+        raise ReplayLayoutError("replicas of the model take different numbers of nodes")
     found = layout(places, len(replicas[0]), k)
     cyclic = len(ranks[0]) > 1 and ranks[0][1] != ranks[0][0] + 1
     order = tuple(place for nodes in replicas for place in nodes)
-    plain = Shape(found, order, tuple(range(found.m)), _smaller(mesh, found), cyclic)
+    plain = WorldShape(found, order, tuple(range(found.m)), _smaller(mesh, found), cyclic)
     small = _replicas(plain.mesh, plain.ranks(found.m, len(ranks[0])))
     # Every stage where it is in the job; a mesh that is cut in another way has none to keep.
     seats = tuple(seat for nodes in small for seat in nodes)
@@ -130,7 +130,7 @@ def _smaller(mesh: Mapping[str, int], layout: Layout) -> dict[str, int]:
 
 def replay_orders(
     state: JobState,
-    shape: Shape,
+    shape: WorldShape,
     groups: Sequence[Sequence[int]],
     steps: int,
     grace: float,

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from health.active.coordinator.replay import Round, Verdict, least_chance
+from health.active.coordinator.replay import ReplayVerdict, Round, least_chance
 from srun_wrapper.decide.failure import signal_name
 from srun_wrapper.job.model import Rank
-from srun_wrapper.orders.machine_tests import Found
+from srun_wrapper.orders.machine_tests import MachineResults
 
 SHOWN = 8  # nodes that are named one by one
 
@@ -20,7 +20,7 @@ Losses = tuple[tuple[int, str], ...]
 
 
 @dataclass(slots=True)
-class Outcome:
+class GroupResult:
     """The result of one group. ``losses``: after exactly the steps asked for, else None."""
 
     result: Literal["good", "bad", "unknown"]
@@ -30,7 +30,7 @@ class Outcome:
 
 def look(
     ranks: Sequence[Rank], steps: int, *, all_beat: bool, nan: bool, sent: Collection[int]
-) -> Outcome | None:
+) -> GroupResult | None:
     """Return a group's outcome; None while the group is not over (pure).
 
     ``all_beat``: every rank tells its steps, not only some; ``nan``: losses that are not finite
@@ -39,14 +39,14 @@ def look(
     for rank in ranks:
         code, signum = rank.exit or (0, 0)
         if signum and signum in sent:
-            return Outcome("unknown", f"{rank.node.name}: ended by {signal_name(signum)}")
+            return GroupResult("unknown", f"{rank.node.name}: ended by {signal_name(signum)}")
         if code or signum:
             how = f"killed by {signal_name(signum)}" if signum else f"exit code {code}"
-            return Outcome("bad", f"{rank.node.name}: {how}")
+            return GroupResult("bad", f"{rank.node.name}: {how}")
         bad_loss = rank.loss is not None and not math.isfinite(rank.loss)
         if nan and (bad_loss or rank.nan is not None):
             loss = rank.loss if rank.nan is None else rank.nan.loss
-            return Outcome("bad", f"{rank.node.name}: loss {loss}")
+            return GroupResult("bad", f"{rank.node.name}: loss {loss}")
     asked = [rank for rank in ranks if all_beat or rank.beats or rank.exit]
     if not asked or not all(rank.exit or rank.beats >= steps for rank in asked):
         return None
@@ -55,10 +55,10 @@ def look(
     told = [(at, rank) for at, rank in enumerate(ranks) if rank.loss is not None]
     losses = tuple((at, float(rank.loss or 0.0).hex()) for at, rank in told)
     exact = told and all(rank.beats == steps for _, rank in told)
-    return Outcome("good", losses=losses if exact else None)
+    return GroupResult("good", losses=losses if exact else None)
 
 
-def compare(outcomes: Mapping[int, Outcome]) -> str:
+def compare(outcomes: Mapping[int, GroupResult]) -> str:
     """Mark groups with other losses than most as bad; return a note on the comparison."""
     told = {number: o.losses for number, o in outcomes.items() if o.losses is not None}
     missing = sum(o.result == "good" for o in outcomes.values()) - len(told)
@@ -80,12 +80,12 @@ def compare(outcomes: Mapping[int, Outcome]) -> str:
 
 
 def read(
-    known: Verdict,
+    known: ReplayVerdict,
     rounds: Sequence[Round],
     whys: Sequence[Mapping[int, str]],
     names: Sequence[str],
     over: str,
-) -> Found:
+) -> MachineResults:
     """Describe the result. ``names``: of the machines; ``whys``: of each round's groups (pure)."""
     named: dict[str, tuple[str, ...]] = {}
     for x in known.named:
@@ -102,7 +102,7 @@ def read(
     if named:
         lines = [f"{count}: {','.join(named)} bad", *([f"{maybe} may be, too"] if maybe else [])]
         lines += [f"{name}: {line}" for name, why in named.items() for line in why]
-        return Found(named, tuple(lines))
+        return MachineResults(named, tuple(lines))
     line = f"{count} named no node: {over}"
     last = rounds[-1] if rounds else None
     if last is not None and len(last.bad | last.unknown) == len(last.groups):
@@ -115,7 +115,7 @@ def read(
             f"; a fault that appears in more than {chance:.0%} of replays would have appeared "
             f"(95 % confidence)"
         )
-    return Found({}, (line,))
+    return MachineResults({}, (line,))
 
 
 def _list(names: Iterable[str]) -> str:

@@ -12,15 +12,16 @@ import time
 from collections.abc import Sequence
 from copy import deepcopy
 
-from health.active.coordinator.replay import LayoutError, Round, next_groups, over, verdict
+from health.active.coordinator.replay import ReplayLayoutError, Round, next_groups, over, verdict
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import last_error
 from srun_wrapper.job.model import Role
 from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.spikes import Spikes
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
-from srun_wrapper.orders.machine_tests import PROGRAM_ERRORS, Found
-from srun_wrapper.replay.orders import Shape, shape
+from srun_wrapper.orders.machine_tests import PROGRAM_ERRORS, MachineResults
+from srun_wrapper.replay.orders import WorldShape, shape
 from srun_wrapper.replay.outcome import read
 from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
 
@@ -47,29 +48,31 @@ class Replay:
         self._worlds = worlds
         self._topology = topology
 
-    async def dual_phase(self) -> Found | None:
+    async def dual_phase(self) -> MachineResults | None:
         """Find the bad nodes. None if a node was lost or the job ended in between."""
         state = self._state
         # Steps of a replay are no progress of the job, and say nothing about its pace.
         kept = (state.progress, state.pace, state.nonfinite, state.world.steppers)
+        spikes, state.spikes = state.spikes, Spikes()
         state.progress, state.pace, state.nonfinite = deepcopy(kept[:3])
         try:
             return await self._search()
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
-            return Found({}, (f"replay: internal error: {type(err).__name__}: {err}",))
+            return MachineResults({}, (f"replay: internal error: {type(err).__name__}: {err}",))
         finally:
             state.progress, state.pace, state.nonfinite, state.world.steppers = kept
+            state.spikes = spikes
 
-    async def _search(self) -> Found | None:
+    async def _search(self) -> MachineResults | None:
         asked = self._asked
         places = self._state.world.places
         names = [node.name for node in places]
         try:
             cut = self._shape()
-        except (LayoutError, ValueError) as err:
-            return Found({}, (f"the job cannot be replayed: {err}",))
+        except (ReplayLayoutError, ValueError) as err:
+            return MachineResults({}, (f"the job cannot be replayed: {err}",))
         if any(node.role is not Role.ACTIVE or node.connection is None for node in places):
-            return Found({}, ("the job cannot be replayed: a node is missing",))
+            return MachineResults({}, ("the job cannot be replayed: a node is missing",))
         until = time.monotonic() + ALL_ROUNDS * asked.limit
         rounds: list[Round] = []
         whys: list[dict[int, str]] = []
@@ -98,9 +101,9 @@ class Replay:
             say(line)
         return found
 
-    def _shape(self) -> Shape:
+    def _shape(self) -> WorldShape:
         mesh = self._topology.mesh()
         if not mesh:
-            raise LayoutError("the parallel mesh is unknown; set --robust-mesh=pp=2,dp=8")
+            raise ReplayLayoutError("the parallel mesh is unknown; set --robust-mesh=pp=2,dp=8")
         per_place = self._topology.ranks_of_places(mesh)
         return shape(mesh, per_place, len(self._state.world.places))

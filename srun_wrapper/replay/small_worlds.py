@@ -16,8 +16,8 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
-from srun_wrapper.replay.orders import Shape, replay_orders
-from srun_wrapper.replay.outcome import Outcome, compare, look
+from srun_wrapper.replay.orders import WorldShape, replay_orders
+from srun_wrapper.replay.outcome import GroupResult, compare, look
 
 TICK = 0.2  # s between looks at the groups
 
@@ -35,12 +35,12 @@ class Asked(NamedTuple):
 
 
 @dataclass(slots=True)
-class Running:
+class RunningWorld:
     """A group that is being replayed."""
 
     ranks: list[Rank]
     places: tuple[int, ...]
-    outcome: Outcome | None = None
+    outcome: GroupResult | None = None
 
 
 class SmallWorlds:
@@ -64,8 +64,8 @@ class SmallWorlds:
         self._interrupted = over
 
     async def run(
-        self, cut: Shape, groups: Sequence[Group], asked: Asked
-    ) -> dict[int, Outcome] | None:
+        self, cut: WorldShape, groups: Sequence[Group], asked: Asked
+    ) -> dict[int, GroupResult] | None:
         """Replay these groups at once. None when a node was lost or the end came."""
         state, grace = self._state, self._state.config.stop_grace
         if self._interrupted():
@@ -81,11 +81,11 @@ class SmallWorlds:
         for node, order in orders:
             self._bus.send(node, order)
         world = state.world
-        running: dict[int, Running] = {}
+        running: dict[int, RunningWorld] = {}
         for number, group in enumerate(groups):
             places = cut.places(group)
             ranks = [world.by_rank[rank] for place in places for rank in world.ranks[place]]
-            running[number] = Running(ranks, places)
+            running[number] = RunningWorld(ranks, places)
         began = time.monotonic()
         while not self._interrupted() and any(each.outcome is None for each in running.values()):
             left = began + asked.limit - time.monotonic()
@@ -111,7 +111,7 @@ class SmallWorlds:
             return None
         late = f"not finished after {asked.limit:g} s"
         found = {
-            number: each.outcome or Outcome("unknown", late) for number, each in running.items()
+            number: each.outcome or GroupResult("unknown", late) for number, each in running.items()
         }
         if asked.fixed and (note := compare(found)):
             say(f"replay: {note}")
@@ -125,7 +125,9 @@ class SmallWorlds:
             found.setdefault(place, []).append(rank)
         return found
 
-    def _record(self, found: dict[int, Outcome], running: dict[int, Running], took: float) -> None:
+    def _record(
+        self, found: dict[int, GroupResult], running: dict[int, RunningWorld], took: float
+    ) -> None:
         names = [node.name for node in self._state.world.places]
         record = [
             {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from robust_slurm.slurm import Job, Slurm, SlurmError, job_id_for_cli
-from srun_wrapper.decide.exclusions import Bad, able_nodes, exclusions, names
+from srun_wrapper.decide.exclusions import BadNode, able_nodes, exclusions, names
 from srun_wrapper.requeue.resubmit import Limits, submit_copy
 
 HELPER_MINUTES = 5
@@ -62,7 +62,7 @@ def known_partitions(slurm: Slurm, job: Job, standby: str) -> str:
 def limits_for(
     slurm: Slurm,
     job: Job,
-    bad: Sequence[Bad],
+    bad: Sequence[BadNode],
     partition: str,
     size: Mapping[str, str],
     report: Callable[[str], None] = lambda _text: None,
@@ -105,7 +105,7 @@ class Returned(NamedTuple):
 def put_back(
     slurm: Slurm,
     job_id: int,
-    bad: Sequence[Bad],
+    bad: Sequence[BadNode],
     standby: str,
     size: Mapping[str, str],
     silent: Sequence[str] = (),

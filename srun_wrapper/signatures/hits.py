@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from srun_wrapper.signatures.catalogue import Catalogue, Signature
-from srun_wrapper.signatures.lines import Line
+from srun_wrapper.signatures.lines import LogLine
 
 KEPT = 6  # first and last lines per signature and node: enough for every rule
 HEALED = 3  # steps that a training makes after an error that did not end it
@@ -27,7 +27,7 @@ ENDS = frozenset({"killed", "segfault", "bus-error", "abort"})  # ways to end, n
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    line: Line
+    line: LogLine
     signature: Signature
     weight: int
     node: str = ""  # the node that the line speaks of
@@ -41,7 +41,7 @@ class Hit:
         return self.line.number
 
 
-def find_hits(lines: Sequence[Line], catalogue: Catalogue) -> list[Hit]:
+def find_hits(lines: Sequence[LogLine], catalogue: Catalogue) -> list[Hit]:
     """Return the hits in the log's order, without those that the training survived."""
     known: dict[str, tuple[Signature, str] | None] = {}
     ignoring: set[tuple[int | None, int | None]] = set()
@@ -84,7 +84,7 @@ def find_hits(lines: Sequence[Line], catalogue: Catalogue) -> list[Hit]:
     return _without_echoes(_without_survived(_thinned(found), steps))
 
 
-def _is_warning(line: Line) -> bool:
+def _is_warning(line: LogLine) -> bool:
     return bool(WARNING.search(line.text[:80]) and not NO_WARNING.search(line.raw))
 
 

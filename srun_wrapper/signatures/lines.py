@@ -68,7 +68,7 @@ NO_HOSTS = frozenset({"localhost", "127.0.0.1", "0.0.0.0"})
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line; ``text`` without labels, times and colours, ``at`` in s on the log's clock."""
 
     number: int  # from 1
@@ -81,7 +81,7 @@ class Line:
     step: int | None = None  # the training step that the line reports
 
 
-def read_lines(log: str) -> list[Line]:
+def read_lines(log: str) -> list[LogLine]:
     """Return every line of the log; ranks and tasks whose node is said anywhere have it."""
     raws = log.split("\n")
     hosts = _pdsh_hosts(raws)
@@ -100,11 +100,11 @@ def _pdsh_hosts(raws: list[str]) -> frozenset[str]:
     return frozenset(name for name, n in found.items() if n >= 3 and not words.match(name))
 
 
-def _line(number: int, raw: str, hosts: frozenset[str], year: int) -> Line:
+def _line(number: int, raw: str, hosts: frozenset[str], year: int) -> LogLine:
     plain = ANSI.sub("", raw).rstrip("\r\n ")
     parts = [part for part in plain.split("\r") if part.strip()]
     text = parts[-1] if parts else ""
-    line = Line(number, raw, text, at=_time(text[:120], year), step=_step(text[:300]))
+    line = LogLine(number, raw, text, at=_time(text[:120], year), step=_step(text[:300]))
     for _ in range(6):
         peeled = _peel(line, hosts)
         if peeled is line:
@@ -135,7 +135,7 @@ def _without_command(text: str) -> str:
     return text
 
 
-def _peel(line: Line, hosts: frozenset[str]) -> Line:
+def _peel(line: LogLine, hosts: frozenset[str]) -> LogLine:
     """Take one label from the front of a line; the same line when there is none."""
     text = line.text
     if m := QUOTE.match(text):
@@ -197,7 +197,7 @@ def _first(tasks: str) -> int | None:
     return int(found[0]) if found else None
 
 
-def _with_nodes(lines: list[Line]) -> list[Line]:
+def _with_nodes(lines: list[LogLine]) -> list[LogLine]:
     """Give lines the node of their rank or task, where another line names both."""
     ranks: dict[int, str] = {}
     tasks: dict[int, str] = {}
@@ -231,7 +231,7 @@ def _with_nodes(lines: list[Line]) -> list[Line]:
     ]
 
 
-def _placed(line: Line, ranks: dict[int, str], tasks: dict[int, str]) -> Line:
+def _placed(line: LogLine, ranks: dict[int, str], tasks: dict[int, str]) -> LogLine:
     node = ranks.get(line.rank, "") if line.rank is not None else ""
     if not node and line.task is not None:
         node = tasks.get(line.task, "") or (ranks.get(line.task, "") if line.rank is None else "")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from srun_wrapper.signatures.hits import Hit
-from srun_wrapper.signatures.lines import Line
+from srun_wrapper.signatures.lines import LogLine
 
 BEFORE_S = 120.0  # an error this long before a preemption has nothing to do with it
 PRECISE = 60
@@ -56,7 +56,7 @@ def time_limit(hits: Sequence[Hit]) -> Hit | None:
     return None if before else found
 
 
-def different_collectives(lines: Sequence[Line]) -> Line | None:
+def different_collectives(lines: Sequence[LogLine]) -> LogLine | None:
     """Return the line of the rank whose collective has another kind or size than the others'.
 
     The sequence number counts within a process group: groups are told apart where torch names
@@ -66,7 +66,7 @@ def different_collectives(lines: Sequence[Line]) -> Line | None:
     for line in lines:
         if m := GROUP.search(line.text):
             groups.setdefault(line.rank, set()).add(m[1])
-    works: dict[tuple[str, str], dict[int | None, tuple[tuple[str, str], Line]]] = {}
+    works: dict[tuple[str, str], dict[int | None, tuple[tuple[str, str], LogLine]]] = {}
     for line in lines:
         if "WorkNCCL" not in line.text or not (work := WORK.search(line.text)):
             continue

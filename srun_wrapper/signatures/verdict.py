@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from srun_wrapper.signatures import traps
 from srun_wrapper.signatures.catalogue import Catalogue, load
 from srun_wrapper.signatures.hits import Hit, earliest, find_hits
-from srun_wrapper.signatures.lines import Line, read_lines
+from srun_wrapper.signatures.lines import LogLine, read_lines
 
 TIERS = (85, 60, 40, 20)  # of roots: of the first tier that has any, the earliest is the cause
 CASCADES = (15, 5, 1)
@@ -23,26 +23,26 @@ SHARED_ADVICE = "Several nodes show it: look at what they share. No node is evic
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LogVerdict:
     cause: str
     layer: str
     blame: str
     rule: str  # the rule or signature that decided
     advice: str
-    first: Line | None = None  # the line that names the first cause
+    first: LogLine | None = None  # the line that names the first cause
     evict: tuple[str, ...] = ()  # nodes that are proven bad
     suspects: tuple[str, ...] = ()  # nodes to test, or to evict the second time
-    evidence: tuple[Line, ...] = ()
+    evidence: tuple[LogLine, ...] = ()
     followers: int = 0  # lines that only follow from it
 
 
-def judge(log: str, catalogue: Catalogue | None = None) -> Verdict:
+def judge(log: str, catalogue: Catalogue | None = None) -> LogVerdict:
     """Name the first cause of the failure that the log shows."""
     lines = read_lines(log)
     return decide(lines, find_hits(lines, catalogue or load()))
 
 
-def decide(lines: Sequence[Line], hits: Sequence[Hit]) -> Verdict:
+def decide(lines: Sequence[LogLine], hits: Sequence[Hit]) -> LogVerdict:
     """Choose among the hits, the traps first."""
     if hit := traps.preempted(hits):
         return _verdict(hit, hits, "preempted", lines)
@@ -52,7 +52,7 @@ def decide(lines: Sequence[Line], hits: Sequence[Hit]) -> Verdict:
     chosen = first_cause(hits)
     vague = chosen is None or chosen.weight < traps.PRECISE
     if vague and (odd := traps.different_collectives(lines)):
-        return Verdict(
+        return LogVerdict(
             "One rank's collective has another kind or size than the others'",
             "user_code",
             "user",
@@ -69,7 +69,7 @@ def decide(lines: Sequence[Line], hits: Sequence[Hit]) -> Verdict:
         if any(STATED.match(line.text) for line in before):
             return _unknown([line for line in before if STATED.match(line.text)])
     if chosen.signature.id == "cuda-oom" and _left_over(lines, hits, chosen):
-        return Verdict(
+        return LogVerdict(
             "A GPU's memory is used up by a process that does not belong to this job",
             "gpu_oom",
             "node",
@@ -93,7 +93,7 @@ def first_cause(hits: Sequence[Hit]) -> Hit | None:
     return None
 
 
-def _verdict(hit: Hit, hits: Sequence[Hit], rule: str, lines: Sequence[Line]) -> Verdict:
+def _verdict(hit: Hit, hits: Sequence[Hit], rule: str, lines: Sequence[LogLine]) -> LogVerdict:
     signature = hit.signature
     alike = [h for h in hits if h.root and h.signature.layer == signature.layer]
     nodes = tuple(dict.fromkeys(h.node for h in alike if h.node))
@@ -116,7 +116,7 @@ def _verdict(hit: Hit, hits: Sequence[Hit], rule: str, lines: Sequence[Line]) ->
         named = {line.node for line in lines if line.node}
         suspects = tuple(named) if len(named) == 1 else ()  # not said, but there is no other
     shown = sorted({h.number: h.line for h in [hit, *alike]}.values(), key=lambda x: x.number)
-    return Verdict(
+    return LogVerdict(
         signature.cause,
         signature.layer,
         blame,
@@ -130,7 +130,7 @@ def _verdict(hit: Hit, hits: Sequence[Hit], rule: str, lines: Sequence[Line]) ->
     )
 
 
-def _left_over(lines: Sequence[Line], hits: Sequence[Hit], oom: Hit) -> bool:
+def _left_over(lines: Sequence[LogLine], hits: Sequence[Hit], oom: Hit) -> bool:
     """Return True for memory that another process holds: its size, or the first call fails."""
     alike = [h for h in hits if h.signature.id == "cuda-oom"]
     if len({h.line.rank for h in alike}) > 1 and len({h.node for h in alike}) != 1:
@@ -144,10 +144,10 @@ def _left_over(lines: Sequence[Line], hits: Sequence[Hit], oom: Hit) -> bool:
     return any(INITIAL.search(line.text) for line in lines[max(0, oom.number - 25) : oom.number])
 
 
-def _unknown(lines: Sequence[Line]) -> Verdict:
+def _unknown(lines: Sequence[LogLine]) -> LogVerdict:
     said = [line for line in lines if ERROR.search(line.text) and not NO_ERROR.search(line.text)]
     first = said[0] if said else None
-    return Verdict(
+    return LogVerdict(
         "No known error",
         "unknown",
         "unknown",

@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any
 
 from robust_slurm.config import Config
@@ -16,7 +16,7 @@ from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
-from srun_wrapper.checkpoints.verify.check import Check
+from srun_wrapper.checkpoints.verify.check import StateCheck
 from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
@@ -24,12 +24,14 @@ from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.command import steps
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.detect.guard import TICK, Guard
+from srun_wrapper.detect.guard import TICK
 from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.detect.launch_watch import LaunchWatch
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.detect.outage import OutsideHosts
+from srun_wrapper.detect.slow_watch import SlowWatch
 from srun_wrapper.detect.stalls import Stalls
+from srun_wrapper.detect.watches import Watches
 from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.phase import Phase
@@ -55,7 +57,7 @@ from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
 from srun_wrapper.supervisor.step.ending import Ending
 from srun_wrapper.supervisor.step.real_step import RealStep
-from srun_wrapper.supervisor.step.signals import Signals
+from srun_wrapper.supervisor.step.signals import StepSignals
 
 NOTHING_RAN = 1.0  # s for shims to end that have had no rank; others may not even have started
 
@@ -84,6 +86,7 @@ class Supervisor:
         self.ledger = JobLedger(launch.options.records)
         self.journal = Journal(self.ledger, config.verbose)
         self.state.on_news = self.journal.news
+        self.state.on_spike = self.journal.spike
         self.state.on_counters = self.journal.counters
         self.code = CodeUpdates(self.state, deployment, self.ledger, self.journal)
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
@@ -145,7 +148,7 @@ class Supervisor:
             self.stop_tests.ask,
             lambda names, incident: self.nodes.release.evict(names, incident),
         )
-        check = Check(state, recomputing, verdict, certificates, journal)
+        check = StateCheck(state, recomputing, verdict, certificates, journal)
         self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
         self.epochs.listeners += [
             lambda begun: checkpoints.new_epoch(begun.step, from_memory=begun.from_memory),
@@ -169,6 +172,7 @@ class Supervisor:
             self.topology,
             self.node_watch,
             ended,
+            lambda: self.checkpoints.replicas.copies,
         )
         self.first_world = FirstWorld(
             state, self.launch, self.finishing, self.topology, nodes.replacement
@@ -215,7 +219,7 @@ class Supervisor:
         steps.raise_file_limit()
         server, port = await listen(self.facts.key, self._message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
-        Signals(self.state, self.step).catch(self.node_watch.continued)
+        StepSignals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
         self.code.begin()
         watcher: asyncio.Task[None] | None = None
@@ -231,7 +235,7 @@ class Supervisor:
                 self.finishing.dismiss()
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
-            watcher = asyncio.create_task(self._watch())
+            watcher = asyncio.create_task(self._build_watches().run())
             if await self.restoring.prepare():
                 self.epochs.start("")
             code = await self._life.run()
@@ -302,31 +306,29 @@ class Supervisor:
     def _excused(self) -> bool:
         return self.stalls.standing() or self.verify.held_up
 
-    async def _watch(self) -> None:
-        mesh, located = self.topology.mesh, self.journal.located
-        hang = HangWatch(self.state, self.bus, self._excused, mesh, located)
-        launch, guard = LaunchWatch(self.state, say, self._disturbed), Guard(say)
-        while not self.state.ending:
-            for watch in self._watches(hang, launch):
-                guard.call(watch, time.monotonic())
-            await asyncio.sleep(TICK)
-
-    def _watches(self, hang: HangWatch, launch: LaunchWatch) -> Iterator[Callable[[float], None]]:
-        """Return the watches to be called now."""
-        yield self.node_watch.look
-        yield self.ending.look
-        yield self.stalls.look
-        yield self._note_first_step
-        yield self.verify.look
-        yield self.code.look
-        # Ranks that are being stopped make no step, and that is no hang.
-        if not self.state.failures and self.state.stopping_epoch < self.state.world.epoch:
-            yield launch.look
-            yield hang.look
-            yield self.checkpoints.look
-            yield self.certificates.look
-            yield self.nodes.prerequest.for_doubtful
-        yield self._update_roster
+    def _build_watches(self) -> Watches:
+        state, bus, excused = self.state, self.bus, self._excused
+        launch = LaunchWatch(state, say, self._disturbed)
+        hang = HangWatch(state, bus, excused, self.topology.mesh, self.journal.located)
+        slow = SlowWatch(state, bus, excused, self.nodes.slowness)
+        always = (
+            self.node_watch.look,
+            self.ending.look,
+            self.stalls.look,
+            self._note_first_step,
+            self.verify.look,
+            self.code.look,
+            self._update_roster,
+        )
+        stepping = (
+            launch.look,
+            hang.look,
+            slow.look,
+            self.checkpoints.look,
+            self.certificates.look,
+            self.nodes.prerequest.for_doubtful,
+        )
+        return Watches(state, always, stepping, say)
 
     def _disturbed(self) -> bool:
         """Return whether nodes are held up by what they share, or have just been."""

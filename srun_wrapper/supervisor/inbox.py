@@ -297,6 +297,9 @@ class Inbox:
                 del state.phases[key]
             if ahead:
                 self._advance(rank.step, rank.beats, rank.last_beat, rank.source)
+                if state.config.spike == "warn" and not state.stopped():
+                    for line in state.spikes.note(rank):
+                        state.on_spike(line)
         name, since = next(iter(state.phases.values()), ("", 0.0))
         state.pace.in_phase(name, since, now)
 

@@ -21,7 +21,7 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.starting import finish_order
-from srun_wrapper.recover.recovery import End, Recovery
+from srun_wrapper.recover.recovery import Recovery, RecoveryEnd
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.run_in_thread import run_in_thread
 from srun_wrapper.supervisor.step.ending import Ending
@@ -238,7 +238,7 @@ class Life:
             if end is not None:
                 return await self._end(end)
 
-    async def _end(self, end: End) -> int:
+    async def _end(self, end: RecoveryEnd) -> int:
         """Carry out what a recovery came to."""
         if end.code is None:
             return await self._finishing.step_ended()

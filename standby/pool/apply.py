@@ -10,37 +10,45 @@ from msgspec.structs import replace
 from health.admin.want import SLURM_CONF, Want
 from robust_slurm.slurm import Slurm, SlurmError
 from standby.pool import file as pool_file
-from standby.pool.edge import BadInput, Confirm, Seen, check, count, give, observe, slurm_conf
-from standby.pool.file import Record, taken
+from standby.pool.edge import Confirm, Seen, WishError, check, count, give, observe, slurm_conf
+from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import named_in, partition_lines, preemption, preempts
-from standby.pool.members import Choice, Member, Sight, Wish, choose, demote
-from standby.pool.objects import Change, Target, changes, gone_notes, record, takes, targets
+from standby.pool.members import Admission, Choice, Sight, Wish, choose, demote
+from standby.pool.objects import (
+    PartitionChange,
+    PoolTarget,
+    changes,
+    gone_notes,
+    record,
+    takes,
+    targets,
+)
 from standby.pool.show import notes, stock_of
 from standby.pool.stock import told
 
 _NOT_DONE = ("denied", "invalid", "not_found", "conflict")  # after any other answer it may be
 
 
-class Plan(NamedTuple):
+class PoolPlan(NamedTuple):
     """The changes to be made, as of ``seen``."""
 
     seen: Seen
     choice: Choice
-    goal: Mapping[str, Target]
-    orders: list[Change]
+    goal: Mapping[str, PoolTarget]
+    orders: list[PartitionChange]
 
 
-def plan(slurm: Slurm, state_dir: str, wish: Wish, old: Record | None) -> Plan:
+def plan(slurm: Slurm, state_dir: str, wish: Wish, old: PoolRecord | None) -> PoolPlan:
     """Plan the changes from all that is seen now. Raises SlurmError, BadInput."""
     seen = observe(slurm, wish, state_dir)
     check(wish, seen, old)
-    before, sight = old or Record(wish), seen.sight
+    before, sight = old or PoolRecord(wish), seen.sight
     choice = choose(wish, sight, before.admitted, taken(before))
     goal = targets(wish, choice, sight.partitions, sight.nodes, before.done, preempts(seen.config))
-    return Plan(seen, choice, goal, changes(goal, sight.partitions))
+    return PoolPlan(seen, choice, goal, changes(goal, sight.partitions))
 
 
-def _show(found: Plan, out: IO[str]) -> None:
+def _show(found: PoolPlan, out: IO[str]) -> None:
     for order in found.orders:
         out.write(f"{order}\n")
     for name, target in found.goal.items():
@@ -97,20 +105,20 @@ def apply(
     return 0
 
 
-def _wished(wanted: Callable[[Wish | None], Wish], old: Record | None) -> Wish:
+def _wished(wanted: Callable[[Wish | None], Wish], old: PoolRecord | None) -> Wish:
     wish = wanted(old.wish if old else None)
     _same_objects(old, wish)
     return wish
 
 
 def _carry_out(
-    slurm: Slurm, directory: int, old: Record | None, wish: Wish, found: Plan
-) -> tuple[Record, Plan]:
+    slurm: Slurm, directory: int, old: PoolRecord | None, wish: Wish, found: PoolPlan
+) -> tuple[PoolRecord, PoolPlan]:
     """Give all orders; what was done, and the plan as it became. Raises SlurmError.
 
     If nothing at all was done, the record is as it was.
     """
-    start = now = replace(old or Record(wish), wish=wish)
+    start = now = replace(old or PoolRecord(wish), wish=wish)
     sight, choice, goal = found.seen.sight, found.choice, found.goal
     try:
         first = [order for order in found.orders if takes(order, wish, sight.partitions)]
@@ -133,7 +141,7 @@ def _carry_out(
     if found.orders:
         sight = _again(slurm, sight)
     seen = found.seen._replace(sight=sight)
-    return now, Plan(seen, choice, goal, found.orders)
+    return now, PoolPlan(seen, choice, goal, found.orders)
 
 
 def _again(slurm: Slurm, sight: Sight) -> Sight:
@@ -142,7 +150,7 @@ def _again(slurm: Slurm, sight: Sight) -> Sight:
     return sight._replace(partitions=partitions, nodes=nodes, jobs=slurm.placements())
 
 
-def _same_objects(old: Record | None, wish: Wish) -> None:
+def _same_objects(old: PoolRecord | None, wish: Wish) -> None:
     """The names of partitions are not changed under way: what was done is kept by them."""
     if old is None or not old.done:
         return
@@ -150,14 +158,14 @@ def _same_objects(old: Record | None, wish: Wish) -> None:
         was, wanted = getattr(old.wish, key), getattr(wish, key)
         if was and was != wanted:
             flag = {"source": "from"}.get(key, key)
-            raise BadInput(
+            raise WishError(
                 f"--{flag} {wanted or 'none'}: it is {was} now; give the nodes back first "
                 f"(apply --size 0), then delete {pool_file.DIRECTORY}/{pool_file.FILE} in the "
                 "state directory"
             )
 
 
-def _do(slurm: Slurm, directory: int, now: Record, order: Change) -> Record:
+def _do(slurm: Slurm, directory: int, now: PoolRecord, order: PartitionChange) -> PoolRecord:
     """One order, written down before it is given, so that no kill can lose it."""
     present = slurm.partitions().get(order.partition)
     planned = replace(now, done=record(now.done, order, present))
@@ -171,10 +179,10 @@ def _do(slurm: Slurm, directory: int, now: Record, order: Change) -> Record:
     return planned
 
 
-def _finished(now: Record, choice: Choice, sight: Sight) -> Record:
+def _finished(now: PoolRecord, choice: Choice, sight: Sight) -> PoolRecord:
     """The record after all orders: who was admitted when, and since when nodes are missing."""
     admitted = {
-        name: now.admitted.get(name, Member(sight.now, name not in now.wish.nodes))
+        name: now.admitted.get(name, Admission(sight.now, name not in now.wish.nodes))
         for name in choice.members
     }
     checked = {n: sight.proofs[n].passed for n in choice.members if n in sight.proofs}

@@ -22,7 +22,7 @@ from robust_slurm.slurm.values import ParseError, expand
 from standby.pool import apply as applying
 from standby.pool import edge, settings
 from standby.pool import show as showing
-from standby.pool.edge import SLURM_S, BadInput
+from standby.pool.edge import SLURM_S, WishError
 from standby.pool.file import PoolError
 from standby.pool.members import Wish
 from standby.pool.settings import PoolSettings
@@ -54,7 +54,7 @@ def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = 
             said = f"Slurm refuses: {error.message}; {_RIGHT}"
         print(f"robust-standby: {said}", file=sys.stderr)
         return 1
-    except (BadInput, ConfigError, ValueError) as error:
+    except (WishError, ConfigError, ValueError) as error:
         print(f"robust-standby: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -108,21 +108,21 @@ def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
     given = {key: value for key, value in given.items() if value is not None}
     if before is None:
         if "nodes" not in given:
-            raise BadInput("--nodes is missing: name the nodes of the pool, e.g. --nodes 's[1-8]'")
+            raise WishError("--nodes is missing: name the nodes of the pool, e.g. --nodes 's[1-8]'")
         before = Wish(partition, (), len(given["nodes"]))
     elif "nodes" in given and "size" not in given and before.size == len(before.nodes):
         given["size"] = len(given["nodes"])  # all of them, as before
     found = replace(before, **given)
     if found.size > len(found.nodes):
-        raise BadInput(
+        raise WishError(
             f"--size {found.size}: --nodes names only {len(found.nodes)}; name more nodes or a "
             "smaller size"
         )
     names = [n for n in (found.partition, found.source, found.backfill) if n]
     if len(set(names)) < len(names):
-        raise BadInput(f"--partition, --from and --backfill must differ: {', '.join(names)}")
+        raise WishError(f"--partition, --from and --backfill must differ: {', '.join(names)}")
     if found.refill == "pool" and not (found.source and found.proof_hours):
-        raise BadInput(
+        raise WishError(
             "--refill pool also needs --from, the partition of the repaired nodes, and "
             "--proof-hours above 0"
         )

@@ -10,10 +10,10 @@ from health.history.accusations import companion_of
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
 from standby.pool import file as pool_file
-from standby.pool.file import PoolError, Record
+from standby.pool.file import PoolError, PoolRecord
 from standby.pool.lines import has_accounting, named_in
 from standby.pool.members import Sight, Wish, uses
-from standby.pool.objects import NO_QOS, Change
+from standby.pool.objects import NO_QOS, PartitionChange
 
 SLURM_S = 20.0
 _MOST_LOOKUPS = 64  # jobs, of which each is one call of scontrol
@@ -21,7 +21,7 @@ _CONF_LIMIT = 8 << 20  # bytes
 Confirm = Callable[[str], bool] | None  # None: do not ask
 
 
-class BadInput(ValueError):
+class WishError(ValueError):
     """A wish that cannot be met; the text says which can."""
 
 
@@ -52,13 +52,13 @@ def alive(slurm: Slurm) -> None:
         raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
 
 
-def check(wish: Wish, seen: Seen, old: Record | None) -> None:
+def check(wish: Wish, seen: Seen, old: PoolRecord | None) -> None:
     """Raises BadInput for a wish that this Slurm cannot grant, or that takes what is not ours."""
     if wish.source and wish.source not in seen.sight.partitions:
         there = ", ".join(seen.sight.partitions)
-        raise BadInput(f"--from {wish.source}: no such partition in Slurm; it has {there}")
+        raise WishError(f"--from {wish.source}: no such partition in Slurm; it has {there}")
     if wish.qos not in ("", NO_QOS) and not has_accounting(seen.config):
-        raise BadInput(
+        raise WishError(
             f"--qos {wish.qos}: a QOS needs slurmdbd, but AccountingStorageType is "
             f"{seen.config.get('AccountingStorageType', 'not set')}; apply without --qos"
         )
@@ -68,13 +68,13 @@ def check(wish: Wish, seen: Seen, old: Record | None) -> None:
         ours = old is not None and (name in old.done or name == getattr(old.wish, key))
         others = [node for node in seen.sight.nodes_of(name) if node not in wish.nodes]
         if others and not ours:
-            raise BadInput(
+            raise WishError(
                 f"--{key} {name}: this partition exists and would lose nodes that --nodes does not "
                 f"name ({fold(others)}): name them too, or another --{key}"
             )
 
 
-def give(slurm: Slurm, order: Change) -> None:
+def give(slurm: Slurm, order: PartitionChange) -> None:
     """Raises SlurmError."""
     if order.action == "create":
         slurm.create_partition(order.partition, order.words())
@@ -91,7 +91,7 @@ def slurm_conf(config: Mapping[str, str]) -> str:
         return ""
 
 
-def not_permanent(now: Record, config: Mapping[str, str]) -> list[str]:
+def not_permanent(now: PoolRecord, config: Mapping[str, str]) -> list[str]:
     """The partitions that apply made and slurm.conf, where it can be read here, does not have."""
     text = slurm_conf(config)
     made = [name for name, one in now.done.items() if one.created]
@@ -116,7 +116,7 @@ def trainings(slurm: Slurm, wish: Wish, sight: Sight) -> dict[int, int]:
     return found
 
 
-def recorded(state_dir: str) -> Record:
+def recorded(state_dir: str) -> PoolRecord:
     """Return the applied pool. Raises PoolError if nothing was applied."""
     found = pool_file.load(state_dir)
     if found is None:
@@ -127,5 +127,5 @@ def recorded(state_dir: str) -> Record:
     return found
 
 
-def count(orders: list[Change]) -> str:
+def count(orders: list[PartitionChange]) -> str:
     return f"{len(orders)} change{'s' if len(orders) != 1 else ''}"

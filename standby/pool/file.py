@@ -12,8 +12,8 @@ from health.children.call import call_in_child
 from health.gate.proof import Proof, proof_of
 from health.history import events
 from health.node import rootfiles
-from standby.pool.members import Member, Wish
-from standby.pool.objects import Done
+from standby.pool.members import Admission, Wish
+from standby.pool.objects import AppliedChanges
 
 VERSION = 1
 DIRECTORY = "standby"
@@ -29,26 +29,26 @@ class PoolError(Exception):
     """An error of reading or writing; the text says where, and what to do."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class PoolRecord(msgspec.Struct, frozen=True):
     """Times are wall clock. ``short_since``: 0.0 while nothing is missing; ``checked``: when each
     member was last seen well, as of ``applied``."""
 
     wish: Wish
-    done: dict[str, Done] = {}
-    admitted: dict[str, Member] = {}
+    done: dict[str, AppliedChanges] = {}
+    admitted: dict[str, Admission] = {}
     checked: dict[str, float] = {}
     applied: float = 0.0
     short_since: float = 0.0
     v: int = VERSION
 
 
-def taken(record: Record) -> tuple[str, ...]:
+def taken(record: PoolRecord) -> tuple[str, ...]:
     """Nodes that left the source and are not in the pool yet."""
     source = record.done.get(record.wish.source)
     return tuple(n for n in (source.removed if source else ()) if n not in record.admitted)
 
 
-def load(state_dir: str) -> Record | None:
+def load(state_dir: str) -> PoolRecord | None:
     """Return the record; None: nothing was applied. Raises PoolError."""
     place = f"{state_dir}/{DIRECTORY}/{FILE}"
     try:
@@ -59,7 +59,7 @@ def load(state_dir: str) -> Record | None:
             os.close(directory)
         with os.fdopen(fd, "rb") as file:
             raw = file.read(_LIMIT)
-        found = msgspec.json.decode(raw, type=Record)
+        found = msgspec.json.decode(raw, type=PoolRecord)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -111,7 +111,7 @@ def locked(state_dir: str) -> Iterator[int]:
         os.close(directory)
 
 
-def save(directory: int, record: Record) -> None:
+def save(directory: int, record: PoolRecord) -> None:
     """Replace the record as a whole. Raises PoolError; then the old one stands."""
     content = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
     try:

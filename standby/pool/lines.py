@@ -9,7 +9,7 @@ from health.admin.show_config import value_of
 from health.admin.want import SLURM_CONF, Level, Want
 from robust_slurm.slurm.values import fold
 from standby.pool.members import Wish
-from standby.pool.objects import Done, Target
+from standby.pool.objects import AppliedChanges, PoolTarget
 
 PREEMPT_TYPE = "preempt/partition_prio"
 
@@ -44,7 +44,9 @@ def preemption(wish: Wish, config: Mapping[str, str]) -> list[Want]:
     return found
 
 
-def partition_lines(wanted: Mapping[str, Target], done: Mapping[str, Done]) -> list[Want]:
+def partition_lines(
+    wanted: Mapping[str, PoolTarget], done: Mapping[str, AppliedChanges]
+) -> list[Want]:
     """Return the lines of the partitions that apply created, and the words of those it changed."""
     found = []
     for name, target in wanted.items():

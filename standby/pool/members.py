@@ -66,7 +66,7 @@ class Sight(NamedTuple):
         return found.nodes if found else ()
 
 
-class Member(msgspec.Struct, frozen=True):
+class Admission(msgspec.Struct, frozen=True):
     """A node that was admitted. ``returned``: as one that came back repaired, not by its name."""
 
     since: float
@@ -143,7 +143,7 @@ def refill(wish: Wish, proof: Proof, now: float) -> Refill:
 
 
 def choose(
-    wish: Wish, sight: Sight, admitted: Mapping[str, Member], taken: Sequence[str] = ()
+    wish: Wish, sight: Sight, admitted: Mapping[str, Admission], taken: Sequence[str] = ()
 ) -> Choice:
     """The pool as it should be now; ``taken``: nodes that left the source for it already.
 
@@ -191,7 +191,7 @@ def choose(
     return Choice(tuple(order), tuple(claims), refused)
 
 
-def demote(choice: Choice, wish: Wish, sight: Sight, admitted: Mapping[str, Member]) -> Choice:
+def demote(choice: Choice, wish: Wish, sight: Sight, admitted: Mapping[str, Admission]) -> Choice:
     """The choice without new nodes on which a job started meanwhile: they come later.
 
     In the pool's partition a standby allocation could end that job.

@@ -1,7 +1,7 @@
 """From the pool that is wanted to changes of Slurm's partitions. Pure.
 
-A change names only what it changes. ``Done`` keeps, for each partition, what later runs need: that
-apply created it, and which nodes it took out.
+A change names only what it changes. ``AppliedChanges`` keeps, for each partition, what later runs
+need: that apply created it, and which nodes it took out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BACKFILL_TIER = 1
 NO_QOS = "none"
 
 
-class Change(NamedTuple):
+class PartitionChange(NamedTuple):
     """One order. ``nodes`` None: they stay as they are."""
 
     action: Literal["create", "update"]
@@ -38,14 +38,14 @@ class Change(NamedTuple):
         return " ".join([self.action, f"PartitionName={self.partition}", *words])
 
 
-class Done(Struct, frozen=True):
+class AppliedChanges(Struct, frozen=True):
     """The changes that apply made to a partition; ``removed``: nodes that it took out."""
 
     created: bool = False
     removed: tuple[str, ...] = ()
 
 
-class Target(NamedTuple):
+class PoolTarget(NamedTuple):
     """A partition as it should be. ``initial``: only when made; ``made``: it may be made.
 
     ``gone``: names that belong there and that Slurm does not know.
@@ -79,24 +79,24 @@ def targets(
     choice: Choice,
     partitions: Mapping[str, Partition],
     nodes: Container[str],
-    done: Mapping[str, Done],
+    done: Mapping[str, AppliedChanges],
     preempts: bool,
-) -> dict[str, Target]:
+) -> dict[str, PoolTarget]:
     """Every partition that the wish is about, the source first. ``nodes``: what Slurm knows.
 
     ``preempts``: slurm.conf lets higher tiers take nodes from lower ones. Without it no
     low-priority partition is made: its jobs would only be in the way. One that was made before
     is kept in step.
     """
-    found: dict[str, Target] = {}
-    low = done.get(wish.backfill, Done()).created and wish.backfill in partitions
+    found: dict[str, PoolTarget] = {}
+    low = done.get(wish.backfill, AppliedChanges()).created and wish.backfill in partitions
     lends = bool(wish.backfill) and (preempts or low)
     held = {*choice.members, *choice.claims}
     if wish.source in partitions:
         now = partitions[wish.source].nodes
-        back = [name for name in done.get(wish.source, Done()).removed if name not in now]
+        back = [name for name in done.get(wish.source, AppliedChanges()).removed if name not in now]
         rest, gone = known((name for name in (*now, *back) if name not in held), nodes)
-        found[wish.source] = Target(rest, made=False, gone=gone)
+        found[wish.source] = PoolTarget(rest, made=False, gone=gone)
     settings: dict[str, str] = {}
     if wish.qos:
         settings["QoS"] = "" if wish.qos == NO_QOS else wish.qos
@@ -107,10 +107,10 @@ def targets(
         settings["PreemptMode"] = "OFF"
     up = {"State": "UP", "MaxTime": "INFINITE"}
     members, gone = known(choice.members, nodes)
-    found[wish.partition] = Target(members, settings, up, gone=gone)
+    found[wish.partition] = PoolTarget(members, settings, up, gone=gone)
     if lends:
         settings = {"PriorityTier": str(BACKFILL_TIER), "PreemptMode": "REQUEUE"}
-        found[wish.backfill] = Target(members, settings, up)
+        found[wish.backfill] = PoolTarget(members, settings, up)
     return found
 
 
@@ -119,30 +119,32 @@ def _tier(partition: Partition | None) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def changes(wanted: Mapping[str, Target], partitions: Mapping[str, Partition]) -> list[Change]:
+def changes(
+    wanted: Mapping[str, PoolTarget], partitions: Mapping[str, Partition]
+) -> list[PartitionChange]:
     """Return the changes. A node leaves a partition before it joins another: never in both."""
-    first: list[Change] = []
-    last: list[Change] = []
+    first: list[PartitionChange] = []
+    last: list[PartitionChange] = []
     for name, target in wanted.items():
         present = partitions.get(name)
         if present is None:
             if target.made:
                 settings = {**target.settings, **target.initial}
-                last.append(Change("create", name, settings, target.nodes))
+                last.append(PartitionChange("create", name, settings, target.nodes))
             continue
         settings = {k: v for k, v in target.settings.items() if not _same(present, k, v)}
         kept = tuple(node for node in present.nodes if node in target.nodes)
         if len(kept) < len(present.nodes):
-            first.append(Change("update", name, settings, kept))
+            first.append(PartitionChange("update", name, settings, kept))
             settings = {}
         if set(kept) != set(target.nodes):
-            last.append(Change("update", name, settings, target.nodes))
+            last.append(PartitionChange("update", name, settings, target.nodes))
         elif settings:
-            last.append(Change("update", name, settings))
+            last.append(PartitionChange("update", name, settings))
     return [*first, *last]
 
 
-def takes(order: Change, wish: Wish, partitions: Mapping[str, Partition]) -> bool:
+def takes(order: PartitionChange, wish: Wish, partitions: Mapping[str, Partition]) -> bool:
     """Return whether the order takes nodes out of the source."""
     present = partitions.get(order.partition)
     if order.partition != wish.source or order.nodes is None or present is None:
@@ -160,12 +162,14 @@ def setting(partition: Partition, key: str) -> str:
     return "" if text in ("N/A", "NONE", "(null)") else text
 
 
-def record(done: Mapping[str, Done], change: Change, present: Partition | None) -> dict[str, Done]:
+def record(
+    done: Mapping[str, AppliedChanges], change: PartitionChange, present: Partition | None
+) -> dict[str, AppliedChanges]:
     """Add a change to those done; ``present`` is the partition just before it."""
-    before = done.get(change.partition, Done())
+    before = done.get(change.partition, AppliedChanges())
     if present is None:
-        return {**done, change.partition: Done(True, before.removed)}
+        return {**done, change.partition: AppliedChanges(True, before.removed)}
     removed = set(before.removed)
     if change.nodes is not None:
         removed = (removed | set(present.nodes)) - set(change.nodes)
-    return {**done, change.partition: Done(before.created, tuple(sorted(removed)))}
+    return {**done, change.partition: AppliedChanges(before.created, tuple(sorted(removed)))}

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from health.admin.show_config import seconds, value_of
 from health.gate.proof import Proof
 from robust_slurm.slurm import Node
-from standby.pool.file import Record, taken
+from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import preemption, preempts
 from standby.pool.members import HOUR, Choice, Sight, Use, Wish, choose, shared, uses
 from standby.pool.objects import changes, gone_notes, known, targets
-from standby.pool.stock import Pool, Stock, span, stock, told
+from standby.pool.stock import Pool, PoolStock, span, stock, told
 
 JSON_VERSION = 1
 
 
-class Row(NamedTuple):
+class PoolRow(NamedTuple):
     """One node of the pool. Times in seconds ago; None: not known."""
 
     node: str
@@ -31,8 +31,8 @@ class Row(NamedTuple):
 class View(NamedTuple):
     """``differs``: changes that bring back what was applied; ``notes``: other shortcomings."""
 
-    stock: Stock
-    rows: Sequence[Row]
+    stock: PoolStock
+    rows: Sequence[PoolRow]
     refused: Mapping[str, str]
     joining: Sequence[str]
     claims: Sequence[str]
@@ -40,12 +40,12 @@ class View(NamedTuple):
     notes: Sequence[str]
 
 
-def applied(record: Record, nodes: Container[str]) -> Choice:
+def applied(record: PoolRecord, nodes: Container[str]) -> Choice:
     """The pool as apply left it; who is on the way, only if Slurm knows it still."""
     return Choice(tuple(record.admitted), known(taken(record), nodes)[0], {})
 
 
-def stock_of(record: Record, sight: Sight) -> Stock:
+def stock_of(record: PoolRecord, sight: Sight) -> PoolStock:
     wish = record.wish
     times = {n: p.passed for n, p in sight.proofs.items() if p.passed}
     pool = Pool(wish.partition, wish.backfill, wish.size, record.short_since, times)
@@ -53,7 +53,7 @@ def stock_of(record: Record, sight: Sight) -> Stock:
 
 
 def view(
-    record: Record,
+    record: PoolRecord,
     sight: Sight,
     config: Mapping[str, str],
     owners: Mapping[int, int],
@@ -67,7 +67,7 @@ def view(
     gone = [note for name, target in wanted.items() for note in gone_notes(name, target.gone)]
     names = dict.fromkeys((*record.admitted, *sight.nodes_of(wish.partition)))
     rows = [
-        Row(
+        PoolRow(
             name,
             "+".join(sorted(sight.nodes[name].state)) if name in sight.nodes else "gone",
             _use(sight.nodes.get(name), use.get(name, Use()), owners),

@@ -27,7 +27,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Stock:
+class PoolStock:
     """The pool now. ``free`` can be had at once: idle, or ``lent`` to work that makes way."""
 
     partition: str
@@ -74,7 +74,7 @@ def pool_from(data: object) -> Pool | None:
 
 def stock(
     pool: Pool, nodes: Mapping[str, Node], jobs: Mapping[int, Placement], now: float
-) -> Stock:
+) -> PoolStock:
     """Return the state of the pool: its members are the nodes of its partition. Pure."""
     used = {name for job in jobs.values() if job.partition == pool.partition for name in job.nodes}
     low = {name for job in jobs.values() if job.partition == pool.backfill for name in job.nodes}
@@ -85,7 +85,7 @@ def stock(
     free = [node for node in rest if node.usable and node.name not in others]
     short = max(0, pool.wanted - len(free))
     ages = [now - pool.checked[node.name] for node in free if node.name in pool.checked]
-    return Stock(
+    return PoolStock(
         pool.partition,
         pool.wanted,
         len(free),
@@ -98,7 +98,7 @@ def stock(
     )
 
 
-def told(stock: Stock) -> str:
+def told(stock: PoolStock) -> str:
     """Like "pool standby: 3 of 4 nodes free, 1 in use; short 1 for 12 min; oldest check 2 h"."""
     lent = f" ({stock.lent} lent)" if stock.lent else ""
     text = f"pool {stock.partition}: {stock.free} of {stock.wanted} nodes free{lent}"

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from standby.size.count import (
     UNSURE,
-    Pool,
+    LossSource,
+    PoolCount,
     SizeError,
-    Source,
     judge,
     losses,
     pool,
@@ -36,7 +36,7 @@ class Cause(NamedTuple):
     days: float | None
 
 
-class Case(NamedTuple):
+class SizeCase(NamedTuple):
     """One set of rates: the pool by single nodes alone, and by all causes.
 
     Both are held against all causes.
@@ -45,28 +45,30 @@ class Case(NamedTuple):
     name: str
     causes: tuple[Cause, ...]
     mean: float  # nodes lost within the refill time
-    single: Pool
-    all: Pool
+    single: PoolCount
+    all: PoolCount
 
 
-class Answer(NamedTuple):
+class PoolSize(NamedTuple):
     """The whole answer."""
 
     nodes: int
     refill_hours: float
     quantile: float
-    cases: tuple[Case, ...]
+    cases: tuple[SizeCase, ...]
     measured: Observed | None
     notes: tuple[str, ...]
 
 
-def case(name: str, nodes: int, sources: Sequence[Source], hours: float, quantile: float) -> Case:
+def case(
+    name: str, nodes: int, sources: Sequence[LossSource], hours: float, quantile: float
+) -> SizeCase:
     """Raises SizeError."""
     days = hours / 24.0
     lost = losses(nodes, sources, days)
     alone = losses(nodes, [source for source in sources if source.size == 1], days)
     single = pool(alone, quantile).standbys
-    return Case(
+    return SizeCase(
         name,
         tuple(_cause(nodes, source, days) for source in sources),
         lost.mean,
@@ -75,7 +77,7 @@ def case(name: str, nodes: int, sources: Sequence[Source], hours: float, quantil
     )
 
 
-def _cause(nodes: int, source: Source, days: float) -> Cause:
+def _cause(nodes: int, source: LossSource, days: float) -> Cause:
     parts = units(nodes, source.size)
     return Cause(
         source.size,
@@ -86,15 +88,17 @@ def _cause(nodes: int, source: Source, days: float) -> Cause:
     )
 
 
-def from_rates(nodes: int, sources: Sequence[Source], hours: float, quantile: float) -> Answer:
+def from_rates(
+    nodes: int, sources: Sequence[LossSource], hours: float, quantile: float
+) -> PoolSize:
     """Raises SizeError."""
     found = case(GIVEN, nodes, sources, hours, quantile)
-    return Answer(nodes, hours, quantile, (found,), None, tuple(_notes([found])))
+    return PoolSize(nodes, hours, quantile, (found,), None, tuple(_notes([found])))
 
 
 def from_ledger(
-    nodes: int, seen: Observed, named: Sequence[Source], hours: float, quantile: float
-) -> Answer:
+    nodes: int, seen: Observed, named: Sequence[LossSource], hours: float, quantile: float
+) -> PoolSize:
     """The estimate, and all rates at the upper ends of their 95 % intervals.
 
     ``named``: groups that were named by a person; they replace the ones that were seen.
@@ -106,7 +110,7 @@ def from_ledger(
         single = seen.single.high if upper else seen.single.estimate
         groups = list(named) or seen.groups(upper)
         try:
-            cases.append(case(name, nodes, [Source(1, single), *groups], hours, quantile))
+            cases.append(case(name, nodes, [LossSource(1, single), *groups], hours, quantile))
         except SizeError as error:
             if not upper:
                 raise
@@ -116,10 +120,10 @@ def from_ledger(
             f"{seen.several.events} events that took several nodes were seen; "
             "the groups named on the command line are used instead"
         )
-    return Answer(nodes, hours, quantile, tuple(cases), seen, (*notes, *_notes(cases)))
+    return PoolSize(nodes, hours, quantile, tuple(cases), seen, (*notes, *_notes(cases)))
 
 
-def _notes(cases: Sequence[Case]) -> list[str]:
+def _notes(cases: Sequence[SizeCase]) -> list[str]:
     """Return the doubts that a reader should have."""
     notes = []
     if all(cause.size == 1 for cause in cases[0].causes):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from standby.size import answer, paper
-from standby.size.count import MAX_NODES, SizeError, Source, losses
+from standby.size.count import MAX_NODES, LossSource, SizeError, losses
 from standby.size.history import DAY
 from standby.size.observed import Observed
 
@@ -127,9 +127,9 @@ def _flags(names: Sequence[str]) -> str:
     return ", ".join("--" + name.replace("_", "-") for name in names)
 
 
-def _answer(args: argparse.Namespace) -> answer.Answer:
+def _answer(args: argparse.Namespace) -> answer.PoolSize:
     groups = [
-        Source(nodes or usual, rate / 1000.0)
+        LossSource(nodes or usual, rate / 1000.0)
         for nodes, usual, rate in (
             (args.group, _GROUP, args.group_rate),
             (args.switch, _SWITCH, args.switch_rate),
@@ -138,7 +138,7 @@ def _answer(args: argparse.Namespace) -> answer.Answer:
     ]
     hours, quantile = args.refill or _HOURS, args.quantile or _QUANTILE
     if args.rate is not None:
-        sources = [Source(1, args.rate / 1000.0), *groups]
+        sources = [LossSource(1, args.rate / 1000.0), *groups]
         return answer.from_rates(args.nodes, sources, hours, quantile)
     losses(args.nodes, groups, hours / 24.0)  # what is wrong with these is the user's
     seen = _measure(args)
@@ -175,7 +175,7 @@ def _measure(args: argparse.Namespace) -> Observed:
     return seen
 
 
-def _show(found: answer.Answer, as_json: bool, out: IO[str]) -> None:
+def _show(found: answer.PoolSize, as_json: bool, out: IO[str]) -> None:
     if as_json:
         _dump(as_data(found), out)
     else:
@@ -199,7 +199,7 @@ def _table(as_json: bool, out: IO[str]) -> int:
     return 0 if all(row.agrees for row in rows) else 1
 
 
-def as_data(found: answer.Answer) -> dict[str, Any]:
+def as_data(found: answer.PoolSize) -> dict[str, Any]:
     """The answer for JSON."""
     data: dict[str, Any] = {
         "nodes": found.nodes,

@@ -34,7 +34,7 @@ class SizeError(ValueError):
     """Numbers from which no pool size can be computed; the text says what is wrong."""
 
 
-class Source(NamedTuple):
+class LossSource(NamedTuple):
     """One way to lose nodes. ``rate``: events per node-day; each takes ``size`` nodes."""
 
     size: int
@@ -73,7 +73,7 @@ class Distribution(NamedTuple):
         return self.first
 
 
-class Pool(NamedTuple):
+class PoolCount(NamedTuple):
     """``standbys`` nodes against one distribution of losses.
 
     ``shortage``: P(K > standbys); ``shortfall``: E[max(0, K - standbys)] nodes; ``short_by``: the
@@ -126,7 +126,7 @@ def units(nodes: int, size: int) -> tuple[tuple[int, int], ...]:
     return tuple((n, s) for n, s in ((whole, size), (1 if rest else 0, rest)) if n)
 
 
-def probability(source: Source, days: float, size: int | None = None) -> float:
+def probability(source: LossSource, days: float, size: int | None = None) -> float:
     """p: that one unit goes within ``days`` days. Raises SizeError where it is above 1."""
     p = source.rate * (size or source.size) * days
     if p > 1.0:
@@ -138,7 +138,7 @@ def probability(source: Source, days: float, size: int | None = None) -> float:
     return p
 
 
-def losses(nodes: int, sources: Sequence[Source], days: float = 1.0) -> Distribution:
+def losses(nodes: int, sources: Sequence[LossSource], days: float = 1.0) -> Distribution:
     """Return how many of ``nodes`` are lost within ``days`` days. Raises SizeError."""
     if not 1 <= nodes <= MAX_NODES:
         raise SizeError(f"{nodes} nodes: 1 to {MAX_NODES:,} can be computed")
@@ -153,14 +153,14 @@ def losses(nodes: int, sources: Sequence[Source], days: float = 1.0) -> Distribu
     return total
 
 
-def pool(lost: Distribution, quantile: float = 0.99) -> Pool:
+def pool(lost: Distribution, quantile: float = 0.99) -> PoolCount:
     """The smallest pool with P(K <= n) >= quantile. Raises SizeError."""
     if not 0.0 < quantile < 1.0:
         raise SizeError(f"quantile {quantile:g}: it must be above 0 and below 1, like 0.99")
     return judge(lost, lost.smallest(quantile))
 
 
-def judge(lost: Distribution, standbys: int) -> Pool:
+def judge(lost: Distribution, standbys: int) -> PoolCount:
     """Return the worth of a pool of this size."""
     shortage, shortfall = lost.above(standbys), lost.excess(standbys)
-    return Pool(standbys, shortage, shortfall, shortfall / shortage if shortage else 0.0)
+    return PoolCount(standbys, shortage, shortfall, shortfall / shortage if shortage else 0.0)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from standby.size.count import Source
+from standby.size.count import LossSource
 from standby.size.history import DAY, Loss, Span
 from standby.size.interval import poisson_interval
 
@@ -55,12 +55,12 @@ class Observed(NamedTuple):
         """The rate of events that took more than one node."""
         return rate(sum(n for size, n in self.sizes.items() if size > 1), self.node_days)
 
-    def groups(self, upper: bool) -> list[Source]:
+    def groups(self, upper: bool) -> list[LossSource]:
         """The events of several nodes by size; ``upper``: all at the interval's upper end."""
         found = self.several
         factor = found.high / found.estimate if upper and found.events else 1.0
         return [
-            Source(size, factor * n / self.node_days)
+            LossSource(size, factor * n / self.node_days)
             for size, n in sorted(self.sizes.items())
             if size > 1
         ]

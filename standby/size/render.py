@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from standby.size.answer import ESTIMATE, GIVEN, Answer, Case
+from standby.size.answer import ESTIMATE, GIVEN, PoolSize, SizeCase
 from standby.size.observed import Observed, Rate
-from standby.size.paper import RATES, Row
+from standby.size.paper import RATES, PaperRow
 
 _PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
 
@@ -29,7 +29,7 @@ def console(file: IO[str]) -> Console:
     return _Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
-def print_answer(found: Answer, out: Console) -> None:
+def print_answer(found: PoolSize, out: Console) -> None:
     """Print what was measured, what is lost, what pools are worth, and the number last."""
     if found.measured is not None:
         _measured(found.measured, out)
@@ -57,7 +57,7 @@ def print_answer(found: Answer, out: Console) -> None:
     out.print(Text(_verdict(found), style="bold"))
 
 
-def _pools(case: Case, table: Table) -> None:
+def _pools(case: SizeCase, table: Table) -> None:
     many = len(case.causes) > 1
     rows = [("single nodes alone", case.single)] if many else []
     rows.append(("all losses" if many else "single nodes", case.all))
@@ -73,7 +73,7 @@ def _pools(case: Case, table: Table) -> None:
         )
 
 
-def _verdict(found: Answer) -> str:
+def _verdict(found: PoolSize) -> str:
     first, *more = found.cases
     text = f"{found.nodes} nodes: keep {_count(first.all.standbys, 'standby')}"
     for case in more:
@@ -113,7 +113,7 @@ def _rate(what: str, rate: Rate) -> str:
     )
 
 
-def print_table(rows: Sequence[Row], out: Console) -> None:
+def print_table(rows: Sequence[PaperRow], out: Console) -> None:
     """ByteRobust's sizes beside ours."""
     headings = [f"{rate.name} {rate.per_1000:g}" for rate in RATES]
     table = _table(2, "MACHINES", "TRAINING", "PAPER", *headings)

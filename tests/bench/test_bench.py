@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from bench import overhead, recovery
-from bench.common import MIN_SAMPLES, Results, finish, results_for, summarise
-from bench.overhead_driver import in_turn
-from bench.plain import down_at
-from bench.rank import Rank
-from bench.recovery_cases import recovered
-from bench.supervisor_case import cpu_seconds, rss_mb
-from bench.supervisor_load import CounterFile, Counters
-from bench.training import BenchError, Incident, Training, find_rank, read_lines
+from bench.common import MIN_SAMPLES, BenchError, Results, finish, results_for, summarise
+from bench.heartbeat.load import CounterFile, Counters
+from bench.heartbeat.supervisor import cpu_seconds, rss_mb
+from bench.overhead import __main__ as overhead
+from bench.overhead.driver import in_turn
+from bench.recovery import __main__ as recovery
+from bench.recovery.cases import recovered
+from bench.recovery.plain import down_at
+from bench.training.job import Incident, Training, find_rank, read_lines
+from bench.training.rank import Rank
 from lab.keeper.ranks import Process
 
 
@@ -198,7 +199,7 @@ def test_counters_and_proc(tmp_path: Path) -> None:
 
 def test_supervisor_holds_a_small_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real supervisor and the feeder, over real sockets, with few nodes."""
-    from bench import supervisor_case
+    from bench.heartbeat import supervisor as supervisor_case
 
     monkeypatch.setenv("BENCH_NODES", "20")
     with supervisor_case.loaded() as (pid, counters):

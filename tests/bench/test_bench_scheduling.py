@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import scheduling
-from bench.scheduling_model import (
+from bench.scheduling import __main__ as scheduling
+from bench.scheduling.model import (
     STRATEGIES,
     MissingError,
     Term,
@@ -28,8 +28,8 @@ from bench.scheduling_model import (
     weights,
     with_switch,
 )
-from bench.scheduling_plot import Bar, bars, decades
-from standby.size.count import Source, losses
+from bench.scheduling.plot import Bar, bars, decades
+from standby.size.count import LossSource, losses
 
 P = 1.2e-3
 PHASES = ("decide", "stop", "replace", "restore", "launch", "first_step")
@@ -81,7 +81,7 @@ OLD = {
 
 def test_weights_by_hand() -> None:
     """128 machines, P99 pool 2: b(2) / b(1) = 127 / 2 * p / (1 - p) = 0.0762916."""
-    found = weights(losses(128, [Source(1, P)]), 2)
+    found = weights(losses(128, [LossSource(1, P)]), 2)
     assert found == pytest.approx({1: 1 / 1.0762916, 2: 0.0762916 / 1.0762916}, rel=1e-6)
 
 
@@ -95,7 +95,7 @@ def test_weights_by_hand() -> None:
     ],
 )
 def test_average_by_hand(machines: int, most: int, switch: float, was: float) -> None:
-    by_count = weights(losses(machines, [Source(1, P)]), most)
+    by_count = weights(losses(machines, [LossSource(1, P)]), most)
     found = average(by_count, [t(k, 2 * k) for k in by_count], t(switch, 3 * switch))
     assert found.median == pytest.approx(was, rel=1e-5)
     assert found.p95 == pytest.approx(2 * was + 0.01 * switch, rel=1e-5)
@@ -103,7 +103,7 @@ def test_average_by_hand(machines: int, most: int, switch: float, was: float) ->
 
 
 def test_a_time_that_never_changes_is_the_average() -> None:
-    by_count = weights(losses(512, [Source(1, P)]), 3)
+    by_count = weights(losses(512, [LossSource(1, P)]), 3)
     assert sum(by_count.values()) == pytest.approx(1.0)
     assert average(by_count, [t(7.0)] * 3, t(7.0)).median == pytest.approx(7.0)
 
@@ -168,13 +168,13 @@ def test_order_of_the_strategies(four: list[float], machines: int, pool: int) ->
     """With any pool, slower means make a slower strategy, if all find machines."""
     spare, companion, reschedule, requeue = (t(s) for s in four)
     times = Times({1: spare}, {1: companion}, reschedule, requeue, requeue)
-    lost = losses(machines, [Source(1, P)])
+    lost = losses(machines, [LossSource(1, P)])
     found = [scheduling_time(times, s, lost, 4, pool, True).median for s in STRATEGIES]
     assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(found))
 
 
 def test_without_machines_left_all_but_the_oracle_wait_for_the_queue() -> None:
-    lost = losses(128, [Source(1, P)])
+    lost = losses(128, [LossSource(1, P)])
     found = {s: scheduling_time(TIMES, s, lost, 2, 2, False).median for s in STRATEGIES}
     swap = 0.99 * (1.0 + 2.0 * 0.0762916) / 1.0762916
     assert found["oracle"] == pytest.approx(swap + 0.01 * 2.0, rel=1e-6)

@@ -17,7 +17,7 @@ from health.check import Check
 from health.checks import ALL, FAMILIES
 from health.finding import Finding
 from health.gate.verdict import Verdict
-from health.run.report import Ran, Report
+from health.run.report import GateReport, Ran
 
 site = health_site.site
 
@@ -134,7 +134,7 @@ def test_a_family_that_cannot_be_imported_keeps_the_gate_closed(
 
 def test_colours_only_where_they_are_wanted() -> None:
     finding = Finding("WARN", "tool", "config-unusable", "", "bad key", "none")
-    report = Report(
+    report = GateReport(
         "n1",
         "deep",
         5,

@@ -87,6 +87,26 @@ def test_what_is_proven_while_losses_are_finite(
     assert read(tmp_path).proven == proven
 
 
+@pytest.mark.parametrize(
+    ("story", "sound", "healed"),
+    [
+        ("bbx", 6, False),  # steps 5, 6 and 7
+        ("bbxxx-", 6, False),
+        ("x", None, False),  # the first beat: nothing is known of the step before
+        ("bb-x", None, False),  # losses now and then
+        ("bxb", None, True),
+        ("bxbbx", 8, False),
+        ("bb", None, False),
+    ],
+)
+def test_the_newest_step_with_a_finite_loss(
+    tmp_path: Path, story: str, sound: int | None, healed: bool
+) -> None:
+    run(PLAY.format(first_beat=5, first_save=5, story=story), tmp_path)
+    beat = read(tmp_path)
+    assert (beat.sound, beat.healed) == (sound, healed)
+
+
 def test_without_a_checkpointer_nothing_is_known_of_states(tmp_path: Path) -> None:
     run("r.beat(3, loss=1.0); r.beat(4, loss=float('inf')); r.beat(5)", tmp_path)
     beat = read(tmp_path)

@@ -23,7 +23,7 @@ def raw_record(**change: object) -> bytes:
         "magic": layout.MAGIC, "version": layout.VERSION, "size": layout.SIZE,
         "epoch": 3, "local_rank": 1, "rank": 9, "pid": 4242,
         "head": 5, "step": 7, "t": 100.5, "loss": 2.5, "grad": layout.ABSENT, "source": 1,
-        "tail": 5,
+        "tail": 5, "sound": 0,
         "phead": 2, "since": 99.0, "depth": 1, "length": 4, "name": b"eval", "ptail": 2,
         "nan": 0, "nan_step": 0, "proven": 0, "nan_loss": 0.0, "nan_tail": 0,
         "proofs": 0, "proof": 0, "proofs_tail": 0,
@@ -31,11 +31,12 @@ def raw_record(**change: object) -> bytes:
     return layout.RECORD.pack(*field.values())
 
 
-def test_record_struct_is_the_five_sections_in_their_places() -> None:
+def test_record_struct_is_the_six_sections_in_their_places() -> None:
     raw = raw_record()
     assert len(raw) == layout.SIZE == layout.RECORD.size
     assert layout.HEADER.unpack_from(raw, layout.HEADER_AT)[-1] == 4242
     assert layout.BEAT.unpack_from(raw, layout.BEAT_AT)[1] == 7
+    assert layout.SOUND.unpack_from(raw_record(sound=9), layout.SOUND_AT) == (9,)
     assert layout.PHASE.unpack_from(raw, layout.PHASE_AT)[4].startswith(b"eval")
     assert layout.NAN.unpack_from(raw_record(nan=9), layout.NAN_AT)[0] == 9
     assert layout.PROVEN.unpack_from(raw_record(proof=9), layout.PROVEN_AT)[1] == 9
@@ -48,6 +49,7 @@ def test_parse_whole_record() -> None:
         "pid": 4242, "epoch": 3, "local_rank": 1, "rank": 9, "step": 7, "beats": 5,
         "t_mono": 100.5, "loss": 2.5, "grad_norm": None, "source": "explicit",
         "phase": "eval", "phase_since": 99.0, "phases": 2, "nan": None, "proven": None,
+        "sound": None, "healed": False,
     }  # fmt: skip
 
 
@@ -69,6 +71,26 @@ def test_the_first_loss_that_is_not_finite(
     beat = parse(raw_record(nan=5, nan_step=step, proven=proven, nan_loss=math.inf, nan_tail=5))
     assert beat is not None and beat.nan is not None
     assert (beat.nan.step, beat.nan.proven, beat.nan.loss) == (*expected, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("nan", "sound", "expected"),
+    [
+        (5, 0, (None, False)),
+        (5, 1, (0, False)),
+        (5, 7, (6, False)),
+        (5, layout.HEALED, (None, False)),
+        (0, layout.HEALED, (None, True)),
+        (0, 7, (None, False)),  # written just before the loss itself
+        (0, 0, (None, False)),
+        (0, -9, (None, False)),
+    ],
+)
+def test_the_loss_before_the_first_that_is_not_finite(
+    nan: int, sound: int, expected: tuple[int | None, bool]
+) -> None:
+    beat = parse(raw_record(nan=nan, nan_loss=math.nan, nan_tail=nan, sound=sound))
+    assert beat is not None and (beat.sound, beat.healed) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from suspicion_records import ADA, BOB, event, job, of_node
 from robust_slurm.state_dir.files import JobRecord
 from robust_slurm.state_dir.node_events import KINDS, NodeEvent, event_from, events_from, report_of
 from robust_slurm.state_dir.records import accusation_from, incident_from
+from status.lemons import lemon
+from status.rules import rule_rows
 from status.story import Suspicion, proven_good
 from status.suspicions import story
 
@@ -81,7 +83,7 @@ def test_cleared_struck_and_later_withdrawn() -> None:
         "strike: the report of job 7 is unproven and counts towards a lemon",
         "the strike of job 7 counts no more: the report was withdrawn (the same error on n2, n3)",
     ]
-    assert (one.verdict, one.false_alarm) == ("withdrawn", True)
+    assert one.verdict == "withdrawn"
     assert one.rule == "node-lost", "of its incident, where the report is an older one"
 
 
@@ -322,3 +324,25 @@ def test_a_job_that_floods_its_directory_with_reports_is_heard_as_by_the_gate() 
     many = [{"incident": f"i{number}", "time": NOW + number} for number in range(50)]
     found = of_node([job(7, many, [])], [])
     assert [one.incident for one in found] == [f"i{number}" for number in range(42, 50)]
+
+
+def test_a_warning_that_a_node_is_slow_is_told_and_counts_for_nothing() -> None:
+    slow = {
+        "swaps": [],
+        "suspects": ["n2"],
+        "symptom": "slow",
+        "rule": "slow-rank",
+        "action": "none",
+        "outcome": "warned",
+        "evidence": ["steps take 1 s, 2.0 times as long as before (0.5 s): rank 3 on n2 …"],
+    }
+    (one,) = of_node([job(7, [], [slow])], [])
+    assert (one.verdict, one.evicted, one.reported) == (
+        "warned", False, False,
+    )  # fmt: skip
+    assert one.lines[0].text == "job 7 named n2 and kept it: slow"
+    assert not of_node([job(7, [], [slow])], [], "n3")
+    assert not rule_rows([one])
+    assert lemon([one], 0.0, "", 0, one.time) is None
+    (both,) = of_node([job(7, [{"incident": "i1"}], [slow])], [])  # and the node has a fault
+    assert both.verdict == "open" and both.reported

@@ -8,13 +8,13 @@ from typing import Any
 
 from health.active.judging import records
 from health.active_tests import BY_NAME, Judged, Level
-from health.gate.act import Drainer, Outcome, drain_event
+from health.gate.act import Drainer, DrainOutcome, drain_event
 from health.gate.active_answer import BURN_IN, applying
 from health.gate.gate import told
 from health.gate.verdict import Verdict, judge
 from health.node.system import Event
 from health.run.live import LiveSystem, context
-from health.run.report import Report
+from health.run.report import GateReport
 from health.settings import Settings
 
 DRAIN_S = 20.0  # for each node
@@ -48,13 +48,13 @@ def verdicts(judged: Judged, nodes: Sequence[str], settings: Settings) -> dict[s
     found = {}
     for node in nodes:
         bad = [f for f in judged.findings.get(node, ()) if f.status == "FAIL" and f.cls == "node"]
-        verdict = judge(Report(node, "burn-in", 0, 0.0, bad, [], 0.0, [], []), settings)
+        verdict = judge(GateReport(node, "burn-in", 0, 0.0, bad, [], 0.0, [], []), settings)
         if node in judged.named and verdict.closed:
             found[node] = verdict
     return found
 
 
-def drain(settings: Settings, node: str, verdict: Verdict) -> tuple[Outcome, list[Event]]:
+def drain(settings: Settings, node: str, verdict: Verdict) -> tuple[DrainOutcome, list[Event]]:
     """Drain another node, within the circuit breaker's limits; what to record of it."""
     system = LiveSystem(settings, context("burn-in", {}, node))
     outcome = Drainer(settings, system, time.monotonic() + DRAIN_S).drain(verdict.reason)

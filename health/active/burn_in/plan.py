@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from health.active.burn_in.reservation import refuse_busy
-from health.active.coordinator.procedure import Wanted
+from health.active.coordinator.procedure import WantedTests
 from health.active.coordinator.shares import OVERHEAD_S, rounds
 from health.active.nvidia import job_tools
 from health.active_tests import TESTS, Level, usual
@@ -27,19 +27,21 @@ _SPARE_S = 60.0
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
 
-class Plan(NamedTuple):
+class BurnInPlan(NamedTuple):
     """``gpus``: the nodes by their number of GPUs. ``minutes``: of job and reservation."""
 
     nodes: tuple[str, ...]
     gpus: dict[int, list[str]]
     partition: str
     python: str
-    wanted: Wanted
+    wanted: WantedTests
     minutes: int
     user: str  # the account of the workers
 
 
-def planned(options: argparse.Namespace, settings: Settings, level: Level, slurm: Slurm) -> Plan:
+def planned(
+    options: argparse.Namespace, settings: Settings, level: Level, slurm: Slurm
+) -> BurnInPlan:
     try:
         nodes = tuple(dict.fromkeys(expand(options.nodes)))
     except ValueError as err:
@@ -57,7 +59,7 @@ def planned(options: argparse.Namespace, settings: Settings, level: Level, slurm
             f"--time-limit {minutes}: the tests may take {limit:g} s; set at least {least}"
         )
     refuse_busy(slurm, nodes)
-    wanted = Wanted(usual(level), level, limit, leaf_of=leaves(slurm.topology()), states=True)
+    wanted = WantedTests(usual(level), level, limit, leaf_of=leaves(slurm.topology()), states=True)
     python = options.python or str(settings.active["python"]) or sys.executable
     if not python.startswith("/"):
         raise BadInput(
@@ -67,7 +69,7 @@ def planned(options: argparse.Namespace, settings: Settings, level: Level, slurm
     if wrong:
         raise BadInput(f"--python {python}: root runs it on the nodes, but {wrong}")
     partition = partition_of(slurm, nodes, options.partition)
-    return Plan(nodes, gpus, partition, python, wanted, minutes, str(settings.active["user"]))
+    return BurnInPlan(nodes, gpus, partition, python, wanted, minutes, str(settings.active["user"]))
 
 
 def full_s(level: Level) -> float:
@@ -103,7 +105,7 @@ def partition_of(slurm: Slurm, nodes: Sequence[str], asked: str | None = None) -
 
 
 def job_argv(
-    plan: Plan, reservation: str, gpus: int, nodes: Sequence[str], words: Sequence[str]
+    plan: BurnInPlan, reservation: str, gpus: int, nodes: Sequence[str], words: Sequence[str]
 ) -> list[str]:
     """A job of whole nodes, a command on each."""
     return [

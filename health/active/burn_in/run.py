@@ -19,13 +19,13 @@ from typing import cast
 
 from health import settings as site
 from health.active.burn_in import aftermath
-from health.active.burn_in.plan import START_S, Plan, job_argv, planned
+from health.active.burn_in.plan import START_S, BurnInPlan, job_argv, planned
 from health.active.burn_in.reservation import reserved
 from health.active.coordinator import account, runs
-from health.active.coordinator.procedure import Outcome, measure
+from health.active.coordinator.procedure import Measurements, measure
 from health.active.coordinator.runs import with_tools
-from health.active.coordinator.session import About, Session
-from health.active.coordinator.start import Started
+from health.active.coordinator.session import About, TestSession
+from health.active.coordinator.start import WorkerProcess
 from health.active.judging import records, tables
 from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.judge import judge
@@ -118,7 +118,9 @@ def _burn_in(options: argparse.Namespace, slurm: Slurm) -> int:
     return _show(judged, plan, known, floors, options.json)
 
 
-def _follow(settings: Settings, judged: Judged, plan: Plan, level: Level, no_drain: bool) -> None:
+def _follow(
+    settings: Settings, judged: Judged, plan: BurnInPlan, level: Level, no_drain: bool
+) -> None:
     """Drain what is bad, and write everything down."""
     data = aftermath.results(judged, plan.nodes, level)
     events = {node: [aftermath.event(data[node])] for node in plan.nodes}
@@ -139,7 +141,7 @@ def _follow(settings: Settings, judged: Judged, plan: Plan, level: Level, no_dra
         say(f"not fully recorded: {why}")
 
 
-def _show(judged: Judged, plan: Plan, known: Baselines, floors: Floors, as_json: bool) -> int:
+def _show(judged: Judged, plan: BurnInPlan, known: Baselines, floors: Floors, as_json: bool) -> int:
     try:
         if as_json:
             print(tables.as_json(judged), flush=True)
@@ -166,17 +168,17 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 async def _tested(
-    plan: Plan, reservation: str, known: Baselines
-) -> tuple[Outcome, dict[str, About]]:
-    session = Session(dict.fromkeys(plan.nodes, 1))
-    steps: list[Started] = []
+    plan: BurnInPlan, reservation: str, known: Baselines
+) -> tuple[Measurements, dict[str, About]]:
+    session = TestSession(dict.fromkeys(plan.nodes, 1))
+    steps: list[WorkerProcess] = []
     try:
         await session.open()
         # The key goes by the environment: arguments can be read by everybody on the node.
         env = {**without_slurm(os.environ), **session.worker_env("", "")}
         env[account.VARIABLE] = plan.user
         for gpus, nodes in plan.gpus.items():
-            step = Started(session, nodes, "srun")
+            step = WorkerProcess(session, nodes, "srun")
             words = [plan.python, "-P", *commands.words("health.active.coordinator.start")]
             step.start(job_argv(plan, reservation, gpus, nodes, words), env, signal.SIGTERM)
             steps.append(step)
@@ -199,15 +201,15 @@ async def _tested(
 
 
 def _nvidia(
-    plan: Plan, reservation: str, about: Mapping[str, About], ends: float
-) -> dict[str, job_tools.Found]:
+    plan: BurnInPlan, reservation: str, about: Mapping[str, About], ends: float
+) -> dict[str, job_tools.ToolResults]:
     """NVIDIA's tools, where Slurm has GPUs: a job of their own, when our workers have left them."""
-    env, found = without_slurm(os.environ), dict[str, job_tools.Found]()
+    env, found = without_slurm(os.environ), dict[str, job_tools.ToolResults]()
     for gpus, nodes in plan.gpus.items():
         if not gpus:
             continue
         words = partial(job_argv, plan, reservation, gpus)
-        tests = runs.Plan(
+        tests = runs.RunPlan(
             tuple(nodes), plan.wanted, job_tools.TOOLS, plan.python, NO_BASELINES, say
         )
         found |= runs.tools_on_step(tests, about, ends - time.monotonic(), words, env)

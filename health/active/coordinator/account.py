@@ -16,7 +16,7 @@ VARIABLE = "ROBUST_TEST_USER"  # to a task of a step
 _DEVICES = ("nvidia*", "nvidia-caps/*", "infiniband/*")
 
 
-class Account(NamedTuple):
+class DeviceAccount(NamedTuple):
     """``groups``: those of the devices, which a site may have given to a group of their own."""
 
     uid: int
@@ -25,7 +25,7 @@ class Account(NamedTuple):
     home: str
 
 
-def account(name: str, dev: Path = Path("/dev")) -> Account | None:
+def account(name: str, dev: Path = Path("/dev")) -> DeviceAccount | None:
     """The account of this name; None: stay who we are. OSError: there is none."""
     if not name or os.geteuid() != 0:
         return None
@@ -37,10 +37,10 @@ def account(name: str, dev: Path = Path("/dev")) -> Account | None:
         return None
     files = (path for pattern in _DEVICES for path in dev.glob(pattern))
     groups = {path.stat().st_gid for path in files} - {0}
-    return Account(found.pw_uid, found.pw_gid, tuple(sorted(groups)), found.pw_dir)
+    return DeviceAccount(found.pw_uid, found.pw_gid, tuple(sorted(groups)), found.pw_dir)
 
 
-def become(own: Account) -> None:
+def become(own: DeviceAccount) -> None:
     """For good. What follows should be a new program: this one's memory was root's."""
     os.setgroups(own.groups)
     os.setresgid(own.gid, own.gid, own.gid)

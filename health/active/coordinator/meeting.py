@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any
 
-from health.active.coordinator.session import Session, WorkerError
+from health.active.coordinator.session import TestSession, WorkerError
 from health.active.judging.pairing import Pair, PairResult
 from health.active_tests import Measured
 
@@ -38,7 +38,7 @@ class Meetings:
     ``task``: what is the same for all of them.
     """
 
-    def __init__(self, session: Session, task: Mapping[str, Any], until: float) -> None:
+    def __init__(self, session: TestSession, task: Mapping[str, Any], until: float) -> None:
         self._session = session
         self._task = task
         self._until = until

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from health.active.coordinator.meeting import Meetings, patience
-from health.active.coordinator.session import Session, WorkerError
+from health.active.coordinator.session import TestSession, WorkerError
 from health.active.coordinator.shares import OVERHEAD_S, ROUNDS, rounds, share
 from health.active.judging import alignment, kinds, rings
 from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.judge import judge
-from health.active.judging.kinds import Kind
+from health.active.judging.kinds import PairKind
 from health.active.judging.pairing import Pairing, PairVerdict
 from health.active.judging.profiles import Floors, floor
 from health.active_tests import BY_NAME, Finding, Judged, Level, Measured, finding
@@ -25,7 +25,7 @@ STATE_S = 45.0  # for two looks at the GPUs of a driver that keeps no state, and
 COMPARABLE = 3  # machines whose bits are compared name the one that differs; two do not
 
 
-class Wanted(NamedTuple):
+class WantedTests(NamedTuple):
     """The tests to run, and the seconds that they may take (``limit``).
 
     ``states``: the state of the nodes' GPUs is compared before and after.
@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
     states: bool = False
 
 
-class Outcome(NamedTuple):
+class Measurements(NamedTuple):
     """The results of a run before judgement: the arguments of ``judge.judge``."""
 
     measured: tuple[Measured, ...]
@@ -52,9 +52,9 @@ class Outcome(NamedTuple):
 
 
 async def run(
-    session: Session,
+    session: TestSession,
     nodes: Sequence[str],
-    wanted: Wanted,
+    wanted: WantedTests,
     *,
     reference: Mapping[str, str] = {},
     baselines: Baselines = NO_BASELINES,
@@ -72,14 +72,14 @@ async def run(
 
 
 async def measure(
-    session: Session,
+    session: TestSession,
     nodes: Sequence[str],
-    wanted: Wanted,
+    wanted: WantedTests,
     *,
     reference: Mapping[str, str] = {},
     baselines: Baselines = NO_BASELINES,
     said: Callable[[str], None] = lambda line: None,
-) -> Outcome:
+) -> Measurements:
     """Run the tests as ``run`` does, without the judgement."""
     return await _Run(session, nodes, wanted, reference, baselines, said).outcome()
 
@@ -87,9 +87,9 @@ async def measure(
 class _Run:
     def __init__(
         self,
-        session: Session,
+        session: TestSession,
         nodes: Sequence[str],
-        wanted: Wanted,
+        wanted: WantedTests,
         reference: Mapping[str, str],
         baselines: Baselines,
         said: Callable[[str], None],
@@ -113,7 +113,7 @@ class _Run:
         self._more: dict[str, tuple[Finding, ...]] = {}
         self._shares = self._divide()
 
-    async def outcome(self) -> Outcome:
+    async def outcome(self) -> Measurements:
         for node in self._nodes:
             for why in self._session.missing(node):
                 self._measured.append(Measured("worker", node, error=why))
@@ -134,7 +134,7 @@ class _Run:
             for node in nodes:
                 asked[node] -= {name}
         await self._states(compared)
-        return Outcome(
+        return Measurements(
             tuple(self._measured),
             verdict,
             asked,
@@ -300,12 +300,12 @@ class _Run:
         return wrong | set(aligned.named), set(aligned.undecided)
 
     def _those_that_fit(
-        self, groups: dict[Kind, list[str]], suspects: list[str], seconds: float
-    ) -> dict[Kind, list[str]]:
+        self, groups: dict[PairKind, list[str]], suspects: list[str], seconds: float
+    ) -> dict[PairKind, list[str]]:
         """All; the suspects and as many others where not all rounds of all can be run."""
         if not suspects or self._clock() + ROUNDS * (seconds + OVERHEAD_S) <= self._until:
             return groups
-        chosen: dict[Kind, list[str]] = {}
+        chosen: dict[PairKind, list[str]] = {}
         others = 0
         for kind, nodes in groups.items():
             mine = [node for node in nodes if node in suspects]
@@ -320,11 +320,11 @@ class _Run:
             )
         return chosen
 
-    def _kind(self, node: str) -> Kind:
+    def _kind(self, node: str) -> PairKind:
         about = self._session.about(node)
-        return Kind(about.backend, tuple(sorted(set(about.models))), len(about.devices))
+        return PairKind(about.backend, tuple(sorted(set(about.models))), len(about.devices))
 
-    def _pairing(self, kind: Kind, nodes: Sequence[str], suspects: Sequence[str]) -> Pairing:
+    def _pairing(self, kind: PairKind, nodes: Sequence[str], suspects: Sequence[str]) -> Pairing:
         return Pairing(
             nodes,
             suspects=suspects,

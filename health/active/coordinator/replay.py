@@ -40,7 +40,7 @@ CONFIRMED = 2
 all failures can be of one machine: a healthy one may have met first the one, then the other."""
 
 
-class LayoutError(ValueError):
+class ReplayLayoutError(ValueError):
     """This job cannot be replayed in parts; the text says why, and what would help."""
 
 
@@ -85,7 +85,7 @@ class Round(NamedTuple):
     unknown: frozenset[int] = frozenset()
 
 
-class Verdict(NamedTuple):
+class ReplayVerdict(NamedTuple):
     named: tuple[int, ...]
     undecided: tuple[int, ...]
     """One or more of these are bad."""
@@ -99,15 +99,15 @@ def layout(nodes: int, unit: int, k: int = 0) -> Layout:
     whose optimizer state is spread over more replicas than one. Raises LayoutError.
     """
     if unit < 1 or nodes < unit or nodes % unit:
-        raise LayoutError(f"{nodes} machines cannot be divided into whole replicas of {unit}")
+        raise ReplayLayoutError(f"{nodes} machines cannot be divided into whole replicas of {unit}")
     replicas = nodes // unit
     if replicas < 2:
-        raise LayoutError(
+        raise ReplayLayoutError(
             f"the {nodes} machines hold one replica of the model: without data parallelism over "
             "machines there is nothing to make smaller, or to compare"
         )
     if k < 0 or k > replicas // 2:
-        raise LayoutError(f"groups of {k} of {replicas} replicas: use 1 to {replicas // 2}")
+        raise ReplayLayoutError(f"groups of {k} of {replicas} replicas: use 1 to {replicas // 2}")
     return Layout(unit, replicas, k or min(-(-2 // unit), replicas // 2))
 
 
@@ -126,7 +126,7 @@ def groups(layout: Layout, phase: int) -> tuple[Group, ...]:
     return tuple(map(tuple, found))
 
 
-def verdict(layout: Layout, rounds: Sequence[Round]) -> Verdict:
+def verdict(layout: Layout, rounds: Sequence[Round]) -> ReplayVerdict:
     """Judge all machines by the rounds so far."""
     good: Counter[int] = Counter()
     failed: list[frozenset[int]] = []
@@ -146,7 +146,7 @@ def verdict(layout: Layout, rounds: Sequence[Round]) -> Verdict:
         if not named & where:
             question |= some
     untested = sorted(set(range(layout.nodes)).difference(good, *failed))
-    return Verdict(tuple(sorted(named)), tuple(sorted(question - named)), tuple(untested))
+    return ReplayVerdict(tuple(sorted(named)), tuple(sorted(question - named)), tuple(untested))
 
 
 def _least(group: Iterable[int], good: Counter[int]) -> frozenset[int]:

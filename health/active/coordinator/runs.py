@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from health.active.coordinator import start
-from health.active.coordinator.procedure import Outcome, Wanted, measure
-from health.active.coordinator.session import About, Session
+from health.active.coordinator.procedure import Measurements, WantedTests, measure
+from health.active.coordinator.session import About, TestSession
 from health.active.judging.fleet import Baselines
 from health.active.nvidia import gpu_state, job_tools
 from health.active_tests import BY_NAME
@@ -19,7 +19,7 @@ from health.finding import Finding
 START_S = 120.0  # for workers to come and to import torch, from a slow file system
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """``tools``: which of ``nvidia.TOOLS`` are wanted. ``log`` gets what the workers print.
 
     ``dcgm_level``: of dcgmi diag, other than the level's own. ``user``: the account of the workers
@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     """
 
     nodes: tuple[str, ...]
-    wanted: Wanted
+    wanted: WantedTests
     tools: tuple[str, ...]
     python: str
     known: Baselines
@@ -37,43 +37,43 @@ class Plan(NamedTuple):
     user: str = ""
 
 
-class Done(NamedTuple):
+class RunResult(NamedTuple):
     """``disturbed``: who used the GPUs when the tests ended, and had not when they began."""
 
-    outcome: Outcome
+    outcome: Measurements
     disturbed: tuple[str, ...] = ()
 
 
-def on_job(plan: Plan) -> Done:
+def on_job(plan: RunPlan) -> RunResult:
     """The nodes of the job we are in, by one step. Raises OSError."""
     ends = time.monotonic() + plan.wanted.limit
     wanted = plan.wanted._replace(leaf_of=_leaves(), states=True)
     outcome, about = asyncio.run(_tested(plan, wanted, on_step=True))
     if not plan.tools:
-        return Done(outcome)
+        return RunResult(outcome)
     known = any(_gpus(one) for one in about.values()) or not about
     if not known and not os.environ.get("SLURM_GPUS_ON_NODE"):
         line = f"{', '.join(plan.tools)}: no node has a GPU"
-        return Done(outcome._replace(left_out=(*outcome.left_out, line)))
+        return RunResult(outcome._replace(left_out=(*outcome.left_out, line)))
     found = tools_on_step(plan, about, ends - time.monotonic(), start.step_argv, os.environ)
     seconds = plan.wanted.limit - (ends - time.monotonic())
-    return Done(with_tools(outcome, found)._replace(seconds=seconds))
+    return RunResult(with_tools(outcome, found)._replace(seconds=seconds))
 
 
 def tools_on_step(
-    plan: Plan,
+    plan: RunPlan,
     about: Mapping[str, About],
     seconds: float,
     step_argv: Callable[[Sequence[str], Sequence[str]], list[str]],
     env: Mapping[str, str],
-) -> dict[str, job_tools.Found]:
+) -> dict[str, job_tools.ToolResults]:
     """NVIDIA's tools on the plan's nodes; ``step_argv``: srun's words for nodes and a command."""
     if seconds < job_tools.START_S:
         line = (
             f"{', '.join(plan.tools)}: {max(0.0, seconds):.0f} s left, but starting the step may "
             f"take 30 s"
         )
-        return {node: job_tools.Found(left_out=(line,)) for node in plan.nodes}
+        return {node: job_tools.ToolResults(left_out=(line,)) for node in plan.nodes}
     plan.said(f"{', '.join(plan.tools)} on {len(plan.nodes)} nodes, where they are installed")
     words = job_tools.argv(
         [plan.python, start.flag()], plan.wanted.level, seconds - job_tools.START_S,
@@ -83,7 +83,7 @@ def tools_on_step(
     return {node: one.of_model(_model(about.get(node))) for node, one in found.items()}
 
 
-def on_this_machine(plan: Plan) -> Done:
+def on_this_machine(plan: RunPlan) -> RunResult:
     """One worker here, NVIDIA's tools, and the GPUs' state as it was before. Raises OSError."""
     ends = time.monotonic() + plan.wanted.limit
     node, wanted = plan.nodes[0], plan.wanted
@@ -114,12 +114,12 @@ def on_this_machine(plan: Plan) -> Done:
             found += gpu_state.restore(before, after)
     seconds = plan.wanted.limit - (ends - time.monotonic())
     more = {node: (*outcome.more.get(node, ()), *found)}
-    return Done(outcome._replace(seconds=seconds, more=more), disturbed)
+    return RunResult(outcome._replace(seconds=seconds, more=more), disturbed)
 
 
 def _without_exclusive(
-    wanted: Wanted, tools: tuple[str, ...], held: Sequence[str]
-) -> tuple[Wanted, tuple[str, ...], list[Finding]]:
+    wanted: WantedTests, tools: tuple[str, ...], held: Sequence[str]
+) -> tuple[WantedTests, tuple[str, ...], list[Finding]]:
     """Drop the tests that need the GPUs alone; one ERROR names them, since they prove nothing."""
     kept = tuple(name for name in wanted.tests if "exclusive" not in BY_NAME[name].needs)
     dropped = [name for name in (*wanted.tests, *tools) if name not in kept]
@@ -130,12 +130,14 @@ def _without_exclusive(
     return wanted._replace(tests=kept), (), [finding]
 
 
-async def _tested(plan: Plan, wanted: Wanted, *, on_step: bool) -> tuple[Outcome, dict[str, About]]:
+async def _tested(
+    plan: RunPlan, wanted: WantedTests, *, on_step: bool
+) -> tuple[Measurements, dict[str, About]]:
     clock = asyncio.get_running_loop().time
     ends = clock() + wanted.limit
     if not wanted.tests:
-        return Outcome((), None, {}, 0.0, ()), {}
-    session = Session(dict.fromkeys(plan.nodes, 1))
+        return Measurements((), None, {}, 0.0, ()), {}
+    session = TestSession(dict.fromkeys(plan.nodes, 1))
     started = None
     try:
         await session.open("0.0.0.0" if on_step else "127.0.0.1")
@@ -161,7 +163,7 @@ async def _tested(plan: Plan, wanted: Wanted, *, on_step: bool) -> tuple[Outcome
             await started.stop()
 
 
-def with_tools(outcome: Outcome, found: Mapping[str, job_tools.Found]) -> Outcome:
+def with_tools(outcome: Measurements, found: Mapping[str, job_tools.ToolResults]) -> Measurements:
     """Their results beside our own tests'."""
     measured = tuple(row for one in found.values() for row in one.measured)
     asked = {

@@ -21,7 +21,7 @@ _KEEPALIVE = (
 )
 
 
-class Link(Framed):
+class WorkerLink(Framed):
     """One connection. ``broken``: what of it was not of our protocol, once it was trusted."""
 
     refused = (WireError, ValueError, RecursionError)
@@ -70,19 +70,19 @@ class Server:
     def __init__(
         self,
         key: bytes,
-        on_message: Callable[[Link, dict[str, Any]], None],
-        on_close: Callable[[Link], None],
+        on_message: Callable[[WorkerLink, dict[str, Any]], None],
+        on_close: Callable[[WorkerLink], None],
     ) -> None:
         self.key = key
         self.on_message = on_message
         self.on_close = on_close
-        self.links: set[Link] = set()
+        self.links: set[WorkerLink] = set()
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str) -> int:
         """The port, of the kernel's choice. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Link(self), host, 0, backlog=4096)
+        self._server = await loop.create_server(lambda: WorkerLink(self), host, 0, backlog=4096)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self, message: dict[str, Any], patience_s: float) -> None:

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from health.active.coordinator.server import Link, Server
+from health.active.coordinator.server import Server, WorkerLink
 from health.active_tests import Measured, measured
 
 GOODBYE_S = 2.0  # for workers to end after they were told to
@@ -39,7 +39,7 @@ class _Slot:
 
     def __init__(self, node: str, local: int, several: bool) -> None:
         self.who = f"the worker on {node}" + (f" (task {local})" if several else "")
-        self.link: Link | None = None
+        self.link: WorkerLink | None = None
         self.about: About | None = None
         self.gone = ""
         self.test = ""  # what it works on
@@ -60,7 +60,7 @@ class _Slot:
         self.idle.set()
 
 
-class Session:
+class TestSession:
     """Waits for workers and gives them work, one task at a time each.
 
     ``expected``: node -> how many workers it will have. ``key`` (default: a new one) is for the
@@ -77,7 +77,7 @@ class Session:
         }
         self._settled = asyncio.Event()
         self._server = Server(self.key, self._message, self._closed)
-        self._at: dict[Link, _Slot] = {}
+        self._at: dict[WorkerLink, _Slot] = {}
         self._ids = 0
         self._waited = 0.0
 
@@ -197,7 +197,7 @@ class Session:
 
     # -- what comes from workers
 
-    def _message(self, link: Link, message: dict[str, Any]) -> None:
+    def _message(self, link: WorkerLink, message: dict[str, Any]) -> None:
         slot = self._at.get(link)
         if slot is None:
             self._hello(link, message.get("hello"))
@@ -209,7 +209,7 @@ class Session:
             slot.test = ""
             slot.idle.set()
 
-    def _hello(self, link: Link, hello: Any) -> None:
+    def _hello(self, link: WorkerLink, hello: Any) -> None:
         where = (hello.get("node"), hello.get("local", 0)) if isinstance(hello, dict) else None
         try:
             slot = self._slots.get(where) if where else None  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ class Session:
             slot.end(f"{slot.who} cannot test: {str(why)[:500]}")
         self._settle()
 
-    def _closed(self, link: Link) -> None:
+    def _closed(self, link: WorkerLink) -> None:
         slot = self._at.pop(link, None)
         if slot is None:
             return

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from health.active.coordinator.account import VARIABLE, Account, account, become
-from health.active.coordinator.session import Session, address
+from health.active.coordinator.account import VARIABLE, DeviceAccount, account, become
+from health.active.coordinator.session import TestSession, address
 from health.children.child import where_it_hangs
 from robust_slurm import commands
 from robust_slurm.hostlist import expand
@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None)  # before a fork, not after it
 _ENDED = re.compile(r"srun: error: ([^\s:]+): tasks? [\d,\-\[\]]+: (.+)")
 
 
-class Started:
+class WorkerProcess:
     """A process whose workers a session waits for. It is gone when ``stop`` returns.
 
     If it is not, because the kernel holds it, that was said.
@@ -46,7 +46,7 @@ class Started:
     """
 
     def __init__(
-        self, session: Session, nodes: Sequence[str], what: str, log: IO[bytes] | None = None
+        self, session: TestSession, nodes: Sequence[str], what: str, log: IO[bytes] | None = None
     ) -> None:
         self._session = session
         self._nodes = nodes
@@ -64,7 +64,7 @@ class Started:
         argv: Sequence[str],
         env: Mapping[str, str],
         last: signal.Signals,
-        own: Account | None = None,
+        own: DeviceAccount | None = None,
     ) -> None:
         """Raises OSError. In a session of its own: Ctrl-C is ours, and so are its children.
 
@@ -191,11 +191,11 @@ def _status(code: int) -> str:
 
 
 def here(
-    session: Session, node: str, python: str, log: IO[bytes] | None = None, user: str = ""
-) -> Started:
+    session: TestSession, node: str, python: str, log: IO[bytes] | None = None, user: str = ""
+) -> WorkerProcess:
     """One worker on this machine; as root, under the account ``user``. Raises OSError."""
     own = account(user)
-    started = Started(session, [node], f"{python} -m health.active.worker.main", log)
+    started = WorkerProcess(session, [node], f"{python} -m health.active.worker.main", log)
     env = {**os.environ, **session.worker_env("127.0.0.1", node)}
     env |= {"HOME": own.home} if own else {}
     try:
@@ -207,17 +207,17 @@ def here(
 
 
 def step(
-    session: Session,
+    session: TestSession,
     nodes: Sequence[str],
     python: str,
     log: IO[bytes] | None = None,
     user: str = "",
-) -> Started:
+) -> WorkerProcess:
     """A worker on each of these nodes of our job, by one srun. Raises OSError.
 
     The key goes by the environment: arguments can be read by everybody on the node.
     """
-    started = Started(session, nodes, "srun", log)
+    started = WorkerProcess(session, nodes, "srun", log)
     env = {**os.environ, **session.worker_env("", ""), VARIABLE: user}
     words = [python, flag(), *commands.words("health.active.coordinator.start")]
     started.start(step_argv(nodes, words), env, signal.SIGTERM)  # srun then ends the step

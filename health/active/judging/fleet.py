@@ -48,7 +48,7 @@ _TOTAL = 64 << 20  # bytes of all files together, each file's newest end
 _LEAST, _TAIL = 16 << 10, 128 << 10
 
 
-class Spread(NamedTuple):
+class FleetSpread(NamedTuple):
     """The spread of a value over the fleet's devices; ``sigma`` is from the median deviation."""
 
     p1: float
@@ -61,14 +61,14 @@ class Spread(NamedTuple):
 class Baselines(NamedTuple):
     """By (model, test, value); and the digests that the fleet agrees on, by key."""
 
-    spreads: Mapping[tuple[str, str, str], Spread]
+    spreads: Mapping[tuple[str, str, str], FleetSpread]
     digests: Mapping[str, str]
 
 
 NO_BASELINES = Baselines({}, {})
 
 
-def limit(spread: Spread) -> float | None:
+def limit(spread: FleetSpread) -> float | None:
     """The value below which a result is unusual in the fleet; None: too few nodes to say."""
     if spread.nodes < MIN_NODES or spread.p50 <= 0:
         return None
@@ -141,13 +141,13 @@ def _texts(found: Any) -> Iterable[tuple[str, str]]:
             yield str(key), digest
 
 
-def _spread(devices: Mapping[tuple[str, str], Sequence[float]]) -> Spread:
+def _spread(devices: Mapping[tuple[str, str], Sequence[float]]) -> FleetSpread:
     values = sorted(median(newest) for newest in devices.values())
     middle = median(values)
     # 1.4826: the standard deviation of a normal distribution in median absolute deviations.
     sigma = 1.4826 * median(abs(value - middle) for value in values)
     nodes = {node for node, _ in devices}
-    return Spread(_rank(values, 0.01), _rank(values, 0.05), middle, sigma, len(nodes))
+    return FleetSpread(_rank(values, 0.01), _rank(values, 0.05), middle, sigma, len(nodes))
 
 
 def _rank(ordered: Sequence[float], share: float) -> float:

@@ -18,7 +18,7 @@ SHARE_GPU = 0.5
 SHARE_CPU = 0.2
 
 
-class Kind(NamedTuple):
+class PairKind(NamedTuple):
     """The properties that two pairs must share for their bandwidths to be comparable."""
 
     backend: str
@@ -38,15 +38,15 @@ class Kind(NamedTuple):
         return f"{self.devices} x {', '.join(self.models) or 'unknown'} ({self.backend})"
 
 
-def groups(kinds: Mapping[str, Kind]) -> dict[Kind, list[str]]:
+def groups(kinds: Mapping[str, PairKind]) -> dict[PairKind, list[str]]:
     """The nodes of each kind, in their order."""
-    found: dict[Kind, list[str]] = {}
+    found: dict[PairKind, list[str]] = {}
     for node, kind in kinds.items():
         found.setdefault(kind, []).append(node)
     return found
 
 
-def floor_gbps(kind: Kind, nodes: int, baselines: Baselines) -> float | None:
+def floor_gbps(kind: PairKind, nodes: int, baselines: Baselines) -> float | None:
     """Return the bandwidth in GB/s below which a pair is slow, from the fleet's results.
 
     None where the run's own pairs are enough for a standard, or the fleet's results are too few.
@@ -62,7 +62,7 @@ def floor_gbps(kind: Kind, nodes: int, baselines: Baselines) -> float | None:
 class Pairings:
     """A pairing for each kind, all of them at once; used as one ``Pairing`` is."""
 
-    def __init__(self, of_kind: Mapping[Kind, Pairing]) -> None:
+    def __init__(self, of_kind: Mapping[PairKind, Pairing]) -> None:
         self._pairings = list(of_kind.values())
         self._in: dict[Pair, Pairing] = {}
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health.active.judging import fleet
-from health.active.judging.fleet import Baselines, Spread
+from health.active.judging.fleet import Baselines, FleetSpread
 from health.active_tests import Judged, Level
 from health.children.call import call_in_child
 from health.history import events as history
@@ -33,7 +33,9 @@ def baselines(settings: Settings, deadline_s: float = READ_S) -> tuple[Baselines
     )
     if error or found is None:
         return fleet.NO_BASELINES, f"the fleet's record in {settings.state_dir}: {error}"
-    spreads = {(model, test, name): Spread(*rest) for model, test, name, *rest in found["spreads"]}
+    spreads = {
+        (model, test, name): FleetSpread(*rest) for model, test, name, *rest in found["spreads"]
+    }
     return Baselines(spreads, found["digests"]), ""
 
 
@@ -79,7 +81,7 @@ def write(
         ]
         if mine:
             left = max(0.1, round(until - time.monotonic(), 1))
-            failed = history.record(spool, settings.state_dir, node, events, left)
+            failed = str(history.record(spool, settings.state_dir, node, events, left))
         else:
             others[node] = events
     if others:

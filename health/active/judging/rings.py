@@ -25,7 +25,7 @@ MOST = 128
 Ring = tuple[str, ...]
 
 
-class Remark(NamedTuple):
+class RingRemark(NamedTuple):
     """``wrong``: its nodes cannot be cleared; else it was only slow."""
 
     nodes: Ring
@@ -53,7 +53,7 @@ def through_all(nodes: Sequence[str], leaf_of: Mapping[str, str]) -> list[Ring]:
 
 def remarks(
     measured: Iterable[Measured], usual_gbps: float | None, *, paired: bool = True
-) -> list[Remark]:
+) -> list[RingRemark]:
     """Remarks on rings that ended. ``usual_gbps``: of the pairs, if their nodes are of one kind.
 
     ``paired``: there were pairs. The bandwidth of the bus does not depend on how many there are
@@ -77,10 +77,10 @@ def remarks(
                 else "test them in pairs"
             )
             text = f"{what} gave a wrong result ({wrong[0]}); {next_}"
-            found.append(Remark(nodes, True, text))
+            found.append(RingRemark(nodes, True, text))
         elif whole and usual_gbps is not None and min(speeds) < SHARE_GPU * usual_gbps:
             text = f"{what}: {min(speeds):.3g} GB/s, pairs {usual_gbps:.3g}: test the switches"
-            found.append(Remark(nodes, False, text))
+            found.append(RingRemark(nodes, False, text))
     return found
 
 

@@ -21,7 +21,7 @@ MOST_ROWS = 400  # beyond it only what did not pass is shown
 _STYLES = {"ok": "green", "slow": "yellow", "error": "magenta"}
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One line of the table: one value of one test on one device."""
 
     node: str
@@ -74,7 +74,7 @@ def show(
         out.print(line, soft_wrap=True)
 
 
-def rows(one: Measured, judged: Judged, baselines: Baselines, floors: Floors) -> Iterator[Row]:
+def rows(one: Measured, judged: Judged, baselines: Baselines, floors: Floors) -> Iterator[TableRow]:
     """The lines of one measurement: at least one."""
     if one.test == "worker":
         return
@@ -86,11 +86,11 @@ def rows(one: Measured, judged: Judged, baselines: Baselines, floors: Floors) ->
         floor = floors(one.model, name) if not one.peers else None
         least = floor.limit if floor else fleet.limit(spread) if spread else None
         limit = "" if least is None else f"{least:.4g}"
-        yield Row(one.node, device, one.test, result, f"{name} {value:.4g}", limit)
+        yield TableRow(one.node, device, one.test, result, f"{name} {value:.4g}", limit)
     if not one.values:
         text = one.error or "; ".join(one.wrong)
         text = text or (f"{len(one.digests)} digests" if one.digests else "")
-        yield Row(one.node, device, one.test, result, text[:120], "")
+        yield TableRow(one.node, device, one.test, result, text[:120], "")
 
 
 def _result(one: Measured, judged: Judged) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from health.active.nvidia import tools
-from health.active.nvidia.gpu_state import State, busy, mig
+from health.active.nvidia.gpu_state import GpuState, busy, mig
 from health.active_tests import Level
 from health.finding import ActionName, Finding
 
@@ -77,7 +77,7 @@ def run(
     level: Level,
     limit_s: float,
     *,
-    state: State | None = None,
+    state: GpuState | None = None,
     run_level: int | None = None,
     directories: Sequence[str] = (),
 ) -> tuple[list[Finding], list[str]]:

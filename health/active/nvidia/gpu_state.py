@@ -25,7 +25,7 @@ _NOTHING_HERE = ("no-library", "no-pynvml", "NVML_ERROR_DRIVER_NOT_LOADED")
 _COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 
 
-class Item(NamedTuple):
+class GpuItem(NamedTuple):
     """One thing that is compared. ``slows``: the GPU is slower with a lower value."""
 
     words: str
@@ -34,19 +34,21 @@ class Item(NamedTuple):
     slows: bool = False
 
 
-ITEMS: Mapping[str, Item] = {
-    "app_sm": Item("application clock of the SMs", "MHz", "nvidia-smi -i {i} -ac MEMORY,{v}", True),
-    "app_memory": Item(
+ITEMS: Mapping[str, GpuItem] = {
+    "app_sm": GpuItem(
+        "application clock of the SMs", "MHz", "nvidia-smi -i {i} -ac MEMORY,{v}", True
+    ),
+    "app_memory": GpuItem(
         "application clock of the memory", "MHz", "nvidia-smi -i {i} -ac {v},SM", True
     ),
-    "power_limit": Item("power limit", "mW", "nvidia-smi -i {i} -pl {v}", True),
-    "enforced_limit": Item("enforced power limit", "mW", "nvidia-smi -i {i} -pl {v}", True),
-    "persistence": Item("persistence mode", "on/off", "nvidia-smi -i {i} -pm {v}"),
-    "compute_mode": Item("compute mode", "mode", "nvidia-smi -i {i} -c {v}"),
-    "mig": Item("MIG mode", "on/off", "nvidia-smi -i {i} -mig {v}"),
-    "mig_pending": Item("MIG mode after the next reset", "on/off", "nvidia-smi -i {i} -mig {v}"),
-    "ecc": Item("ECC mode", "on/off", "nvidia-smi -i {i} -e {v}, then a reset"),
-    "ecc_pending": Item("ECC mode after the next reset", "on/off", "nvidia-smi -i {i} -e {v}"),
+    "power_limit": GpuItem("power limit", "mW", "nvidia-smi -i {i} -pl {v}", True),
+    "enforced_limit": GpuItem("enforced power limit", "mW", "nvidia-smi -i {i} -pl {v}", True),
+    "persistence": GpuItem("persistence mode", "on/off", "nvidia-smi -i {i} -pm {v}"),
+    "compute_mode": GpuItem("compute mode", "mode", "nvidia-smi -i {i} -c {v}"),
+    "mig": GpuItem("MIG mode", "on/off", "nvidia-smi -i {i} -mig {v}"),
+    "mig_pending": GpuItem("MIG mode after the next reset", "on/off", "nvidia-smi -i {i} -mig {v}"),
+    "ecc": GpuItem("ECC mode", "on/off", "nvidia-smi -i {i} -e {v}, then a reset"),
+    "ecc_pending": GpuItem("ECC mode after the next reset", "on/off", "nvidia-smi -i {i} -e {v}"),
 }
 
 
@@ -63,7 +65,7 @@ class Gpu(NamedTuple):
     processes: tuple[int, ...] = ()
 
 
-class State(NamedTuple):
+class GpuState(NamedTuple):
     """The GPUs of a node; none and no ``error``: there is no NVIDIA GPU to look at.
 
     ``lost``: index of a GPU that is counted but does not answer, and NVML's error.
@@ -74,13 +76,13 @@ class State(NamedTuple):
     error: str = ""
 
 
-class Change(NamedTuple):
+class GpuChange(NamedTuple):
     gpu: Gpu  # as it was before
     item: str
     after: int
 
 
-def take(deadline_s: float = DEADLINE_S) -> State:
+def take(deadline_s: float = DEADLINE_S) -> GpuState:
     """The state now, within the deadline; never raises for what the driver does."""
     said, problem = _in_child("take", "", deadline_s)
     gpus, lost, error = [], {}, problem
@@ -92,11 +94,11 @@ def take(deadline_s: float = DEADLINE_S) -> State:
         elif kind == "error":
             error = str(value)
     if error in _NOTHING_HERE and not driver_loaded():
-        return State()
-    return State(tuple(gpus), lost, error)
+        return GpuState()
+    return GpuState(tuple(gpus), lost, error)
 
 
-def busy(state: State, ours: Collection[int] = ()) -> tuple[str, ...]:
+def busy(state: GpuState, ours: Collection[int] = ()) -> tuple[str, ...]:
     """The reasons not to start a test that needs the GPUs to itself: one line per GPU in use."""
     lines = []
     for gpu in state.gpus:
@@ -108,12 +110,12 @@ def busy(state: State, ours: Collection[int] = ()) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def mig(state: State) -> tuple[str, ...]:
+def mig(state: GpuState) -> tuple[str, ...]:
     """The GPUs with MIG on, which nothing may use as a whole."""
     return tuple(f"gpu{gpu.number}" for gpu in state.gpus if gpu.values.get("mig"))
 
 
-def differences(before: State, after: State) -> list[Finding]:
+def differences(before: GpuState, after: GpuState) -> list[Finding]:
     """Findings about each difference. A GPU that is slower than before fails the node."""
     unread = _unread(before, after)
     if unread:
@@ -122,7 +124,7 @@ def differences(before: State, after: State) -> list[Finding]:
     return found + [_found(change) for change in changes(before, after)]
 
 
-def restore(before: State, after: State, deadline_s: float = DEADLINE_S) -> list[Finding]:
+def restore(before: GpuState, after: GpuState, deadline_s: float = DEADLINE_S) -> list[Finding]:
     """Put back what differs, as far as root may; what stays different, and WARN for the rest."""
     first = changes(before, after)
     if os.geteuid() != 0 or _unread(before, after) or not first:
@@ -141,7 +143,7 @@ def restore(before: State, after: State, deadline_s: float = DEADLINE_S) -> list
     return found
 
 
-def changes(before: State, after: State) -> list[Change]:
+def changes(before: GpuState, after: GpuState) -> list[GpuChange]:
     """The values that changed; the enforced limit only if the set limit did not change with it."""
     now = {_key(gpu): gpu for gpu in after.gpus}
     out = []
@@ -150,7 +152,7 @@ def changes(before: State, after: State) -> list[Change]:
         if other is None:
             continue
         mine = [
-            Change(gpu, item, other.values[item])
+            GpuChange(gpu, item, other.values[item])
             for item, value in gpu.values.items()
             if item in ITEMS and other.values.get(item, value) != value
         ]
@@ -163,7 +165,7 @@ def _key(gpu: Gpu) -> str:
     return gpu.uuid or f"gpu{gpu.number}"
 
 
-def _unread(before: State, after: State) -> Finding | None:
+def _unread(before: GpuState, after: GpuState) -> Finding | None:
     for when, state in (("before", before), ("after", after)):
         if state.error:
             text = f"the GPUs' state could not be read {when} the tests: {state.error}; "
@@ -172,7 +174,7 @@ def _unread(before: State, after: State) -> Finding | None:
     return None
 
 
-def _gone(before: State, after: State) -> list[Finding]:
+def _gone(before: GpuState, after: GpuState) -> list[Finding]:
     there = {_key(gpu) for gpu in after.gpus}
     found = []
     for gpu in before.gpus:
@@ -187,7 +189,7 @@ def _gone(before: State, after: State) -> list[Finding]:
     return found
 
 
-def _not_told(before: State, after: State) -> list[Finding]:
+def _not_told(before: GpuState, after: GpuState) -> list[Finding]:
     now = {_key(gpu): gpu for gpu in after.gpus}
     return [
         Finding(
@@ -206,7 +208,7 @@ def _not_told(before: State, after: State) -> list[Finding]:
     ]
 
 
-def _found(change: Change, back: bool = False) -> Finding:
+def _found(change: GpuChange, back: bool = False) -> Finding:
     gpu, item, after = change
     before, about = gpu.values[item], ITEMS[item]
     text = f"{about.words} {_say(item, before)} before the tests, {_say(item, after)} after (NVML)"
@@ -233,7 +235,7 @@ def _say(item: str, value: int) -> str:
     return f"{value} {unit}"
 
 
-def _orders(first: list[Change]) -> list[tuple[str, str, list[int]]]:
+def _orders(first: list[GpuChange]) -> list[tuple[str, str, list[int]]]:
     """Calls of NVML: uuid, function, arguments. MIG and ECC want a reset: a person's decision."""
     orders = []
     for gpu, item, _ in first:

@@ -29,7 +29,7 @@ FULL_S: Mapping[Level, float] = {"quick": 120.0, "standard": 900.0, "long": 5400
 _SAID = re.compile(r"^(?:\s*\d+: )?ROBUST-NVIDIA (\{.*\})$", re.MULTILINE)
 
 
-class Found(NamedTuple):
+class ToolResults(NamedTuple):
     """The results of one node. ``ran``: names of tests that it has results of."""
 
     findings: tuple[Finding, ...] = ()
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     left_out: tuple[str, ...] = ()
     ran: frozenset[str] = frozenset()
 
-    def of_model(self, model: str) -> Found:
+    def of_model(self, model: str) -> ToolResults:
         """With the GPUs' kind, which its task does not know, in every measurement of them."""
         rows = (one._replace(model=model) if one.values else one for one in self.measured)
         return self._replace(measured=tuple(rows))
@@ -49,11 +49,11 @@ def on_machine(
     ends: float,
     node: str,
     *,
-    before: gpu_state.State,
+    before: gpu_state.GpuState,
     gpus: int,
     model: str = "",
     dcgm_level: int | None = None,
-) -> Found:
+) -> ToolResults:
     """Run them here, over at ``ends`` (monotonic); ``gpus``: how many this node has."""
     findings: list[Finding] = []
     rows: list[Measured] = []
@@ -74,19 +74,23 @@ def on_machine(
         left_out += why
         if not why:
             rows.append(Measured("dcgm", node, seconds=round(time.monotonic() - begun, 3)))
-    return Found(tuple(findings), tuple(rows), tuple(left_out), frozenset(one.test for one in rows))
+    return ToolResults(
+        tuple(findings), tuple(rows), tuple(left_out), frozenset(one.test for one in rows)
+    )
 
 
-def task(level: Level, seconds: float, dcgm_level: int | None, wanted: Sequence[str]) -> Found:
+def task(
+    level: Level, seconds: float, dcgm_level: int | None, wanted: Sequence[str]
+) -> ToolResults:
     """Run the tools on one node of the job: the work of one task of the step."""
     ends = time.monotonic() + seconds
     node, before = os.environ.get("SLURMD_NODENAME", ""), gpu_state.take()
     if not before.gpus and not before.error:
-        return Found(left_out=tuple(f"{name}: no NVIDIA GPU" for name in wanted))
+        return ToolResults(left_out=tuple(f"{name}: no NVIDIA GPU" for name in wanted))
     held = gpu_state.busy(before)
     if held:
         text = f"{', '.join(wanted)} not run: {'; '.join(held)}"
-        return Found((Finding("ERROR", "tool", "active-error", "", text, "none"),))
+        return ToolResults((Finding("ERROR", "tool", "active-error", "", text, "none"),))
     found = on_machine(
         wanted, level, ends, node,
         before=before, gpus=len(before.gpus), dcgm_level=dcgm_level,
@@ -109,7 +113,7 @@ def argv(
 
 def step(
     srun: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], seconds: float
-) -> dict[str, Found]:
+) -> dict[str, ToolResults]:
     """Run the step: by node what its task said, ERROR for one that said nothing.
 
     ``srun``: its whole argv, tasks included; over within ``seconds``. Raises nothing.
@@ -124,7 +128,7 @@ def step(
     return {node: said.get(node) or _silent(f"its task gave no answer: {why}") for node in nodes}
 
 
-def read(text: str) -> dict[str, Found]:
+def read(text: str) -> dict[str, ToolResults]:
     """By node, of what the step printed; lines that are not understood are passed over. Pure."""
     found = {}
     for line in _SAID.findall(text):
@@ -136,10 +140,10 @@ def read(text: str) -> dict[str, Found]:
     return found
 
 
-def _found(data: Any) -> tuple[str, Found]:
+def _found(data: Any) -> tuple[str, ToolResults]:
     node = str(data["node"])
     rows = tuple(measured(row)._replace(node=node) for row in data["measured"])
-    return node, Found(
+    return node, ToolResults(
         tuple(finding(row) for row in data["findings"]),
         rows,
         tuple(str(line)[:300] for line in data["left_out"]),
@@ -147,12 +151,12 @@ def _found(data: Any) -> tuple[str, Found]:
     )
 
 
-def _silent(why: str) -> Found:
+def _silent(why: str) -> ToolResults:
     text = f"NVIDIA's tools could not be run: {why}"
-    return Found((Finding("ERROR", "tool", "active-error", "", text[:600], "none"),))
+    return ToolResults((Finding("ERROR", "tool", "active-error", "", text[:600], "none"),))
 
 
-def left_out(found: Mapping[str, Found]) -> tuple[str, ...]:
+def left_out(found: Mapping[str, ToolResults]) -> tuple[str, ...]:
     """The lines about what was left out, each once, with its nodes unless all share it. Pure."""
     nodes: dict[str, list[str]] = {}
     for node, one in found.items():

@@ -35,7 +35,7 @@ _SAID = (
 )
 
 
-class Row(NamedTuple):
+class NcclRow(NamedTuple):
     """One line of results. Bandwidths of both ways that there are: out of place, in place."""
 
     size: int  # bytes
@@ -113,7 +113,7 @@ def read(name: str, out: str, err: str = "", code: int | None = 0, cut: str = ""
     return Measured("local", "", values=values, wrong=tuple(wrong[:8]), error=error)
 
 
-def rows(out: str) -> list[Row]:
+def rows(out: str) -> list[NcclRow]:
     """The table's lines, by the names in its head; the columns of measurements end each line."""
     names: list[str] = []
     found = []
@@ -136,13 +136,13 @@ def _columns(names: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]
     return out
 
 
-def _row(size: str, columns: dict[str, list[str]]) -> Row | None:
+def _row(size: str, columns: dict[str, list[str]]) -> NcclRow | None:
     """None: not a line of results (NCCL's own words are between them)."""
     try:
         algbw = tuple(float(word) for word in columns["algbw"])
         busbw = tuple(float(word) for word in columns["busbw"])
         checked = [float(word) for word in columns.get("#wrong", []) if word != "N/A"]
-        return Row(int(size), algbw, busbw, int(sum(checked)))
+        return NcclRow(int(size), algbw, busbw, int(sum(checked)))
     except (KeyError, ValueError, OverflowError):
         return None
 

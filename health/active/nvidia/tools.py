@@ -19,7 +19,7 @@ _GRACE_S = 5.0  # from SIGTERM to SIGKILL: dcgmi needs it to stop its diagnostic
 _DIES_S = 2.0  # from SIGKILL to the end; longer only where the driver holds it
 
 
-class Ran(NamedTuple):
+class ToolRun(NamedTuple):
     """The result of a program. ``code`` is -N after signal N, None: it could not be killed.
 
     ``cut`` says why it was ended before its time, empty where it ended by itself.
@@ -62,7 +62,7 @@ def _roots_own(path: Path) -> bool:
     return True
 
 
-def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ran:
+def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> ToolRun:
     """Run it in a session of its own; over within ``limit_s`` (and _DIES_S) whatever it does.
 
     OSError: it could not be started.
@@ -96,8 +96,8 @@ def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> Ran:
                 process.wait(_DIES_S)
             raise
         else:
-            return Ran(process.returncode, _text(out), _text(err), cut)
-    return Ran(None, _text(out), _text(err), f"{cut}; it cannot be killed")
+            return ToolRun(process.returncode, _text(out), _text(err), cut)
+    return ToolRun(None, _text(out), _text(err), f"{cut}; it cannot be killed")
 
 
 def _why(pid: int, seconds: float) -> str:

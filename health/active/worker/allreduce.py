@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from health.active.worker.device import MOST_WRONG, Device, integers, raw
+from health.active.worker.device import MOST_WRONG, WorkerDevice, integers, raw
 from health.active.worker.sealed import Sealed
 
 PROBE = 1 << 20  # bytes of the first all-reduces, by which the others are planned
@@ -32,7 +32,7 @@ class GroupMember(NamedTuple):
 
     rank: int
     world: int
-    device: Device
+    device: WorkerDevice
     store: Store
 
 
@@ -53,7 +53,7 @@ class Timed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Progress:
+class AllreduceProgress:
     """The parts of a hanging rank that another thread needs. ``wrong``: a line for each result."""
 
     wrong: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Progress:
             abort()
 
 
-def take_part(member: GroupMember, work: Work, progress: Progress) -> Timed:
+def take_part(member: GroupMember, work: Work, progress: AllreduceProgress) -> Timed:
     """Join, warm up, measure. Raises what torch does if the group cannot be formed or breaks."""
     group = progress.group = _group(member, work.limit)
     try:

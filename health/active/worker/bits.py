@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from health.active.worker.device import Device
+from health.active.worker.device import WorkerDevice
 
 _VECTORS = ("avx", "amx", "fma", "sse", "f16c")
 _PIECE = 64 << 20  # bytes that are copied at a time
@@ -29,7 +29,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
     return made.hexdigest()
 
 
-def environment(device: Device) -> tuple[str, ...]:
+def environment(device: WorkerDevice) -> tuple[str, ...]:
     """Parts of a digest's key: model, capability, torch's version, its libraries."""
     return device.model.replace("/", "-"), capability(device), torch.__version__, libraries()
 
@@ -40,7 +40,7 @@ def libraries() -> str:
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=6).hexdigest()
 
 
-def capability(device: Device) -> str:
+def capability(device: WorkerDevice) -> str:
     """The properties that decide which kernels run: the GPU's architecture and processors, or the
     CPU's kind.
 

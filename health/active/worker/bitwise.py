@@ -20,7 +20,7 @@ import torch
 from health.active.worker.bits import digest, environment
 from health.active.worker.device import (
     MOST_WRONG,
-    Device,
+    WorkerDevice,
     fractions,
     hashed,
     on_each,
@@ -61,7 +61,7 @@ class Trained(NamedTuple):
 
 
 def run(
-    devices: Sequence[Device], models: Sequence[str], steps: int, seconds: float, seed: int
+    devices: Sequence[WorkerDevice], models: Sequence[str], steps: int, seconds: float, seed: int
 ) -> list[Measured]:
     """Every model at least twice on each device, and again as long as there are ``seconds``."""
     with _deterministic(cuda=devices[0].cuda):
@@ -87,7 +87,9 @@ def _deterministic(cuda: bool) -> Iterator[None]:
             use_all_cores()
 
 
-def _one(device: Device, models: Sequence[str], steps: int, seconds: float, seed: int) -> Measured:
+def _one(
+    device: WorkerDevice, models: Sequence[str], steps: int, seconds: float, seed: int
+) -> Measured:
     digests: dict[str, str] = {}
     wrong: list[str] = []
     until = time.monotonic()
@@ -123,12 +125,12 @@ def _differs(name: str, first: Trained, other: Trained, runs: int) -> list[str]:
     return [f"{name} model: run 1 and run {runs} of the same work differ in gradients or weights"]
 
 
-def key(device: Device, name: str, steps: int, seed: int) -> str:
+def key(device: WorkerDevice, name: str, steps: int, seed: int) -> str:
     """Return a digest's key: "dense/MODEL/CAPABILITY/TORCH/LIBRARIES/STEPS/SEED/RECIPE"."""
     return "/".join((name, *environment(device), str(steps), str(seed), f"r{RECIPE}"))
 
 
-def train(device: Device, name: str, steps: int, seed: int) -> Trained:
+def train(device: WorkerDevice, name: str, steps: int, seed: int) -> Trained:
     """Train the model from its fixed beginning."""
     size = GPU if device.cuda else CPU
     model = Model(size, name == "moe", seed, device)
@@ -155,7 +157,7 @@ def _batch(size: Size, seed: int, at: torch.device) -> tuple[torch.Tensor, torch
 class Model:
     """The weights, made in the order of their use, and the way from inputs to the loss."""
 
-    def __init__(self, size: Size, moe: bool, seed: int, device: Device) -> None:
+    def __init__(self, size: Size, moe: bool, seed: int, device: WorkerDevice) -> None:
         self.size = size
         self.moe = moe
         self.weights: list[torch.Tensor] = []

@@ -24,8 +24,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from health.active.worker.allreduce import GroupMember, Progress, Timed, Work, take_part
-from health.active.worker.device import MOST_WRONG, Device, failed
+from health.active.worker.allreduce import AllreduceProgress, GroupMember, Timed, Work, take_part
+from health.active.worker.device import MOST_WRONG, WorkerDevice, failed
 from health.active.worker.sealed import Sealed
 from health.active_tests import Measured
 
@@ -40,7 +40,7 @@ class Failed(Exception):
     """The test could not be run to its end; the text says what was waited for, and how long."""
 
 
-def backend(devices: Sequence[Device]) -> str:
+def backend(devices: Sequence[WorkerDevice]) -> str:
     """The torch.distributed backend for these devices."""
     return "nccl" if devices[0].cuda else "gloo"
 
@@ -59,7 +59,7 @@ def listen(host: str) -> TCPStore:
 
 
 def local(
-    devices: Sequence[Device], seconds: float, seed: int, wait: float = 0.0
+    devices: Sequence[WorkerDevice], seconds: float, seed: int, wait: float = 0.0
 ) -> list[Measured]:
     """Between all devices of this node; a node with a CPU only has two ranks on it."""
     chosen = list(devices) if devices[0].cuda else [devices[0]] * 2
@@ -73,7 +73,7 @@ def local(
 
 
 def pair(
-    devices: Sequence[Device], task: Mapping[str, Any], own: TCPStore | None
+    devices: Sequence[WorkerDevice], task: Mapping[str, Any], own: TCPStore | None
 ) -> list[Measured]:
     """This node's side of an all-reduce over all devices of ``world`` nodes.
 
@@ -99,7 +99,7 @@ def _with(answer: Measured, err: Exception) -> Measured:
 class Ranks(NamedTuple):
     """The ranks that are here, with their devices; ``meet`` gives each a store of its own."""
 
-    here: Sequence[tuple[int, Device]]
+    here: Sequence[tuple[int, WorkerDevice]]
     world: int
     meet: Callable[[], Store]
 
@@ -109,7 +109,7 @@ class _Side:
 
     def __init__(
         self,
-        devices: Sequence[Device],
+        devices: Sequence[WorkerDevice],
         task: Mapping[str, Any],
         peers: Sequence[str],
         own: TCPStore | None,
@@ -192,11 +192,11 @@ class _Side:
 def _together(ranks: Ranks, work: Work, answer: Measured) -> Measured:
     """All ranks that are here, at once; what each raised or found is in the answer."""
     ended: queue.Queue[Timed | Exception] = queue.Queue()
-    all_progress = [Progress() for _ in ranks.here]
+    all_progress = [AllreduceProgress() for _ in ranks.here]
     until = time.monotonic() + work.limit
     work = work._replace(limit=work.limit - LAST_S / 2)  # torch's reason is better than ours
 
-    def attempt(rank: int, device: Device, progress: Progress) -> None:
+    def attempt(rank: int, device: WorkerDevice, progress: AllreduceProgress) -> None:
         try:
             device.use()
             member = GroupMember(rank, ranks.world, device, ranks.meet())

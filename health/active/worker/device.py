@@ -1,6 +1,6 @@
 """The devices of this process, and how a test is run on each of them. Imports torch.
 
-The same code path for CUDA and CPU: a test asks its ``Device`` for what differs.
+The same code path for CUDA and CPU: a test asks its ``WorkerDevice`` for what differs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ODD, _ODD2, _ODD3 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class WorkerDevice:
     """One device. ``index`` is CUDA's for this process (None: the CPU); ``name`` is the node's."""
 
     name: str
@@ -87,7 +87,7 @@ class Device:
         return int(torch.cuda.mem_get_info(self.index)[0])
 
 
-def devices() -> list[Device]:
+def devices() -> list[WorkerDevice]:
     """Return the devices that this process may use: every GPU, or without one the CPU.
 
     RuntimeError where the node has GPUs that torch cannot use: the CPU would speak for them.
@@ -99,15 +99,15 @@ def devices() -> list[Device]:
             f"torch {torch.__version__} (built for CUDA {torch.version.cuda}) sees no GPU, though "
             f"{unused} can be opened; run `python -c 'import torch; torch.cuda.init()'` there"
         )
-    return [Device("cpu", "cpu")]
+    return [WorkerDevice("cpu", "cpu")]
 
 
-def _gpu(index: int) -> Device:
+def _gpu(index: int) -> WorkerDevice:
     about = torch.cuda.get_device_properties(index)
     numbers = [getattr(about, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
     if min(numbers) < 0:  # torch before 2.9
         numbers = address(str(getattr(about, "uuid", "")))
-    return Device(f"gpu{number_on_node(numbers, index)}", str(about.name), index)
+    return WorkerDevice(f"gpu{number_on_node(numbers, index)}", str(about.name), index)
 
 
 def address(uuid: str, gpus: Path = Path("/proc/driver/nvidia/gpus")) -> list[int]:
@@ -165,12 +165,12 @@ def failed(err: BaseException) -> tuple[tuple[str, ...], str]:
 
 
 def on_each(
-    test: str, devices: Sequence[Device], work: Callable[[Device], Measured]
+    test: str, devices: Sequence[WorkerDevice], work: Callable[[WorkerDevice], Measured]
 ) -> list[Measured]:
     """Run ``work`` on all devices at once, a thread for each; what it raises is in the answer."""
     answers: dict[int, Measured] = {}
 
-    def attempt(at: int, device: Device) -> None:
+    def attempt(at: int, device: WorkerDevice) -> None:
         begin = time.monotonic()
         try:
             device.use()

@@ -35,7 +35,7 @@ _UNSET = (
 )  # fmt: skip
 
 
-class Started(NamedTuple):
+class WorkerSettings(NamedTuple):
     """The settings read from the environment."""
 
     host: str
@@ -46,7 +46,7 @@ class Started(NamedTuple):
     life: float
 
 
-def take_environment() -> Started:
+def take_environment() -> WorkerSettings:
     """Read and forget it. ValueError if it is not as it should be."""
     server = os.environ.pop("ROBUST_TEST_SERVER", "")
     key = os.environ.pop("ROBUST_TEST_KEY", "")
@@ -64,7 +64,7 @@ def take_environment() -> Started:
         secret, local, life = b"", 0, 0.0
     if len(secret) < 16 or life <= 0:  # without the text: it may be the key
         raise ValueError("ROBUST_TEST_KEY must be hex, _LOCAL a number, _LIFE seconds above 0")
-    return Started(host.strip("[]"), int(port), secret, node, local, life)
+    return WorkerSettings(host.strip("[]"), int(port), secret, node, local, life)
 
 
 def prepare(host: str) -> None:

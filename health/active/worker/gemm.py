@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from health.active.worker.bits import digest, environment
-from health.active.worker.device import MOST_WRONG, Device, fractions, integers, on_each, raw
+from health.active.worker.device import MOST_WRONG, WorkerDevice, fractions, integers, on_each, raw
 from health.active_tests import Measured
 
 WINDOWS = 10  # of the load, of which the slowest is told: one product alone is noise
@@ -33,7 +33,7 @@ _ROWS = 1024  # of a matrix at a time, where int64 needs several times its memor
 _VECTOR = 1 << 15  # of Freivalds' vector: a wrong row passes with 1 : 65537
 
 
-class Kind(NamedTuple):
+class Arithmetic(NamedTuple):
     """A kind of arithmetic. ``exact``: up to here it holds every whole number."""
 
     name: str
@@ -43,23 +43,23 @@ class Kind(NamedTuple):
     precision: str = "highest"
 
 
-FP32 = Kind("fp32", torch.float32, 1 << 24, 23)
-TF32 = Kind("tf32", torch.float32, 1 << 24, 23, "high")
-BF16 = Kind("bf16", torch.bfloat16, 1 << 8, 7)
-FP16 = Kind("fp16", torch.float16, 1 << 11, 10)
+FP32 = Arithmetic("fp32", torch.float32, 1 << 24, 23)
+TF32 = Arithmetic("tf32", torch.float32, 1 << 24, 23, "high")
+BF16 = Arithmetic("bf16", torch.bfloat16, 1 << 8, 7)
+FP16 = Arithmetic("fp16", torch.float16, 1 << 11, 10)
 
 
-def kinds(cuda: bool) -> tuple[Kind, ...]:
+def kinds(cuda: bool) -> tuple[Arithmetic, ...]:
     """Return the kinds worth testing; TF32 exists on GPUs only."""
     return (FP32, TF32, BF16, FP16) if cuda else (FP32, BF16)
 
 
-def size(device: Device) -> int:
+def size(device: WorkerDevice) -> int:
     """Rows and columns: enough to fill a GPU, few enough that a slow core does many products."""
     return 8192 if device.cuda else 256
 
 
-def run(devices: Sequence[Device], seconds: float, seed: int) -> list[Measured]:
+def run(devices: Sequence[WorkerDevice], seconds: float, seed: int) -> list[Measured]:
     """``seconds`` for all kinds together, all devices at the same time."""
     chosen = kinds(devices[0].cuda)
     answers = [Measured("gemm", "", device.name, device.model) for device in devices]
@@ -85,7 +85,7 @@ def _both(a: Measured, b: Measured) -> Measured:
     )
 
 
-def one(device: Device, kind: Kind, seconds: float, seed: int) -> Measured:
+def one(device: WorkerDevice, kind: Arithmetic, seconds: float, seed: int) -> Measured:
     """One kind on one device."""
     n = size(device)
     wrong = wrong_number(device, kind, n, seed)
@@ -101,7 +101,7 @@ def one(device: Device, kind: Kind, seconds: float, seed: int) -> Measured:
     return Measured("gemm", "", values=values, digests=digests, wrong=tuple(wrong[:MOST_WRONG]))
 
 
-def key(device: Device, kind: Kind, n: int, seed: int) -> str:
+def key(device: WorkerDevice, kind: Arithmetic, n: int, seed: int) -> str:
     """Return a digest's key: "gemm/DTYPE/MODEL/CAPABILITY/TORCH/LIBRARIES/SHAPE/SEED/RECIPE".
 
     On a CPU the number of threads is part of the shape: it decides in which order sums are made.
@@ -123,7 +123,7 @@ def _windows(took: list[float]) -> list[list[float]]:
     return [took[at : at + step] for at in range(0, len(took), step)]
 
 
-def _sustained(device: Device, kind: Kind, n: int, seconds: float, seed: int) -> _Load:
+def _sustained(device: WorkerDevice, kind: Arithmetic, n: int, seconds: float, seed: int) -> _Load:
     """Products of the same factors for ``seconds``; every one is compared."""
     left, right = (
         fractions(seed * 2 + side, n * n, kind.bits, device.torch).to(kind.dtype).view(n, n)
@@ -158,7 +158,7 @@ def difference(got: torch.Tensor, reference: torch.Tensor) -> str:
     )
 
 
-def wrong_number(device: Device, kind: Kind, n: int, seed: int) -> list[str]:
+def wrong_number(device: WorkerDevice, kind: Arithmetic, n: int, seed: int) -> list[str]:
     """A line if a product of whole numbers is not the exact one."""
     left, right = whole(kind, n, seed, device.torch)
     product = torch.mm(left.to(kind.dtype), right.to(kind.dtype))
@@ -182,7 +182,9 @@ def wrong_number(device: Device, kind: Kind, n: int, seed: int) -> list[str]:
     ]
 
 
-def whole(kind: Kind, n: int, seed: int, at: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def whole(
+    kind: Arithmetic, n: int, seed: int, at: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 factors whose sums of products stay within ``kind.exact``, in any order.
 
     So |a|*|b|*(numbers in a row) <= exact; where even ones are too much, only every few-th number

@@ -12,14 +12,14 @@ from functools import partial
 
 import torch
 
-from health.active.worker.device import MOST_WRONG, Device, failed, hashed
+from health.active.worker.device import MOST_WRONG, WorkerDevice, failed, hashed
 from health.active_tests import Measured
 
 WORDS = 32 << 20  # int64: 256 MiB a copy
 LEAST = 3  # copies of each kind
 
 
-def run(devices: Sequence[Device], seconds: float, seed: int) -> list[Measured]:
+def run(devices: Sequence[WorkerDevice], seconds: float, seed: int) -> list[Measured]:
     """One device after the other: they share the host's memory and often its bus."""
     if not devices[0].cuda:
         error = "the links test needs CUDA, but torch finds no GPU"
@@ -27,7 +27,9 @@ def run(devices: Sequence[Device], seconds: float, seed: int) -> list[Measured]:
     return [_attempt(device, devices, seconds / len(devices), seed) for device in devices]
 
 
-def _attempt(device: Device, devices: Sequence[Device], seconds: float, seed: int) -> Measured:
+def _attempt(
+    device: WorkerDevice, devices: Sequence[WorkerDevice], seconds: float, seed: int
+) -> Measured:
     begin = time.monotonic()
     try:
         answer = _one(device, [d for d in devices if d is not device], seconds, seed)
@@ -38,7 +40,9 @@ def _attempt(device: Device, devices: Sequence[Device], seconds: float, seed: in
     return answer._replace(device=device.name, model=device.model, seconds=took)
 
 
-def _one(device: Device, peers: Sequence[Device], seconds: float, seed: int) -> Measured:
+def _one(
+    device: WorkerDevice, peers: Sequence[WorkerDevice], seconds: float, seed: int
+) -> Measured:
     """h2d and d2h from pinned memory; p2p_gbps is the slowest way to a peer that is direct."""
     device.use()
     share = seconds / (2 + len(peers))
@@ -62,7 +66,7 @@ def _one(device: Device, peers: Sequence[Device], seconds: float, seed: int) -> 
     return Measured("links", "", values=values, wrong=tuple(wrong[:MOST_WRONG]))
 
 
-def _speed(device: Device, copy: Callable[[], object], seconds: float) -> float:
+def _speed(device: WorkerDevice, copy: Callable[[], object], seconds: float) -> float:
     """1e9 bytes/s, the median of copies."""
     copy()
     device.synchronize()

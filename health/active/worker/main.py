@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from health.active.nvidia import gpu_state
-from health.active.worker.env import Started, prepare, take_environment
+from health.active.worker.env import WorkerSettings, prepare, take_environment
 from health.active_tests import BY_NAME, LEVELS, Finding, Level, Measured
 from robust_slurm.frames.wire import Codec, WireError
 
@@ -31,7 +31,7 @@ CONNECT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Link:
+class CoordinatorLink:
     """The connection to the coordinator: JSON objects both ways. Raises OSError, WireError."""
 
     def __init__(self, host: str, port: int, key: bytes) -> None:
@@ -92,7 +92,7 @@ def main() -> int:
     _live(started.life)
     where = f"{started.host} port {started.port}"
     try:
-        link = Link(started.host, started.port, started.key)
+        link = CoordinatorLink(started.host, started.port, started.key)
         link.send({"hello": {"node": started.node, "local": started.local, "pid": os.getpid()}})
     except (OSError, EOFError, WireError) as err:
         print(
@@ -112,7 +112,7 @@ def main() -> int:
     os._exit(0)
 
 
-def _work(link: Link, started: Started) -> None:
+def _work(link: CoordinatorLink, started: WorkerSettings) -> None:
     try:
         worker = Worker(started.node, link.host)
     except Exception as err:  # noqa: BLE001 - whatever keeps torch from working here
@@ -152,15 +152,15 @@ class Worker:
         self._failed = device.failed
         self._devices = devices = device.devices()
         self._store: Any = None  # what the next pair or ring meets at
-        self._state: gpu_state.State | None = None
+        self._state: gpu_state.GpuState | None = None
         device.use_all_cores()
 
-        def aligned(task: Task) -> list[Measured]:
+        def aligned(task: WorkerTask) -> list[Measured]:
             models = [task.asked["model"]] if "model" in task.asked else bitwise.MODELS
             steps = int(task.asked.get("steps", bitwise.STEPS[task.level]))
             return bitwise.run(devices, models, steps, task.seconds, task.seed)
 
-        self._tests: dict[str, Callable[[Task], list[Measured]]] = {
+        self._tests: dict[str, Callable[[WorkerTask], list[Measured]]] = {
             "bitwise": aligned,
             "gemm": lambda task: gemm.run(devices, task.seconds, task.seed),
             "memory": lambda task: memory.run(devices, task.level, task.seconds),
@@ -179,7 +179,7 @@ class Worker:
             "host": self._host,
         }
 
-    def serve(self, link: Link, life: float) -> None:
+    def serve(self, link: CoordinatorLink, life: float) -> None:
         """Do what comes, one after the other, until told to quit. Raises what Link does."""
         while True:
             _live(life)
@@ -228,12 +228,12 @@ class Worker:
         except RuntimeError:
             return  # the GPU has failed: every test says so
 
-    def _together(self, task: Task) -> list[Measured]:
+    def _together(self, task: WorkerTask) -> list[Measured]:
         own, self._store = self._store, None
         return self._collective.pair(self._devices, task.asked, own)
 
 
-class Task(NamedTuple):
+class WorkerTask(NamedTuple):
     """A requested test; ``seconds`` comes from the table of tests unless the request has its own.
 
     ``wait``: s that the answer is waited for; 0: as long as it is usual.
@@ -246,7 +246,7 @@ class Task(NamedTuple):
     wait: float
 
 
-def task_of(name: str, asked: Mapping[str, Any]) -> Task:
+def task_of(name: str, asked: Mapping[str, Any]) -> WorkerTask:
     """ValueError for what cannot be one."""
     level = asked.get("level", "quick")
     if level not in LEVELS:
@@ -254,7 +254,7 @@ def task_of(name: str, asked: Mapping[str, Any]) -> Task:
     seconds = float(asked.get("seconds", BY_NAME[name].seconds[level]))
     seed = int(asked.get("seed", 0))
     wait = float(asked.get("wait", 0.0))
-    return Task({**asked, "seconds": seconds, "seed": seed}, level, seconds, seed, wait)
+    return WorkerTask({**asked, "seconds": seconds, "seed": seed}, level, seconds, seed, wait)
 
 
 if __name__ == "__main__":

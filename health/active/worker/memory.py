@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from health.active.worker.device import MOST_WRONG, Device, on_each
+from health.active.worker.device import MOST_WRONG, WorkerDevice, on_each
 from health.active_tests import Level, Measured
 
 WORD = 8  # bytes: int64
@@ -47,12 +47,12 @@ PATTERNS = (
 )
 
 
-def run(devices: Sequence[Device], level: Level, seconds: float) -> list[Measured]:
+def run(devices: Sequence[WorkerDevice], level: Level, seconds: float) -> list[Measured]:
     """Every device by itself, all at the same time."""
     return on_each("memory", devices, lambda device: one(device, level, seconds))
 
 
-def one(device: Device, level: Level, seconds: float) -> Measured:
+def one(device: WorkerDevice, level: Level, seconds: float) -> Measured:
     """At least one pattern over all of it, then others as long as there are ``seconds`` left."""
     until = time.monotonic() + seconds
     free = device.free()
@@ -84,14 +84,14 @@ def one(device: Device, level: Level, seconds: float) -> Measured:
     )
 
 
-def _wanted(device: Device, level: Level, free: int) -> int:
+def _wanted(device: WorkerDevice, level: Level, free: int) -> int:
     """Bytes to test. The CPU's memory is everybody's: a small part is a sample."""
     if device.cuda:
         return max(0, min(int(GPU_SHARE * free), free - GPU_SPARE))
     return min(int(CPU_SHARE * free), CPU_MOST[level])
 
 
-def _take(device: Device, wanted: int) -> list[torch.Tensor]:
+def _take(device: WorkerDevice, wanted: int) -> list[torch.Tensor]:
     """Chunks of int64 that together hold ``wanted`` bytes, or as many as there are."""
     size = (1024 if device.cuda else 128) * MIB
     chunks: list[torch.Tensor] = []
@@ -163,7 +163,7 @@ def _line(name: str, offset: int, want: int, got: int, count: int) -> str:
     )
 
 
-def _bandwidth(device: Device, chunk: torch.Tensor) -> tuple[float, list[str]]:
+def _bandwidth(device: WorkerDevice, chunk: torch.Tensor) -> tuple[float, list[str]]:
     """1e9 bytes/s read and written together, by copying one half of a chunk over the other."""
     half = chunk.numel() // 2
     source, target = chunk[:half], chunk[half : 2 * half]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 
 from health.admin.doctor import script_rules
 from health.admin.show_config import joined, same, seconds, value_of, words_of
-from health.admin.want import Facts, Level, Want, longest, since
+from health.admin.want import Level, SiteFacts, Want, longest, since
 
 
-def wants(facts: Facts) -> list[Want]:
+def wants(facts: SiteFacts) -> list[Want]:
     """Every setting that matters, those that are right included."""
     return [want for rule in RULES for want in rule(facts)]
 
@@ -23,7 +23,7 @@ def wants(facts: Facts) -> list[Want]:
 # ---- when a node is refused
 
 
-def _prolog_flags(facts: Facts) -> Iterator[Want]:
+def _prolog_flags(facts: SiteFacts) -> Iterator[Want]:
     now = value_of(facts.config, "PrologFlags")
     flags = words_of(now)
     wanted = ["Alloc", "Contain", "DeferBatch"]
@@ -46,7 +46,7 @@ def _prolog_flags(facts: Facts) -> Iterator[Want]:
     yield Want("PrologFlags", now, now if level == "ok" else value, level, why, True)
 
 
-def _scheduler(facts: Facts) -> Iterator[Want]:
+def _scheduler(facts: SiteFacts) -> Iterator[Want]:
     now = value_of(facts.config, "SchedulerParameters")
     options = words_of(now)
     hold = "nohold_on_prolog_fail"
@@ -79,7 +79,7 @@ def _scheduler(facts: Facts) -> Iterator[Want]:
     yield Want("AuthInfo", now, value, "ok" if good else "advice", why, False)
 
 
-def _expedite(facts: Facts) -> Want:
+def _expedite(facts: SiteFacts) -> Want:
     """25.11 and later."""
     key, word = "SlurmctldParameters", "enable_expedited_requeue"
     now = value_of(facts.config, key)
@@ -93,7 +93,7 @@ def _expedite(facts: Facts) -> Want:
     return Want(key, now, value, "ok" if good else "advice", why, False)
 
 
-def _requeue(facts: Facts) -> Iterator[Want]:
+def _requeue(facts: SiteFacts) -> Iterator[Want]:
     now = value_of(facts.config, "JobRequeue")
     level: Level = "ok" if now in ("", "1") else "fix"
     why = "0 makes every job --no-requeue: nothing goes back to the queue after a bad node"
@@ -109,7 +109,7 @@ def _requeue(facts: Facts) -> Iterator[Want]:
 # ---- time-outs
 
 
-def _timeouts(facts: Facts) -> Iterator[Want]:
+def _timeouts(facts: SiteFacts) -> Iterator[Want]:
     config, gate = facts.config, facts.gate
     if value_of(config, "PrologTimeout") and value_of(config, "EpilogTimeout"):  # 25.05, unequal
         for key, where in (("PrologTimeout", "prolog"), ("EpilogTimeout", "epilog")):
@@ -138,7 +138,7 @@ def _timeout(key: str, now: str, least: float) -> Want:
     return Want(key, now, f"{limit:g}", "ok", why, False)
 
 
-def _ends(facts: Facts) -> Iterator[Want]:
+def _ends(facts: SiteFacts) -> Iterator[Want]:
     config = facts.config
     now = value_of(config, "UnkillableStepTimeout")
     limit, least = seconds(now) or 60, 5 * (seconds(value_of(config, "MessageTimeout")) or 10)
@@ -168,7 +168,7 @@ def _ends(facts: Facts) -> Iterator[Want]:
 # ---- how a node comes back
 
 
-def _return(facts: Facts) -> Iterator[Want]:
+def _return(facts: SiteFacts) -> Iterator[Want]:
     now = value_of(facts.config, "ReturnToService")
     level: Level = "advice" if now == "2" else "ok"
     why = "2 returns every DOWN node that registers, also one that a person or a reboot took down"
@@ -193,7 +193,7 @@ def _option(text: str) -> float:
     return 120 if number is None else number
 
 
-RULES: tuple[Callable[[Facts], Iterator[Want]], ...] = (
+RULES: tuple[Callable[[SiteFacts], Iterator[Want]], ...] = (
     script_rules.scripts,
     script_rules.health_program,
     script_rules.health_when,

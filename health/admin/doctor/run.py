@@ -18,7 +18,7 @@ from health.admin import install, node, render, show_config, trust
 from health.admin.doctor import rules, say, site_rules
 from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
 from health.admin.install import InstallError, Present
-from health.admin.want import Facts, Want
+from health.admin.want import SiteFacts, Want
 from health.children.call import call_in_child
 from health.gate import act
 from health.gate.reserve import refused_lately
@@ -102,7 +102,7 @@ def _slurm(
     ]
     partitions = {n: (p.nodes, p.state) for n, p in door.partitions().items()}
     version = config.get("SLURM_VERSION", "")
-    facts = Facts(config, found.gate, etc, runs(config))
+    facts = SiteFacts(config, found.gate, etc, runs(config))
     return [
         site_rules.of_release(show_config.release(config), version),
         *site_rules.of_wants(rules.wants(facts)),
@@ -268,7 +268,7 @@ def ask_wants(etc: str, gate: Mapping[str, Any]) -> tuple[list[Want], bool]:
         config = door.config() if door.ping() else {}
     except SlurmError:
         config = {}
-    return rules.wants(Facts(config, gate, etc, runs(config))), bool(config)
+    return rules.wants(SiteFacts(config, gate, etc, runs(config))), bool(config)
 
 
 def in_use(etc: str) -> list[str] | None:

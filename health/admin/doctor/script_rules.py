@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 
 from health.admin.show_config import joined, scripts_of, seconds, value_of, words_of
-from health.admin.want import Facts, Level, Want, longest, since
+from health.admin.want import Level, SiteFacts, Want, longest, since
 
 HEALTH_CHECK_LIMIT_S = 60  # slurmd's own, fixed before 26.05
 SWEEP_EVERY_S = 300
 
 
-def scripts(facts: Facts) -> Iterator[Want]:
+def scripts(facts: SiteFacts) -> Iterator[Want]:
     """Prolog and Epilog."""
     for key, name, why in (
         ("Prolog", "prolog", "checks the node before a job starts on it, and drains it"),
@@ -50,7 +50,7 @@ def _beside(want: Want, theirs: str) -> Want:
     return want._replace(why=why, paste=f"ln -s {ours} {where}/{name}", where="shell")
 
 
-def health_program(facts: Facts) -> Iterator[Want]:
+def health_program(facts: SiteFacts) -> Iterator[Want]:
     """The sweep's script."""
     key, ours = "HealthCheckProgram", f"{facts.etc}/healthcheck"
     now = value_of(facts.config, key)
@@ -63,7 +63,7 @@ def health_program(facts: Facts) -> Iterator[Want]:
     yield _beside(want, now) if now and not good else want
 
 
-def health_when(facts: Facts) -> Iterator[Want]:
+def health_when(facts: SiteFacts) -> Iterator[Want]:
     """The sweep's interval, the states of nodes that it runs on, and the time that it may take."""
     config, gate = facts.config, facts.gate
     now = value_of(config, "HealthCheckInterval")
@@ -93,7 +93,7 @@ def health_when(facts: Facts) -> Iterator[Want]:
         yield Want("HealthCheckTimeout", config["HealthCheckTimeout"], value, level, why, False)
 
 
-def prep(facts: Facts) -> Iterator[Want]:
+def prep(facts: SiteFacts) -> Iterator[Want]:
     """Slurmd's needs for running scripts at all: its plugin for them, and root."""
     now = value_of(facts.config, "PrEpPlugins")
     if now and "prep/script" not in now:

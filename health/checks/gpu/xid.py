@@ -14,7 +14,7 @@ from health.nvidia import xid
 from health.nvidia.xid_catalog import SXIDS, XIDS
 
 if TYPE_CHECKING:  # a healthy node does not need it
-    from health.history.state import Driver, Fault, NodeState, Note, Rules
+    from health.history.state import Driver, Fault, NodeState, Note, StateRules
 
 SETTINGS = {
     "recent": Setting(3600.0, "how long Xids without a required action are reported", "s"),
@@ -102,9 +102,9 @@ def run(system: System) -> list[Finding]:
     ]
 
 
-def rules(options: Mapping[str, Any]) -> Rules:
+def rules(options: Mapping[str, Any]) -> StateRules:
     """The family's settings as node_state wants them."""
-    from health.history.state import Rules
+    from health.history.state import StateRules
 
     overrides = {
         int(code): cast("ActionName", action)
@@ -112,7 +112,7 @@ def rules(options: Mapping[str, Any]) -> Rules:
         if str(code).isdigit() and action in ACTIONS
     }
     same = ("returns", "return_days", "reboots", "contained", "wear_days")
-    return Rules(overrides, **{key: options[key] for key in same})
+    return StateRules(overrides, **{key: options[key] for key in same})
 
 
 def driver(snapshot: Snapshot) -> Driver:

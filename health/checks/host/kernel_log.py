@@ -45,7 +45,7 @@ LOST = Condition(
 BOOT_S = 300.0  # links come and go while drivers and the network start
 
 
-class Rule(NamedTuple):
+class LogRule(NamedTuple):
     """A kind of message to find. ``needle`` is in every such message; the group "device", where the
     pattern has one, tells what it is about. ``window``: the setting with its length, "" since
     boot; ``limit``: the setting from which on ``many`` holds in place of ``one``."""
@@ -61,13 +61,13 @@ class Rule(NamedTuple):
 _DISK = r"(?P<device>nvme\d+(?:c\d+)?n\d+|sd[a-z]{1,3}|vd[a-z]{1,2}|mmcblk\d+)"
 _FS = r"(?P<device>[\w.-]{1,40}?)"
 RULES = (
-    Rule(
+    LogRule(
         "ut of memory: Killed process",
         r"(?:Out of memory|Memory cgroup out of memory): Killed process \d+ \(",
         OOM,
         "recent",
     ),
-    Rule(
+    LogRule(
         " error, dev ",
         r"(?:blk_update_request: |print_req_error: )?(?:I/O|critical medium|critical target) error,"
         rf" dev {_DISK}, sector \d+\b(?! op 0x\w+:\((?:DISCARD|WRITE_ZEROES))",
@@ -76,7 +76,7 @@ RULES = (
         "io_errors",
         IO_ERRORS,
     ),
-    Rule(
+    LogRule(
         "nvme nvme",
         r"nvme (?P<device>nvme\d+): (?:I/O (?:tag )?\d+ .*timeout, (?:reset|disable) controller"
         r"|controller is down; will reset|frozen state error detected, reset controller)",
@@ -85,44 +85,44 @@ RULES = (
         "nvme_resets",
         NVME_RESETS,
     ),
-    Rule(
+    LogRule(
         "nvme nvme",
         r"nvme (?P<device>nvme\d+): (?:Disabling device after reset failure"
         r"|Removing after probe failure|Device not ready; aborting)",
         NVME_DOWN,
     ),
-    Rule(
+    LogRule(
         "no available path - failing I/O",
         r"block (?P<device>nvme\w+): no available path - failing I/O",
         NVME_DOWN,
     ),
-    Rule(
+    LogRule(
         "failing array",
         r"md/raid\d*:?(?P<device>md\w+): Disk failure on \S+ detected, failing array",
         NVME_DOWN,
     ),
-    Rule("EXT", rf"EXT[234]-fs error \(device {_FS}\): ", FS_ERROR),
-    Rule("Aborting journal", rf"Aborting journal on device {_FS}(?:[-:]8)?\.", FS_ERROR),
-    Rule(
+    LogRule("EXT", rf"EXT[234]-fs error \(device {_FS}\): ", FS_ERROR),
+    LogRule("Aborting journal", rf"Aborting journal on device {_FS}(?:[-:]8)?\.", FS_ERROR),
+    LogRule(
         "XFS (",
         rf"XFS \({_FS}\): (?:(?:Metadata )?[Cc]orruption |Metadata CRC error|Internal error "
         r"|log I/O error|[Mm]etadata I/O error|Filesystem has been shut down"
         r"|xfs_do_force_shutdown|I/O Error Detected\. Shutting down)",
         FS_ERROR,
     ),
-    Rule("BTRFS", rf"BTRFS (?:error|critical) \(device {_FS}(?: state \w+)?\): ", FS_ERROR),
-    Rule(
+    LogRule("BTRFS", rf"BTRFS (?:error|critical) \(device {_FS}(?: state \w+)?\): ", FS_ERROR),
+    LogRule(
         "Remounting filesystem read-only",
         rf"\w+-?\w* \({_FS}\): Remounting filesystem read-only",
         FS_READONLY,
     ),
-    Rule(
+    LogRule(
         "blocked for more than",
         r"INFO: task .{1,16}:\d+ blocked for more than \d+ seconds",
         HUNG,
         "recent",
     ),
-    Rule(
+    LogRule(
         "soft lockup",
         r"(?:watchdog: )?BUG: soft lockup - CPU#\d+ stuck for \d+s",
         LOCKUP,
@@ -130,7 +130,7 @@ RULES = (
         "lockups",
         LOCKUPS,
     ),
-    Rule(
+    LogRule(
         "detected ",
         r"rcu: INFO: rcu_\w+ (?:self-)?detected (?:expedited )?stall",
         LOCKUP,
@@ -138,11 +138,13 @@ RULES = (
         "lockups",
         LOCKUPS,
     ),
-    Rule("hard LOCKUP", r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu", HARD),
-    Rule("Oops: ", r"(?:Oops: |Internal error: )?Oops: [\w: ]{1,40}\[#\d+\] (?:PREEMPT|SMP)", OOPS),
-    Rule("BUG: ", r"BUG: (?:unable to handle |kernel NULL pointer dereference)", OOPS),
-    Rule("kernel BUG at ", r"kernel BUG at [\w./-]{1,120}:\d+!$", OOPS),
-    Rule("general protection fault", r"general protection fault.{1,120}\[#\d+\]", OOPS),
+    LogRule("hard LOCKUP", r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu", HARD),
+    LogRule(
+        "Oops: ", r"(?:Oops: |Internal error: )?Oops: [\w: ]{1,40}\[#\d+\] (?:PREEMPT|SMP)", OOPS
+    ),
+    LogRule("BUG: ", r"BUG: (?:unable to handle |kernel NULL pointer dereference)", OOPS),
+    LogRule("kernel BUG at ", r"kernel BUG at [\w./-]{1,120}:\d+!$", OOPS),
+    LogRule("general protection fault", r"general protection fault.{1,120}\[#\d+\]", OOPS),
 )
 # A driver names itself, the device, and its interface.
 _LINK_DOWN = (
@@ -174,7 +176,7 @@ def judge(records: Iterable[LogRecord], uptime: float, options: Mapping[str, Any
     every = list(records)
     trouble = loud(every)
     found: dict[tuple[str, str], list[LogRecord]] = {}
-    rules: dict[str, Rule] = {}
+    rules: dict[str, LogRule] = {}
     for rule in RULES:
         window = options[rule.window] if rule.window else uptime
         for device, mine in find(trouble, rule.needle, rule.pattern).items():

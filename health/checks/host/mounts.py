@@ -68,7 +68,7 @@ _REFUSED = {errno.EACCES, errno.EPERM, errno.ENOKEY, errno.EKEYEXPIRED, errno.EN
 _OURS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
-class Wanted(NamedTuple):
+class RequiredMount(NamedTuple):
     """A mount that must be there. ``fstype`` "" is any; ``soft``: its absence is a WARN."""
 
     point: str
@@ -78,14 +78,14 @@ class Wanted(NamedTuple):
     soft: bool = False
 
 
-def parse_wanted(entry: str) -> Wanted:
+def parse_wanted(entry: str) -> RequiredMount:
     """ "/scratch:rw,type=lustre" as in `required`. ValueError says what is wrong with it."""
     path, colon, words = entry.rpartition(":")
     if not colon or "/" in words:  # a colon of the path itself
         path, words = entry, ""
     if not path.startswith("/"):
         raise ValueError(f"{entry!r}: not an absolute path")
-    wanted = Wanted(posixpath.normpath(path))
+    wanted = RequiredMount(posixpath.normpath(path))
     for word in words.split(",") if words else ():
         key, _, value = word.strip().partition("=")
         if key == "type" and value:
@@ -97,17 +97,17 @@ def parse_wanted(entry: str) -> Wanted:
     return wanted
 
 
-def from_fstab(lines: Iterable[FstabLine]) -> list[Wanted]:
+def from_fstab(lines: Iterable[FstabLine]) -> list[RequiredMount]:
     """The network file systems that /etc/fstab mounts at boot, or at their first use."""
     return [
-        Wanted(line.point, read_only="ro" in line.options, soft="nofail" in line.options)
+        RequiredMount(line.point, read_only="ro" in line.options, soft="nofail" in line.options)
         for line in lines
         if is_remote(line.fstype)
         and ("noauto" not in line.options or "x-systemd.automount" in line.options)
     ]
 
 
-def judge(wanted: Wanted, mount: Mount | None) -> Finding | None:
+def judge(wanted: RequiredMount, mount: Mount | None) -> Finding | None:
     """Judge a wanted mount by the table of mounts; None: as wanted."""
     if mount is None:
         return _missing(wanted, "not in /proc/self/mountinfo")
@@ -123,7 +123,7 @@ def judge(wanted: Wanted, mount: Mount | None) -> Finding | None:
     return None
 
 
-def _missing(wanted: Wanted, text: str) -> Finding:
+def _missing(wanted: RequiredMount, text: str) -> Finding:
     if wanted.soft:
         return MISSING.found(f"{text}; /etc/fstab says nofail", wanted.point, status="WARN")
     return MISSING.found(text, wanted.point)
@@ -203,7 +203,7 @@ def _run(system: System) -> list[Finding]:
         seen.add(mount.device)
         found += probes.ask(one, point, mount)
     for mount in _others(mounts, seen, ignored):
-        for finding in probes.ask(Wanted(mount.point), mount.point, mount):
+        for finding in probes.ask(RequiredMount(mount.point), mount.point, mount):
             # Nobody named it: when every node writes a checkpoint its server may take long.
             slow = finding.check == HUNG.check
             unsure = slow or options["required"]
@@ -222,7 +222,7 @@ class _Probes:
         self.until = time.monotonic() + min(1.5 * deadline_s, DEADLINE_S - 0.5)
         self.skipped: list[str] = []
 
-    def ask(self, wanted: Wanted, point: str, mount: Mount) -> list[Finding]:
+    def ask(self, wanted: RequiredMount, point: str, mount: Mount) -> list[Finding]:
         left = min(self.deadline_s, self.until - time.monotonic())
         if left < 0.1:  # an earlier one is dead, and has closed the gate
             self.skipped.append(point)

@@ -34,7 +34,7 @@ DEVICES = "/sys/bus/pci/devices"
 _LINKS = ("/sys/class/infiniband", "/sys/class/nvme", "/sys/class/net")
 
 
-class Message(NamedTuple):
+class AerMessage(NamedTuple):
     """One error in the log. ``kind`` as in the names of the counters; ``source`` is who tells it:
     "device", "port" or "firmware", each of which may tell the same error."""
 
@@ -93,7 +93,7 @@ def kind_of(severity: str) -> str:
     return "fatal" if "fatal" in lower else ""
 
 
-def messages(records: Iterable[LogRecord]) -> list[Message]:
+def messages(records: Iterable[LogRecord]) -> list[AerMessage]:
     """The errors that a log tells of, one for each message of a device or about it."""
     out = []
     reports: dict[str, list[str]] = {}
@@ -107,7 +107,7 @@ def messages(records: Iterable[LogRecord]) -> list[Message]:
             kind = "fatal" if contained else kind_of(severity or received)
             source = "port" if about or contained else "device"
             if kind:
-                out.append(Message(record, about or port, kind, source))
+                out.append(AerMessage(record, about or port, kind, source))
         elif "[Hardware Error]" in text:
             match = _report().match(text)
             if not match:
@@ -119,7 +119,7 @@ def messages(records: Iterable[LogRecord]) -> list[Message]:
             elif key != "device_id":
                 known[1] = value
             elif known[1].startswith("PCIe") and known[0] and _address().match(value.strip()):
-                out.append(Message(record, value.strip(), known[0], "firmware"))
+                out.append(AerMessage(record, value.strip(), known[0], "firmware"))
     return out
 
 
@@ -173,7 +173,7 @@ def counters(system: System, address: str) -> dict[str, int]:
 def judge(
     known: Devices,
     counted: Mapping[str, Mapping[str, int]],
-    told: Sequence[Message],
+    told: Sequence[AerMessage],
     gone: frozenset[str],
     uptime: float,
     corrected: float,
@@ -206,7 +206,7 @@ def judge(
 
 
 def _errors(
-    kind: str, told: Iterable[Message], counted: Mapping[str, int], uptime: float
+    kind: str, told: Iterable[AerMessage], counted: Mapping[str, int], uptime: float
 ) -> tuple[int, str]:
     """The number of a device's errors of one kind, and the evidence."""
     sources: dict[str, list[LogRecord]] = {}

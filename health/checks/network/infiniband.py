@@ -80,7 +80,7 @@ LEAST = 10  # fewer since boot are never reported
 DOWNS_PER_DAY = 5
 
 
-class Wanted(NamedTuple):
+class PortRequirements(NamedTuple):
     """Requirements on a port. ``rate`` 0: any; ``firmware`` empty: any. ``source``: the origin."""
 
     rate: float = 0.0
@@ -88,9 +88,9 @@ class Wanted(NamedTuple):
     source: str = ""
 
 
-def parse_expected(entries: Sequence[str]) -> dict[str, Wanted]:
+def parse_expected(entries: Sequence[str]) -> dict[str, PortRequirements]:
     """["mlx5_[0-7]:400", "mlx5_9/2"] -> port -> wanted. ValueError says what is wrong."""
-    out: dict[str, Wanted] = {}
+    out: dict[str, PortRequirements] = {}
     for entry in entries:
         name, colon, rate = entry.rpartition(":")
         if not colon:
@@ -100,17 +100,17 @@ def parse_expected(entries: Sequence[str]) -> dict[str, Wanted]:
         except ValueError:
             raise ValueError(f"{entry!r}: use PORT or PORT:GBITS") from None
         for port in expand(name):
-            out[port.removesuffix("/1")] = Wanted(gbits, (), "infiniband.expected")
+            out[port.removesuffix("/1")] = PortRequirements(gbits, (), "infiniband.expected")
     return out
 
 
-def from_fleet(record: Any) -> dict[str, Wanted]:
+def from_fleet(record: Any) -> dict[str, PortRequirements]:
     """{"mlx5_0": {"rate": 400, "firmware": ["28.39.1002"]}}; what does not fit is left out."""
-    out: dict[str, Wanted] = {}
+    out: dict[str, PortRequirements] = {}
     for name, value in record.items() if isinstance(record, dict) else ():
         if isinstance(value, dict):
             rate, firmware = value.get("rate", 0), value.get("firmware", [])
-            out[str(name).removesuffix("/1")] = Wanted(
+            out[str(name).removesuffix("/1")] = PortRequirements(
                 float(rate) if isinstance(rate, int | float) else 0.0,
                 tuple(str(word) for word in firmware) if isinstance(firmware, list) else (),
                 "the fleet's record",
@@ -118,7 +118,9 @@ def from_fleet(record: Any) -> dict[str, Wanted]:
     return out
 
 
-def judge(found: Sequence[Port], wanted: Mapping[str, Wanted], uptime: float) -> list[Finding]:
+def judge(
+    found: Sequence[Port], wanted: Mapping[str, PortRequirements], uptime: float
+) -> list[Finding]:
     """All findings about the ports of a node."""
     here = {port.name: port for port in found}
     out = [
@@ -142,7 +144,7 @@ def judge(found: Sequence[Port], wanted: Mapping[str, Wanted], uptime: float) ->
 
 
 def judge_down(
-    port: Port, want: Wanted | None, alike: Sequence[Port], others_wanted: bool
+    port: Port, want: PortRequirements | None, alike: Sequence[Port], others_wanted: bool
 ) -> list[Finding]:
     """A port that is not ACTIVE. With a list of wanted ports the others are nobody's business."""
     said = f"state {port.state}, physical {port.physical}"
@@ -163,7 +165,7 @@ def judge_down(
     return []
 
 
-def judge_rate(port: Port, want: Wanted | None, alike: Sequence[Port]) -> list[Finding]:
+def judge_rate(port: Port, want: PortRequirements | None, alike: Sequence[Port]) -> list[Finding]:
     if not port.rate:
         return []
     said = f"{port.rate:g} Gb/s" + (f" ({port.width}X)" if port.width else "")
@@ -209,7 +211,9 @@ def judge_retries(port: Port, uptime: float, limit: float) -> list[Finding]:
     return [RETRIES.found(", ".join(grown), port.name)] if grown else []
 
 
-def judge_firmware(port: Port, want: Wanted | None, alike: Sequence[Port]) -> list[Finding]:
+def judge_firmware(
+    port: Port, want: PortRequirements | None, alike: Sequence[Port]
+) -> list[Finding]:
     if want and want.firmware:
         if port.firmware in want.firmware:
             return []
@@ -225,7 +229,7 @@ def judge_firmware(port: Port, want: Wanted | None, alike: Sequence[Port]) -> li
 def _run(system: System) -> list[Finding]:
     options = system.options("infiniband")
     out: list[Finding] = []
-    wanted: dict[str, Wanted] = {}
+    wanted: dict[str, PortRequirements] = {}
     recorded = from_fleet(fleet(system).get("infiniband"))
     try:
         wanted = parse_expected(options["expected"])

@@ -17,7 +17,7 @@ from torch import nn
 from . import module_tree
 from .assembly import Assembly, StateError, Step
 from .leaves import Batch, Leaf, Leaves
-from .module_tree import Place, Shape
+from .module_tree import Shape, TreeModule
 from .values import Encoded, decode, encode, ref_of
 
 EXTRA = "_extra_state"  # torch's name for what get_extra_state() returns
@@ -40,9 +40,9 @@ class ModuleState:
         self._parameters = Leaves(key, late=trained, shareable=trained)
         self._others = Leaves(key, late=False, shareable=False)
         self._shape = Shape([])
-        self._places: list[Place] = []
-        self._with_buffers: list[Place] = []
-        self._with_extra: list[Place] = []
+        self._places: list[TreeModule] = []
+        self._with_buffers: list[TreeModule] = []
+        self._with_extra: list[TreeModule] = []
         self._reshards: list[Callable[[], object]] = []
         self._plain = False
         self._batch = Batch(())
@@ -204,7 +204,7 @@ class ModuleState:
             raise StateError(f"{self.key}: {err}") from err
 
 
-def _live(places: list[Place]) -> tuple[dict[str, torch.Tensor], dict[str, nn.Module]]:
+def _live(places: list[TreeModule]) -> tuple[dict[str, torch.Tensor], dict[str, nn.Module]]:
     """Name → parameter or buffer, and name → module that has extra state."""
     tensors: dict[str, torch.Tensor] = {}
     extras: dict[str, nn.Module] = {}

@@ -24,7 +24,7 @@ OWN = ("torch.nn.", "torch.ao.nn.")
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
-class Place(NamedTuple):
+class TreeModule(NamedTuple):
     """One module of the tree."""
 
     prefix: str
@@ -34,9 +34,9 @@ class Place(NamedTuple):
     module: nn.Module
 
 
-def walk(top: nn.Module) -> Iterator[Place]:
+def walk(top: nn.Module) -> Iterator[TreeModule]:
     """All modules, as often as they occur, in the order of state_dict()."""
-    stack = [Place("", "", top)]
+    stack = [TreeModule("", "", top)]
     while stack:
         place = stack.pop()
         yield place
@@ -47,7 +47,9 @@ def walk(top: nn.Module) -> Iterator[Place]:
         for name, child in reversed(module._modules.items()):
             if child is not None:
                 bare = (parallel and name == "module") or name in WRAPPERS
-                stack.append(Place(prefix if bare else f"{prefix}{name}.", f"{raw}{name}.", child))
+                stack.append(
+                    TreeModule(prefix if bare else f"{prefix}{name}.", f"{raw}{name}.", child)
+                )
 
 
 def parameter_names(top: nn.Module) -> dict[torch.Tensor, str]:
@@ -125,7 +127,7 @@ def _known(hooks: dict[int, Any]) -> bool:
     )
 
 
-def reshards(places: list[Place]) -> list[Callable[[], object]]:
+def reshards(places: list[TreeModule]) -> list[Callable[[], object]]:
     """Return the hooks by which FSDP replaces whole parameters by shards, as in state_dict()."""
     return [
         partial(hook, module, raw, False)
@@ -146,7 +148,7 @@ class Shape:
     Modules, parameters, buffers, hooks and the names of all, and the dicts that hold them.
     """
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[TreeModule]) -> None:
         """``places``: the tree as ``walk`` finds it now."""
         self._modules = [place.module for place in places]
         self._classes = list(map(type, self._modules))
@@ -154,13 +156,15 @@ class Shape:
         self._sizes = list(map(len, self._dicts))
         # Most are empty, and stay so as long as the sizes are the same.
         apart = {id(module._buffers) for module in self._modules}
-        self._rest = Held([held for held in self._dicts if held and id(held) not in apart])
-        self._buffers = Held([])
+        self._rest = DictContents([held for held in self._dicts if held and id(held) not in apart])
+        self._buffers = DictContents([])
         self.note_buffers()
 
     def note_buffers(self) -> None:
         """The buffers are right as they are now."""
-        self._buffers = Held([module._buffers for module in self._modules if module._buffers])
+        self._buffers = DictContents(
+            [module._buffers for module in self._modules if module._buffers]
+        )
         self._unkept = [
             (module, set(module._non_persistent_buffers_set))
             for module in self._modules
@@ -187,7 +191,7 @@ class Shape:
         )
 
 
-class Held:
+class DictContents:
     """The contents of some dicts when this was made."""
 
     def __init__(self, dicts: list[dict[str, Any]]) -> None:

@@ -27,7 +27,7 @@ from .values import Encoded
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
 
 
-class Found(NamedTuple):
+class LeafList(NamedTuple):
     """A list of leaves, taken apart once: a list that changes is another list."""
 
     leaves: list[Leaf]
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     """Items of leaves that are not shared."""
 
     @classmethod
-    def of(cls, leaves: list[Leaf], share: Share | None) -> Found:
+    def of(cls, leaves: list[Leaf], share: Share | None) -> LeafList:
         return cls(
             leaves,
             [leaf.item for leaf in leaves],
@@ -71,7 +71,7 @@ class State:
         """
         self.rank = rank
         self.share = share if share is not None and len(share.ranks) > 1 else None
-        self._found: list[Found] = []
+        self._found: list[LeafList] = []
         self._items: list[Item] = []
         self._shared: list[Leaf] = []
         self._shared_items: list[Item] = []
@@ -114,7 +114,7 @@ class State:
         ):
             return self._items, values
         known = {id(found.leaves): found for found in self._found}
-        all_found = [known.get(id(leaves)) or Found.of(leaves, self.share) for leaves in lists]
+        all_found = [known.get(id(leaves)) or LeafList.of(leaves, self.share) for leaves in lists]
         items: list[Item] = []
         if self.share is not None:
             shared = [leaf for found in all_found for leaf in found.shared]

@@ -22,7 +22,7 @@ CHECK_SHARE = 0.005
 checked, a step of a large model is not."""
 
 
-class Verdict(NamedTuple):
+class Fate(NamedTuple):
     """Fate of a snapshot's state until the next optimizer step or save()."""
 
     names: Collection[str] = ()
@@ -70,41 +70,41 @@ class Guard:
         self._left = max(0, self._left - 1)
         return self._watch
 
-    def before_change(self, deadline: float) -> Verdict:
+    def before_change(self, deadline: float) -> Fate:
         """An optimizer is about to step. ``deadline``: s to wait for the copy thread."""
         copy, late, watch = self._forget()
         self._skipped = False
         if copy is None:
-            return Verdict()
+            return Fate()
         if watch is not None:
             found, _ = watch.end(deadline)
             self._seconds = watch.seconds
-            return Verdict(_names(copy, found))
+            return Fate(_names(copy, found))
         moved = copy.moved(late)
         due = (time.monotonic() - self._taken) * CHECK_SHARE >= self._seconds
         if not (moved or due):
-            return Verdict()
+            return Fate()
         changed = self._compare(copy, late, range(len(late)) if due else moved, deadline)
-        return Verdict(_names(copy, changed), spoilt=bool(changed) and not copy.at_once)
+        return Fate(_names(copy, changed), spoilt=bool(changed) and not copy.at_once)
 
-    def before_save(self, deadline: float) -> Verdict:
+    def before_save(self, deadline: float) -> Fate:
         """save() is called again; if no optimizer has stepped, has something changed?"""
         copy, late, watch = self._forget()
         if copy is None:
-            return Verdict()
+            return Fate()
         self._skipped = self.skips = True
         self._left = max(self._left, 2)  # this one, and the next one
         if watch is not None:
             found, changed = watch.end(deadline)
-            return Verdict(_names(copy, found | changed), unseen=bool(changed))
+            return Fate(_names(copy, found | changed), unseen=bool(changed))
         return self._unseen(copy, late, deadline)
 
-    def before_end(self, deadline: float) -> Verdict:
+    def before_end(self, deadline: float) -> Fate:
         """The newest snapshot is going to be written, and nothing comes after it."""
         copy, late, watch = self._forget()
         if watch is not None:
             watch.stop()
-        return Verdict() if copy is None else self._unseen(copy, late, deadline)
+        return Fate() if copy is None else self._unseen(copy, late, deadline)
 
     def drop(self) -> None:
         """Nothing more will be known of the newest snapshot."""
@@ -112,11 +112,11 @@ class Guard:
         if watch is not None:
             watch.stop()
 
-    def _unseen(self, copy: Copy, late: list[torch.Tensor], deadline: float) -> Verdict:
+    def _unseen(self, copy: Copy, late: list[torch.Tensor], deadline: float) -> Fate:
         if copy.at_once:
-            return Verdict()
+            return Fate()
         changed = self._compare(copy, late, range(len(late)), deadline)
-        return Verdict(_names(copy, changed), spoilt=bool(changed), unseen=bool(changed))
+        return Fate(_names(copy, changed), spoilt=bool(changed), unseen=bool(changed))
 
     def _forget(self) -> tuple[Copy | None, list[torch.Tensor], Watch | None]:
         """Each snapshot is judged once."""

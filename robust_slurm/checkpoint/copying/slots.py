@@ -18,7 +18,7 @@ import torch
 
 from ..format import dtypes
 from ..format.advice import populate
-from ..format.layout import SUFFIX, Entry, Plan, Snapshot, encode_header, lay_out
+from ..format.layout import SUFFIX, Entry, FileLayout, Snapshot, encode_header, lay_out
 from ..format.sizes import megabytes
 from . import gpu
 from .sample import Sample
@@ -44,7 +44,7 @@ class Form:
         self.early = tuple(i for i in range(len(self.entries)) if i not in chosen)
         self._about, self._frozen = about, frozen
         self._room = 0
-        self.plan: Plan
+        self.plan: FileLayout
         self.reserve(0)
 
     def reserve(self, header_bytes: int) -> None:
@@ -75,7 +75,7 @@ class Slot:
         self.path, self.index = path, index
         self.step: int | None = None
         """Step of the complete snapshot in it; None while it is invalid."""
-        self.plan: Plan | None = None
+        self.plan: FileLayout | None = None
         self.late: list[torch.Tensor] = []
         self.early: list[torch.Tensor] = []
         """Views of the file, in the order of Form.late and Form.early."""
@@ -294,7 +294,7 @@ class Ring:
         return self.slots[-1]
 
 
-def map_file(path: Path, plan: Plan) -> dict[str, torch.Tensor]:
+def map_file(path: Path, plan: FileLayout) -> dict[str, torch.Tensor]:
     """The tensors of a snapshot file by name: views of the file, not to be written to.
 
     Raises OSError.

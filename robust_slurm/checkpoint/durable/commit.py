@@ -42,7 +42,7 @@ _seen: dict[Path, set[tuple[int, str]]] = {}  # by directory: steps and attempts
 _EPOCH = re.compile(r"(.*)\.e(\d{1,15})(?:-(\d{1,18}))?")
 
 
-class Done(NamedTuple):
+class CommitResult(NamedTuple):
     """Result of a commit."""
 
     step: int
@@ -53,7 +53,7 @@ class Done(NamedTuple):
     """For the user, one line each."""
 
 
-class Request(NamedTuple):
+class CommitRequest(NamedTuple):
     """A commit that was asked for."""
 
     directory: Path
@@ -66,7 +66,7 @@ class Request(NamedTuple):
     """Committed steps that stay."""
 
 
-def commit(request: Request, stop: threading.Event) -> Done:
+def commit(request: CommitRequest, stop: threading.Event) -> CommitResult:
     """Wait for all parts, then commit. Raises DurableError; then nothing has changed for readers.
 
     Setting ``stop`` ends the wait.
@@ -91,10 +91,10 @@ def commit(request: Request, stop: threading.Event) -> Done:
         removed = prune(request.directory, request.keep, request.step)
     except DurableError as err:  # the step is safe; the next commit tries again
         removed, notes = [], [*notes, str(err)]
-    return Done(request.step, sum(part.bytes for part in parts), removed, notes)
+    return CommitResult(request.step, sum(part.bytes for part in parts), removed, notes)
 
 
-def _other_runs(request: Request) -> list[str]:
+def _other_runs(request: CommitRequest) -> list[str]:
     """A line if another run commits into the same directory meanwhile; no clock is compared.
 
     Raises DurableError.
@@ -118,7 +118,7 @@ def _run_of(attempt: str) -> str:
 
 
 def _gather(
-    request: Request, where: Path, stop: threading.Event
+    request: CommitRequest, where: Path, stop: threading.Event
 ) -> tuple[list[Outline], list[tier.PartFile]]:
     """All ranks' parts, as they come. Raises DurableError when one does not come in time.
 
@@ -129,7 +129,7 @@ def _gather(
     poll = min(2.0, max(0.2, 0.2 * request.world / 256))
     found: dict[int, tuple[Outline, tier.PartFile]] = {}
     awaited = {part_name(request.attempt, rank): rank for rank in range(request.world)}
-    reader = _Reader(request, where)
+    reader = _PartReader(request, where)
     while True:
         present = [awaited[name] for name in _present(request, where, awaited)]
         for came in reader.read(present):
@@ -150,7 +150,7 @@ def _gather(
     return [part for part, _ in ordered], [pin for _, pin in ordered]
 
 
-def _present(request: Request, where: Path, names: Container[str]) -> list[str]:
+def _present(request: CommitRequest, where: Path, names: Container[str]) -> list[str]:
     """Return the existing ``names``. FileNotFoundError: a newer step has removed them."""
     try:
         with os.scandir(where) as entries:
@@ -166,7 +166,7 @@ def _present(request: Request, where: Path, names: Container[str]) -> list[str]:
         return []
 
 
-def _newer(request: Request) -> bool:
+def _newer(request: CommitRequest) -> bool:
     """True if a newer step is committed. Raises DurableError."""
     return any(
         step > request.step and tier.is_committed(path)
@@ -174,10 +174,10 @@ def _newer(request: Request) -> bool:
     )
 
 
-class _Reader:
+class _PartReader:
     """Reads ranks' parts: many at once, for each costs the file system some round trips."""
 
-    def __init__(self, request: Request, where: Path) -> None:
+    def __init__(self, request: CommitRequest, where: Path) -> None:
         self._request, self._where = request, where
         self._known: dict[bytes, Any] = {}
         self._lock = threading.Lock()
@@ -213,7 +213,7 @@ class _Reader:
         return part, tier.PartFile(rank, name, len(raw), digest_of(raw))
 
 
-def _is_done(request: Request, where: Path, pinned: list[tier.PartFile]) -> bool:
+def _is_done(request: CommitRequest, where: Path, pinned: list[tier.PartFile]) -> bool:
     """True if this very attempt is committed already. Raises DurableError if a later one is."""
     try:
         there = tier.read_manifest(where)
@@ -234,7 +234,7 @@ def _order(attempt: re.Match[str]) -> tuple[int, int]:
     return int(attempt[2]), int(attempt[3] or 0)  # epoch, timeline within it
 
 
-def _merged(request: Request, parts: list[Outline], where: Path) -> Merged:
+def _merged(request: CommitRequest, parts: list[Outline], where: Path) -> Merged:
     merged = merge(parts)
     mark = tier.apart_mark(request.directory, request.attempt)
     if merged.apart:
@@ -248,7 +248,7 @@ def _merged(request: Request, parts: list[Outline], where: Path) -> Merged:
 
 
 def _publish(
-    request: Request,
+    request: CommitRequest,
     where: Path,
     parts: list[Outline],
     pinned: list[tier.PartFile],

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..format.layout import Entry
 from ..planning.alike import Claim, apart
-from .parts import Form, Outline, Place
+from .parts import FileSpan, Form, Outline
 
 DIFFER = "no longer hold the same state, though each has kept a part of it for all"
 _STAGES = ("pp", "pipeline", "pipe", "stage")  # names of mesh dimensions over which layers differ
@@ -32,7 +32,7 @@ class Chunk(NamedTuple):
 
     rank: int
     entry: Entry
-    place: Place
+    place: FileSpan
 
 
 class Group:
@@ -116,7 +116,7 @@ class Value(NamedTuple):
         return self.part.rank
 
     @property
-    def place(self) -> Place:
+    def place(self) -> FileSpan:
         """Raises ValueError if the part is not what it should be."""
         return self.part.place(self.number)
 

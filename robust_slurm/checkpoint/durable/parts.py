@@ -33,7 +33,7 @@ _ERRORS = (
 )  # fmt: skip
 
 
-class Place(NamedTuple):
+class FileSpan(NamedTuple):
     """Place of a record: ``file`` counts in ``Part.files``."""
 
     file: int
@@ -56,7 +56,7 @@ class Plain(NamedTuple):
     """Flattened as by DCP's planner: ``optimizer.param_groups.0.lr``."""
     path: tuple[str | int, ...]
     """Keys that lead to it in the nested state."""
-    place: Place
+    place: FileSpan
 
 
 Groups = tuple[tuple[str, tuple[str, ...]], ...]
@@ -73,7 +73,7 @@ class Part(NamedTuple):
     source: list[int]
     """Digest of the snapshot file that was written."""
     files: tuple[File, ...]
-    places: tuple[Place, ...]
+    places: tuple[FileSpan, ...]
     """Places of ``snapshot.entries``, in their order."""
     paths: Mapping[str, tuple[str | int, ...]]
     """fqn → keys that lead to the tensor in the nested state."""
@@ -171,9 +171,9 @@ class Outline:
             offsets[dim] = self.offsets[at]
         return entry._replace(offsets=tuple(offsets))
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> FileSpan:
         """Return the place of an entry; plain values follow the entries. Raises ValueError."""
-        return Place(*self._flat[3 * index : 3 * index + 3])
+        return FileSpan(*self._flat[3 * index : 3 * index + 3])
 
     @cached_property
     def _flat(self) -> array[int]:

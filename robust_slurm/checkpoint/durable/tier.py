@@ -31,8 +31,8 @@ from .parts import (
 )
 
 __all__ = [
-    "Committed",
     "DurableError",
+    "DurableStep",
     "Manifest",
     "PartFile",
     "committed",
@@ -86,7 +86,7 @@ class Manifest(NamedTuple):
     renamed: tuple[Renamed, ...]
 
 
-class Committed(NamedTuple):
+class DurableStep(NamedTuple):
     """A step that can be loaded."""
 
     step: int
@@ -136,7 +136,7 @@ def step_dirs(directory: str | Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def committed(directory: str | Path) -> list[Committed]:
+def committed(directory: str | Path) -> list[DurableStep]:
     """Steps that can be loaded, oldest first. Raises DurableError as ``step_dirs``.
 
     Only manifests are looked at; ``durable_verify`` reads the data.
@@ -144,7 +144,7 @@ def committed(directory: str | Path) -> list[Committed]:
     return look(directory)[0]
 
 
-def look(directory: str | Path) -> tuple[list[Committed], dict[int, str]]:
+def look(directory: str | Path) -> tuple[list[DurableStep], dict[int, str]]:
     """Return ``committed``, and the steps whose manifest cannot be read: step → reason."""
     found, unreadable = [], {}
     for step, path in step_dirs(directory):
@@ -156,14 +156,14 @@ def look(directory: str | Path) -> tuple[list[Committed], dict[int, str]]:
     return found, unreadable
 
 
-def newest(directory: str | Path) -> Committed | None:
+def newest(directory: str | Path) -> DurableStep | None:
     """The committed one of the highest step. Raises DurableError as ``step_dirs``."""
     return max(committed(directory), key=lambda each: each.step, default=None)
 
 
-def _as_committed(step: int, path: Path, m: Manifest) -> Committed:
+def _as_committed(step: int, path: Path, m: Manifest) -> DurableStep:
     mark = read_mark(path, m.attempt)
-    return Committed(step, path, m.attempt, m.world, m.mesh, m.time, m.bytes, mark)
+    return DurableStep(step, path, m.attempt, m.world, m.mesh, m.time, m.bytes, mark)
 
 
 def is_committed(path: Path) -> bool:

@@ -98,7 +98,7 @@ class Writer:
 
     def _commit(self, request: Reply, stop: threading.Event) -> Reply:
         """directory, step, world, attempt, wait (seconds), keep."""
-        from .commit import Request, commit
+        from .commit import CommitRequest, commit
 
         wait = float(request["wait"])
         if not 0 <= wait <= _MAX_WAIT:
@@ -107,7 +107,7 @@ class Writer:
         if world < 1:
             raise ValueError("world 0")
         done = commit(
-            Request(
+            CommitRequest(
                 self._base(request), count(request["step"]), world, _attempt(request), wait,
                 count(request["keep"]),
             ),

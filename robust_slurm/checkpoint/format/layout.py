@@ -86,7 +86,7 @@ class Snapshot(NamedTuple):
         return f"{self.job or 'nojob'}.e{self.epoch}" + (f"-{self.line}" if self.line else "")
 
 
-class Plan(NamedTuple):
+class FileLayout(NamedTuple):
     """Layout of a file of ``size`` bytes; the header starts at byte 8."""
 
     header_size: int
@@ -99,7 +99,7 @@ class Plan(NamedTuple):
 
 def lay_out(
     entries: Sequence[Entry], header_bytes: int, frozen: Collection[str] = frozenset()
-) -> Plan:
+) -> FileLayout:
     """Plan a file whose header is about ``header_bytes`` long now (see ``encode_header``).
 
     ``frozen``: names of tensors that lie together, as they hardly ever change: chunks of nothing
@@ -110,11 +110,11 @@ def lay_out(
     for entry in ordered:
         offsets.append(at)
         at += entry.nbytes
-    return Plan(start - 8, tuple(offsets), ordered, at)
+    return FileLayout(start - 8, tuple(offsets), ordered, at)
 
 
 def encode_header(snapshot: Snapshot) -> bytes:
-    """The header of a snapshot whose entries are in a Plan's order, without padding.
+    """The header of a snapshot whose entries are in a FileLayout's order, without padding.
 
     Raises LayoutError when it is larger than any reader takes.
     """
@@ -147,7 +147,7 @@ def encode_header(snapshot: Snapshot) -> bytes:
     return raw
 
 
-def parse_header(raw: bytes | memoryview, file_size: int) -> tuple[Snapshot, Plan]:
+def parse_header(raw: bytes | memoryview, file_size: int) -> tuple[Snapshot, FileLayout]:
     """Read a whole header (``raw`` starts at byte 0 of the file and holds at least the header).
 
     Raises LayoutError for a torn, foreign or inconsistent one.
@@ -197,7 +197,7 @@ def parse_header(raw: bytes | memoryview, file_size: int) -> tuple[Snapshot, Pla
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise LayoutError(f"its header cannot be read: {type(err).__name__}: {err}") from None
-    return snapshot, Plan(length, tuple(offsets), tuple(entries), file_size)
+    return snapshot, FileLayout(length, tuple(offsets), tuple(entries), file_size)
 
 
 def _check_whole(numbers: Iterable[Any]) -> None:
@@ -206,7 +206,7 @@ def _check_whole(numbers: Iterable[Any]) -> None:
         raise LayoutError("a shape or an offset is no whole number from 0 on")
 
 
-def read_snapshot(path: str) -> tuple[Snapshot, Plan]:
+def read_snapshot(path: str) -> tuple[Snapshot, FileLayout]:
     """The header of a snapshot file. Raises LayoutError, OSError."""
     with open(path, "rb") as file:
         size = file.seek(0, 2)

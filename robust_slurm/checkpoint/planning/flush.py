@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .plan import Copies, Place, newest_complete, usable
+from .plan import Copies, Holder, newest_complete, usable
 
 
 class Write(NamedTuple):
@@ -34,7 +34,7 @@ class Flush(NamedTuple):
     lines: tuple[str, ...]
 
 
-def flush(places: Sequence[Place], world: int, durable: Iterable[tuple[int, int]] = ()) -> Flush:
+def flush(places: Sequence[Holder], world: int, durable: Iterable[tuple[int, int]] = ()) -> Flush:
     """Share the newest complete step in memory out among the stores that have it.
 
     ``durable``: (step, world) of the committed steps. Odd holdings are passed over.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..store.events import Holding
 
 
-class Place(NamedTuple):
+class Holder(NamedTuple):
     """One store and what it has."""
 
     store: str
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 class Copy(NamedTuple):
     """A usable holding and where it is."""
 
-    place: Place
+    place: Holder
     holding: Holding
 
 

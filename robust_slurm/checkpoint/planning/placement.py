@@ -59,7 +59,7 @@ def place(
     last varies fastest); counts as none if its product is not the number of ranks. ``leaf``:
     node → leaf switch. The same input gives the same result everywhere.
     """
-    world = World(nodes, mesh, leaf or {})
+    world = RankLayout(nodes, mesh, leaf or {})
     if world.node_count < 2:
         return Placement((None,) * world.size, "none")
     largest = max(Counter(world.node).values())
@@ -74,7 +74,7 @@ def place(
     return Placement(tuple(holders), level)
 
 
-class World:
+class RankLayout:
     """Nodes, switches and groups of the ranks, as numbers."""
 
     def __init__(
@@ -149,7 +149,7 @@ def group_nodes(ids: Sequence[int], node: Sequence[int]) -> dict[int, int]:
     return covers
 
 
-def _permutation(world: World) -> list[int]:
+def _permutation(world: RankLayout) -> list[int]:
     """Holders, each of one replica, at the first level of _TRIES that all ranks can reach."""
     starts: dict[int, tuple[tuple[int, ...], list[int]]] = {}
     limit = max(8, _COMPARED // world.size)
@@ -174,13 +174,13 @@ def _permutation(world: World) -> list[int]:
     return _by_node(world)  # only where the budget ended: always another node
 
 
-def _divisible(world: World) -> bool:
+def _divisible(world: RankLayout) -> bool:
     """True if no leaf switch has more than half of the ranks: else they cannot all leave it."""
     counts = Counter(world.leaf[number] for number in world.node)
     return 2 * max(counts.values()) <= world.size
 
 
-def _candidates(world: World) -> Iterator[list[int]]:
+def _candidates(world: RankLayout) -> Iterator[list[int]]:
     """Permutations that spread well in regular worlds, the preferred first.
 
     Shifts of mesh coordinates: half of the slowest dimension and the neighbour in the next one
@@ -214,7 +214,7 @@ def _candidates(world: World) -> Iterator[list[int]]:
     yield _by_node(world)
 
 
-def _by_node(world: World) -> list[int]:
+def _by_node(world: RankLayout) -> list[int]:
     """Half way round the ranks in order of switch and node.
 
     Always another node (or switch) where none has more than half of the ranks.
@@ -231,7 +231,7 @@ def _by_node(world: World) -> list[int]:
     return holders
 
 
-def _repair(world: World, holders: list[int], mask: int) -> bool:
+def _repair(world: RankLayout, holders: list[int], mask: int) -> bool:
     """Change ``holders`` until no pair has anything of ``mask`` in common.
 
     Augmenting paths of bipartite matching, breadth first. False if there is no such permutation,
@@ -281,7 +281,7 @@ def _repair(world: World, holders: list[int], mask: int) -> bool:
     return True
 
 
-def _lopsided(world: World) -> list[int]:
+def _lopsided(world: RankLayout) -> list[int]:
     """Holders where one node has more than half of the ranks: those elsewhere hold several."""
     crowded = Counter(world.node).most_common(1)[0][0]
     inside = [r for r in range(world.size) if world.node[r] == crowded]

@@ -19,7 +19,7 @@ from ..store.events import Holding as Holding
 from .alike import Claim, apart
 from .held import Copies as Copies
 from .held import Copy, Sets
-from .held import Place as Place
+from .held import Holder as Holder
 from .sound import NO_TRUST, Bound, Trust, trusted
 
 SHOWN = 8  # lines of one kind for people; the rest is counted
@@ -95,7 +95,7 @@ class Resume(NamedTuple):
 
 
 def plan(
-    places: Sequence[Place],
+    places: Sequence[Holder],
     seats: Mapping[int, Seat],
     world: int,
     durable: Iterable[tuple[int, int]] = (),
@@ -174,7 +174,7 @@ def late(
 
 
 def usable(
-    places: Iterable[Place], world: int, failed: Collection[tuple[str, int, int]] = ()
+    places: Iterable[Holder], world: int, failed: Collection[tuple[str, int, int]] = ()
 ) -> tuple[Sets, list[Passed]]:
     """The copies that could be used, by (step, epoch) and owner, and those that could not."""
     places = list(places)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from .held import Place, Sets
+from .held import Holder, Sets
 
 
 class Bound(NamedTuple):
@@ -92,7 +92,7 @@ def sound(
     )
 
 
-def only_sound(places: Sequence[Place], before: Bound | None) -> list[Place]:
+def only_sound(places: Sequence[Holder], before: Bound | None) -> list[Holder]:
     """The places with those copies alone that are known to be sound."""
     if before is None:
         return list(places)

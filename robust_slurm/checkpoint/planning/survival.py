@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from .placement import Placement, dimensions, group_ids
 
+_Node = TypeVar("_Node", bound=Hashable)
 _KINDS = {
     "pp": "pipeline",
     "dp": "data-parallel",
@@ -71,6 +72,12 @@ def survives(
     return Survival(tuple(good), tuple(fatal), text if good else f"not {text}")
 
 
+def copies(placement: Placement, nodes: Sequence[str]) -> dict[str, frozenset[str]]:
+    """For each node the nodes that keep replicas of its ranks; itself where a rank has none."""
+    found = _together(placement.holders, nodes)
+    return {name: frozenset(others) for name, others in found.items()}
+
+
 def _sets(labels: Iterable[Hashable], node: Iterable[int]) -> set[frozenset[int]]:
     """The nodes of each label, without the labels."""
     found: dict[Hashable, set[int]] = {}
@@ -79,9 +86,9 @@ def _sets(labels: Iterable[Hashable], node: Iterable[int]) -> set[frozenset[int]
     return {frozenset(members) for members in found.values()}
 
 
-def _together(holders: Iterable[int | None], node: Sequence[int]) -> dict[int, set[int]]:
+def _together(holders: Iterable[int | None], node: Sequence[_Node]) -> dict[_Node, set[_Node]]:
     """For each owner's node the nodes of its replicas; the node itself where one has none."""
-    found: dict[int, set[int]] = {}
+    found: dict[_Node, set[_Node]] = {}
     for owner, holder in enumerate(holders):
         found.setdefault(node[owner], set()).add(node[owner if holder is None else holder])
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from robust_slurm.checkpoint.format import digest, layout
 from robust_slurm.checkpoint.store import shelf
 from robust_slurm.checkpoint.store.ranks import Rank
-from robust_slurm.checkpoint.store.shelf import OWN, Record, Shelf
+from robust_slurm.checkpoint.store.shelf import OWN, Shelf, ShelfRecord
 
 
 def adopt(store_shelf: Shelf, rank: Rank, epoch: int, line: int, deadline: float) -> None:
@@ -41,7 +41,7 @@ def _adopt_file(store_shelf: Shelf, rank: int, path: Path, epoch: int, line: int
             return
         if header.line < line:  # its timeline was given up
             return
-        record = Record(
+        record = ShelfRecord(
             path.name, step=header.step, world=header.world, needs=header.needs,
             epoch=header.epoch, size=size, inode=inode,
             digest=digest.take(fd, size, digest.workers(8)), same=header.same, line=header.line,

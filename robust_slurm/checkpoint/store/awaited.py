@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from robust_slurm.checkpoint.store.door import Connection
-from robust_slurm.checkpoint.store.events import Outcome, Restore
+from robust_slurm.checkpoint.store.events import FetchOutcome, Restore
 from robust_slurm.checkpoint.store.shelf import Shelf
 
 ORDER = 15.0  # s for the order to fetch to come
@@ -63,9 +63,9 @@ class Awaited:
                 self._change.wait(TELL)
             connection.send({"op": "wait"})
 
-    def fetch(self, work: Callable[[], Sequence[Outcome]]) -> list[Outcome]:
+    def fetch(self, work: Callable[[], Sequence[FetchOutcome]]) -> list[FetchOutcome]:
         """Do it; who waits for what it brings goes on."""
-        outcomes: list[Outcome] = []
+        outcomes: list[FetchOutcome] = []
         with self._change:
             self._fetching += 1
         try:

@@ -12,7 +12,7 @@ from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.checkpoint.store import door, shelf
 from robust_slurm.checkpoint.store.adoption import adopt
 from robust_slurm.checkpoint.store.awaited import Awaited
-from robust_slurm.checkpoint.store.disk.archive import Archive, Settings
+from robust_slurm.checkpoint.store.disk.archive import Archive, StoreSettings
 from robust_slurm.checkpoint.store.door import Connection, Message, RefusedError
 from robust_slurm.checkpoint.store.events import (
     WITHDRAWN,
@@ -31,7 +31,7 @@ from robust_slurm.checkpoint.store.ranks import (
     snapshot_path,
     took_a_place,
 )
-from robust_slurm.checkpoint.store.shelf import OWN, Record, Shelf
+from robust_slurm.checkpoint.store.shelf import OWN, Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.pusher import Pusher
 
 MAX_RANKS = 1024
@@ -46,7 +46,7 @@ class Desk:
     def __init__(
         self,
         store_shelf: Shelf,
-        settings: Settings,
+        settings: StoreSettings,
         emit: Callable[[Event], None],
         due: Callable[[], None],
         prune: Callable[[int], None],
@@ -90,7 +90,7 @@ class Desk:
         for persister in self.archive.persisters():
             persister.forget("a new epoch began")
 
-    def sweep(self, unwanted: Callable[[Record], bool]) -> None:
+    def sweep(self, unwanted: Callable[[ShelfRecord], bool]) -> None:
         """Remove ``unwanted`` files, and torn ones; then replicas may be sent again."""
         self._shelf.drop(lambda record: record.kind != shelf.REPLICA and unwanted(record))
         for rank in self.ranks():
@@ -120,7 +120,7 @@ class Desk:
             if due:
                 rank.held_changed()
 
-    def own(self, step: int) -> list[Record]:
+    def own(self, step: int) -> list[ShelfRecord]:
         """Return the snapshots that this store's ranks saved as this step in this epoch."""
         here = {rank.number for rank in self.ranks() if rank.enrolled == self._epoch}
         return [
@@ -256,7 +256,7 @@ class Desk:
                 self._everywhere = -1
                 rank.pusher.begin(epoch, anew=True)
 
-            def old(record: Record) -> bool:
+            def old(record: ShelfRecord) -> bool:
                 before = record.epoch == epoch and record.line < line
                 return record.kind == OWN and (record.owner == rank.number or before)
 
@@ -289,13 +289,13 @@ class Desk:
         same = door.whole(message, "same") if message.get("same", -1) != -1 else -1
         path, slot, in_memory = snapshot_path(message, enrolment, self._shelf.directory)
         self._began(rank, connection, step, rank.line)  # if it has not said where it begins
-        record: Record | None = None
+        record: ShelfRecord | None = None
         try:
             fd, size, inode = shelf.open_snapshot(path)
             with rank.digesting, open(fd, "rb", buffering=0):
                 if in_memory:
                     self._shelf.forget(path.name)
-                    record = Record(
+                    record = ShelfRecord(
                         path.name, step=step, world=enrolment.world, needs=enrolment.needs,
                         epoch=enrolment.epoch, size=size, inode=inode,
                         digest=digest.take(fd, size, digest.workers(4)), same=same, line=rank.line,

@@ -59,7 +59,7 @@ WITHDRAWN = "withdrawn by its rank: "
 """Begins the ``why`` of a snapshot that was wrong when it was made, so that all its copies are."""
 
 
-class Wanted(NamedTuple):
+class WantedSnapshot(NamedTuple):
     """A snapshot to get from the store at ``host``; from this node's disk if that is empty."""
 
     owner: int
@@ -68,7 +68,7 @@ class Wanted(NamedTuple):
     port: int
 
 
-class Outcome(NamedTuple):
+class FetchOutcome(NamedTuple):
     owner: int
     step: int
     ok: bool

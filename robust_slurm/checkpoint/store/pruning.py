@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from robust_slurm.checkpoint.store.events import Wanted
+from robust_slurm.checkpoint.store.events import WantedSnapshot
 from robust_slurm.checkpoint.store.ranks import Rank
 from robust_slurm.checkpoint.store.reserve import free
-from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, Record, Shelf
+from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, Shelf, ShelfRecord
 
 USELESS = 4  # saves; so far behind the store's ranks none is part of a common step
 
 
 def superseded(
-    records: Iterable[Record], here: Mapping[int, int], everywhere: int, oldest: int
-) -> Callable[[Record], bool]:
+    records: Iterable[ShelfRecord], here: Mapping[int, int], everywhere: int, oldest: int
+) -> Callable[[ShelfRecord], bool]:
     """Return the test for snapshots that can be part of no common step any more. Pure.
 
     ``here``: ranks of this store that are connected, with their newest steps. ``everywhere``: the
@@ -26,7 +26,7 @@ def superseded(
         if record.kind == OWN:
             latest[record.owner] = max(record.step, latest.get(record.owner, -1))
 
-    def useless(record: Record) -> bool:
+    def useless(record: ShelfRecord) -> bool:
         if record.kind == FETCHED:
             return record.step < everywhere or record.step <= oldest
         if record.kind == OWN and record.owner not in here:
@@ -36,7 +36,7 @@ def superseded(
     return useless
 
 
-def give_way(shelf: Shelf, ranks: Collection[Rank], wanted: Collection[Wanted]) -> None:
+def give_way(shelf: Shelf, ranks: Collection[Rank], wanted: Collection[WantedSnapshot]) -> None:
     """Make room for the snapshots to be fetched, if memory is short.
 
     Without them neither this step nor an older one can be restored, whatever else is kept.
@@ -51,7 +51,7 @@ def give_way(shelf: Shelf, ranks: Collection[Rank], wanted: Collection[Wanted]) 
     def lacks() -> bool:
         return need > free(str(shelf.directory))
 
-    def useless(record: Record) -> bool:
+    def useless(record: ShelfRecord) -> bool:
         is_own = record.kind == OWN and (record.owner, record.slot) not in held
         return is_own and record.step not in steps
 

@@ -14,7 +14,7 @@ from robust_slurm.checkpoint.store import door, shelf
 from robust_slurm.checkpoint.store.disk.persist import Destination, Persister
 from robust_slurm.checkpoint.store.door import Connection, Message, RefusedError
 from robust_slurm.checkpoint.store.events import Enrolled, Event, Saved
-from robust_slurm.checkpoint.store.shelf import Record
+from robust_slurm.checkpoint.store.shelf import ShelfRecord
 from robust_slurm.checkpoint.transfer.pusher import Pusher
 
 EVERY = 0.5  # s between two Saved events of a rank
@@ -75,7 +75,7 @@ class Latest(NamedTuple):
     step: int
     slot: int
     path: Path
-    record: Record | None
+    record: ShelfRecord | None
     """None for one outside the store's directory."""
 
 

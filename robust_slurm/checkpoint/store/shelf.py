@@ -20,7 +20,7 @@ MAX_SLOT = 100
 TORN = "torn: it was being overwritten"
 
 
-class Record:
+class ShelfRecord:
     """A complete snapshot file: what was true of it when it was complete."""
 
     def __init__(
@@ -100,9 +100,9 @@ class Shelf:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = threading.Lock()
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, ShelfRecord] = {}
 
-    def put(self, record: Record) -> None:
+    def put(self, record: ShelfRecord) -> None:
         """The file is complete; what it held before is forgotten."""
         with self._lock:
             self._records[record.file] = record
@@ -112,13 +112,13 @@ class Shelf:
         with self._lock:
             self._records.pop(file, None)
 
-    def discard(self, record: Record) -> None:
+    def discard(self, record: ShelfRecord) -> None:
         """Forget this one, but not what has taken its place in the same file."""
         with self._lock:
             if self._records.get(record.file) is record:
                 del self._records[record.file]
 
-    def give_up(self, first: int, which: Callable[[Record], bool]) -> None:
+    def give_up(self, first: int, which: Callable[[ShelfRecord], bool]) -> None:
         """Forget these from step ``first`` on. Their files stay: they may be being written to."""
         for record in self.all():
             if record.step >= first and which(record):
@@ -140,15 +140,15 @@ class Shelf:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def all(self) -> list[Record]:
+    def all(self) -> list[ShelfRecord]:
         with self._lock:
             return list(self._records.values())
 
-    def get(self, file: str) -> Record | None:
+    def get(self, file: str) -> ShelfRecord | None:
         with self._lock:
             return self._records.get(file)
 
-    def of(self, owner: int, *kinds: str) -> list[Record]:
+    def of(self, owner: int, *kinds: str) -> list[ShelfRecord]:
         """Newest first; those known to be bad left out."""
         found = [r for r in self.all() if r.owner == owner and r.kind in kinds and not r.bad]
         return sorted(found, key=lambda r: -r.step)
@@ -157,13 +157,13 @@ class Shelf:
         """True if the owner's own snapshot of the step is here and not known to be bad."""
         return any(record.step == step for record in self.of(owner, OWN))
 
-    def source(self, owner: int, step: int) -> Record | None:
+    def source(self, owner: int, step: int) -> ShelfRecord | None:
         """A file to give to others, of the newest timeline."""
         found = [r for r in self.all() if (r.owner, r.step) == (owner, step) and not r.bad]
         kinds = (OWN, FETCHED, REPLICA)
         return min(found, key=lambda r: (-r.epoch, -r.line, kinds.index(r.kind)), default=None)
 
-    def open(self, record: Record) -> int:
+    def open(self, record: ShelfRecord) -> int:
         """FileNotFoundError when the file is not the one of the record any more,
         FileChangedError when it was cut short or made longer."""
         fd, size, inode = open_snapshot(self.directory / record.file)
@@ -176,7 +176,7 @@ class Shelf:
             raise FileNotFoundError(f"{record.file} has been replaced")
         return fd
 
-    def overwritten(self, fd: int, record: Record) -> str:
+    def overwritten(self, fd: int, record: ShelfRecord) -> str:
         """Reason why the file is not (any more) the snapshot of the record; empty when it is."""
         try:
             if not complete(fd):
@@ -185,7 +185,9 @@ class Shelf:
         except OSError as err:
             return f"cannot be read: {err.strerror or err}"
 
-    def unchanged(self, fd: int, record: Record, older: Record, threads: int) -> list[int]:
+    def unchanged(
+        self, fd: int, record: ShelfRecord, older: ShelfRecord, threads: int
+    ) -> list[int]:
         """Chunks of a snapshot (open as ``fd``) that hold the same bytes in an older one, as both
         files say now; a CRC proves nothing here. None of one that is overwritten meanwhile, also
         by the same step: a rank that began anew may have written it into the same file."""
@@ -201,7 +203,7 @@ class Shelf:
             return []
         return [] if torn or self.get(older.file) is not older else same
 
-    def verify(self, record: Record, threads: int) -> Holding | None:
+    def verify(self, record: ShelfRecord, threads: int) -> Holding | None:
         """Read the whole file (nothing with 0 threads). None when another has taken its place."""
         why = record.bad
         try:
@@ -234,11 +236,11 @@ class Shelf:
             self.discard(record)
         return self._holding(record, why)
 
-    def verify_all(self, records: Iterable[Record], threads: int) -> list[Holding]:
+    def verify_all(self, records: Iterable[ShelfRecord], threads: int) -> list[Holding]:
         found = (self.verify(record, threads) for record in records)
         return [holding for holding in found if holding is not None]
 
-    def state_sum(self, record: Record, threads: int) -> state_sum.StateSum | None:
+    def state_sum(self, record: ShelfRecord, threads: int) -> state_sum.StateSum | None:
         """None when it cannot be read, or has become another one meanwhile."""
         try:
             with open(self.open(record), "rb", buffering=0) as file:
@@ -248,14 +250,14 @@ class Shelf:
             return None
 
     @staticmethod
-    def _holding(record: Record, why: str) -> Holding:
+    def _holding(record: ShelfRecord, why: str) -> Holding:
         return Holding(
             record.owner, record.step, record.world, record.needs,
             "replica" if record.kind == REPLICA else "memory",
             record.file, record.size, not why, why, record.epoch, record.same, record.line,
         )  # fmt: skip
 
-    def drop(self, unwanted: Callable[[Record], bool]) -> list[Record]:
+    def drop(self, unwanted: Callable[[ShelfRecord], bool]) -> list[ShelfRecord]:
         """Remove all files for which ``unwanted`` holds."""
         dropped = [record for record in self.all() if unwanted(record)]
         for record in dropped:
@@ -275,7 +277,7 @@ def _head(fd: int, size: int) -> bytes:
     return head + os.pread(fd, length, 8)
 
 
-def header_of(fd: int, record: Record) -> str:
+def header_of(fd: int, record: ShelfRecord) -> str:
     """Reason why the header is not that of the record; empty when it is."""
     head = _head(fd, record.size)
     mark = hashlib.blake2b(head, digest_size=16).digest()

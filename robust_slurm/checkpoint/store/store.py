@@ -22,13 +22,20 @@ from pathlib import Path
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.desk import Desk
-from robust_slurm.checkpoint.store.disk.archive import Settings
+from robust_slurm.checkpoint.store.disk.archive import StoreSettings
 from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.store.door import Door
-from robust_slurm.checkpoint.store.events import Event, Holding, Outcome, Restore, Target, Wanted
+from robust_slurm.checkpoint.store.events import (
+    Event,
+    FetchOutcome,
+    Holding,
+    Restore,
+    Target,
+    WantedSnapshot,
+)
 from robust_slurm.checkpoint.store.pruning import give_way
 from robust_slurm.checkpoint.store.reserve import Reserve
-from robust_slurm.checkpoint.store.shelf import FETCHED, Record, Shelf
+from robust_slurm.checkpoint.store.shelf import FETCHED, Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.fetching import Fetcher
 from robust_slurm.checkpoint.transfer.replicas import PeerServer
 from robust_slurm.checkpoint.transfer.sending import Offer
@@ -59,7 +66,7 @@ class Store:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
         job = job or os.environ.get("SLURM_JOB_ID", "nojob")
-        settings = Settings(key, bandwidth, local_directory, job, patience, write_deadline)
+        settings = StoreSettings(key, bandwidth, local_directory, job, patience, write_deadline)
         self._shelf = Shelf(directory)
         self.room = Reserve(directory, name)
         self._peers: PeerServer | None = None
@@ -113,7 +120,7 @@ class Store:
         keep = restore.step if restore is not None and restore.tier == "memory" else -1
         planned = set(restore.shards.values()) if restore is not None and keep >= 0 else set()
 
-        def unwanted(record: Record) -> bool:
+        def unwanted(record: ShelfRecord) -> bool:
             older = record.step < keep and restore is not None and restore.stand >= 0
             # Ranks that change places leave files behind: there is no room for old ones as well.
             return older or (record.step > keep and record.file not in planned)
@@ -143,7 +150,9 @@ class Store:
         local = self._desk.archive.local()
         return found + (local.stock(threads if read else 0, step) if local is not None else [])
 
-    def fetch(self, wanted: Sequence[Wanted], deadline: float = 600.0) -> list[Outcome]:
+    def fetch(
+        self, wanted: Sequence[WantedSnapshot], deadline: float = 600.0
+    ) -> list[FetchOutcome]:
         """Get snapshots, in parallel; ``deadline``: s for each. Outcomes in the order of
         ``wanted``."""
         give_way(self._shelf, self._desk.ranks(), wanted)
@@ -180,17 +189,17 @@ class Store:
 
     def flush(
         self, owners: Sequence[tuple[int, str]], step: int, commit_world: int, deadline: float
-    ) -> list[Outcome]:
+    ) -> list[FetchOutcome]:
         """Write these holdings (owner, file) of ``step`` to the durable tier and wait.
 
         ``commit_world`` > 0: commit as well, when so many ranks have written; Committed tells how
         it went. Outcomes in the order of ``owners``.
         """
         began = time.monotonic()
-        results: dict[int, Outcome] = {}
+        results: dict[int, FetchOutcome] = {}
         change = threading.Condition()
 
-        def finished(outcome: Outcome) -> None:
+        def finished(outcome: FetchOutcome) -> None:
             with change:
                 results[outcome.owner] = outcome
                 change.notify_all()
@@ -200,7 +209,7 @@ class Store:
             wait = min(COMMIT_WAIT, deadline)
             why = self._desk.archive.flush_one(owner, file, step, commit, wait, finished)
             if why:
-                finished(Outcome(owner, step, False, why, file, 0.0, 0))
+                finished(FetchOutcome(owner, step, False, why, file, 0.0, 0))
         with change:
             while len(results) < len(dict(owners)):
                 left = began + deadline - time.monotonic()
@@ -209,7 +218,7 @@ class Store:
                 change.wait(min(left, 0.5))
             late = f"not written within {deadline:g} s"
             return [
-                results.get(owner) or Outcome(owner, step, False, late, file, deadline, 0)
+                results.get(owner) or FetchOutcome(owner, step, False, late, file, deadline, 0)
                 for owner, file in owners
             ]
 

@@ -16,7 +16,7 @@ from ..capture.state import Share
 REPLICATED = ("dp_replicate", "dp")  # dimensions along which plain tensors are the same
 
 
-class World(NamedTuple):
+class RankIds(NamedTuple):
     rank: int
     size: int
     local: int
@@ -28,7 +28,7 @@ def is_distributed() -> bool:
     return bool(dist.is_available() and dist.is_initialized())
 
 
-def world() -> World:
+def world() -> RankIds:
     """From torch.distributed if it is initialised, else from the environment, else one rank."""
     rank, size = _env("RANK", "SLURM_PROCID"), _env("WORLD_SIZE", "SLURM_NTASKS")
     if is_distributed():
@@ -36,7 +36,7 @@ def world() -> World:
     if rank is None or size is None or not 0 <= rank < size:
         rank, size = 0, 1
     local = _env("LOCAL_RANK", "SLURM_LOCALID")
-    return World(rank, size, local or 0, _env("LOCAL_WORLD_SIZE") or 1)
+    return RankIds(rank, size, local or 0, _env("LOCAL_WORLD_SIZE") or 1)
 
 
 def check_mesh(mesh: Any, size: int) -> dict[str, int]:

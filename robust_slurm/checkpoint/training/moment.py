@@ -33,7 +33,7 @@ class Moment(NamedTuple):
         return [tensor._version for tensor in (*self.late, *self.early)]
 
 
-class Held:
+class HeldMoment:
     """A moment that may be saved later, while nothing has changed what of it is live."""
 
     def __init__(self, moment: Moment, fingerprint: Fingerprint, *, whole: bool) -> None:
@@ -87,7 +87,7 @@ class Moments:
             form.reserve(len(form.header(0, self.encode(values))))
         return Moment(form, values, self._late, self._early)
 
-    def to_hold(self) -> Held | None:
+    def to_hold(self) -> HeldMoment | None:
         """Look at a step that may be saved later, and copy all that changes before the next
         optimizer step. None where nothing could detect that the rest has changed."""
         now = self.look(trusting=True)
@@ -102,7 +102,7 @@ class Moments:
             self._fingerprint = Fingerprint([(form.entries[i], tensor) for i, tensor in live])
         whole = all(t.is_cpu for t in tensors) and sum(t.nbytes for t in tensors) <= WHOLE
         moment = now._replace(early=[t.clone() if few else t for _, t, few in early])
-        return Held(moment, self._fingerprint, whole=whole)
+        return HeldMoment(moment, self._fingerprint, whole=whole)
 
     def read(
         self, late: list[torch.Tensor], *, whole: bool, copied: bool

@@ -15,7 +15,7 @@ from ..copying.slots import map_file
 from ..durable import reader, tier
 from ..format.layout import LayoutError, read_snapshot
 from .client import Client
-from .mesh import World, gather
+from .mesh import RankIds, gather
 
 _BAD, _OTHER_SHAPE, _GOOD = 0, 1, 2
 _CANDIDATES = 16  # durable steps that are looked at, newest first
@@ -68,7 +68,7 @@ def from_durable(
     state: State,
     objects: Mapping[str, Any],
     directory: str,
-    world: World,
+    world: RankIds,
     mesh: Mapping[str, int],
     only: int | None,
     say: Callable[[str], None],

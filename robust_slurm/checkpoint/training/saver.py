@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..capture.state import State
 from ..copying import gpu
-from ..copying.guard import Guard, Verdict
+from ..copying.guard import Fate, Guard
 from ..copying.slots import OWN, Ring
 from ..copying.snapshot import Copier, Copy, TornError
 from ..copying.watch import Watch
@@ -27,7 +27,7 @@ from ..planning.interval import Cost
 from .chosen import Chosen
 from .client import Client
 from .leaving import by_disk, holds, no_room
-from .moment import Held, Moment, Moments
+from .moment import HeldMoment, Moment, Moments
 from .options import Options
 from .order import Order, some
 from .patience import Patience
@@ -84,7 +84,7 @@ class Saver:
         """The newest step that was taken."""
         self._taken = -1
         self._persisted = -1
-        self._held: Held | None = None
+        self._held: HeldMoment | None = None
         """Findings of the last save() that were not saved, while they still can be."""
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
@@ -390,7 +390,7 @@ class Saver:
         self._stats.torn += 1
         self._copy_at_once(names, f"step {copy.step} was discarded: ")
 
-    def _act_on(self, verdict: Verdict) -> None:
+    def _act_on(self, verdict: Fate) -> None:
         """Act on the guard's verdict on the newest snapshot."""
         copy = self._newest
         if not verdict.names or copy is None:

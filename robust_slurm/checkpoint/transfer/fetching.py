@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.threads import share
 from robust_slurm.checkpoint.store.disk.local import LocalDisk
-from robust_slurm.checkpoint.store.events import Outcome, Wanted
+from robust_slurm.checkpoint.store.events import FetchOutcome, WantedSnapshot
 from robust_slurm.checkpoint.store.reserve import Reserve
 from robust_slurm.checkpoint.store.shelf import FETCHED, Shelf
 from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, RefusedError, connect
@@ -54,9 +54,9 @@ class Fetcher:
             for channel in self._channels:
                 channel.close()
 
-    def run(self, wanted: Sequence[Wanted], deadline: float) -> list[Outcome]:
+    def run(self, wanted: Sequence[WantedSnapshot], deadline: float) -> list[FetchOutcome]:
         """``deadline``: s for each item. Outcomes in the order of ``wanted``."""
-        results: list[Outcome | None] = [None] * len(wanted)
+        results: list[FetchOutcome | None] = [None] * len(wanted)
         todo = iter(range(len(wanted)))  # ``next`` on it is atomic
 
         def work() -> None:
@@ -66,7 +66,7 @@ class Fetcher:
         share(work, min(PARALLEL, len(wanted)), "ckpt-fetch")
         return [outcome for outcome in results if outcome is not None]
 
-    def _one(self, item: Wanted, deadline: float) -> Outcome:
+    def _one(self, item: WantedSnapshot, deadline: float) -> FetchOutcome:
         began = time.monotonic()
         file, why, count = "", "", 0
         try:
@@ -76,9 +76,9 @@ class Fetcher:
         except OSError as err:
             why = f"cannot be stored in {self._shelf.directory}: {err.strerror or err}"
         seconds = time.monotonic() - began
-        return Outcome(item.owner, item.step, not why, why, file, seconds, count)
+        return FetchOutcome(item.owner, item.step, not why, why, file, seconds, count)
 
-    def _get(self, item: Wanted, give_up_at: float) -> tuple[str, int]:
+    def _get(self, item: WantedSnapshot, give_up_at: float) -> tuple[str, int]:
         file = f"{FETCHED}-{item.owner}-{item.step}.safetensors"
         there = self._shelf.get(file)
         if there is not None:
@@ -92,7 +92,7 @@ class Fetcher:
             raise _Failed("this store has no peers")
         return self._from_peer(item, file, give_up_at)
 
-    def _from_disk(self, item: Wanted, file: str) -> tuple[str, int]:
+    def _from_disk(self, item: WantedSnapshot, file: str) -> tuple[str, int]:
         local = self._local()
         if local is None:
             raise _Failed("there is no local directory")
@@ -103,7 +103,7 @@ class Fetcher:
         self._shelf.put(record)
         return file, record.size
 
-    def _from_peer(self, item: Wanted, file: str, give_up_at: float) -> tuple[str, int]:
+    def _from_peer(self, item: WantedSnapshot, file: str, give_up_at: float) -> tuple[str, int]:
         part = self._shelf.directory / f"{file}.part"
         place = f"{item.host}:{item.port}"
         good_at, had, breaks = time.monotonic(), 0, 0
@@ -137,7 +137,7 @@ class Fetcher:
                 part.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _asked(self, item: Wanted, give_up_at: float) -> Iterator[tuple[Channel, Offer]]:
+    def _asked(self, item: WantedSnapshot, give_up_at: float) -> Iterator[tuple[Channel, Offer]]:
         """A connection on which a peer offers what is wanted; ``stop`` ends it.
 
         Raises BrokenError when it may work later, AbandonedError when not.

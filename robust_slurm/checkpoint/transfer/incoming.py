@@ -12,7 +12,7 @@ from pathlib import Path
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.crc import crc32
 from robust_slurm.checkpoint.store.reserve import Reserve
-from robust_slurm.checkpoint.store.shelf import Record
+from robust_slurm.checkpoint.store.shelf import ShelfRecord
 from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, numbers
 from robust_slurm.checkpoint.transfer.sending import ROUNDS, AbandonedError, Offer
 
@@ -114,8 +114,8 @@ class Incoming:
 
     def keep(
         self,
-        replicas: Iterable[Record],
-        opened: Callable[[Record], int],
+        replicas: Iterable[ShelfRecord],
+        opened: Callable[[ShelfRecord], int],
         busy: Callable[[], None],
     ) -> None:
         """Take from older replicas of the owner the chunks that have not changed since, so that

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.digest import FileChangedError
 from robust_slurm.checkpoint.store.events import Target
-from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, REPLICA, TORN, Record, Shelf
+from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, REPLICA, TORN, Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, connect
 from robust_slurm.checkpoint.transfer.sending import BREAKS, MARK, AbandonedError, Offer, send
 from robust_slurm.checkpoint.transfer.throttle import Bucket
@@ -58,8 +58,8 @@ class Pusher:
         self._turn = 0
         self._first = -1  # steps from here on were given up when its turn began; -1: none
         self._version = 0  # of target and epoch: what was begun under an older one is void
-        self._sending: Record | None = None
-        self._marked: Record | None = None
+        self._sending: ShelfRecord | None = None
+        self._marked: ShelfRecord | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -113,7 +113,7 @@ class Pusher:
         if target is None and newest is not None:
             self._answer("alone", newest.step)
 
-    def kept(self, record: Record) -> None:
+    def kept(self, record: ShelfRecord) -> None:
         """There is a new complete snapshot on the shelf."""
         with self._change:
             alone = self._target is None or self._key is None or self._lost
@@ -154,10 +154,10 @@ class Pusher:
             self._thread = threading.Thread(target=self._run, name="ckpt-push", daemon=True)
             self._thread.start()
 
-    def _newest(self) -> Record | None:
+    def _newest(self) -> ShelfRecord | None:
         return next(iter(self._shelf.of(self._rank, OWN, FETCHED, REPLICA)), None)
 
-    def _work(self) -> Record | None:
+    def _work(self) -> ShelfRecord | None:
         newest = None if self._target is None or self._waits else self._newest()
         return newest if newest is not None and newest.step > self._peer_step else None
 
@@ -198,7 +198,7 @@ class Pusher:
         if self._channel is not None:
             self._channel.release()
 
-    def _send(self, record: Record, target: Target, version: int) -> None:
+    def _send(self, record: ShelfRecord, target: Target, version: int) -> None:
         try:
             fd = self._shelf.open(record)
         except OSError as err:
@@ -234,7 +234,7 @@ class Pusher:
             self._last_good = time.monotonic()
         self._answer("replicated", record.step)
 
-    def _mark(self, fd: int, record: Record) -> None:
+    def _mark(self, fd: int, record: ShelfRecord) -> None:
         """Give each chunk a number of its own, or that of the snapshot offered before where it is
         the same, byte for byte: a peer that has a chunk of this number need not get it again."""
         if record.marks:
@@ -259,7 +259,7 @@ class Pusher:
                 self._withdrawn.remove(step)
                 self._failures = 0
 
-    def _still(self, fd: int, record: Record, sent: int) -> str:
+    def _still(self, fd: int, record: ShelfRecord, sent: int) -> str:
         """Reason why the transfer must end now; empty if it may go on. Asked before each chunk, and
         so a sign of progress: not for ever, as a transfer that breaks starts over."""
         with self._change:
@@ -324,7 +324,7 @@ class Pusher:
                     if version != self._version or self._stop.is_set():
                         break
 
-    def _spoilt(self, record: Record, why: str) -> None:
+    def _spoilt(self, record: ShelfRecord, why: str) -> None:
         record.bad = why
         self._alarm(f"the snapshot {record.file} of step {record.step} is not used: {why}")
         self._answer("alone", record.step)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from robust_slurm.checkpoint.store.events import WITHDRAWN
-from robust_slurm.checkpoint.store.shelf import REPLICA, Record, Shelf
+from robust_slurm.checkpoint.store.shelf import REPLICA, Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, Message, numbers
 from robust_slurm.checkpoint.transfer.incoming import Incoming
 from robust_slurm.checkpoint.transfer.sending import AbandonedError, Offer, send
@@ -74,7 +74,7 @@ class PeerServer:
             self._channels[channel] = thread
         thread.start()
 
-    def begin(self, epoch: int, unwanted: Callable[[Record], bool]) -> None:
+    def begin(self, epoch: int, unwanted: Callable[[ShelfRecord], bool]) -> None:
         """A new epoch: no replica comes in from the old one, and ``unwanted`` ones are removed."""
         with self._lock:
             self._epoch = epoch
@@ -107,7 +107,7 @@ class PeerServer:
                     pair.channel.close()
             fresh, epoch = self._fresh, self._epoch
 
-            def old(record: Record) -> bool:
+            def old(record: ShelfRecord) -> bool:
                 before = record.epoch == epoch and record.line < line
                 return record.kind == REPLICA and (record.owner not in fresh or before)
 
@@ -151,7 +151,7 @@ class PeerServer:
                     pair.slots.clear()
                 pair.taking.release()
 
-    def _newest(self, record: Record) -> int:
+    def _newest(self, record: ShelfRecord) -> int:
         return max(
             r.step for r in self._shelf.all() if (r.owner, r.kind) == (record.owner, REPLICA)
         )

@@ -1,8 +1,8 @@
 """Moving one snapshot over a Channel: the same few messages for a replica and for a fetch.
 
 The side that has the file offers it with its digest. The side that gets it (``incoming``) says
-``go``, with the chunks that it wants: all that it does not have (see ``Record.marks``), and then
-those that came wrong. The sender sends a
+``go``, with the chunks that it wants: all that it does not have (see ``ShelfRecord.marks``), and
+then those that came wrong. The sender sends a
 sealed ``chunk`` message and then the bytes of each, and ``end`` after the last one. When all are
 what the digest says the answer is ``done``. A transfer that breaks starts over: it costs seconds.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from robust_slurm.checkpoint.format import digest
-from robust_slurm.checkpoint.store.shelf import Record
+from robust_slurm.checkpoint.store.shelf import ShelfRecord
 from robust_slurm.checkpoint.transfer.channel import (
     BrokenError,
     Channel,
@@ -48,7 +48,7 @@ class Offer(NamedTuple):
     line: int = 0
     """See ``Snapshot``."""
     marks: tuple[int, ...] = ()
-    """See ``Record.marks``."""
+    """See ``ShelfRecord.marks``."""
 
     def message(self, op: str) -> Message:
         return {"op": op, **self._asdict(), "same": self.same + 1}
@@ -69,15 +69,15 @@ class Offer(NamedTuple):
         )
 
     @classmethod
-    def of(cls, record: Record) -> Offer:
+    def of(cls, record: ShelfRecord) -> Offer:
         return cls(
             record.owner, record.step, record.world, record.needs, record.epoch, record.size,
             record.digest, record.same, record.line, record.marks,
         )  # fmt: skip
 
-    def record(self, file: str, inode: int) -> Record:
+    def record(self, file: str, inode: int) -> ShelfRecord:
         """Return the record of the file in which the snapshot is now complete."""
-        record = Record(
+        record = ShelfRecord(
             file, step=self.step, world=self.world, needs=self.needs, epoch=self.epoch,
             size=self.size, inode=inode, digest=self.digest, same=self.same, line=self.line,
         )  # fmt: skip

@@ -15,7 +15,7 @@ SLEPT = 2.0  # s between two looks after which this process was stopped, or its 
 START = 60.0  # s to reach the supervisor for the first time
 
 
-class Verdict(enum.Enum):
+class SilenceVerdict(enum.Enum):
     FINE = "fine"
     SUPERVISOR_DEAD = "robust-srun has died"
     HOST_LOST = "the host of robust-srun is lost"
@@ -58,7 +58,9 @@ class Contact:
             self.tried = begun
 
 
-def judge_silence(contact: Contact, now: float, lost_host: float, mute: float = MUTE) -> Verdict:
+def judge_silence(
+    contact: Contact, now: float, lost_host: float, mute: float = MUTE
+) -> SilenceVerdict:
     """Decide from the last contact what has happened to the supervisor.
 
     An agent cannot tell a dead host from one that is cut off for a moment: ``lost_host`` is how
@@ -68,13 +70,13 @@ def judge_silence(contact: Contact, now: float, lost_host: float, mute: float = 
     silent = now - contact.since
     refused = now - contact.refused_since if contact.refused_since is not None else 0.0
     if contact.ending and refused >= DEAD_IN_THE_END:
-        return Verdict.SUPERVISOR_DEAD
+        return SilenceVerdict.SUPERVISOR_DEAD
     if not contact.ever:
-        return Verdict.SUPERVISOR_DEAD if silent >= START else Verdict.FINE
+        return SilenceVerdict.SUPERVISOR_DEAD if silent >= START else SilenceVerdict.FINE
     if refused >= DEAD_SUPERVISOR:
-        return Verdict.SUPERVISOR_DEAD
+        return SilenceVerdict.SUPERVISOR_DEAD
     if contact.unreachable_since is not None and contact.tried - contact.since >= lost_host:
-        return Verdict.HOST_LOST
+        return SilenceVerdict.HOST_LOST
     if silent >= mute:
-        return Verdict.SUPERVISOR_DEAD
-    return Verdict.FINE
+        return SilenceVerdict.SUPERVISOR_DEAD
+    return SilenceVerdict.FINE

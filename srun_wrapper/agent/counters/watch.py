@@ -6,8 +6,10 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from robust_slurm.error_counters import LARGEST, weight
+from srun_wrapper.agent.counters import machine
 from srun_wrapper.agent.counters.read import read
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.protocol.looking_messages import Machine
 
 MOST = 64  # counters that are told
 UNREAD: dict[str, int] = {}
@@ -21,11 +23,16 @@ class Counters:
         loop: Loop,
         tell: Callable[[dict[str, int]], None],
         reader: Callable[[], dict[str, int]] = read,
+        machines: Callable[[], Machine | None] = machine.read,
     ) -> None:
-        """``tell``: given what has grown since the start, when that has changed."""
+        """``tell``: given what has grown since the start, when that has changed; ``machines``:
+        reads the node's hardware and load."""
         self._loop = loop
         self._tell = tell
         self._reader = reader
+        self._machines = machines
+        self.machine: Machine | None = None  # as it was read last, when ``inspect`` was called
+        self._inspecting = False
         self._last: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self._told: dict[str, int] = {}
@@ -40,6 +47,17 @@ class Counters:
             return
         self.reading, self._again = True, False
         self._loop.run_in_thread(self._reader, self._read, UNREAD)
+
+    def inspect(self) -> None:
+        """Read the counters, and the node's hardware and load."""
+        self.look()
+        if not self._inspecting:
+            self._inspecting = True
+            self._loop.run_in_thread(self._machines, self._inspected, None)
+
+    def _inspected(self, now: Machine | None) -> None:
+        self._inspecting = False
+        self.machine = now or self.machine
 
     def _read(self, now: dict[str, int]) -> None:
         self.reading = False

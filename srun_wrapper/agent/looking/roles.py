@@ -18,7 +18,7 @@ WORKER_LOOP = "_worker_loop ("
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TreeProcess:
     """One process of a slot's tree; ``environ`` has the ``NAMES`` that it started with."""
 
     pid: int
@@ -37,7 +37,7 @@ class Member:
         return Look(self.pid, role, self.state, *numbers, stacks, failed)
 
 
-def members(tree: Sequence[int], root: int) -> list[Member]:
+def members(tree: Sequence[int], root: int) -> list[TreeProcess]:
     """Read the processes of a tree; those that end meanwhile are left out."""
     found = []
     for pid in tree:
@@ -48,7 +48,7 @@ def members(tree: Sequence[int], root: int) -> list[Member]:
         if process.state not in "ZX":
             python = _is_python(pid)
             environ = _environ(pid) if python or pid == root else {}
-            found.append(Member(pid, process.parent, process.state.upper(), python, environ))
+            found.append(TreeProcess(pid, process.parent, process.state.upper(), python, environ))
     return found
 
 
@@ -82,7 +82,7 @@ def steppers(directory: Path, epoch: int) -> frozenset[int]:
 
 
 def roles(
-    tree: Sequence[Member], root: int, stepping: Collection[int] = frozenset()
+    tree: Sequence[TreeProcess], root: int, stepping: Collection[int] = frozenset()
 ) -> dict[int, str]:
     """Return the role of each Python process below a slot, the ranks first, then its launcher.
 
@@ -107,8 +107,8 @@ def roles(
 
 
 def _inner(
-    pythons: Sequence[Member], top: Member | None, stepping: Collection[int]
-) -> list[Member]:
+    pythons: Sequence[TreeProcess], top: TreeProcess | None, stepping: Collection[int]
+) -> list[TreeProcess]:
     """Return the ranks, and those of their children that look like them."""
     if top is None:
         return []
@@ -119,12 +119,12 @@ def _inner(
     return [m for m in pythons if _differs(m, top)]
 
 
-def _differs(member: Member, top: Member) -> bool:
+def _differs(member: TreeProcess, top: TreeProcess) -> bool:
     place = [member.environ.get(name) for name in NAMES]
     return place[0] is not None and place != [top.environ.get(name) for name in NAMES]
 
 
-def _above(member: Member, by_pid: Mapping[int, Member]) -> set[int]:
+def _above(member: TreeProcess, by_pid: Mapping[int, TreeProcess]) -> set[int]:
     found: set[int] = set()
     above = by_pid.get(member.parent)
     while above is not None and above.pid not in found:

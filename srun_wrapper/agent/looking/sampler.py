@@ -13,13 +13,14 @@ from pathlib import Path
 from srun_wrapper.agent.looking import fallback
 from srun_wrapper.agent.looking.bounds import bounded
 from srun_wrapper.agent.looking.dumps import DEADLINE, Dump, dump_all
-from srun_wrapper.agent.looking.roles import MOST, Member, members, roles, seen_role, steppers
+from srun_wrapper.agent.looking.roles import MOST, TreeProcess, members, roles, seen_role, steppers
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
-from srun_wrapper.protocol.looking_messages import RANK, ROLES, Look
+from srun_wrapper.protocol.looking_messages import LAUNCHER, RANK, ROLES, Look
 from srun_wrapper.protocol.messages import Sample
 
 STILL = ("T", "D")  # states in which a process answers no signal
+GLANCE = 1024  # bytes of a rank in a quick look
 SHOWN = 12  # innermost frames beside the looks: all slots of a node come in one message
 
 
@@ -41,17 +42,21 @@ class Sampler:
         done: Callable[[Sample], None],
         *,
         ask: bool = True,
+        quick: bool = False,
     ) -> None:
         """``running``: the pid that the slot has started, 0 if none runs, and its epoch;
         ``budget``: bytes for the looks at its processes; ``ask``: processes of which py-spy gives
-        no stack are sent a signal, which nobody does to a job that may be well."""
+        no stack are sent a signal, which nobody does to a job that may be well; ``quick``: see
+        ``Inspect``."""
         pid, epoch = running
         if pid <= 0:
             done(Sample(local, "", 0.0, 0))
             return
         directory, tree = self._directory, self._tree()
         self._loop.run_in_thread(
-            lambda: _sample(local, pid, epoch, tree, window, budget, directory, ask),
+            lambda: _glance(local, pid, epoch, tree, budget, directory)
+            if quick
+            else _sample(local, pid, epoch, tree, window, budget, directory, ask),
             done,
             Sample(local, "R", 0.0, 0),  # not known: it must not count as quiet
         )
@@ -100,6 +105,24 @@ def _sample(
     )
 
 
+def _glance(
+    local: int, pid: int, epoch: int, tree: Sequence[int], budget: int, directory: Path
+) -> Sample:
+    """Read the innermost frames of each rank once, and no other process."""
+    seen = members(tree, pid)
+    named = roles(seen, pid, steppers(directory, epoch))
+    named = dict([(p, r) for p, r in named.items() if r in (RANK, LAUNCHER)][:MOST])
+    dumps = dump_all([p for p, role in named.items() if role == RANK])
+    looks = [
+        member.seen(named[member.pid], dump.stacks[:1], dump.failed)
+        for member in seen
+        if member.pid in named and (dump := dumps.get(member.pid, Dump()))
+    ]
+    own = next((member.state for member in seen if member.pid == pid), "R")
+    looks.sort(key=_weight)
+    return Sample(local, own, 0.0, 0, looks=bounded(looks, min(budget, GLANCE * len(looks))))
+
+
 def _weight(look: Look) -> tuple[int, int, int]:
     return ROLES.index(look.role), look.rank, look.pid
 
@@ -110,7 +133,7 @@ def main_of(dumps: dict[int, Dump], pid: int) -> tuple[str, ...]:
     return found[0].frames if found else ()
 
 
-def _ask_the_silent(dumps: dict[int, Dump], seen: Sequence[Member], directory: Path) -> None:
+def _ask_the_silent(dumps: dict[int, Dump], seen: Sequence[TreeProcess], directory: Path) -> None:
     """Ask the processes of which py-spy has given no stack, one by one."""
     parents = {member.pid: member.parent for member in seen}
     states = {member.pid: member.state for member in seen}

@@ -141,7 +141,7 @@ def childless(spared: Collection[int] = ()) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TreeUsage:
     """Resources that a process tree has used so far."""
 
     state: str  # the most telling state in it: T, D, R, S
@@ -152,7 +152,7 @@ class Usage:
 _TELLING = "TtDRSIZX"
 
 
-def usage(pids: list[int]) -> Usage:
+def usage(pids: list[int]) -> TreeUsage:
     """Sum over processes; vanished ones count nothing. State '' when none is left."""
     ticks = 0
     io = 0
@@ -172,4 +172,4 @@ def usage(pids: list[int]) -> Usage:
         except OSError:
             continue
     state = next((s for s in _TELLING if s in states), "")
-    return Usage(state.upper(), ticks / _TICK, io)
+    return TreeUsage(state.upper(), ticks / _TICK, io)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from srun_wrapper.agent.loop import Loop
@@ -27,7 +28,7 @@ class Cancelled(OSError):
     """The start was called off before there was a process."""
 
 
-class Start(Generic[T]):
+class Starting(Generic[T]):
     """One process that is being started.
 
     ``make(start)`` runs in the thread, opens what it needs, calls ``start.popen`` and returns what
@@ -39,7 +40,7 @@ class Start(Generic[T]):
     def __init__(
         self,
         loop: Loop,
-        make: Callable[[Start[T]], T],
+        make: Callable[[Starting[T]], T],
         done: Callable[[T, int | None], None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -132,7 +133,7 @@ class Start(Generic[T]):
         self._done(result, self._reaped.get(self.pid))
 
 
-_pending: list[Start[Any]] = []
+_pending: list[Starting[Any]] = []
 
 
 def reaped(ended: Mapping[int, int]) -> None:
@@ -147,6 +148,17 @@ def unborn() -> list[int]:
     They are killed, have never run the command, and end when the file system lets them.
     """
     return [start.pid for start in _pending if start.unborn]
+
+
+def why_not_started(program: str, error: Exception, directory: Path) -> str:
+    """Return why ``program`` could not be started; its files were to be in ``directory``."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = Path(error.filename).parent if error.filename else directory.parent
+        return f"no space left in {where}: cannot start {program!r}"
+    no_ids = process_tree.no_ids() if getattr(error, "errno", None) == errno.EAGAIN else ""
+    if no_ids:
+        return f"{no_ids}: cannot start {program!r}"
+    return f"cannot run {program!r}: {error}"
 
 
 class _Process(subprocess.Popen[bytes]):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from srun_wrapper.agent.loop import Loop
+
+LOOK = 0.5  # s between two looks for what a rank has learnt
 _MOST = 4 << 20  # bytes of a rank's file
 
 
@@ -73,3 +76,47 @@ def _first_line(path: str) -> bytes:
             return file.readline(256)
     except OSError:
         return b""
+
+
+class ImportWatch:
+    """Waits until a rank has recorded its imports; watches one rank at a time."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._turn = 0
+
+    def begin(
+        self,
+        paths: Sequence[Path],
+        pid: int,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        found: Callable[[Learnt], None],
+    ) -> None:
+        """Call ``found`` once rank ``pid`` has written one of ``paths``, if it is ``command``."""
+        self._turn += 1
+        turn = self._turn
+
+        def look() -> None:
+            if turn != self._turn:
+                return
+            records = (learnt for learnt in map(read_learnt, paths) if learnt and learnt.pid == pid)
+            learnt = next(records, None)
+            if learnt is None:
+                self._loop.later(LOOK, look)
+                return
+            words = learnt.words  # it looks at the user's files
+            self._loop.run_in_thread(
+                lambda: is_interpreter(words, command, env),
+                lambda sure: decided(sure, learnt),
+                otherwise=False,
+            )
+
+        def decided(sure: bool, learnt: Learnt) -> None:
+            if sure and turn == self._turn:
+                found(learnt)
+
+        self._loop.later(LOOK, look)
+
+    def end(self) -> None:
+        self._turn += 1

@@ -23,25 +23,15 @@ from robust_slurm.auto.shown import PAD, PADDING
 from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
-from srun_wrapper.agent.processes.starting import Start as Starting
-from srun_wrapper.agent.warm.imports import Learnt, is_interpreter, read_learnt
+from srun_wrapper.agent.processes.starting import Starting
+from srun_wrapper.agent.warm.commands import request_of, same_start
+from srun_wrapper.agent.warm.imports import ImportWatch, Learnt
 from srun_wrapper.agent.warm.link import ANSWER, Said, WarmLink
-from srun_wrapper.agent.warm.preforked import Ahead
+from srun_wrapper.agent.warm.preforked import Ahead, Ordered
 
 _numbers = itertools.count(1)
-LOOK = 0.5  # s between two looks for what a rank has learnt
 STAND_IN = 2.0  # s after a rank's start, or its own, until a stand-in is made: others start, too
 MADE = 30.0  # s that this may take
-_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_")
-"""Environment that counts when an interpreter starts or a library is loaded."""
-
-
-class Forked:
-    """A rank that was forked: as much of ``subprocess.Popen`` as a slot uses."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
 
 
 class Warm:
@@ -77,11 +67,9 @@ class Warm:
         self._ahead: Ahead | None = None
         self._off = ""
         self._asked: Callable[[int], None] | None = None
-        self._making: tuple[int, socket.socket] | None = None
-        """The stand-in that is being forked: its number, and our end of its link."""
+        self._ordered = Ordered()
         self._timer: Timer | None = None
-        self._ended: set[int] = set()
-        self._watching = 0
+        self._watch = ImportWatch(loop)
         self._lock = run_dir / "warm.lock"
         self._list = run_dir / f"warm-{os.getpid()}-{next(_numbers)}.json"
 
@@ -95,38 +83,21 @@ class Warm:
         env: Mapping[str, str],
         directory: str = "",
     ) -> None:
-        """A rank was started in ``directory`` (default this process's): when it has told in one of
-        ``paths`` what it imports, get an interpreter ready for the next start."""
+        """Once rank ``pid`` has told in one of ``paths`` what it imports, get one ready.
+
+        ``directory``: the rank's; default this process's."""
         if self._off or self._runs:
             return
-        self._watching += 1
-        turn = self._watching
 
-        def look() -> None:
-            if turn != self._watching or self._runs:
-                return
-            told = (learnt for learnt in map(read_learnt, paths) if learnt and learnt.pid == pid)
-            learnt = next(told, None)
-            if learnt is None:
-                self._loop.later(LOOK, look)
-                return
-            words = learnt.words  # it looks at the user's files
-            self._loop.run_in_thread(
-                lambda: is_interpreter(words, command, env),
-                lambda sure: decided(sure, learnt),
-                otherwise=False,
-            )
+        def found(learnt: Learnt) -> None:
+            self._tell(learnt)
+            self.start(learnt, command, env, directory)
 
-        def decided(sure: bool, learnt: Learnt) -> None:
-            if sure and turn == self._watching and not self._runs:
-                self._tell(learnt)
-                self.start(learnt, command, env, directory)
-
-        self._loop.later(LOOK, look)
+        self._watch.begin(paths, pid, command, env, found)
 
     def unwatch(self) -> None:
         """The rank has ended."""
-        self._watching += 1
+        self._watch.end()
 
     def start(
         self,
@@ -144,7 +115,7 @@ class Warm:
             self.stop()
         if self._off or self._runs:
             return
-        ours, theirs = socket.socketpair()
+        self._watch.end()
         self._command, self._environ = list(command), dict(env)
         self._directory = directory
         self.early, self._further = further, further and learnt.standby
@@ -153,9 +124,8 @@ class Warm:
             self._list.write_bytes(msgspec.json.encode(learnt))
         except OSError as err:
             self._off = str(err)
-            ours.close()
-            theirs.close()
             return
+        ours, theirs = socket.socketpair()
         self.ready = False
         self._link = WarmLink(self._loop, ours, self._heard, self.stop)
         order = {"learnt": str(self._list), "named": self._named, "lock": str(self._lock)}
@@ -208,10 +178,8 @@ class Warm:
     def _is_for(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
         """True if it was started with this command line, but for the script's own arguments (known
         once it is ready), and with the same variables of ``at_start``."""
-        count = len(command) - (self._arguments if self.ready else 0)
-        same = len(command) == len(self._command) and count > 0
-        same = same and list(command[:count]) == self._command[:count]
-        return same and at_start(env) == at_start(self._environ)
+        arguments = self._arguments if self.ready else 0
+        return same_start((self._command, self._environ), (command, env), arguments)
 
     def ask(
         self,
@@ -229,13 +197,13 @@ class Warm:
         self._further = False
         if self._ahead is not None and not self._ahead.fits(command, self._command):
             self._end_ahead()
-        request = _request(command, env, directory) | {"begin": time.monotonic() + wait}
+        request = request_of(command, env, directory) | {"begin": time.monotonic() + wait}
         if not self._send(request, streams):
             self.stop()
             return False
         self._asked = answer
         self.early = False
-        self._loop.later(ANSWER, lambda: self._late(answer))
+        self._loop.later(ANSWER, lambda: self.stop() if self._asked is answer else None)
         return True
 
     def _send(self, request: object, fds: Sequence[int]) -> bool:
@@ -255,9 +223,12 @@ class Warm:
             return False
         return True
 
-    def _late(self, answer: Callable[[int], None]) -> None:
-        if self._asked is answer:
-            self.stop()
+    def _answer(self, pid: int) -> bool:
+        """Call whoever has asked for a rank; False if nobody has."""
+        answer, self._asked = self._asked, None
+        if answer is not None:
+            answer(pid)
+        return answer is not None
 
     def _heard(self, said: Said) -> None:
         if said.over:
@@ -266,10 +237,7 @@ class Warm:
         elif said.stand_in:
             self._made(said)
         elif said.pid:
-            answer, self._asked = self._asked, None
-            if answer is not None:
-                answer(said.pid)
-            else:
+            if not self._answer(said.pid):
                 process_tree.send([said.pid], signal.SIGKILL)  # nobody waits for it any more
             self._make_later(STAND_IN)
         elif said.ready:
@@ -286,41 +254,30 @@ class Warm:
 
     def _make(self) -> None:
         """Have a stand-in forked, unless there is one or a rank is just being started."""
-        if self._link is None or not self.ready or self._ahead is not None or self._making:
+        if self._link is None or not self.ready or self._ahead is not None or self._ordered:
             return
         if self._asked is not None:
             self._make_later(STAND_IN)
             return
-        ours, theirs = socket.socketpair()
         number = next(_numbers)
-        self._making = number, ours
-        self._ended.clear()
+        theirs = self._ordered.begin(number)
         try:
             self._link.send({"stand_in": number}, [theirs.fileno()])
         except OSError:
             self.stop()
         finally:
             theirs.close()
-        self._loop.later(MADE, lambda: self._unmake(number))
+        self._loop.later(MADE, lambda: self._ordered.cancel(number))
 
     def _made(self, said: Said) -> None:
-        if self._making is None or self._making[0] != said.stand_in:
-            return  # it finds its link closed, and ends
-        (_, ours), self._making = self._making, None
-        if said.pid in self._ended:
-            ours.close()
+        ours = self._ordered.done(said.stand_in, said.pid)
+        if ours is None:
             return
         gone, over = self._ahead_gone, self._ahead_over
         self._ahead = Ahead(self._loop, ours, said.pid, self._activated, gone, over)
         if self._further:  # a node without ranks
             self._further = False
-            self._ahead.run(_request(self._command, self._environ, self._directory))
-
-    def _unmake(self, number: int = 0) -> None:
-        """It has not come, and is not to come any more. ``number``: default the one in hand."""
-        if self._making is not None and number in (0, self._making[0]):
-            self._making[1].close()
-            self._making = None
+            self._ahead.run(request_of(self._command, self._environ, self._directory))
 
     def _activated(self, pid: int) -> None:
         """Note that the process forked ahead is now a rank."""
@@ -341,9 +298,7 @@ class Warm:
         asked = self._ahead is not None and self._ahead.asked
         self._end_ahead()
         if asked:
-            answer, self._asked = self._asked, None
-            if answer is not None:
-                answer(0)
+            self._answer(0)
 
     def _end_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -373,8 +328,7 @@ class Warm:
         return [pid for pid in (self._pid, starting, ahead) if pid]
 
     def reaped(self, pids: Collection[int]) -> None:
-        if self._making:  # who is just being forked may be among them
-            self._ended.update(pids)
+        self._ordered.reaped(pids)
         if self._ahead is not None and self._ahead.pid in pids:
             self._ahead.pid = 0
             if not self._ahead.asked:  # else its last words may still be on their way
@@ -385,7 +339,7 @@ class Warm:
 
     def cancel(self) -> None:
         """A rank that is just being forked must not be: that is sure only when it ends."""
-        self._unmake()
+        self._ordered.cancel()
         if self._asked is not None:
             self.stop()
 
@@ -400,21 +354,9 @@ class Warm:
             link.close()
         if self._timer is not None:
             self._timer.cancel()
-        self._unmake()
+        self._ordered.cancel()
         self._end_ahead()
         if pid:
             process_tree.send([pid], signal.SIGKILL)
-        answer, self._asked = self._asked, None
-        if answer is not None:
-            answer(0)
+        self._answer(0)
         self._changed()
-
-
-def _request(command: Sequence[str], env: Mapping[str, str], directory: str) -> dict[str, object]:
-    directory = directory or str(Path.cwd())
-    return {"words": list(command), "environ": dict(env), "directory": directory}
-
-
-def at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that count when an interpreter starts."""
-    return {name: value for name, value in env.items() if name.startswith(_AT_START)}

@@ -1,14 +1,61 @@
-"""A process forked before a rank is wanted; it waits at once, or runs the script ahead first."""
+"""Forked ranks, and processes forked ahead of a rank: they wait, or run the script ahead."""
 
 from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.warm.link import Said, WarmLink
+
+
+class Forked:
+    """A rank that was forked: as much of ``subprocess.Popen`` as a slot uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+
+class Ordered:
+    """The stand-in that is being forked: its number, and our end of its link. At most one."""
+
+    def __init__(self) -> None:
+        self._now: tuple[int, socket.socket] | None = None
+        self._ended: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return self._now is not None
+
+    def begin(self, number: int) -> socket.socket:
+        """Return the stand-in's end of the link."""
+        ours, theirs = socket.socketpair()
+        self._now = number, ours
+        self._ended.clear()
+        return theirs
+
+    def reaped(self, pids: Collection[int]) -> None:
+        """Note children that have ended: one may be the stand-in, whose pid is not known yet."""
+        if self._now is not None:
+            self._ended.update(pids)
+
+    def done(self, number: int, pid: int) -> socket.socket | None:
+        """Return our end of the link; None: it is not wanted, and ends, or has ended already."""
+        if self._now is None or self._now[0] != number:
+            return None
+        (_, ours), self._now = self._now, None
+        if pid in self._ended:
+            ours.close()
+            return None
+        return ours
+
+    def cancel(self, number: int = 0) -> None:
+        """It is not to come any more. ``number``: default the one in hand."""
+        if self._now is not None and number in (0, self._now[0]):
+            self._now[1].close()
+            self._now = None
 
 
 class Ahead:

@@ -20,8 +20,9 @@ import msgspec
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.surroundings import parent_of, same_surroundings
-from srun_wrapper.agent.warm.imports import Learnt, read_learnt
-from srun_wrapper.agent.warm.interpreter import LOOK, Warm, at_start
+from srun_wrapper.agent.warm.commands import at_start
+from srun_wrapper.agent.warm.imports import LOOK, Learnt, read_learnt
+from srun_wrapper.agent.warm.interpreter import Warm
 
 _HEAD = 8
 _MOST = 4 << 20  # bytes of a request

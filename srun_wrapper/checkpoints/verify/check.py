@@ -25,7 +25,7 @@ from srun_wrapper.job.state import JobState
 Outcome = Literal["agree", "program", "machine", "once", "proven", "unknown", "interrupted"]
 
 
-class Check:
+class StateCheck:
     """Compares results of a step, and counts the checks in a row that came to nothing."""
 
     def __init__(

@@ -9,9 +9,9 @@ from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.state import JobState
-from srun_wrapper.orders.machine_tests import Found
+from srun_wrapper.orders.machine_tests import MachineResults
 
-Test = Callable[[Sequence[str], Symptom], Awaitable[Found | None]]
+Test = Callable[[Sequence[str], Symptom], Awaitable[MachineResults | None]]
 Evict = Callable[[tuple[str, ...], Incident], None]
 
 
@@ -23,7 +23,7 @@ class MachineVerdict:
         self._test = test
         self._evict = evict
 
-    async def find(self, what: str, step: int) -> Found | None:
+    async def find(self, what: str, step: int) -> MachineResults | None:
         """Test all machines of the job; None if a failure or the end came in between.
 
         ``what``: what differed, in words. A bad node with ranks becomes a failure, which waits

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from robust_slurm.checkpoint.planning import plan as planner
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
-from srun_wrapper.checkpoints.verify.rules import Results, Seat, exchange
+from srun_wrapper.checkpoints.verify.rules import Results, SeatState, exchange
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.command.input_rules import SPENT
 from srun_wrapper.job.model import Node, Role
@@ -74,10 +74,10 @@ class Recomputing:
         """Return another node for each place; None where there is none."""
         world, spares, pod = self._state.world, self._state.spares(), self._pod
         seats = [
-            Seat(node.name, node.slots, len(ranks), pod(node.name))
+            SeatState(node.name, node.slots, len(ranks), pod(node.name))
             for node, ranks in zip(world.places, world.ranks, strict=True)
         ]
-        idle = [Seat(node.name, node.slots, 0, pod(node.name)) for node in spares]
+        idle = [SeatState(node.name, node.slots, 0, pod(node.name)) for node in spares]
         names = exchange(seats, idle)
         known = {node.name: node for node in (*spares, *world.places)}
         return None if names is None else [known[name] for name in names]

@@ -22,7 +22,7 @@ Verdict = Literal["same", "differ", "unknown"]
 Standing = Literal["wait", "all", "over"]
 
 
-class Seat(NamedTuple):
+class SeatState(NamedTuple):
     """One place and the node that has it; of a spare ``ranks`` is 0."""
 
     node: str
@@ -58,7 +58,7 @@ ONE_NODE = "a step is recomputed on other nodes, and this job has only one node"
 UNEVEN = "some node has no partner with as many ranks, nor a spare with room for them"
 
 
-def exchange(places: Sequence[Seat], spares: Sequence[Seat] = ()) -> list[str] | None:
+def exchange(places: Sequence[SeatState], spares: Sequence[SeatState] = ()) -> list[str] | None:
     """Return the next node of each place, another one than now; None where there is none.
 
     Places with as many ranks change in a ring, within a part of the network where each part has

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from robust_slurm.checkpoint.format.state_sum import PHASE
-from srun_wrapper.checkpoints.verify.check import Check, Outcome
+from srun_wrapper.checkpoints.verify.check import Outcome, StateCheck
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import NOWHERE, Standing
 from srun_wrapper.command.input_rules import SPENT
@@ -29,7 +29,7 @@ class Verify:
         state: JobState,
         standing: Standing,
         recomputing: Recomputing,
-        check: Check,
+        check: StateCheck,
         journal: Journal,
         phase: Phase,
     ) -> None:

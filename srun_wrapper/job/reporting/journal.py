@@ -32,6 +32,11 @@ class Journal:
         else:
             _log.info(text)
 
+    def spike(self, text: str) -> None:
+        """Record and print that a loss or norm has jumped and stays so, or no longer does."""
+        self.event("news", text=text)
+        say(text)
+
     def counters(self, node: str, grown: Sequence[str]) -> None:
         """Record a node's error counters that have grown, the first times; incidents go on."""
         if grown and self._counters < COUNTERS:

@@ -25,8 +25,8 @@ from srun_wrapper.protocol.messages import Finish
 from srun_wrapper.recover.standby.request import (
     Barred,
     Outcome,
-    Request,
     Requester,
+    StandbyRequest,
     outcome,
     standby_minutes,
 )
@@ -64,15 +64,15 @@ class StandbyRequests:
         self._barred = barred
         self.unfit = UnfitNodes()
         self._numbers = itertools.count(1)
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, StandbyRequest] = {}
         self.asking: asyncio.Task[str] | None = None  # ahead of need
         self._next_ask = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
-        self._leaving: list[Request] = []  # their nodes were told to finish
+        self._leaving: list[StandbyRequest] = []  # their nodes were told to finish
         self._told: set[str] = set()  # slips of ours
 
-    def get(self, number: int) -> Request | None:
+    def get(self, number: int) -> StandbyRequest | None:
         """Return a request; None if it was dropped."""
         return self._requests.get(number)
 
@@ -106,7 +106,7 @@ class StandbyRequests:
             self._journal.event("companion_sent_away", number=request.number)
             self.drop(request.number)
 
-    def _unused(self) -> list[Request]:
+    def _unused(self) -> list[StandbyRequest]:
         return [r for r in self._requests.values() if not r.used]
 
     def _sweep(self) -> None:
@@ -175,7 +175,7 @@ class StandbyRequests:
                 argv = steps.companion_argv(launch, job, partition, tasks, without, minutes)
                 now = f"--immediate={AT_ONCE}"
                 prefer = [f"--nodelist={best[name]}", now] if name in best else []
-                await self._start(Request(next(self._numbers), tasks, argv, prefer))
+                await self._start(StandbyRequest(next(self._numbers), tasks, argv, prefer))
         except OSError as err:
             return f"cannot run srun for a standby node: {err}"
         return ""
@@ -185,7 +185,7 @@ class StandbyRequests:
             return await run_in_thread(ask, LONGEST)
         return await self._slurm.call("get a standby node", ask, over)
 
-    async def _start(self, request: Request) -> None:
+    async def _start(self, request: StandbyRequest) -> None:
         launch, number = self._requester.launch, request.number
         task = steps.task_argv(self._config.task_python, launch.options, launch.command.command)
         env = {**without_slurm(launch.env), **self._requester.secrets.env(number)}
@@ -206,7 +206,9 @@ class StandbyRequests:
             request.terminate()
         self._beside(self._notice_end(request, process))
 
-    async def _notice_end(self, request: Request, process: asyncio.subprocess.Process) -> None:
+    async def _notice_end(
+        self, request: StandbyRequest, process: asyncio.subprocess.Process
+    ) -> None:
         await process.wait()
         joined = any(n.companion == request.number for n in self._state.nodes.values())
         if not joined and request.number in self._requests:
@@ -222,7 +224,7 @@ class StandbyRequests:
         request.prefer = [] if joined else request.prefer
         self._state.changed.set()
 
-    async def _judge(self, request: Request) -> Outcome:
+    async def _judge(self, request: StandbyRequest) -> Outcome:
         """Learn what became of a request whose srun has ended before robust-task reported."""
         lasted = time.monotonic() - request.since
         try:
@@ -248,7 +250,7 @@ class StandbyRequests:
         if waiting and (self._looking is None or self._looking.done()):
             self._looking = self._beside(self._look_once(waiting))
 
-    async def _look_once(self, requests: Sequence[Request]) -> None:
+    async def _look_once(self, requests: Sequence[StandbyRequest]) -> None:
         try:
             jobs = await run_in_thread(self._allotted, ASK)
         except (SlurmError, TimeoutError):

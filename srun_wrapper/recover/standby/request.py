@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from robust_slurm.slurm import Allotted, Job, Partition, Slurm
 from srun_wrapper.command import steps
-from srun_wrapper.decide.exclusions import Bad
+from srun_wrapper.decide.exclusions import BadNode
 
 MAX_STANDBY_NODES = 64
 NO_ANSWER = 4.0  # s; an srun that was refused ends sooner, one without slurmctld later
@@ -39,12 +39,12 @@ class Barred(NamedTuple):
 
     bad: list[str]
     """The list grows."""
-    earlier: Sequence[Bad] = ()
+    earlier: Sequence[BadNode] = ()
     """Nodes with evidence from the job's last steps; they are used where there is no other."""
 
 
 @dataclass(slots=True)
-class Request:
+class StandbyRequest:
     """A request; times are monotonic seconds."""
 
     number: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from srun_wrapper.job.reporting.report import say
-from srun_wrapper.recover.standby.request import Request
+from srun_wrapper.recover.standby.request import StandbyRequest
 
 
 class UnfitNodes:
@@ -24,14 +24,14 @@ class UnfitNodes:
     def note(self, node: str, job: int, what: str) -> None:
         self._seen[node] = (job, what)
 
-    def note_ended(self, request: Request) -> None:
+    def note_ended(self, request: StandbyRequest) -> None:
         """Its srun has ended before robust-task reported: a reason to look at its node."""
         code = request.process.returncode if request.process is not None else None
         what = f"srun ended before robust-task reported (exit code {code})"
         self.note(request.node, request.job, what)
         self.report(request.node)
 
-    def note_silent(self, request: Request, now: float) -> None:
+    def note_silent(self, request: StandbyRequest, now: float) -> None:
         seconds = now - (request.runs_since or now)
         what = f"no message from robust-task {seconds:.0f} s after Slurm started it "
         what += "(if it is only slow, raise standby_start_limit)"

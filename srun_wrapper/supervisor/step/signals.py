@@ -15,7 +15,7 @@ FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, sign
 TERMINATING = (signal.SIGINT, signal.SIGTERM)
 
 
-class Signals:
+class StepSignals:
     """Handles the signals to this process."""
 
     def __init__(self, state: JobState, step: RealStep) -> None:

@@ -65,6 +65,7 @@ def test_totals_are_counts_over_all_runs() -> None:
     assert found == {
         "suspend.recovery_s": 1.5,
         "chaos.kinds": 2,
+        "chaos.runs": 2,
         "chaos.healthy_nodes_blamed": 2,
         "chaos.healthy_jobs_lost": 1,
         "chaos.leftovers": 0,

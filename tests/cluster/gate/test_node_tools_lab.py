@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -17,7 +18,11 @@ FAMILIES = "nvme_smart,bmc,topology,services"
 TOP = "/run/emulated"
 TOOLS = ("nvme", "smartctl", "ipmitool", "systemctl")
 LIMIT_MS = 8000.0  # the longest deadline of these families; they run side by side
-PEERMEM, NUMA = "/sys/module/nvidia_peermem", "/sys/bus/pci/devices/0000:1b:00.0/numa_node"
+PCI = "/sys/bus/pci/devices"
+PEERMEM, NUMA = "/sys/module/nvidia_peermem", f"{PCI}/0000:1b:00.0/numa_node"
+# Two adapters on the bridges of the two GPUs: each is the nearest to one of them.
+NEAR = {"0000:18:00.0": "pci0000:1a/0000:1a:01.0", "0000:40:00.0": "pci0000:42/0000:42:01.0"}
+FAR = dict(zip(NEAR, reversed(NEAR.values()), strict=True))  # they have changed places
 
 MADE = f"""
 mkdir -p {TOP}/bin {TOP}/dev {TOP}/etc/systemd/system/multi-user.target.wants
@@ -28,7 +33,7 @@ mkdir {PEERMEM} /sys/class/nvme /sys/class/nvme/nvme0
 echo live > /sys/class/nvme/nvme0/state
 echo pcie > /sys/class/nvme/nvme0/transport
 """
-LOOKED = f"""
+IN_PLACE = f"""
 for place in bin sbin; do
     mount -t overlay none -o lowerdir={TOP}/bin:/usr/$place /usr/$place
 done
@@ -36,7 +41,15 @@ for place in dev etc; do
     mount -t overlay none -o lowerdir={TOP}/$place:/$place /$place
 done
 [ -z "$SYSTEMD" ] || mount --bind {TOP}/comm /proc/1/comm
-exec robust-health check --config $CONFIG --only {FAMILIES} --json
+mount -t tmpfs none /sys/devices/system
+mkdir /sys/devices/system/node
+echo $PROCESSORS > /sys/devices/system/node/has_cpu
+mount -t tmpfs none /sys/fs/cgroup
+if [ -n "$IMEX" ]; then
+    mkdir -p /sys/fs/cgroup/system.slice/nvidia-imex.service
+    echo "populated 1" > /sys/fs/cgroup/system.slice/nvidia-imex.service/cgroup.events
+fi
+exec robust-health "$@" --config $CONFIG
 """
 SMART = '{"critical_warning":%d,"avail_spare":100,"percent_used":%d,"media_errors":%d}'
 # As ipmitool 1.8.19 prints it.
@@ -68,16 +81,37 @@ def site() -> Iterator[GateLab]:
     """One node, well, with a fleet's record that was taken from it."""
     with gate_lab(nodes=1) as made:
         made.lab.exec("n1", ["sh", "-ec", MADE], user=False, check=True)
-        record = ["robust-health", "baseline", "--host", "--config", config(made)]
-        made.lab.exec("n1", record, user=False, check=True)
+        adapters(made, NEAR)
+        record(made)
         yield made
 
 
-def config(site: GateLab) -> str:
-    return str(site.etc / "robust.toml")
+def adapters(site: GateLab, places: dict[str, str]) -> None:
+    """Put adapters, by their addresses, below these bridges."""
+    lines = []
+    for address, above in places.items():
+        place = f"/sys/devices/{above}/{address}"
+        lines.append(
+            f"mkdir -p {place}; echo 0 > {place}/numa_node; ln -sfn {place} {PCI}/{address}"
+        )
+    site.lab.exec("n1", ["sh", "-ec", "\n".join(lines)], user=False, check=True)
 
 
-def look(site: GateLab, tools: dict[str, str], systemd: str = "yes") -> list[tuple[str, str]]:
+def health(site: GateLab, *words: str, **env: str) -> CompletedProcess[str]:
+    """Run robust-health among what is emulated."""
+    given = {"CONFIG": str(site.etc / "robust.toml"), "SYSTEMD": "yes", "PROCESSORS": "0-1"}
+    argv = ["unshare", "-m", "sh", "-ec", IN_PLACE, "sh", *words]
+    done = site.lab.exec("n1", argv, user=False, env=given | {"IMEX": ""} | env, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def record(site: GateLab, imex: str = "runs") -> None:
+    """Take the fleet's record from the node."""
+    health(site, "baseline", "--host", IMEX=imex)
+
+
+def look(site: GateLab, tools: dict[str, str], **env: str) -> list[tuple[str, str]]:
     """Findings of `robust-health check` with these tools, the others hidden; none may close."""
     lines = [f"rm -f {TOP}/bin/*; cd {TOP}/bin"]
     for name in TOOLS:
@@ -85,10 +119,7 @@ def look(site: GateLab, tools: dict[str, str], systemd: str = "yes") -> list[tup
         write = f"cat > {name} <<'END'\n#!/bin/sh\n{tools.get(name)}\nEND\nchmod 755 {name}"
         lines.append(write if name in tools else f"mknod {name} c 0 0")
     site.lab.exec("n1", ["sh", "-ec", "\n".join(lines)], user=False, check=True)
-    env = {"CONFIG": config(site), "SYSTEMD": systemd}
-    argv = ["unshare", "-m", "sh", "-ec", LOOKED]
-    done = site.lab.exec("n1", argv, user=False, env=env, cwd="/")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = health(site, "check", "--only", FAMILIES, "--json", **env)
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["total_ms"] < LIMIT_MS and not report["verdict"]["closed"]
     assert {row["family"] for row in report["ran"]} == set(FAMILIES.split(","))
@@ -101,7 +132,7 @@ def test_a_node_that_is_well(site: GateLab) -> None:
 
 
 def test_tools_that_are_not_installed(site: GateLab) -> None:
-    assert look(site, {}, systemd="") == []
+    assert look(site, {}, SYSTEMD="") == []
 
 
 def test_tools_that_hang(site: GateLab) -> None:
@@ -130,3 +161,24 @@ def test_what_they_report_is_told(site: GateLab) -> None:
     ]
     back = f"mkdir {PEERMEM}; echo 0 > {NUMA}"
     site.lab.exec("n1", ["sh", "-ec", back], user=False, check=True)
+
+
+def test_an_adapter_that_is_farther_away_than_the_fleet_recorded(site: GateLab) -> None:
+    adapters(site, FAR)
+    assert look(site, WELL) == [("topology-adapters", "")]
+    adapters(site, NEAR)
+    assert look(site, WELL) == []
+
+
+def test_processors_at_other_nodes_than_the_fleet_recorded(site: GateLab) -> None:
+    """NPS or SNC was changed in the firmware."""
+    assert look(site, WELL, PROCESSORS="0-3") == [("topology-processors", "")]
+
+
+def test_imex_that_stopped_counts_where_the_fleet_recorded_it(site: GateLab) -> None:
+    stopped = {**WELL, "systemctl": UNITS.format(imex="inactive")}
+    assert look(site, stopped) == [("service-imex", "nvidia-imex.service")]
+    assert look(site, stopped, IMEX="runs") == []
+    record(site, imex="")
+    assert look(site, stopped) == []  # a prolog may start it
+    record(site)

@@ -56,16 +56,39 @@ def test_a_nan_that_does_not_come_again(
 
 
 def test_a_nan_of_the_programs_own(lab: Cluster, plain: Undisturbed) -> None:
-    """It comes again at the same step: the job stops, and what is on disk is from before it."""
+    """It is in the data of a rank, which it follows to another node: the job stops.
+
+    The steps on disk are from before it.
+    """
     training = plain.job(lab)
     training.start("--robust-spares=1", f"--nan=0:{AT}:0:data", sbatch=["-N3", *TWO[1:]])
     assert training.wait_end(150) == 120, training.story()
-    first, second = training.incidents()
-    assert (first["action"], second["action"]) == ("restart", "stop"), training.story()
+    first, second, third = training.incidents()
+    rungs = [record["rung"] for record in (first, second, third)]
+    assert rungs == ["in-place", "exchange", "same-nan"], training.story()
+    assert first["rule"] == second["rule"] == "local-nan" and len(first["suspects"]) == 1
+    assert (third["cause"], third["suspects"]) == ("user", []), training.story()
+    assert "it follows rank 0" in third["evidence"][-1], training.story()
     assert training.says("stopped: the loss is not finite again at the same spot"), training.out()
-    check_nobody_accused(training)
+    assert training.accusations() == {} and not training.events("released"), training.story()
     on_disk = [int(path.name.partition("-")[2]) for path in training.directory.glob("step-*")]
     assert on_disk and max(on_disk) < AT, on_disk
+    training.check_gone()
+
+
+def test_a_nan_of_a_machine(lab: Cluster, plain: Undisturbed) -> None:
+    """It stays on its machine with the data of another rank: the machine is replaced."""
+    training = plain.job(lab)
+    training.start("--robust-spares=1", f"--nan=0:{AT}:1:machine", sbatch=["-N3", *TWO[1:]])
+    assert training.wait_end(150) == 0, training.story()
+    bad = (training.dir / "machine").read_text()
+    records = training.incidents()
+    assert [record["rung"] for record in records] == ["in-place", "exchange", "spare"]
+    assert [record["suspects"] for record in records] == [[bad]] * 3, training.story()
+    assert [record["cause"] for record in records] == ["unknown", "unknown", "node"]
+    assert list(training.accusations()) == [bad], training.story()
+    for rank in training.ranks:
+        assert survivors(training.lines(rank)) == plain.curves[rank], training.story()
     training.check_gone()
 
 

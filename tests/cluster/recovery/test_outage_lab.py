@@ -66,6 +66,29 @@ def test_a_lost_node_that_answers_before_it_is_replaced_is_taken_back(new_lab: L
     training.only_incident(symptom="node_lost", cause="transient", action="restart", swaps=[])
 
 
+def test_the_report_against_a_node_that_was_cut_off_for_moments_is_withdrawn(
+    new_lab: LabFactory,
+) -> None:
+    lab = new_lab()
+    direct = "--robust-drain=direct"  # as root, as Slurm asks it: the node must not be drained
+    training = start(lab, 2, spares=1, robust=direct, user=False, steps=250)
+    training.wait_step(8)
+    lab.partition("n2")
+    training.until(training.accusations, "report against n2")
+    lab.reconnect("n2")
+    training.until(training.withdrawals, "withdrawal")
+    training.wait_says(
+        r"^robust-srun: the report against n2 is withdrawn: it answered again after "
+    )
+    assert training.wait_end() == 0, training.story()
+    training.only_incident(action="swap_spare", swaps=[["n2", "n3"]], cause="node")
+    assert set(training.accusations()) == set(training.withdrawals()) == {"n2"}
+    assert "DRAIN" not in lab.node_records()["n2"]["State"]
+    argv = ["robust-status", "--state-dir", str(training.state), "n2"]
+    told = lab.exec("head", argv, user=False).stdout
+    assert "1 report: 1 withdrawn" in told and "rule node-lost: withdrawn" in told, told
+
+
 def test_a_job_that_was_suspended_goes_on(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3)
     training = start(lab, 3, steps=150)

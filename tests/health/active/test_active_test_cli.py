@@ -19,7 +19,7 @@ import pytest
 from health import cli
 from health.active import cli as active_cli
 from health.active.coordinator import runs
-from health.active.coordinator.procedure import Outcome
+from health.active.coordinator.procedure import Measurements
 from health.active.judging import fleet, records, tables
 from health.active.judging.profiles import with_site
 from health.active.nvidia import dcgm, gpu_state
@@ -111,7 +111,7 @@ def test_tests_that_cannot_run_here_are_3(python: str, capsys: pytest.CaptureFix
 def test_gpus_in_use_are_not_tested(
     python: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = gpu_state.State((gpu_state.Gpu(0, "GPU-1", {}, {}, (4242,)),))
+    state = gpu_state.GpuState((gpu_state.Gpu(0, "GPU-1", {}, {}, (4242,)),))
     monkeypatch.setattr(gpu_state, "take", lambda: state)
     assert run(python) == 3
     out = capsys.readouterr().out
@@ -120,13 +120,13 @@ def test_gpus_in_use_are_not_tested(
 
 def test_who_came_meanwhile_is_seen(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter(
-        gpu_state.State((gpu_state.Gpu(0, "GPU-1", {}, {}, pids),)) for pids in ((), (4242,))
+        gpu_state.GpuState((gpu_state.Gpu(0, "GPU-1", {}, {}, pids),)) for pids in ((), (4242,))
     )
     monkeypatch.setattr(gpu_state, "take", lambda: next(states))
-    done: list[runs.Done] = []
+    done: list[runs.RunResult] = []
     tested = runs.on_this_machine
 
-    def noted(plan: runs.Plan) -> runs.Done:
+    def noted(plan: runs.RunPlan) -> runs.RunResult:
         done.append(tested(plan))
         return done[-1]
 
@@ -168,9 +168,9 @@ def test_slow_beside_others_is_no_fault(
     wrong: tuple[str, ...], disturbed: tuple[str, ...], found: list[tuple[str, str]]
 ) -> None:
     one = Measured("gemm", "n1", "gpu0", "X", {"bf16_tflops": 1.0}, wrong=wrong)
-    outcome = Outcome((one,), None, {"n1": frozenset({"gemm"})}, 1.0, ())
+    outcome = Measurements((one,), None, {"n1": frozenset({"gemm"})}, 1.0, ())
     floors = with_site({"X": {"bf16_tflops": 100.0}})
-    done = runs.Done(outcome, disturbed)
+    done = runs.RunResult(outcome, disturbed)
     judged = active_cli._judged(done, fleet.NO_BASELINES, floors)
     assert [(f.status, f.check) for f in judged.findings["n1"]] == found
     assert judged.cleared == set()
@@ -221,7 +221,7 @@ def test_a_state_that_changed_is_a_finding(
     python: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     states = iter(
-        gpu_state.State((gpu_state.Gpu(0, "GPU-1", {"power_limit": watts * 1000}),))
+        gpu_state.GpuState((gpu_state.Gpu(0, "GPU-1", {"power_limit": watts * 1000}),))
         for watts in (700, 300)
     )
     monkeypatch.setattr(gpu_state, "take", lambda *_: next(states))
@@ -282,7 +282,7 @@ def test_this_machine_for_real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(gpu_state, "take", gpu_state.State)
+    monkeypatch.setattr(gpu_state, "take", gpu_state.GpuState)
     assert cli.main(["test", "bitwise", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["cleared"] == ["n1"] and found["measured"][0]["digests"]

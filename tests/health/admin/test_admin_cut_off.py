@@ -13,15 +13,15 @@ import pytest
 from installed_files import carry_out, newer, tree
 
 from health.admin import install, node
-from health.admin.install import Change, InstallError, Plan, Wanted
-from health.admin.node import Request, perform
+from health.admin.install import FileChange, InstallError, InstallPlan, WantedFile
+from health.admin.node import AdminRequest, perform
 
 pytestmark = pytest.mark.slow
 
 request_for = installed_files.request_for
 
 
-def cut_off(request: Request, after: int) -> bool:
+def cut_off(request: AdminRequest, after: int) -> bool:
     """Carry it out in a process that dies at its so-manieth fsync; False: it came to its end."""
     looked = perform(request)
     child = os.fork()
@@ -54,7 +54,7 @@ def everything(top: Path) -> dict[str, tuple[int, str]]:
 @pytest.mark.parametrize("upgrade", [False, True])
 def test_cut_off_anywhere_and_run_again(
     tmp_path: Path,
-    request_for: Request,
+    request_for: AdminRequest,
     monkeypatch: pytest.MonkeyPatch,
     upgrade: bool,
     edited: bool,
@@ -89,7 +89,7 @@ def test_cut_off_anywhere_and_run_again(
         assert found == whole
         before()
         cut_off(wanted, after)
-        assert not carry_out(Request("uninstall", wanted.etc)).error
+        assert not carry_out(AdminRequest("uninstall", wanted.etc)).error
         left = {name for name, (_, text) in everything(tmp_path).items() if text}
         if not after:  # nothing was begun but the manifest itself
             left -= {"etc/.manifest.json.robust-admin"}
@@ -97,9 +97,9 @@ def test_cut_off_anywhere_and_run_again(
     assert after > 3
 
 
-def test_cut_off_while_it_is_taken_away(tmp_path: Path, request_for: Request) -> None:
+def test_cut_off_while_it_is_taken_away(tmp_path: Path, request_for: AdminRequest) -> None:
     carry_out(request_for)
-    gone = perform(Request("uninstall", request_for.etc))
+    gone = perform(AdminRequest("uninstall", request_for.etc))
     real = Path.unlink
     for name in ("prolog", "robust.toml", "manifest.json"):
         with pytest.MonkeyPatch.context() as patch:
@@ -111,21 +111,21 @@ def test_cut_off_while_it_is_taken_away(tmp_path: Path, request_for: Request) ->
 
             patch.setattr(Path, "unlink", unlink)
             with pytest.raises(KeyboardInterrupt):
-                perform(Request("uninstall", request_for.etc, gone.identity))
-        gone = perform(Request("uninstall", request_for.etc))
-    assert not carry_out(Request("uninstall", request_for.etc)).error
+                perform(AdminRequest("uninstall", request_for.etc, gone.identity))
+        gone = perform(AdminRequest("uninstall", request_for.etc))
+    assert not carry_out(AdminRequest("uninstall", request_for.etc)).error
     assert not tree(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts: root")
-def test_a_disk_that_is_full(tmp_path: Path, request_for: Request) -> None:
+def test_a_disk_that_is_full(tmp_path: Path, request_for: AdminRequest) -> None:
     """Said with the path; with room again the same command does the rest."""
     etc = Path(request_for.etc)
     etc.mkdir(mode=0o755)
     mount = ["mount", "-t", "tmpfs", "-o", "size=16k,mode=755", "none", str(etc)]
     subprocess.run(mount, check=True, timeout=30)
     try:
-        big = Wanted(f"{etc}/prolog", "#" * 12_000, 0o755)
+        big = WantedFile(f"{etc}/prolog", "#" * 12_000, 0o755)
         request = request_for._replace(files=[*request_for.files[1:], big])
         reply = carry_out(request)
         assert reply.error == f"{etc}/prolog: No space left on device"
@@ -146,5 +146,5 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InstallError, match=r"file: No space left"):
-        install.apply(Plan((Change("replace", str(target), 0o644, "new"),), ()))
+        install.apply(InstallPlan((FileChange("replace", str(target), 0o644, "new"),), ()))
     assert list(tree(tmp_path).values()) == [(stat.S_IMODE(target.stat().st_mode), "old")]

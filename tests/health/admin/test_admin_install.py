@@ -8,12 +8,12 @@ from pathlib import Path
 import installed_files
 from installed_files import carry_out, newer, tree
 
-from health.admin.node import Reply, Request, perform
+from health.admin.node import AdminReply, AdminRequest, perform
 
 request_for = installed_files.request_for
 
 
-def test_install_twice_and_uninstall(tmp_path: Path, request_for: Request) -> None:
+def test_install_twice_and_uninstall(tmp_path: Path, request_for: AdminRequest) -> None:
     assert not tree(tmp_path)
     done = carry_out(request_for)
     assert done.done and not done.error
@@ -25,15 +25,15 @@ def test_install_twice_and_uninstall(tmp_path: Path, request_for: Request) -> No
     assert found["spool"][0] == 0o755
     again = perform(request_for)
     assert not again.changes and not again.notes
-    gone = carry_out(Request("uninstall", request_for.etc))
+    gone = carry_out(AdminRequest("uninstall", request_for.etc))
     assert not gone.error and not gone.notes
     assert not tree(tmp_path)
-    nothing = perform(Request("uninstall", request_for.etc))
+    nothing = perform(AdminRequest("uninstall", request_for.etc))
     assert not nothing.changes and "nothing is installed" in nothing.notes[0]
 
 
 def test_the_copy_of_the_settings_is_of_the_last_good_ones(
-    tmp_path: Path, request_for: Request
+    tmp_path: Path, request_for: AdminRequest
 ) -> None:
     (tmp_path / "etc").mkdir(mode=0o755)
     toml, last = (tmp_path / "etc" / name for name in ("robust.toml", "robust.toml.last"))
@@ -44,22 +44,22 @@ def test_the_copy_of_the_settings_is_of_the_last_good_ones(
     toml.write_text("[gate\n")
     assert not carry_out(newer(request_for)).error
     assert last.read_text() == "[gate]\ndry_run = true\n"
-    gone = perform(Request("uninstall", request_for.etc))
+    gone = perform(AdminRequest("uninstall", request_for.etc))
     assert ("remove", str(last)) in [(action, path) for action, path, _ in gone.changes]
-    assert not carry_out(Request("uninstall", request_for.etc)).error
+    assert not carry_out(AdminRequest("uninstall", request_for.etc)).error
     assert list(tree(tmp_path)) == ["etc", "etc/robust.toml"]
 
 
-def test_looking_changes_nothing(tmp_path: Path, request_for: Request) -> None:
+def test_looking_changes_nothing(tmp_path: Path, request_for: AdminRequest) -> None:
     assert perform(request_for).changes
     assert not tree(tmp_path)
 
 
-def test_uninstall_leaves_what_was_edited(tmp_path: Path, request_for: Request) -> None:
+def test_uninstall_leaves_what_was_edited(tmp_path: Path, request_for: AdminRequest) -> None:
     carry_out(request_for)
     (tmp_path / "etc" / "robust.toml").write_text("a = 2\n")
     (tmp_path / "spool" / "history.jsonl").write_text("{}\n")
-    gone = carry_out(Request("uninstall", request_for.etc))
+    gone = carry_out(AdminRequest("uninstall", request_for.etc))
     assert list(tree(tmp_path)) == ["etc", "etc/robust.toml", "spool", "spool/history.jsonl"]
     assert len([note for note in gone.notes if note.startswith("left: ")]) == 3
     again = carry_out(request_for)
@@ -68,7 +68,7 @@ def test_uninstall_leaves_what_was_edited(tmp_path: Path, request_for: Request) 
     assert (tmp_path / "etc" / "robust.toml.new").read_text() == "# a = 1\n"
 
 
-def test_a_change_since_it_was_shown_stops_it(tmp_path: Path, request_for: Request) -> None:
+def test_a_change_since_it_was_shown_stops_it(tmp_path: Path, request_for: AdminRequest) -> None:
     looked = perform(request_for)
     (tmp_path / "etc").mkdir()
     late = perform(request_for._replace(expect=looked.identity))
@@ -76,7 +76,7 @@ def test_a_change_since_it_was_shown_stops_it(tmp_path: Path, request_for: Reque
     assert list(tree(tmp_path)) == ["etc"]
 
 
-def test_a_link_is_not_followed(tmp_path: Path, request_for: Request) -> None:
+def test_a_link_is_not_followed(tmp_path: Path, request_for: AdminRequest) -> None:
     carry_out(request_for)
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
@@ -87,10 +87,10 @@ def test_a_link_is_not_followed(tmp_path: Path, request_for: Request) -> None:
     assert victim.read_text() == "mine\n"
 
 
-def test_concurrent_installs(tmp_path: Path, request_for: Request) -> None:
+def test_concurrent_installs(tmp_path: Path, request_for: AdminRequest) -> None:
     """One of them does it; the others see that it was done meanwhile."""
     looked = perform(request_for)
-    replies: list[Reply] = []
+    replies: list[AdminReply] = []
     order = request_for._replace(expect=looked.identity)
     threads = [threading.Thread(target=lambda: replies.append(perform(order))) for _ in range(6)]
     for thread in threads:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from health.admin.install import Directory, InstallError, Plan, Present, Wanted, digest
+from health.admin.install import Directory, InstallError, InstallPlan, Present, WantedFile, digest
 from health.admin.plan import identity, paths_to_look_at, plan_install, plan_uninstall
 
 ETC = "/etc/r"
 UID = 0
-STUB = Wanted(f"{ETC}/prolog", "new\n", 0o755)
-TOML = Wanted(f"{ETC}/robust.toml", "# a = 1\n", 0o644, settings=True)
+STUB = WantedFile(f"{ETC}/prolog", "new\n", 0o755)
+TOML = WantedFile(f"{ETC}/robust.toml", "# a = 1\n", 0o644, settings=True)
 NOTHING = Present("none")
 
 
@@ -23,30 +23,30 @@ def there(text: str, mode: int = 0o644, uid: int = UID) -> Present:
 
 
 def plan(
-    wanted: Wanted,
+    wanted: WantedFile,
     present: Mapping[str, Present],
     manifest: Mapping[str, Any] | None = None,
     directories: tuple[Directory, ...] = (),
-) -> Plan:
+) -> InstallPlan:
     known = manifest or {}
     paths = paths_to_look_at([wanted], directories, known)
     seen = {path: present.get(path, NOTHING) for path in paths}
     return plan_install([wanted], directories, seen, known, UID, ETC, {"python": "/p"})
 
 
-def steps(found: Plan) -> list[tuple[str, str]]:
+def steps(found: InstallPlan) -> list[tuple[str, str]]:
     """Return the plan's actions, without the manifest."""
     return [(c.action, c.path) for c in found.changes if c.path != f"{ETC}/manifest.json"]
 
 
-def recorded(found: Plan) -> dict[str, Any]:
+def recorded(found: InstallPlan) -> dict[str, Any]:
     """The manifest as it would be written."""
     (change,) = [c for c in found.changes if c.path == f"{ETC}/manifest.json"]
     manifest: dict[str, Any] = json.loads(change.text)
     return manifest
 
 
-def manifest_of(wanted: Wanted, text: str, **more: str) -> dict[str, Any]:
+def manifest_of(wanted: WantedFile, text: str, **more: str) -> dict[str, Any]:
     """Build the manifest after an install of ``text`` at the path of ``wanted``."""
     return {"v": 1, "files": {wanted.path: {"sha256": digest(text), **more}}, "dirs": []}
 

@@ -12,13 +12,15 @@ from installed_files import carry_out, tree
 
 from health.admin import cli, node
 from health.admin.install import Directory, InstallError, digest
-from health.admin.node import Request, perform
+from health.admin.node import AdminRequest, perform
 
 request_for = installed_files.request_for
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others: root")
-def test_what_others_could_change_is_not_installed(tmp_path: Path, request_for: Request) -> None:
+def test_what_others_could_change_is_not_installed(
+    tmp_path: Path, request_for: AdminRequest
+) -> None:
     packages = tmp_path / "lib" / "health"
     packages.mkdir(parents=True)
     packages.chmod(0o755)
@@ -44,7 +46,7 @@ def test_what_others_could_change_is_not_installed(tmp_path: Path, request_for: 
     assert not (tmp_path / "etc").exists()
 
 
-def test_a_manifest_that_others_could_write(tmp_path: Path, request_for: Request) -> None:
+def test_a_manifest_that_others_could_write(tmp_path: Path, request_for: AdminRequest) -> None:
     carry_out(request_for)
     manifest = tmp_path / "etc" / "manifest.json"
     victim = tmp_path / "victim"
@@ -52,21 +54,21 @@ def test_a_manifest_that_others_could_write(tmp_path: Path, request_for: Request
     record = {"v": 1, "files": {str(victim): {"sha256": digest("x\n")}}, "dirs": []}
     manifest.write_text(json.dumps(record))
     manifest.chmod(0o666)
-    assert "can be written by others" in perform(Request("uninstall", request_for.etc)).error
+    assert "can be written by others" in perform(AdminRequest("uninstall", request_for.etc)).error
     assert victim.exists()
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"v": 2, "files": {}, "dirs": []}', '{"v": 1, "files": {"a": 1}}']
 )
-def test_a_manifest_that_is_none(tmp_path: Path, request_for: Request, text: str) -> None:
+def test_a_manifest_that_is_none(tmp_path: Path, request_for: AdminRequest, text: str) -> None:
     carry_out(request_for)
     (tmp_path / "etc" / "manifest.json").write_text(text)
     assert "manifest.json" in perform(request_for).error
 
 
 def test_stubs_that_would_not_start_are_not_installed(
-    tmp_path: Path, request_for: Request, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, request_for: AdminRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "MODULES", ("json", "no_such_package.cli"))
     reply = perform(request_for)
@@ -80,18 +82,20 @@ def test_stubs_that_would_not_start_are_not_installed(
     assert not tree(tmp_path)
 
 
-def test_without_nvml_it_is_said(request_for: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_it_is_said(
+    request_for: AdminRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node, "NVML", "no_such_nvml")
     reply = perform(request_for)
     assert not reply.error and "no_such_nvml" in reply.notes[0]
 
 
-def test_a_request_survives_its_journey(request_for: Request) -> None:
-    back = Request.from_json(request_for.as_json())
+def test_a_request_survives_its_journey(request_for: AdminRequest) -> None:
+    back = AdminRequest.from_json(request_for.as_json())
     assert back.as_json() == request_for.as_json()
     assert perform(back).identity == perform(request_for).identity
     with pytest.raises(InstallError, match="another version"):
-        Request.from_json(request_for.as_json().replace('"protocol": 1', '"protocol": 9'))
+        AdminRequest.from_json(request_for.as_json().replace('"protocol": 1', '"protocol": 9'))
 
 
 def test_a_settings_file_that_was_lost_is_not_written_anew(

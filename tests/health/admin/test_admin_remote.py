@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 paramiko = pytest.importorskip("paramiko")
 
 from health.admin import cli, remote  # noqa: E402 - after the guard
-from health.admin.node import Request  # noqa: E402
+from health.admin.node import AdminRequest  # noqa: E402
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 NODES = "127.0.0.[1-3]"
@@ -229,7 +229,7 @@ def test_one_dead_node_stops_no_other(fleet: Fleet, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_goes_wrong_on_the_node(fleet: Fleet) -> None:
-    request = Request("uninstall", str(fleet.etc))
+    request = AdminRequest("uninstall", str(fleet.etc))
     reply = remote.ask("127.0.0.1", fleet.access(python="/nope/bin/python3"), request)
     assert "/nope/bin/python3" in reply.error and "do the nodes see the prefix?" in reply.error
     reply = remote.ask("127.0.0.1", fleet.access(), request._replace(etc="/dev/null/x"))

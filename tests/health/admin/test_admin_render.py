@@ -18,7 +18,7 @@ from health import settings
 from health.admin import cli, pages, render
 from health.admin.doctor import rules
 from health.admin.install import InstallError
-from health.admin.want import Facts
+from health.admin.want import SiteFacts
 from health.check import Check, Condition
 from health.checks import ALL
 from robust_slurm import config
@@ -242,7 +242,7 @@ def test_values_as_toml(value: object) -> None:
 
 def fragment(slurm: dict[str, str]) -> str:
     gate = {name: setting.default for name, setting in settings.GATE.items()}
-    return render.fragment(rules.wants(Facts(slurm, gate, "/etc/r")), bool(slurm))
+    return render.fragment(rules.wants(SiteFacts(slurm, gate, "/etc/r")), bool(slurm))
 
 
 def test_fragment() -> None:

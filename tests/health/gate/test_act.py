@@ -17,7 +17,7 @@ from fake_system import FakeSystem, context
 from places import REPOSITORY
 
 from health.gate import act
-from health.gate.act import PLACES, Outcome, drain_event, open_door
+from health.gate.act import PLACES, DrainOutcome, drain_event, open_door
 from health.gate.breaker import Drain
 from health.gate.reserve import fleet_size, parse, refused_lately, reserve
 from health.settings import defaults
@@ -26,7 +26,7 @@ own_path, patience, site = breaker_site.own_path, breaker_site.patience, breaker
 
 
 def test_a_drain_is_reserved_and_placed(site: BreakerSite) -> None:
-    assert site.drain() == Outcome(drained=True)
+    assert site.drain() == DrainOutcome(drained=True)
     assert site.slurm.node()["reason"] == REASON
     assert site.slurm.drained == ["n1"]
     assert site.reserved() == ["n1"]
@@ -35,7 +35,7 @@ def test_a_drain_is_reserved_and_placed(site: BreakerSite) -> None:
 def test_an_administrators_reason_is_kept(site: BreakerSite) -> None:
     site.slurm.set(state="IDLE+DRAIN", reason="replace the fan")
     outcome = site.drain()
-    assert outcome == Outcome(kept="replace the fan")
+    assert outcome == DrainOutcome(kept="replace the fan")
     assert site.slurm.orders == [] and site.reserved() == []
 
 
@@ -48,7 +48,7 @@ def test_an_administrator_who_is_quicker_by_a_moment(
         return decision
 
     monkeypatch.setattr(act, "reserve", late)
-    assert site.drain() == Outcome(kept="replace the fan")
+    assert site.drain() == DrainOutcome(kept="replace the fan")
     assert site.slurm.node()["reason"] == "replace the fan"
     assert site.reserved() == []  # it did not count
 
@@ -69,7 +69,7 @@ def test_of_our_own_reasons_the_harder_one_stands(
     site: BreakerSite, old: str, new: str, wins: str
 ) -> None:
     site.slurm.set(state="IDLE+DRAIN", reason=old)
-    assert site.drain(reason=new) == Outcome(drained=True, stood=wins == old)
+    assert site.drain(reason=new) == DrainOutcome(drained=True, stood=wins == old)
     assert site.slurm.node()["reason"] == wins
     assert site.reserved() == []  # the node was out already
 
@@ -152,9 +152,9 @@ def test_gates_that_fail_at_once_reserve_one_after_another(site: BreakerSite) ->
     code = (
         "import sys; sys.path[:0] = sys.argv[3:]\n"
         "from health.gate.reserve import reserve\n"
-        "from health.gate.breaker import Drain, Limits\n"
+        "from health.gate.breaker import Drain, DrainLimits\n"
         "own = Drain(1000.0, sys.argv[2], 0)\n"
-        "print(reserve(sys.argv[1], own, Limits(3, 100.0, 60.0, 2), 0).allowed)\n"
+        "print(reserve(sys.argv[1], own, DrainLimits(3, 100.0, 60.0, 2), 0).allowed)\n"
     )
     here = [str(REPOSITORY)]
     running = [
@@ -197,10 +197,10 @@ def test_records_that_are_none_are_left_out() -> None:
 
 def test_a_long_ledger_is_cut(site: BreakerSite, monkeypatch: pytest.MonkeyPatch) -> None:
     from health.gate import fleet_file
-    from health.gate.breaker import Limits
+    from health.gate.breaker import DrainLimits
 
     monkeypatch.setattr(fleet_file, "LOOK_BACK", 2000)
-    limits = Limits(10**6, 100.0, 1.0, 10**6)
+    limits = DrainLimits(10**6, 100.0, 1.0, 10**6)
     for number in range(200):
         assert reserve(str(site.state), Drain(float(number), f"n{number}", 0), limits, 0).allowed
     assert (site.state / "nodes" / "drains.jsonl").stat().st_size < 5000
@@ -217,12 +217,12 @@ def test_a_hostile_node_name_is_no_option(site: BreakerSite) -> None:
 
 def test_the_event_says_what_is_needed_to_undo_it() -> None:
     system = FakeSystem(context=context(job=7, uid=1234))
-    placed = drain_event(system, REASON, Outcome(drained=True), "Xid 79, 1 x")
+    placed = drain_event(system, REASON, DrainOutcome(drained=True), "Xid 79, 1 x")
     assert placed.kind == "drain" and placed.boot == system.boot_id()
     wanted = {"reason": REASON, "job": 7, "uid": 1234, "action": "reboot", "placed": True}
     assert wanted.items() <= dict(placed.data).items()
     assert "as" not in placed.data
-    left = drain_event(system, REASON, Outcome(error="timeout"), "x", "Prolog error")
+    left = drain_event(system, REASON, DrainOutcome(error="timeout"), "x", "Prolog error")
     assert left.data["as"] == "Prolog error" and left.data["placed"] is False
 
 

@@ -14,7 +14,7 @@ from health.gate.breaker import (
     TOOL,
     USER,
     Drain,
-    Limits,
+    DrainLimits,
     allowed,
     cause_of,
     may_stand,
@@ -24,7 +24,7 @@ from health.gate.breaker import (
 )
 from robust_slurm.drain_reason import parse_reason
 
-LIMITS = Limits(max_nodes=3, max_percent=10.0, window=100.0, max_per_job=2)
+LIMITS = DrainLimits(max_nodes=3, max_percent=10.0, window=100.0, max_per_job=2)
 NOW = 1000.0
 
 
@@ -89,24 +89,24 @@ def test_each_cause_is_counted_by_itself(cause: str, own: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "fleet", "soft", "hard"),
     [
-        (Limits(5, 10.0, 3600.0, 2), 100, 5, 20),
-        (Limits(5, 10.0, 3600.0, 2), 10_000, 5, 20),
-        (Limits(5, 10.0, 3600.0, 2), 30, 3, 6),
-        (Limits(5, 10.0, 3600.0, 2), 4, 1, 1),
-        (Limits(50, 100.0, 3600.0, 2), 40, 40, 40),  # never lower than the others
-        (Limits(0, 10.0, 3600.0, 2), 100, 0, 0),  # none at all
-        (Limits(5, 0.0, 3600.0, 2), 100, 0, 0),
+        (DrainLimits(5, 10.0, 3600.0, 2), 100, 5, 20),
+        (DrainLimits(5, 10.0, 3600.0, 2), 10_000, 5, 20),
+        (DrainLimits(5, 10.0, 3600.0, 2), 30, 3, 6),
+        (DrainLimits(5, 10.0, 3600.0, 2), 4, 1, 1),
+        (DrainLimits(50, 100.0, 3600.0, 2), 40, 40, 40),  # never lower than the others
+        (DrainLimits(0, 10.0, 3600.0, 2), 100, 0, 0),  # none at all
+        (DrainLimits(5, 0.0, 3600.0, 2), 100, 0, 0),
     ],
 )
 def test_hard_evidence_has_a_limit_of_its_own(
-    limits: Limits, fleet: int, soft: int, hard: int
+    limits: DrainLimits, fleet: int, soft: int, hard: int
 ) -> None:
     assert node_limit(limits, fleet) == soft
     assert node_limit(limits, fleet, HARD_CAUSE) == hard
 
 
 def test_lemons_have_a_limit_of_their_own() -> None:
-    limits = Limits(5, 10.0, 3600.0, 2)
+    limits = DrainLimits(5, 10.0, 3600.0, 2)
     assert [node_limit(limits, fleet, LEMON) for fleet in (10, 100, 200, 1000)] == [1, 2, 4, 5]
     assert node_limit(limits._replace(max_nodes=0), 100, LEMON) == 0
 
@@ -160,7 +160,7 @@ def test_hard_evidence_is_of_the_node_and_known() -> None:
     ],
 )
 def test_how_many_may_stand(fleet: int, cause: str, most: int) -> None:
-    limits = Limits(5, 10.0, 3600.0, 2)
+    limits = DrainLimits(5, 10.0, 3600.0, 2)
     assert standing_limit(limits, fleet, cause) == most
     there = [Drain(0.0, f"n{number}", 0, cause) for number in range(most)]
     own = Drain(NOW, "x", 0, cause)
@@ -172,7 +172,7 @@ def test_how_many_may_stand(fleet: int, cause: str, most: int) -> None:
 
 
 def test_different_causes_never_take_the_whole_of_a_small_fleet() -> None:
-    limits = Limits(5, 10.0, 3600.0, 2)
+    limits = DrainLimits(5, 10.0, 3600.0, 2)
     there = [Drain(0.0, f"n{i}", 0, cause) for i, cause in enumerate((USER, TOOL, HARD_CAUSE))]
     refused = may_stand(there, limits, 4, Drain(0.0, "n3", 0, USER))
     assert refused.why == (
@@ -191,7 +191,7 @@ def test_over_any_time_a_part_of_the_fleet_stays(
     fleet: int, asked: list[tuple[int, int, str]]
 ) -> None:
     """Nothing is ever undrained, and a drain is asked for every 20 to 60 minutes."""
-    limits = Limits(5, 10.0, 3600.0, 2)
+    limits = DrainLimits(5, 10.0, 3600.0, 2)
     made: list[Drain] = []
     now = 0.0
     for pause, number, cause in asked:
@@ -213,7 +213,7 @@ def test_over_any_time_a_part_of_the_fleet_stays(
 
 
 _limits = st.builds(
-    Limits,
+    DrainLimits,
     max_nodes=st.integers(0, 4),
     max_percent=st.floats(0, 100),
     window=st.floats(1, 200),
@@ -230,7 +230,7 @@ _gates = st.lists(
 
 @given(_limits, st.integers(0, 40), _gates)
 def test_reservations_never_pass_a_limit(
-    limits: Limits, fleet: int, gates: list[tuple[float, str, int]]
+    limits: DrainLimits, fleet: int, gates: list[tuple[float, str, int]]
 ) -> None:
     """Gates ask one after another (the lock), with clocks that differ as they like."""
     made: list[Drain] = []
@@ -258,14 +258,14 @@ class Gate:
 @settings(max_examples=500)
 @given(
     st.tuples(st.integers(0, 3), st.integers(1, 3)).map(
-        lambda most: Limits(most[0], 100.0, 1e6, most[1])
+        lambda most: DrainLimits(most[0], 100.0, 1e6, most[1])
     ),
     st.sampled_from([0, 0, 2, 40]),
     st.lists(st.integers(0, 1), min_size=2, max_size=4),
     st.lists(st.integers(-1, 5), max_size=40),
 )
 def test_drains_without_a_ledger_end_within_the_limits(
-    limits: Limits, fleet: int, jobs: list[int], schedule: list[int]
+    limits: DrainLimits, fleet: int, jobs: list[int], schedule: list[int]
 ) -> None:
     """Any interleaving; time (-1 in the schedule) is told in whole seconds, as Slurm does.
 

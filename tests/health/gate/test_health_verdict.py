@@ -7,7 +7,7 @@ import pytest
 from health import settings
 from health.finding import Finding, Status
 from health.gate.verdict import judge, reason_for
-from health.run.report import Report
+from health.run.report import GateReport
 from robust_slurm.drain_reason import ActionName
 
 SETTINGS = settings.defaults(())
@@ -19,8 +19,8 @@ def finding(
     return Finding(status, "tool" if status == "ERROR" else "node", check, device, "seen", action)
 
 
-def report(*findings: Finding, job: int = 7, tolerated: tuple[str, ...] = ()) -> Report:
-    return Report("n1", "prolog", job, 0.0, list(findings), [], 1.0, [], list(tolerated))
+def report(*findings: Finding, job: int = 7, tolerated: tuple[str, ...] = ()) -> GateReport:
+    return GateReport("n1", "prolog", job, 0.0, list(findings), [], 1.0, [], list(tolerated))
 
 
 @pytest.mark.parametrize(

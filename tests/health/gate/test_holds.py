@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from health import cli
 from health.gate.drain_times import lines
-from health.gate.holds import DAY, Rules, drains, held_until, service
+from health.gate.holds import DAY, HoldRules, drains, held_until, service
 from health.node.system import Event
 from health.sweep import main
 from robust_slurm.drain_reason import parse_reason
@@ -57,7 +57,7 @@ def test_the_hold_doubles_with_each_drain(before: list[Event], hold: float) -> N
     reason = parse_reason(HUNG)
     assert reason is not None
     own = drain(0.0)
-    assert held_until(reason, own, [*before, own], Rules()) == NOW + hold
+    assert held_until(reason, own, [*before, own], HoldRules()) == NOW + hold
 
 
 def test_records_of_one_drain_count_once() -> None:
@@ -67,35 +67,35 @@ def test_records_of_one_drain_count_once() -> None:
     together = [drain(2 * H), drain(2 * H - 1), drain(0.2)]
     assert reason is not None
     assert len(drains("mount-hung", together, NOW)) == 2
-    assert service(reason, together, NOW, Rules()) == "", "it is the second"
-    assert held_until(reason, drain(0.0), together, Rules()) == NOW + 1200.0
-    assert "3 drains" in service(reason, [*together, undrained], NOW, Rules())
+    assert service(reason, together, NOW, HoldRules()) == "", "it is the second"
+    assert held_until(reason, drain(0.0), together, HoldRules()) == NOW + 1200.0
+    assert "3 drains" in service(reason, [*together, undrained], NOW, HoldRules())
 
 
 @pytest.mark.parametrize("action", ["reset-gpu", "reboot", "service"])
 def test_what_has_a_proof_of_its_own_is_not_held(action: str) -> None:
     reason = parse_reason(HUNG.replace("none", action))
     assert reason is not None
-    assert held_until(reason, drain(0.0), [drain(H), drain(0.0)], Rules()) == 0.0
-    assert service(reason, [drain(H), drain(2 * H)], NOW, Rules()) == ""
+    assert held_until(reason, drain(0.0), [drain(H), drain(0.0)], HoldRules()) == 0.0
+    assert service(reason, [drain(H), drain(2 * H)], NOW, HoldRules()) == ""
 
 
 @pytest.mark.parametrize(
     ("reason", "before", "rules", "why"),
     [
-        (HUNG, [], Rules(), ""),
-        (HUNG, [drain(H)], Rules(), ""),
-        (HUNG, [drain(H), drain(23 * H)], Rules(), "3 drains for mount-hung within 24 h"),
-        (HUNG, [drain(H), drain(25 * H)], Rules(), ""),
-        (HUNG, [drain(H), drain(3 * H), REPAIRED], Rules(), ""),
-        (HUNG, [drain(H)], Rules(hold_times=2), "2 drains for mount-hung within 24 h"),
-        (HUNG, [drain(H), drain(2 * H)], Rules(hold_times=0), ""),
-        ("robust:user:disk-full:/tmp:none:job1", [drain(H), drain(2 * H)], Rules(), ""),
-        ("Prolog error", [drain(H), drain(2 * H)], Rules(), ""),
+        (HUNG, [], HoldRules(), ""),
+        (HUNG, [drain(H)], HoldRules(), ""),
+        (HUNG, [drain(H), drain(23 * H)], HoldRules(), "3 drains for mount-hung within 24 h"),
+        (HUNG, [drain(H), drain(25 * H)], HoldRules(), ""),
+        (HUNG, [drain(H), drain(3 * H), REPAIRED], HoldRules(), ""),
+        (HUNG, [drain(H)], HoldRules(hold_times=2), "2 drains for mount-hung within 24 h"),
+        (HUNG, [drain(H), drain(2 * H)], HoldRules(hold_times=0), ""),
+        ("robust:user:disk-full:/tmp:none:job1", [drain(H), drain(2 * H)], HoldRules(), ""),
+        ("Prolog error", [drain(H), drain(2 * H)], HoldRules(), ""),
     ],
 )
 def test_the_third_time_in_a_day_means_service(
-    reason: str, before: list[Event], rules: Rules, why: str
+    reason: str, before: list[Event], rules: HoldRules, why: str
 ) -> None:
     assert service(parse_reason(reason), before, NOW, rules) == why
 
@@ -106,8 +106,8 @@ def test_what_is_not_the_nodes_is_held_but_wants_nobody(cls: str) -> None:
     reason = parse_reason(text)
     before = [drain(H, text), drain(2 * H, text), drain(3 * H, text)]
     assert reason is not None
-    assert service(reason, before, NOW, Rules()) == ""
-    assert held_until(reason, drain(0.0, text), before, Rules()) == NOW + 4800.0
+    assert service(reason, before, NOW, HoldRules()) == ""
+    assert held_until(reason, drain(0.0, text), before, HoldRules()) == NOW + 4800.0
 
 
 @given(st.lists(st.floats(0.0, 3 * DAY), max_size=200))
@@ -120,10 +120,10 @@ def test_a_day_never_has_more_drains_than_the_limit(times: list[float]) -> None:
     for now in sorted(times):
         if now < free:
             continue
-        why = service(reason, made, now, Rules())
+        why = service(reason, made, now, HoldRules())
         made.append(Event(now, "drain", "b", {"reason": HUNG}))
-        free = float("inf") if why else held_until(reason, made[-1], made, Rules())
-        assert len(drains("mount-hung", made, now)) <= Rules().hold_times
+        free = float("inf") if why else held_until(reason, made[-1], made, HoldRules())
+        assert len(drains("mount-hung", made, now)) <= HoldRules().hold_times
 
 
 site = sweep_site.site
@@ -197,7 +197,7 @@ def test_status_names_what_keeps_a_drain() -> None:
         NOW - 60, "drain", "b", {"reason": HUNG.replace("none", "service"), "base": "none"}
     )
     reboot = drain(30.0, "robust:node:xid-79:gpu0:reboot:job0")
-    shown = lines("n1", [drain(4 * H), undrained, drain(90.0), service_, reboot], NOW, Rules())
+    shown = lines("n1", [drain(4 * H), undrained, drain(90.0), service_, reboot], NOW, HoldRules())
     assert "; undrained " in shown[0]
     assert "drain 2 for mount-hung within 24 h: held down until " in shown[1]
     assert shown[2].endswith(
@@ -206,7 +206,7 @@ def test_status_names_what_keeps_a_drain() -> None:
     assert shown[3].endswith(
         "drain 1 for xid-79 within 24 h: until the checks pass and the action (reboot) is confirmed"
     )
-    assert lines("n1", [drain(25 * H)], NOW, Rules()) == [
+    assert lines("n1", [drain(25 * H)], NOW, HoldRules()) == [
         "n1: not drained by robust-slurm within 24 h"
     ]
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
 import pytest
 import sweep_site
 from gate_site import GONE, GateSite
 
 from health.checks import ALL
+from health.gate.gate import Gate
 from health.gate.inquiry import acquitted
+from health.history import events as history
 from health.node.system import Event
 from health.run.live import LiveSystem
 from health.settings import defaults
@@ -105,6 +108,37 @@ def test_a_withdrawal_waits_for_a_history_that_cannot_be_read(
     assert site.events("withdrawn") == []
     main([])
     assert site.event("withdrawn")["why"] == "on n1 and s1"
+
+
+@needs_root
+@pytest.mark.parametrize("broken", ["record", "check"])
+@pytest.mark.parametrize("gate", ["epilog", "sweep"])
+def test_an_accusation_whose_outcome_was_not_recorded_is_looked_at_again(
+    site: GateSite, monkeypatch: pytest.MonkeyPatch, gate: str, broken: str
+) -> None:
+    """The node's disk is full for a moment, or a check breaks the gate."""
+    from epilog.cli import main as epilog
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    site.environ(job=7)
+    if gate == "sweep":
+        epilog([])
+        site.environ(job=0)
+    site.accuse()
+    with monkeypatch.context() as patch:
+        if broken == "record":
+            patch.setattr(history, "append", full)
+        else:
+            patch.setattr(Gate, "check", full)
+        (epilog if gate == "epilog" else main)([])
+    assert not site.events("accusation", "strike")
+    site.environ(job=0)
+    main([])
+    assert site.event("accusation")["result"] == "cleared" and site.event("strike")
+    main([])
+    assert len(site.events("accusation", "strike")) == 2
 
 
 def test_strikes_that_grow_old_acquit_nobody() -> None:

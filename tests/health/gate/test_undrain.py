@@ -8,7 +8,7 @@ import pytest
 from fake_system import BOOT
 
 from health.finding import LADDER, ActionName
-from health.gate.undrain import HARMLESS, NEAR_S, Standing, ours, why_not
+from health.gate.undrain import HARMLESS, NEAR_S, DrainStanding, ours, why_not
 from health.node.system import Event
 
 NOW = 2_000_000.0
@@ -22,8 +22,8 @@ def drained(action: str = "reboot", at: float = NOW - 1000, boot: str = BOOT, **
     return Event(at, "drain", boot, {"reason": reason(action), "job": 7, "uid": 1000, **more})
 
 
-def standing(text: str, at: float | None = NOW - 1000, *flags: str) -> Standing:
-    return Standing({"IDLE", "DRAIN", *flags}, text, at)
+def standing(text: str, at: float | None = NOW - 1000, *flags: str) -> DrainStanding:
+    return DrainStanding({"IDLE", "DRAIN", *flags}, text, at)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_whose_a_drain_is(text: str, events: list[Event], is_ours: bool) -> None
 
 
 def test_a_node_that_is_not_drained_has_no_drain_of_ours() -> None:
-    assert ours(Standing({"IDLE"}, reason(), NOW), [drained()]) is None
+    assert ours(DrainStanding({"IDLE"}, reason(), NOW), [drained()]) is None
 
 
 def test_of_several_records_the_one_of_this_drain_counts() -> None:

@@ -16,7 +16,7 @@ from health.gate.inquiry import of_rejection
 from health.history.accusations import (
     SIZE_LIMIT,
     Accused,
-    Found,
+    ReportsFound,
     find,
 )
 
@@ -30,13 +30,13 @@ def test_found(state: AccusationFiles) -> None:
     found = state.find()
     assert [a.name for a in found.accusations] == [NAME]
     assert found.rejections == ()
-    assert state.find(known=(NAME,)) == Found((), ())
+    assert state.find(known=(NAME,)) == ReportsFound((), ())
 
 
 def test_nobody_was_accused(state: AccusationFiles) -> None:
-    assert state.find() == Found((), ())
-    assert state.find(JOB._replace(of=8)) == Found((), ())
-    assert find("/nonexistent", "n1", JOB, (), 10.0) == (Found((), ()), "")
+    assert state.find() == ReportsFound((), ())
+    assert state.find(JOB._replace(of=8)) == ReportsFound((), ())
+    assert find("/nonexistent", "n1", JOB, (), 10.0) == (ReportsFound((), ()), "")
 
 
 def test_of_a_companion(state: AccusationFiles) -> None:
@@ -83,7 +83,7 @@ def test_nobody_else_withdraws(state: AccusationFiles) -> None:
     assert [(one.name, one.uid) for one in found.rejections] == [(WITHDRAWN, 666)]
 
 
-def rejected(found: Found) -> tuple[str, int, str]:
+def rejected(found: ReportsFound) -> tuple[str, int, str]:
     assert found.accusations == ()
     (one,) = found.rejections
     return one.name, one.uid, one.why
@@ -100,11 +100,11 @@ def test_a_directory_of_somebody_else(state: AccusationFiles) -> None:
     """Job numbers can be guessed and every user may make a directory in jobs/."""
     state.write(NAME, raw())
     state.own(state.dir.parent, uid=666)
-    assert state.find() == Found((), ()), "it is ignored, whatever lies there"
+    assert state.find() == ReportsFound((), ()), "it is ignored, whatever lies there"
     state.own(state.dir.parent)
     state.own(state.dir, uid=666)
     assert rejected(state.find())[:2] == ("accusations", 666)
-    assert state.find(known=("accusations",)) == Found((), ())
+    assert state.find(known=("accusations",)) == ReportsFound((), ())
 
 
 @needs_root
@@ -195,7 +195,7 @@ def test_at_most_eight_of_a_job(state: AccusationFiles) -> None:
         state.write(f"n1.e{number:02}.json", raw(incident=f"e{number:02}"))
     found = state.find()
     assert len(found.accusations) == 8
-    assert state.find(known=tuple(a.name for a in found.accusations)) == Found((), ())
+    assert state.find(known=tuple(a.name for a in found.accusations)) == ReportsFound((), ())
 
 
 @needs_root
@@ -221,7 +221,7 @@ def test_a_dead_file_system_costs_the_deadline(
     monkeypatch.setattr(os, "scandir", never)
     began = time.monotonic()
     found, error = find(str(state.path), "n1", JOB, (), 0.3)
-    assert (found, error) == (Found((), ()), "no answer in 0.3 s")
+    assert (found, error) == (ReportsFound((), ()), "no answer in 0.3 s")
     assert time.monotonic() - began < 5
 
 

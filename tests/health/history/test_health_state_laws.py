@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from node_events import GPU, NOW, OTHER, TEXT_154, did, strike, xid
 
 from health.finding import LADDER
-from health.history.state import DAY, NodeState, Rules, escalate, node_state
+from health.history.state import DAY, NodeState, StateRules, escalate, node_state
 from health.node.system import Event
 from health.nvidia.xid_policy import rung
 
@@ -46,12 +46,12 @@ def test_the_order_of_reading_does_not_matter(events: list[Event], random: Any) 
 
 @given(st.lists(any_event(), max_size=14))
 def test_a_later_reboot_or_reset_never_makes_it_worse(events: list[Event]) -> None:
-    before = node_state(events, NOW, "now", rules=Rules(reboots=99))
+    before = node_state(events, NOW, "now", rules=StateRules(reboots=99))
     for later in (did("reset", 1, gpu=""), did("driver", 1), did("repaired", 1)):
-        assert worst(node_state([*events, later], NOW, "now", rules=Rules(reboots=99))) <= worst(
-            before
-        )
-    after = node_state(events, NOW, "next boot", rules=Rules(reboots=99))
+        assert worst(
+            node_state([*events, later], NOW, "now", rules=StateRules(reboots=99))
+        ) <= worst(before)
+    after = node_state(events, NOW, "next boot", rules=StateRules(reboots=99))
     assert worst(after) <= worst(before)
     assert all(fault.action == "service" for fault in after.faults)
 
@@ -66,8 +66,8 @@ def test_strikes_never_make_it_better(events: list[Event], job: int, uid: int) -
 
 @given(st.sampled_from([a.name for a in LADDER]), st.lists(st.sampled_from(["reset", "boot"])))
 def test_to_come_back_never_makes_the_action_milder(action: Any, cures: list[str]) -> None:
-    assert rung(escalate(action, cures, Rules())[0]) >= rung(action)
+    assert rung(escalate(action, cures, StateRules())[0]) >= rung(action)
     for more in ("reset", "boot"):
-        assert rung(escalate(action, [*cures, more], Rules())[0]) >= rung(
-            escalate(action, cures, Rules())[0]
+        assert rung(escalate(action, [*cures, more], StateRules())[0]) >= rung(
+            escalate(action, cures, StateRules())[0]
         )

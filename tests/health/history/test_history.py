@@ -47,7 +47,7 @@ def shared(state: Path, node: str = "n1") -> list[Event]:
 
 
 def record(spool: Path, state: Path | None, *events: Event, deadline: float = 10.0) -> str:
-    return history.record(str(spool), str(state or ""), "n1", events, deadline)
+    return str(history.record(str(spool), str(state or ""), "n1", events, deadline))
 
 
 # -- writing and reading ----------------------------------------------------------------------

@@ -25,7 +25,7 @@ from health.nvidia import nvml
 from health.recording.record import RecordingSystem
 from health.recording.replay import BadTree, ReplaySystem
 from health.run.live import LiveSystem
-from health.run.report import Report
+from health.run.report import GateReport
 from health.run.runner import run
 
 LONG_S = 60.0
@@ -40,14 +40,14 @@ def live(checks: Sequence[Check], spool: Path) -> LiveSystem:
 
 def recorded(
     checks: Sequence[Check], tmp_path: Path, deadline_s: float = LONG_S
-) -> tuple[Report, ReplaySystem]:
+) -> tuple[GateReport, ReplaySystem]:
     system = RecordingSystem(live(checks, tmp_path / "spool"), str(tmp_path / "tree"))
     report = run(system, checks, "deep", deadline_s, seen=system.saw)
     system.finish()
     return report, ReplaySystem(str(tmp_path / "tree"), checks)
 
 
-def same(one: Report, other: Report) -> None:
+def same(one: GateReport, other: GateReport) -> None:
     assert one.findings == other.findings
     assert [(r.family, r.status) for r in one.ran] == [(r.family, r.status) for r in other.ran]
     assert (one.node, one.where, one.job, one.time) == (

@@ -24,8 +24,8 @@ from health.node.system import System
 from health.nvidia import nvml
 from health.nvidia.nvml import Collector
 from health.run import worker
-from health.run.lane import Outcome
-from health.run.report import Report
+from health.run.lane import FamilyResult
+from health.run.report import GateReport
 from health.run.runner import run, run_inline
 from robust_slurm.text import LIMIT
 
@@ -81,11 +81,11 @@ def dies(system: System) -> list[Finding]:
     return []
 
 
-def ids(report: Report) -> list[str]:
+def ids(report: GateReport) -> list[str]:
     return [finding.check for finding in report.findings]
 
 
-def statuses(report: Report) -> dict[str, str]:
+def statuses(report: GateReport) -> dict[str, str]:
     return {row.family: row.status for row in report.ran}
 
 
@@ -358,7 +358,7 @@ def test_inline_gives_the_same_as_with_processes(node: Node) -> None:
 
 
 def test_what_the_runner_saw_can_be_given_again(node: Node) -> None:
-    seen: list[Outcome] = []
+    seen: list[FamilyResult] = []
     checks = [family("mounts", hangs, deadline_s=0.3), family("bad", dies), family("disk")]
     report = run(node, checks, "prolog", LONG_S, seen=seen.append)
     given = [outcome for outcome in seen if outcome.by_runner]

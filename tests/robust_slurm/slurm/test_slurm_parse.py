@@ -100,7 +100,6 @@ def test_recorded_partitions_and_config() -> None:
     assert found["train"].default
     assert found["train"].max_time_s is None
     assert found["standby"].max_time_s == 86400
-    assert found["rootonly"].allow_groups == "root"
     config = parse.settings((DATA / "22.05-config.txt").read_text())
     assert config["SLURM_VERSION"] == "22.05.8"
     assert config["ClusterName"] == "doorlab"

@@ -114,6 +114,19 @@ def test_an_inspection_answers_for_the_whole_node(
     assert answer.answering == ("/data",)
 
 
+def test_a_quick_look_waits_for_no_file_system(supervisor: FakeSupervisor, two: Two) -> None:
+    shim, second = two
+    order = Inspect(6, 0.0, False, quick=True, machine=True)
+    supervisor.order(order)
+    wait(lambda: order in second.got)
+    wait(lambda: shim.agent._counters.machine is not None)
+    second.say(shim, Inspected(6, 0.0, (Sample(1, "S", 0.0, 0),)))
+    shim.emit(Inspected(6, 0.0, (Sample(0, "R", 1.0, 0),)))
+    wait(lambda: bool(supervisor.of(Inspected)))
+    (answer,) = supervisor.of(Inspected)
+    assert answer.machine is not None and answer.answering == ()
+
+
 def test_a_lost_shim_is_news(supervisor: FakeSupervisor, two: Two) -> None:
     shim, second = two
     supervisor.activate()

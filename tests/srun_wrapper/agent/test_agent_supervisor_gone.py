@@ -13,7 +13,7 @@ from agent_node import FakeSupervisor, Shim, crash, start, wait
 
 from srun_wrapper.agent.batch_host_failover import ask_peer
 from srun_wrapper.agent.connections import silence, uplink
-from srun_wrapper.agent.connections.silence import Verdict
+from srun_wrapper.agent.connections.silence import SilenceVerdict
 from srun_wrapper.protocol.messages import Event, Hello, Peer, Report, Started
 
 supervisor, shim = agent_node.supervisor, agent_node.shim
@@ -120,7 +120,7 @@ def test_a_dead_supervisor(
     supervisor.die()
     wait(lambda: bool(shim.verdicts))
     assert 0.4 < time.monotonic() - died < 5.0
-    assert shim.verdicts == [(Verdict.SUPERVISOR_DEAD, start(1))]
+    assert shim.verdicts == [(SilenceVerdict.SUPERVISOR_DEAD, start(1))]
 
 
 def test_a_dead_supervisor_when_the_step_is_ended(supervisor: FakeSupervisor, shim: Shim) -> None:
@@ -131,7 +131,7 @@ def test_a_dead_supervisor_when_the_step_is_ended(supervisor: FakeSupervisor, sh
     shim.call(lambda: shim.agent.signalled(signal.SIGUSR1))
     shim.call(lambda: shim.agent.signalled(signal.SIGTERM))
     wait(lambda: bool(shim.verdicts), silence.DEAD_SUPERVISOR - 1.0)
-    assert shim.verdicts == [(Verdict.SUPERVISOR_DEAD, None)]
+    assert shim.verdicts == [(SilenceVerdict.SUPERVISOR_DEAD, None)]
 
 
 def test_a_supervisor_that_never_was(
@@ -143,7 +143,7 @@ def test_a_supervisor_that_never_was(
         port = gone.getsockname()[1]
     shim = Shim(supervisor, tmp_path, port=port)
     wait(lambda: bool(shim.verdicts))
-    assert shim.verdicts == [(Verdict.SUPERVISOR_DEAD, None)]
+    assert shim.verdicts == [(SilenceVerdict.SUPERVISOR_DEAD, None)]
     shim.close()
 
 
@@ -154,7 +154,7 @@ def test_a_lost_host(supervisor: FakeSupervisor, shim: Shim) -> None:
     shim.agent._uplink.server = "255.255.255.255"
     supervisor.cut()
     wait(lambda: bool(shim.verdicts))
-    assert shim.verdicts == [(Verdict.HOST_LOST, None)]
+    assert shim.verdicts == [(SilenceVerdict.HOST_LOST, None)]
 
 
 def test_an_agent_that_slept_begins_anew(supervisor: FakeSupervisor, shim: Shim) -> None:

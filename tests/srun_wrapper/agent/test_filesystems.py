@@ -14,7 +14,7 @@ import pytest
 
 from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.filesystems import (
-    Mount,
+    UsedMount,
     command_paths,
     mount_of,
     parse_mounts,
@@ -61,14 +61,14 @@ def test_the_mount_of_a_path(path: str, point: str) -> None:
 
 
 def test_of_two_mounts_at_one_place_the_last_counts() -> None:
-    mounts = [Mount("/", "ext4"), Mount("/data", "autofs"), Mount("/data", "nfs")]
+    mounts = [UsedMount("/", "ext4"), UsedMount("/data", "autofs"), UsedMount("/data", "nfs")]
     assert shared_points(["/data/x"], mounts) == {"/data"}
 
 
 def test_only_shared_file_systems_are_asked() -> None:
     paths = ["/etc/hosts", "/local/x", "/home/me/x", "/s3/y", "pipe:[12]", "relative"]
     assert shared_points(paths, parse_mounts(INFO)) == {"/home", "/s3"}
-    root = [Mount("/", "nfs")]
+    root = [UsedMount("/", "nfs")]
     assert shared_points([], root) == {"/"}  # a node without disks
 
 

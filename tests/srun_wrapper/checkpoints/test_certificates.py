@@ -17,14 +17,14 @@ from robust_slurm.checkpoint.durable.marks import Mark
 from robust_slurm.checkpoint.durable.prune import prune
 from robust_slurm.checkpoint.listing import look
 from robust_slurm.checkpoint.planning.sound import Bound
-from srun_wrapper.checkpoints.certificates import Certificates, Line, spoils
+from srun_wrapper.checkpoints.certificates import Certificates, Timeline, spoils
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.protocol.checkpoint_messages import Saved
 
 
-def line_with(proven: int, *equal: int, sharers: int = 2) -> Line:
-    line = Line()
+def line_with(proven: int, *equal: int, sharers: int = 2) -> Timeline:
+    line = Timeline()
     line.begin(1, 0)
     line.sharers = sharers
     line.prove([proven], None)
@@ -33,7 +33,7 @@ def line_with(proven: int, *equal: int, sharers: int = 2) -> Line:
     return line
 
 
-def alike(line: Line, step: int) -> None:
+def alike(line: Timeline, step: int) -> None:
     for rank in range(line.sharers):
         line.alike(step, rank)
 
@@ -70,7 +70,7 @@ def test_a_recomputed_step_stands_for_equal_replicas() -> None:
 
 
 def test_no_loss_no_certificate() -> None:
-    line = Line()
+    line = Timeline()
     line.begin(1, 0)
     line.prove([], None)
     assert not line.covers(0, 1) and not line.covers(4, 1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from made_job import KeptJournal, made_node
 
-from robust_slurm.checkpoint.planning.plan import Place, Resume, Seat, Transfer, plan
+from robust_slurm.checkpoint.planning.plan import Holder, Resume, Seat, Transfer, plan
 from robust_slurm.checkpoint.store.events import Holding
 from srun_wrapper.checkpoints import late_arrivals as module
 from srun_wrapper.checkpoints.enrolments import StoreAt
@@ -29,7 +29,7 @@ def own_and_replica(owner: int, tier: str) -> Holding:
 
 SEATS = {rank: Seat(at(rank).name, f"n{rank}") for rank in range(NODES)}
 PLACES = [
-    Place(
+    Holder(
         at(i).name, f"n{i}", f"10.0.0.{i}", 7000 + i,
         [own_and_replica(i, "memory"), own_and_replica((i + 1) % NODES, "replica")],
     )

@@ -14,7 +14,7 @@ from robust_slurm.checkpoint.durable import tier as durable
 from robust_slurm.checkpoint.durable.dcp.write import write
 from robust_slurm.checkpoint.durable.marks import Mark
 from robust_slurm.checkpoint.planning.sound import Bound
-from robust_slurm.checkpoint.store.events import Holding, Outcome
+from robust_slurm.checkpoint.store.events import FetchOutcome, Holding
 from srun_wrapper.checkpoints import restoring
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.job.model import Node
@@ -45,7 +45,7 @@ class Answering(CheckpointedJob):
             )
             self.bus.deliver(node, Stock(message.token, 0, held))
         elif isinstance(message, Flush):
-            done = Outcome(rank, message.step, True, "", "", 0.0, 9)
+            done = FetchOutcome(rank, message.step, True, "", "", 0.0, 9)
             self.bus.deliver(node, Moved(message.token, 0, (done,)))
 
 

@@ -9,7 +9,7 @@ import pytest
 from checkpointed_job import CheckpointedJob, settled
 
 from robust_slurm.checkpoint.planning.plan import Transfer
-from robust_slurm.checkpoint.store.events import Outcome
+from robust_slurm.checkpoint.store.events import FetchOutcome
 from srun_wrapper.checkpoints import restoring
 from srun_wrapper.checkpoints import stores as stores_module
 from srun_wrapper.checkpoints.enrolments import StoreAt
@@ -108,7 +108,7 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
         def obey(node: Node, message: Message) -> None:
             if isinstance(message, Fetch) and node.name == "n1":
                 results = tuple(
-                    Outcome(w.owner, w.step, True, "", "f", 0.1, 1) for w in message.items
+                    FetchOutcome(w.owner, w.step, True, "", "f", 0.1, 1) for w in message.items
                 )
                 job.bus.deliver(node, Moved(message.token, 0, results))
 

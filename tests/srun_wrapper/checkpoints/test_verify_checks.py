@@ -11,7 +11,7 @@ from verified_job import Site
 from srun_wrapper.checkpoints.verify import check as check_module
 from srun_wrapper.checkpoints.verify import rules, verifying
 from srun_wrapper.job.model import Role
-from srun_wrapper.orders.machine_tests import Found
+from srun_wrapper.orders.machine_tests import MachineResults
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_device_that_is_wrong_now_and_then(said: list[str]) -> None:
     assert len(site.tests) == 3 and not site.verify.text.startswith("off: ")
     assert not site.state.failures
     site.sums = (*([1] * site.state.world.epoch), 2)
-    site.found = Found({"n2": ("wrong",)}, ("n2: wrong",))
+    site.found = MachineResults({"n2": ("wrong",)}, ("n2: wrong",))
     assert check(site) == "proven"
     (failure,) = site.state.failures
     assert (failure.symptom, failure.suspects) == ("differs", ("n2",))
@@ -81,7 +81,7 @@ def test_a_spare_that_is_proven_bad_takes_no_place(said: list[str]) -> None:
     """The second result was its work, and the job goes on where it was."""
     site = Site(1, 2, 1, spares=3)
     (spare,) = {node.name for node in site.state.spares()[:1]}
-    site.found = Found({}, (f"{spare} is bad",), idle=(spare,))
+    site.found = MachineResults({}, (f"{spare} is bad",), idle=(spare,))
     assert check(site) == "proven" and site.left == [spare]
     assert site.places == [["n0"], [spare], ["n0"], ["n0"]] and not site.state.failures
 

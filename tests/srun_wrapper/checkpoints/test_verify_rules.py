@@ -7,7 +7,7 @@ import pytest
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from srun_wrapper.checkpoints.verify.rules import (
     Results,
-    Seat,
+    SeatState,
     compare,
     conclude,
     exchange,
@@ -37,13 +37,13 @@ def test_where_it_cannot_be_done(change: dict[str, object], why: str) -> None:
     assert why in text and bool(why) == bool(text)
 
 
-def seats(text: str) -> list[Seat]:
+def seats(text: str) -> list[SeatState]:
     """``n1:2/a``: two ranks, in pod a."""
     found = []
     for word in text.split():
         node, _, rest = word.partition(":")
         ranks, _, pod = rest.partition("/")
-        found.append(Seat(node, 2, int(ranks or 0), pod))
+        found.append(SeatState(node, 2, int(ranks or 0), pod))
     return found
 
 
@@ -70,8 +70,10 @@ def test_every_rank_on_another_node(places: str, spares: str, then: str | None) 
 
 
 def test_a_spare_with_too_few_slots_cannot_take_the_ranks() -> None:
-    assert exchange([Seat("n1", 4, 4)], [Seat("n2", 2, 0)]) is None
-    assert exchange([Seat("n1", 4, 4)], [Seat("n2", 2, 0), Seat("n3", 4, 0)]) == ["n3"]
+    assert exchange([SeatState("n1", 4, 4)], [SeatState("n2", 2, 0)]) is None
+    assert exchange([SeatState("n1", 4, 4)], [SeatState("n2", 2, 0), SeatState("n3", 4, 0)]) == [
+        "n3"
+    ]
 
 
 @pytest.mark.parametrize(

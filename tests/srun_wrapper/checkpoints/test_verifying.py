@@ -15,11 +15,11 @@ from srun_wrapper.checkpoints.verify.rules import LIMIT
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.job.reporting.phase import Phase
-from srun_wrapper.orders.machine_tests import Found
+from srun_wrapper.orders.machine_tests import MachineResults
 from srun_wrapper.protocol.checkpoint_messages import Committed, Saved, StandAt
 
 
-async def never(_names: object, _symptom: object) -> Found | None:
+async def never(_names: object, _symptom: object) -> MachineResults | None:
     raise AssertionError("no machine is tested here")
 
 

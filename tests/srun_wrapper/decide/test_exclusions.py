@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from robust_slurm.slurm import Node
-from srun_wrapper.decide.exclusions import Bad, Strength, able_nodes, exclusions, remembered
+from srun_wrapper.decide.exclusions import BadNode, Strength, able_nodes, exclusions, remembered
 
 ONCE, TWICE, PROVEN = Strength
 OLD, NEW = 100.0, 200.0
@@ -20,22 +20,37 @@ OLD, NEW = 100.0, 200.0
     ("bad", "able", "needed", "excluded"),
     [
         ([], "a b", 2, ""),
-        ([Bad("a")], "a b c", 2, "a"),
-        ([Bad("a")], "a b", 2, ""),
-        ([Bad("a")], "a", 2, ""),  # too few as it is
-        ([Bad("x"), Bad("a")], "a b", 1, "x a"),  # x is down, or of another partition
-        ([Bad("x")], "a b", 2, "x"),
-        ([Bad("a", ONCE, OLD), Bad("b", ONCE, NEW)], "a b c", 2, "b"),
-        ([Bad("a", ONCE, NEW), Bad("b", TWICE, OLD)], "a b c", 2, "b"),
-        ([Bad("a", PROVEN, OLD), Bad("b", TWICE, NEW), Bad("c", ONCE, NEW)], "a b c d", 3, "a"),
-        ([Bad("a", PROVEN, OLD), Bad("b", TWICE, NEW), Bad("c", ONCE, NEW)], "a b c d", 2, "a b"),
-        ([Bad("a", PROVEN, OLD), Bad("b", TWICE, NEW), Bad("c", ONCE, NEW)], "a b c d", 1, "a b c"),
+        ([BadNode("a")], "a b c", 2, "a"),
+        ([BadNode("a")], "a b", 2, ""),
+        ([BadNode("a")], "a", 2, ""),  # too few as it is
+        ([BadNode("x"), BadNode("a")], "a b", 1, "x a"),  # x is down, or of another partition
+        ([BadNode("x")], "a b", 2, "x"),
+        ([BadNode("a", ONCE, OLD), BadNode("b", ONCE, NEW)], "a b c", 2, "b"),
+        ([BadNode("a", ONCE, NEW), BadNode("b", TWICE, OLD)], "a b c", 2, "b"),
+        (
+            [BadNode("a", PROVEN, OLD), BadNode("b", TWICE, NEW), BadNode("c", ONCE, NEW)],
+            "a b c d",
+            3,
+            "a",
+        ),
+        (
+            [BadNode("a", PROVEN, OLD), BadNode("b", TWICE, NEW), BadNode("c", ONCE, NEW)],
+            "a b c d",
+            2,
+            "a b",
+        ),
+        (
+            [BadNode("a", PROVEN, OLD), BadNode("b", TWICE, NEW), BadNode("c", ONCE, NEW)],
+            "a b c d",
+            1,
+            "a b c",
+        ),
         # All but the batch host were lost in an outage that looked like many losses.
-        ([Bad(n, ONCE, NEW) for n in "bcdefgh"], "a b c d e f g h", 8, ""),
-        ([Bad(n, ONCE, NEW) for n in "bcdefgh"], "a b c d e f g h i", 8, "b"),
+        ([BadNode(n, ONCE, NEW) for n in "bcdefgh"], "a b c d e f g h", 8, ""),
+        ([BadNode(n, ONCE, NEW) for n in "bcdefgh"], "a b c d e f g h i", 8, "b"),
     ],
 )
-def test_enough_nodes_remain(bad: list[Bad], able: str, needed: int, excluded: str) -> None:
+def test_enough_nodes_remain(bad: list[BadNode], able: str, needed: int, excluded: str) -> None:
     found, dropped = exclusions(bad, set(able.split()), needed)
     assert found == tuple(excluded.split())
     assert {*found, *dropped} == {one.node for one in bad} and not {*found} & {*dropped}
@@ -84,8 +99,8 @@ def test_what_the_jobs_reports_say(tmp_path: Path) -> None:
         (directory / name).write_text(json.dumps(record))
     found = {one.node: one for one in remembered(tmp_path)}
     assert found == {
-        "n2": Bad("n2", TWICE, NEW),
-        "n3": Bad("n3", PROVEN, NEW),
-        "n5": Bad("n5", ONCE, 0.0),
+        "n2": BadNode("n2", TWICE, NEW),
+        "n3": BadNode("n3", PROVEN, NEW),
+        "n5": BadNode("n5", ONCE, 0.0),
     }
     assert remembered(None) == remembered(tmp_path / "nowhere") == []

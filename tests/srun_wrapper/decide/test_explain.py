@@ -14,6 +14,7 @@ from srun_wrapper.decide.diagnose import RULES, diagnose
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.ladder import Budget, Means
+from srun_wrapper.decide.local_nan import LocalNan
 
 GOLDEN = Path(__file__).parents[2] / "data" / "explain.txt"
 ECC = "CUDA error: uncorrectable ECC error encountered"
@@ -46,8 +47,10 @@ EXAMPLES: dict[str, list[Failure]] = {
     "node-lost": [Failure("node_lost", 10.0, 8.0, "n1", evidence=("silent",))],
     "recomputed": [Failure("differs", 10.0, 9.0, "n1", suspects=("n1",), evidence=("bits",))],
     "nan-of-machine": [nan(), end(ECC)],
+    "local-nan": [nan()],
     "nan": [nan()],
     "hang": [Failure("hang", 10.0, 0.0, "n1", suspects=("n1",))],
+    "slow-machine": [Failure("slow", 10.0, 9.0, "n1", suspects=("n1",), evidence=("hot",))],
     "cannot-start-here": [end(code=2, launched=False)],
     "preempted": [end(ECC), end(PREEMPTED, 1)],
     "cannot-start": [end(rank=r, code=2, launched=False) for r in range(9)],
@@ -64,10 +67,12 @@ EXAMPLES: dict[str, list[Failure]] = {
     "signal": [end(code=None, signal=11)],
     "exit-code": [end(code=3)],
 }
+LOCAL = LocalNan("n1", ("rank 0",), ("rank 0",), 9, 8)
 PLANS = {  # the actions of the first and of the second time, and the nodes that leave
     "evict": (("swap_spare", ("n1",)), ("swap_spare", ("n1",))),
     "second": (("restart", ()), ("swap_spare", ("n1",))),
     "exchange": (("restart", ()), ("restart", ())),
+    "exchange nan": (("restart", ()), ("restart", ())),
     "test first": (("restart", ()), ("swap_spare", ("n1",))),
     "test only": (("restart", ()), ("restart", ())),
     "test": (("restart", ()), ("stop", ())),
@@ -86,7 +91,8 @@ def test_the_ladder_does_what_is_printed_of_a_rule(rule: Any) -> None:
     """Without tests of the machines; these come before the second time."""
     budget, plans = Budget(), []
     for _ in range(2):
-        found = diagnose(EXAMPLES[rule.id], 9, addresses={"n2": "n2"})
+        local = LOCAL if rule.id == "local-nan" else None
+        found = diagnose(EXAMPLES[rule.id], 9, addresses={"n2": "n2"}, local=local)
         assert found.rule == ("machine-error" if rule.id == "nan-of-machine" else rule.id)
         budget.spend(found)
         vacant = ("n1",) if found.symptom == "node_lost" else ()
@@ -120,8 +126,8 @@ def found(example: str, **changes: Any) -> Diagnosis:
         (found("follows"), 3, (), Means(1, 0, True, 3), "in-place"),
         (found("machine-error"), 1, (), Means(1, 1, True, 3), "spare"),
         (found("machine-error"), 1, (), Means(0, 1, True, 3), "standby"),
-        (found("machine-error"), 1, ("n2",), Means(1, 0, True, 3), "spare-for-lost"),
-        (found("machine-error"), 1, ("n2",), Means(0, 1, True, 3), "standby-for-lost"),
+        (found("machine-error"), 1, ("n2",), Means(1, 0, True, 3), "spare"),
+        (found("machine-error"), 1, ("n2",), Means(0, 1, True, 3), "standby"),
         (found("machine-error"), 1, (), Means(0, 0, True, 3), "keep"),
         (found("machine-error", proven=("n1",)), 4, (), Means(0, 0, True, 3), "requeue"),
         (found("machine-error", proven=("n1",)), 4, (), Means(0, 0, False, 3), "nothing-left"),

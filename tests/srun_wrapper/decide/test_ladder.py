@@ -21,6 +21,7 @@ from srun_wrapper.decide.ladder import (
     acquit,
     plan,
     suspect_nodes,
+    with_suspects,
 )
 
 
@@ -74,7 +75,8 @@ def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Pl
         ([crash(**KILLED)], (), means(), "restart", ()),
         ([crash(**KILLED)] * 2, (), means(spares=1), "restart", ()),  # its ranks move first
         ([crash(**KILLED)] * 3, (), means(spares=1), "swap_spare", ("n1",)),
-        ([crash(**SEGV)] * 2, (), means(spares=1), "swap_spare", ("n1",)),
+        ([crash(**SEGV)] * 2, (), means(spares=1), "restart", ()),  # its ranks move first
+        ([crash(**SEGV)] * 3, (), means(spares=1), "swap_spare", ("n1",)),
         ([crash(**KILLED)] * 2, (), means(), "restart", ()),  # nothing to replace it with
         ([crash(**KILLED), crash(node="n2", **KILLED)], (), means(spares=1), "restart", ()),
         ([crash("ValueError: x")], (), means(spares=1), "restart", ()),
@@ -102,6 +104,17 @@ def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Pl
         ([hang("n1")], (), means(spares=1), "restart", ()),
         ([hang("n1")] * 2, (), means(spares=1), "swap_spare", ("n1",)),
         ([hang("n1", "n2")] * 2, (), means(spares=2), "restart", ()),
+        ([hang("n1", "n2")] * 3, (), means(spares=2), "swap_spare", ("n1", "n2")),
+        ([hang("n1", "n2")] * 3, (), means(spares=1), "swap_spare", ("n1",)),
+        ([hang("n1", "n2")] * 3, (), means(), "restart", ()),
+        (
+            [hang("n1", "n2"), hang("n2", "n3")] * 2,
+            (),
+            means(9, max_restarts=9),
+            "swap_spare",
+            ("n2",),
+        ),
+        ([hang("n1", "n2")] * 3, ("n4",), means(spares=2), "swap_spare", ("n4", "n1")),
         ([crash(**KILLED)] * 4, (), means(spares=1), "stop", ()),
         ([crash(**KILLED)], (), means(max_restarts=0), "stop", ()),
         ([nan()], (), means(spares=1), "restart", ()),
@@ -160,10 +173,10 @@ def hung(*suspects: str) -> list[Failure]:
         ([at_once(EIO, "n1", "n2"), at_once(EIO, "n1")], (), [], []),
         ([at_once(EIO, "n1")] * 2 + [at_once(EIO, "s1")], (), ["n1"], ["n1"]),
         ([at_once(LAUNCH, "n1")] * 2 + [at_once(LAUNCH, "s1")] * 2, (), ["n1"], ["n1"]),
-        ([at_once("", "n1", **SEGV)] * 2, (), ["n1"], []),
+        # Another signal is mostly the program's, a SIGKILL memory: the ranks move first.
+        ([at_once("", "n1", **SEGV)] * 2, (), [], []),
         ([at_once("", "n1", **SEGV)] * 3, ("n1",), ["n1"], []),
-        ([at_once("", "n1", **SEGV)] * 2 + [at_once("", "s1", **SEGV)], (), ["n1"], ["n1"]),
-        # A SIGKILL without a cause is mostly memory: the ranks move to another node first.
+        ([at_once("", "n1", **SEGV)] * 3 + [at_once("", "s1", **SEGV)], (), ["n1"], ["n1"]),
         ([at_once("", "n1", **KILLED)] * 2, (), [], []),
         ([at_once("", "n1", **KILLED)] * 3, (), ["n1"], []),
         ([at_once("", "n1", **KILLED)] * 3, ("n1",), ["n1"], []),
@@ -251,13 +264,26 @@ def test_a_refund_undoes_the_last_failure() -> None:
 def test_suspects_need_two_failures_or_evidence() -> None:
     assert suspect_nodes(crash(ECC), {}) == ("n1",)
     assert suspect_nodes(crash(**KILLED), {"n1": 1}) == ()
-    assert suspect_nodes(crash(**SEGV), {"n1": 2, "n2": 5}) == ("n1",)
+    assert suspect_nodes(crash(**SEGV), {"n1": 2, "n2": 5}) == ()
+    assert suspect_nodes(crash(**SEGV), {"n1": 3, "n2": 5}) == ("n1",)
     assert suspect_nodes(crash(**KILLED), {"n1": 2}) == ()
     assert suspect_nodes(crash(**KILLED), {"n1": 3}) == ("n1",)
     assert suspect_nodes(crash("ValueError: x"), {"n1": 5}) == ()
     assert suspect_nodes(hang(), {"": 5}) == ()
     assert suspect_nodes(nan(), {"n1": 5}) == ()
     assert suspect_nodes(nan(cause="node"), {}) == ("n1",)
+
+
+def test_a_node_that_repetition_makes_a_suspect_is_named() -> None:
+    eio = crash(EIO)
+    assert with_suspects(eio, {"n1": 1}) is eio
+    named = with_suspects(eio, {"n1": 2})
+    assert (named.cause, named.suspects) == ("unknown", ("n1",))
+    assert named.evidence[-1] == "2 failures on n1 without progress: a suspect by repetition alone"
+    assert with_suspects(named, {"n1": 2}) is named
+    assert with_suspects(crash(**KILLED), {"n1": 3}).suspects == ("n1",)
+    assert with_suspects(crash("ValueError: x"), {"n1": 9}).suspects == ()
+    assert suspect_nodes(named, {"n1": 2}) == ("n1",)
 
 
 NODES = st.sampled_from(["n1", "n2", "n3", "n4"])

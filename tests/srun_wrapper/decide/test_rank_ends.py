@@ -9,7 +9,7 @@ import pytest
 from places import REPOSITORY
 
 from srun_wrapper.decide.diagnose import diagnose
-from srun_wrapper.decide.ends import MOST, Kind, read_end
+from srun_wrapper.decide.ends import MOST, EndKind, read_end
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.signatures.catalogue import load
 
@@ -30,28 +30,28 @@ def end_of(tail: str, signum: int | None = None, node: str = "n1") -> Failure:
 @pytest.mark.parametrize(
     ("tail", "signum", "kind", "named"),
     [
-        (ECC, None, Kind.MACHINE, "ecc"),
-        (ECC, signal.SIGABRT, Kind.MACHINE, "ecc"),
-        (ECC, signal.SIGKILL, Kind.MACHINE, "ecc"),  # the machine's own words
-        (f"{VALUE}\n{ECC}\n{CLOSED}", None, Kind.MACHINE, "ecc"),
-        (f"n1.site.org:7:7 [0] NCCL WARN {ECC}", None, Kind.MACHINE, "ecc"),
-        (f"n2:7:7 [0] NCCL WARN {ECC}", None, Kind.FOLLOWS, "ecc"),  # about another node
-        (f"n2:7:7 [0] NCCL WARN {ECC}", signal.SIGTERM, Kind.OWN, ""),
-        (f"{STEPS}{VALUE}\n{STEPS}", None, Kind.OWN, "python-error"),  # no step after it
-        (f"step 1\n{VALUE}\nstep 2\nstep 3\nstep 4\n", None, Kind.OWN, ""),  # survived
-        (VALUE, None, Kind.OWN, "python-error"),
-        (VALUE, signal.SIGKILL, Kind.OWN, ""),  # an error that was caught long before
-        (VALUE, signal.SIGSEGV, Kind.OWN, ""),
-        (CLOSED, None, Kind.FOLLOWS, "peer-closed"),
-        (f"{CLOSED}\n{VALUE}", None, Kind.OWN, "python-error"),
-        ("OSError: [Errno 110] Connection timed out", None, Kind.FOLLOWS, "socket-timeout"),
-        ("NET/IB : Got completion from peer n2<5> with status=12", None, Kind.FOLLOWS, None),
-        ("Segmentation fault (core dumped)", signal.SIGSEGV, Kind.OWN, ""),
-        ("", signal.SIGKILL, Kind.OWN, ""),
-        ("last words", None, Kind.OWN, ""),
+        (ECC, None, EndKind.MACHINE, "ecc"),
+        (ECC, signal.SIGABRT, EndKind.MACHINE, "ecc"),
+        (ECC, signal.SIGKILL, EndKind.MACHINE, "ecc"),  # the machine's own words
+        (f"{VALUE}\n{ECC}\n{CLOSED}", None, EndKind.MACHINE, "ecc"),
+        (f"n1.site.org:7:7 [0] NCCL WARN {ECC}", None, EndKind.MACHINE, "ecc"),
+        (f"n2:7:7 [0] NCCL WARN {ECC}", None, EndKind.FOLLOWS, "ecc"),  # about another node
+        (f"n2:7:7 [0] NCCL WARN {ECC}", signal.SIGTERM, EndKind.OWN, ""),
+        (f"{STEPS}{VALUE}\n{STEPS}", None, EndKind.OWN, "python-error"),  # no step after it
+        (f"step 1\n{VALUE}\nstep 2\nstep 3\nstep 4\n", None, EndKind.OWN, ""),  # survived
+        (VALUE, None, EndKind.OWN, "python-error"),
+        (VALUE, signal.SIGKILL, EndKind.OWN, ""),  # an error that was caught long before
+        (VALUE, signal.SIGSEGV, EndKind.OWN, ""),
+        (CLOSED, None, EndKind.FOLLOWS, "peer-closed"),
+        (f"{CLOSED}\n{VALUE}", None, EndKind.OWN, "python-error"),
+        ("OSError: [Errno 110] Connection timed out", None, EndKind.FOLLOWS, "socket-timeout"),
+        ("NET/IB : Got completion from peer n2<5> with status=12", None, EndKind.FOLLOWS, None),
+        ("Segmentation fault (core dumped)", signal.SIGSEGV, EndKind.OWN, ""),
+        ("", signal.SIGKILL, EndKind.OWN, ""),
+        ("last words", None, EndKind.OWN, ""),
     ],
 )
-def test_the_end_of_a_rank(tail: str, signum: int | None, kind: Kind, named: str | None) -> None:
+def test_the_end_of_a_rank(tail: str, signum: int | None, kind: EndKind, named: str | None) -> None:
     end = read_end(end_of(tail, signum))
     assert end.kind is kind
     if named is not None:

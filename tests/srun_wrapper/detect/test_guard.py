@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from srun_wrapper.detect.guard import Guard
+from srun_wrapper.detect.guard import WatchGuard
 
 
 def test_a_failing_watch_silences_no_other() -> None:
     said, looked = list[str](), list[float]()
-    guard = Guard(said.append)
+    guard = WatchGuard(said.append)
 
     def fails(_now: float) -> None:
         raise KeyError("n1")

@@ -50,12 +50,59 @@ def test_several_ranks_before_and_after_the_stop() -> None:
     job.say(1, Report(1, (lost(1, 17, 16),)))
     assert not state.nonfinite_open()
     found = diagnose(state.failures, 2)
-    assert found.suspects == ("n1",) and len(found.evidence) == 3
+    assert found.root.node == "n1" and len(found.evidence) == 3
     state.failures.clear()
     state.members.stopping_epoch = 1
     job.say(1, Report(1, (lost(0, 15, 14),)))
     assert not state.failures  # its ranks are being stopped
     assert state.nonfinite.bound == Bound(14, 1) and state.progress.best == 15
+
+
+def spread(local: int, step: int, sound: int | None) -> RankBeat:
+    return beat(local, 40, 40, loss=nan, nan=NotFinite(step, nan, None), sound=sound)
+
+
+@pytest.mark.parametrize(
+    ("others", "open_at_first", "ranks"),
+    [
+        # Ranks 0 and 1 are on n0, 2 and 3 on n1; rank 3 has a NaN at step 17.
+        ([beat(0, 17, 17, loss=2.0), beat(1, 17, 17, loss=2.0)], False, ("rank 3",)),
+        ([spread(0, 18, 17), spread(1, 18, 17)], False, ("rank 3",)),
+        ([spread(0, 17, 16), spread(1, 17, 16)], False, ()),
+        ([beat(0, 16, 16, loss=2.0), beat(1, 17, 17, loss=2.0)], True, ()),  # rank 0 lags
+        ([beat(0, 17, 17), beat(1, 17, 17, loss=2.0)], False, ()),  # it reports no loss
+        ([beat(0, 17, 17, loss=2.0, healed=True), beat(1, 17, 17, loss=2.0)], False, ()),
+        ([spread(0, 18, None), spread(1, 18, 17)], False, ()),
+    ],
+)
+def test_a_nan_that_one_rank_has_first(
+    others: list[RankBeat], open_at_first: bool, ranks: tuple[str, ...]
+) -> None:
+    job = Job()
+    state = job.state
+    job.say(1, Report(1, (beat(0, 17, 17, loss=2.0), lost(1, 17, 16))))
+    assert state.nonfinite_open()
+    job.say(0, Report(1, tuple(others)))
+    assert state.nonfinite_open() is open_at_first
+    found = state.nonfinite.local(state.world.running())
+    assert (found.ranks if found else ()) == ranks
+    if open_at_first:
+        job.say(0, Report(1, (beat(0, 17, 17, loss=2.0), others[1])))
+        assert not state.nonfinite_open()
+        later = state.nonfinite.local(state.world.running())
+        assert later is not None and (later.node, later.ranks) == ("n1", ("rank 3",))
+        state.new_epoch()
+        assert state.nonfinite.local(state.world.running()) is None
+
+
+def test_a_rank_that_lags_is_waited_for_only_so_long() -> None:
+    job = Job()
+    job.say(0, Report(1, (beat(0, 16, 16, loss=2.0), beat(1, 17, 17, loss=2.0))))
+    job.say(1, Report(1, (lost(1, 17, 16),)))
+    job.say(0, Report(1, (beat(0, 16, 16, loss=2.0), beat(1, 17, 17, loss=2.0))))
+    assert job.state.nonfinite_open()
+    job.state.nonfinite.since -= 2 * job.state.interval
+    assert not job.state.nonfinite_open()
 
 
 def test_ranks_elsewhere_that_go_on_make_no_progress() -> None:

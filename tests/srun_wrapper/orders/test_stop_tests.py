@@ -12,7 +12,7 @@ from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import TESTED
 from srun_wrapper.decide.failure import Failure
-from srun_wrapper.orders.machine_tests import Found, accused, conclusive, due, read
+from srun_wrapper.orders.machine_tests import MachineResults, accused, conclusive, due, read
 
 
 def crash(tail: str = "", code: int | None = 1, signum: int | None = None, **more: Any) -> Failure:
@@ -108,7 +108,7 @@ def test_when_all_pass_nobody_is_accused() -> None:
 def test_what_could_not_be_tested_blames_nobody() -> None:
     why = ("torch cannot be imported",)
     found = read(judged(errors={"n1": why, "n2": why}), ["n1", "n2"], "crash")
-    assert found == Found(
+    assert found == MachineResults(
         {},
         (
             "stop-time tests could not be run (in 4.2 s)",
@@ -150,12 +150,12 @@ def test_what_was_not_tested_is_said() -> None:
     ],
 )
 def test_conclusive(named: dict[str, tuple[str, ...]], cleared: set[str], expected: bool) -> None:
-    assert conclusive(Found(named, (), frozenset(cleared)), ["n1", "n2"]) is expected
+    assert conclusive(MachineResults(named, (), frozenset(cleared)), ["n1", "n2"]) is expected
 
 
 def test_failing_twice_on_one_node_evicts_it_unless_it_has_just_passed_tests() -> None:
     segv = diagnose([crash(code=None, signum=11)])
     assert ladder.suspect_nodes(segv, {"n3": 2}) == ("n3",)
-    passed = accused(segv, Found({}, (), frozenset({"n1", "n3"})), TESTED)
+    passed = accused(segv, MachineResults({}, (), frozenset({"n1", "n3"})), TESTED)
     assert ladder.suspect_nodes(passed, {"n3": 2}) == ()
     assert ladder.suspect_nodes(passed, {"n3": 3}) == ("n3",)

@@ -10,7 +10,8 @@ import agent_node
 import pytest
 from agent_node import FakeSupervisor, Shim, wait
 
-from srun_wrapper.protocol.messages import Hello, Inspect
+from srun_wrapper.protocol.base import Event, Message
+from srun_wrapper.protocol.messages import Hello, Inspect, Signalled
 
 supervisor, shim = agent_node.supervisor, agent_node.shim
 
@@ -33,3 +34,43 @@ def test_orders_to_a_connection_that_was_reset_print_nothing(
         supervisor.do(lambda: [connection.send(Inspect(1, 1.0)) for _ in range(20)])
     wait(lambda: connection.closed)
     assert [r.message for r in caplog.records if r.name.startswith("asyncio")] == []
+
+
+class Remembered(Event):
+    """A message of a later version."""
+
+    text: str
+
+
+class Hinted(Message):
+    """Another one, which is not numbered."""
+
+
+def test_messages_of_a_newer_robust_task_are_left_out(
+    supervisor: FakeSupervisor, shim: Shim, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait(lambda: bool(supervisor.of(Hello)))
+    caplog.set_level(logging.WARNING, "robust-srun")
+    for _ in range(2):
+        shim.call(lambda: shim.agent._event(Remembered(0, "text")))
+        shim.call(lambda: shim.agent._to_server(Hinted()))
+    shim.call(lambda: shim.agent._event(Signalled(0, 12)))
+    wait(lambda: bool(supervisor.of(Signalled)))
+    assert len(supervisor.connections) == 1 and not supervisor.connections[0].closed
+    said = [r.getMessage() for r in caplog.records if "newer than this robust-srun" in r.message]
+    assert [text.split("messages ")[1].split()[0] for text in said] == ["Remembered", "Hinted"]
+    wait(lambda: not shim.agent._unacked)  # what came later is acknowledged, so they are as well
+
+
+@pytest.mark.parametrize(
+    "broken", [b"", b"\xc1", b"\x91\x01", b"\x92\xa5Hello\x01", b"\x91\xa3a b"]
+)
+def test_what_is_no_message_still_ends_the_connection(
+    supervisor: FakeSupervisor, shim: Shim, broken: bytes
+) -> None:
+    wait(lambda: bool(supervisor.of(Hello)))
+    first = supervisor.connections[0]
+    link = shim.agent._uplink._link
+    assert link is not None
+    shim.call(lambda: link.send_payload(broken))
+    wait(lambda: first.closed)

@@ -13,7 +13,7 @@ from recovering import Recovering
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.job import state as job_state
 from srun_wrapper.job.model import Node
-from srun_wrapper.orders.machine_tests import Found, StopTests
+from srun_wrapper.orders.machine_tests import MachineResults, StopTests
 from srun_wrapper.protocol.messages import Message, Stop
 from srun_wrapper.recover import recovery, restarted
 from srun_wrapper.recover.recovery import STEADY
@@ -81,9 +81,9 @@ def test_a_hang_after_progress_tests_no_machine(
     monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
     asked: list[str] = []
 
-    async def ask(_suspects: object, symptom: str) -> Found:
+    async def ask(_suspects: object, symptom: str) -> MachineResults:
         asked.append(symptom)
-        return Found({}, ("1 of 1 nodes passed",), frozenset({"n0"}))
+        return MachineResults({}, ("1 of 1 nodes passed",), frozenset({"n0"}))
 
     job = Recovering(9, tests=cast(StopTests, SimpleNamespace(ask=ask)))
     first = (100, None if second[1] is None else 40)

@@ -39,8 +39,8 @@ LINE = cast(Connection, SimpleNamespace(send=lambda _message: None))
 class StandbyPartition:
     """Stands for the standby partition, where a node comes after ``patience`` looks."""
 
-    def __init__(self, node: Node, patience: int) -> None:
-        self.node, self.patience, self.asked = node, patience, 0
+    def __init__(self, node: Node, patience: int, place: int = 0) -> None:
+        self.node, self.patience, self.asked, self.place = node, patience, 0, place
 
     async def take(
         self,
@@ -53,7 +53,7 @@ class StandbyPartition:
             if enough():
                 return {}
             await asyncio.sleep(0.005)
-        return dict.fromkeys(list(places)[:1], self.node)
+        return {list(places)[self.place]: self.node}
 
     def to_report(self, _came: bool) -> dict[str, Any]:
         return {}
@@ -86,7 +86,9 @@ class Scene:
         self.replacement = self.parts.replacement
         self.standby = self.node(8, "s")
         self.standby.companion = 1
-        self.incident = cast(Incident, SimpleNamespace(plan=object(), swaps=[]))
+        self.incident = cast(
+            Incident, SimpleNamespace(plan=Plan("swap_companion", ("n2",), ""), swaps=[])
+        )
 
     def node(self, index: int, role: str) -> Node:
         name = f"n{index + 1}"
@@ -118,6 +120,23 @@ def test_a_standby_node_is_used_when_the_spare_does_not_answer(tmp_path: Any) ->
         scene = Scene(tmp_path)
         scene.replacement._standby = cast(Any, StandbyPartition(scene.standby, 3))
         assert await scene.replacement.fill(scene.incident)
+        assert scene.incident.swaps == [("n2", "n9")]
+
+    asyncio.run(asyncio.wait_for(life(), 10))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_where_one_node_comes_for_two_the_most_necessary_place_gets_it(
+    tmp_path: Any, place: int
+) -> None:
+    """A suspect goes on without it, a lost node cannot; ``place``: for which Slurm gave it."""
+
+    async def life() -> None:
+        scene = Scene(tmp_path)
+        scene.incident.plan = Plan("swap_companion", ("n2", "n1"), "")
+        scene.state.members.move(scene.nodes[0], Role.EVICTED)
+        scene.replacement._standby = cast(Any, StandbyPartition(scene.standby, 0, place))
+        assert not await scene.replacement.fill(scene.incident)
         assert scene.incident.swaps == [("n2", "n9")]
 
     asyncio.run(asyncio.wait_for(life(), 10))
@@ -210,10 +229,15 @@ def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
         "0-1", 1, dataclasses.replace(diagnosis, unreported=frozenset({shared.name})), 0.0, 1.0
     )
     incident.plan = Plan("swap_spare", names, "")
-    scene.parts.release.evict(names, incident)
-    scene.state.on_back(back)
-    scene.parts.reports.report_silent()
-    scene.parts.release._drain(incident)
+
+    async def leave() -> None:
+        scene.parts.release.evict(names, incident)
+        scene.state.on_back(back)
+        scene.parts.reports.report_silent()
+        scene.parts.reports.flaps.close()
+        scene.parts.release._drain(incident)
+
+    asyncio.run(leave())
     assert drained == [crashed.name, silent.name]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from health.active.coordinator.replay import LayoutError, groups, next_groups
+from health.active.coordinator.replay import ReplayLayoutError, groups, next_groups
 from robust_slurm.config import Config
 from srun_wrapper.job.model import Node, Role, World
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Hello
-from srun_wrapper.replay.orders import Shape, replay_orders, shape
+from srun_wrapper.replay.orders import WorldShape, replay_orders, shape
 
 
 def slots(places: int, each: int) -> list[tuple[int, ...]]:
@@ -65,7 +65,7 @@ def parsed(text: str) -> dict[str, int]:
     ],
 )
 def test_what_cannot_be_cut(mesh: str, ranks: list[tuple[int, ...]], says: str) -> None:
-    with pytest.raises(LayoutError, match=says):
+    with pytest.raises(ReplayLayoutError, match=says):
         shape(parsed(mesh), ranks, len(ranks))
 
 
@@ -107,7 +107,7 @@ def job(places: int = 8, each: int = 2) -> JobState:
     return state
 
 
-def cut_of(each: int = 2) -> Shape:
+def cut_of(each: int = 2) -> WorldShape:
     return shape(parsed(f"pp=2,dp=4,tp={each}"), slots(8, each), 8)
 
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from health.active.coordinator.replay import Round, Verdict, groups, layout
+from health.active.coordinator.replay import ReplayVerdict, Round, groups, layout
 from robust_slurm.record import NotFinite
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.job.model import Node, Rank
-from srun_wrapper.replay.outcome import Outcome, compare, look, read
+from srun_wrapper.replay.outcome import GroupResult, compare, look, read
 from srun_wrapper.replay.replaying import due
 
 STEPS = 3
@@ -73,9 +73,9 @@ def test_losses_count_after_the_very_step() -> None:
         assert found is not None and found.losses == losses
 
 
-def told(*losses: float | None) -> dict[int, Outcome]:
+def told(*losses: float | None) -> dict[int, GroupResult]:
     return {
-        number: Outcome("good", losses=None if loss is None else ((0, loss.hex()),))
+        number: GroupResult("good", losses=None if loss is None else ((0, loss.hex()),))
         for number, loss in enumerate(losses)
     }
 
@@ -129,13 +129,17 @@ def test_words() -> None:
     first = Round(groups(cut, 0), frozenset({1}))
     second = Round(groups(cut, 1), frozenset({1}))
     whys = [{1: "n2: loss nan"}, {1: "n2: loss nan"}]
-    found = read(Verdict((2,), (), ()), [first, second], whys, names, "")
+    found = read(ReplayVerdict((2,), (), ()), [first, second], whys, names, "")
     assert found.named["n2"][0] == "failed in replay 1 with n3: n2: loss nan"
     assert found.lines[0] == "2 replays: n2 bad"
-    found = read(Verdict((), (2, 3), ()), [first], whys, names, "no group failed in 2 rounds")
+    found = read(ReplayVerdict((), (2, 3), ()), [first], whys, names, "no group failed in 2 rounds")
     assert found.lines == ("1 replay named no node: no group failed in 2 rounds; it may be n2,n3",)
-    found = read(Verdict((), (), ()), [first._replace(bad=frozenset())] * 2, whys, names, "quiet")
+    found = read(
+        ReplayVerdict((), (), ()), [first._replace(bad=frozenset())] * 2, whys, names, "quiet"
+    )
     assert "more than 78% of replays" in found.lines[0] and found.named == {}
     every = first._replace(bad=frozenset(range(4)))
-    found = read(Verdict((), (2, 3), ()), [every], [{0: "n0: exit code 1"}], names, "all fail")
+    found = read(
+        ReplayVerdict((), (2, 3), ()), [every], [{0: "n0: exit code 1"}], names, "all fail"
+    )
     assert found.lines == ("1 replay named no node: all fail (n0: exit code 1)",)

@@ -17,7 +17,7 @@ from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
-from srun_wrapper.orders.machine_tests import Found
+from srun_wrapper.orders.machine_tests import MachineResults
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import (
     Exited,
@@ -104,10 +104,10 @@ class Job:
                 beat = RankBeat(0, STEPS, STEPS, 0.0, source="explicit", loss=loss)
                 self.say(node, Report(epoch, (beat,)))
 
-    def replay(self, **asked: Any) -> Found | None:
+    def replay(self, **asked: Any) -> MachineResults | None:
         chosen = Asked(STEPS, 5.0, 2, False)._replace(**asked)
 
-        async def run() -> Found | None:
+        async def run() -> MachineResults | None:
             state, launch = self.state, made_launch("python", "t.py")
             topology = Topology(state, launch, self.journal, str, dict)
             stopping = Stopping(state, self.bus, Stalls(state))

@@ -13,7 +13,7 @@ import pytest
 
 from robust_slurm.slurm import Job, Node, Slurm, SlurmError
 from robust_slurm.slurm.errors import Kind
-from srun_wrapper.decide.exclusions import Bad
+from srun_wrapper.decide.exclusions import BadNode
 from srun_wrapper.requeue.requeue import helper_script, partitions_for, put_back
 
 
@@ -124,7 +124,10 @@ def run(
     the_job: Job, bad: Sequence[str] = ("n2",), fail: str = "", standby: str = "standby"
 ) -> Recorder:
     recorder = Recorder(the_job, fail)
-    assert put_back(cast(Slurm, recorder), 12, [Bad(name) for name in bad], standby, SIZE).job == 12
+    assert (
+        put_back(cast(Slurm, recorder), 12, [BadNode(name) for name in bad], standby, SIZE).job
+        == 12
+    )
     return recorder
 
 
@@ -193,13 +196,13 @@ def test_the_batch_host_is_kept_though_bad() -> None:
 
 def test_a_job_that_takes_no_second_update_is_copied() -> None:
     recorder = Recorder(job(), "shrink", "conflict")
-    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE).job == 13
+    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE).job == 13
     assert recorder.names() == ["submit", "cancel"]
     submitted = recorder.args("submit")
     assert "train" in submitted["script"]
     assert {"--exclude=n9,n2", "--partition=train,standby"} <= set(submitted["args"])
     with pytest.raises(SlurmError, match="shrink refused"):
-        put_back(cast(Slurm, Recorder(job(), "shrink")), 12, [Bad("n2")], "standby", SIZE)
+        put_back(cast(Slurm, Recorder(job(), "shrink")), 12, [BadNode("n2")], "standby", SIZE)
 
 
 def test_scontrol_killed_by_its_own_requeue_is_no_error() -> None:
@@ -213,25 +216,25 @@ def test_scancel_killed_by_its_own_signal_is_no_error() -> None:
             raise SlurmError("other", ("scancel",), "exit code -15, no message")
 
     recorder = Ending(job(), "shrink", "conflict")
-    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE).job == 13
+    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE).job == 13
 
 
 def test_without_a_helper_it_only_takes_longer() -> None:
     recorder = Recorder(job(), "submit")
     with pytest.raises(SlurmError, match="requeued, but it will start only in about two minutes"):
-        put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE)
+        put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE)
     assert "requeue" in recorder.names()
 
 
 def test_what_an_unanswered_request_has_done_is_not_done_twice() -> None:
     """slurmctld may have carried it out although the answer was lost."""
     recorder = Recorder(job(state="PENDING", running=False))
-    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE).job == 12
+    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE).job == 12
     assert not recorder.calls
     recorder = Recorder(job(), "shrink", "conflict")
     copy = {"id": 13, "comment": "robust: goes on for job 12"}
     recorder.others = [job(**copy | {"id": 9, "finished": True}), job(**copy)]
-    assert put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE).job == 13
+    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE).job == 13
     assert recorder.names() == ["cancel"]
 
 
@@ -240,14 +243,14 @@ def test_slurm_away_is_no_refusal(call: str) -> None:
     """It is raised as such, to be tried again, and nothing else is done instead."""
     recorder = Recorder(job(requeue=False), call, "unreachable")
     with pytest.raises(SlurmError) as caught:
-        put_back(cast(Slurm, recorder), 12, [Bad("n2")], "standby", SIZE)
+        put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE)
     assert caught.value.away and "cancel" not in recorder.names()
     assert call == "requeue" or "requeue" not in recorder.names()
 
 
 def test_enough_nodes_remain_for_the_requeued_job() -> None:
     """Slurm sees by itself whether the others are dead, before it starts the job."""
-    bad = [Bad("n2", time=1.0), Bad("n1", time=2.0)]
+    bad = [BadNode("n2", time=1.0), BadNode("n1", time=2.0)]
     recorder, said = Recorder(job()), list[str]()
     recorder.able = ["n1", "n2", "n3", "n4"]
     assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, (), said.append).job == 12
@@ -267,7 +270,7 @@ def test_enough_nodes_remain_for_the_requeued_job() -> None:
 def test_what_an_earlier_run_has_excluded_is_not_the_users_wish() -> None:
     recorder = Recorder(job(exclude=("n9", "n4")))
     recorder.able = ["n1", "n2", "n3", "n4"]
-    bad = [Bad("n4", time=1.0), Bad("n2", time=2.0)]
+    bad = [BadNode("n4", time=1.0), BadNode("n2", time=2.0)]
     put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE)
     assert tuple(recorder.args("update_job")["exclude"]) == ("n9", "n2")
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from srun_wrapper.signatures.lines import Line, read_lines
+from srun_wrapper.signatures.lines import LogLine, read_lines
 from srun_wrapper.signatures.verdict import judge
 
 
-def only(text: str) -> Line:
+def only(text: str) -> LogLine:
     return read_lines(text)[0]
 
 

@@ -11,8 +11,8 @@ from standby_site import HOUR, LOW, NOW, OLD, WELL, WISH, event, sight
 from health.gate.proof import EVERY_S, Proof, due, proof_of
 from health.node.system import Event
 from standby.pool.members import (
+    Admission,
     Choice,
-    Member,
     Sight,
     Use,
     Wish,
@@ -151,7 +151,7 @@ TRAIN = FakeJob("train", "s1")
     ],
 )  # fmt: skip
 def test_choice(
-    what: str, wish: Wish, seen: Sight, admitted: dict[str, Member], members: str, claims: str
+    what: str, wish: Wish, seen: Sight, admitted: dict[str, Admission], members: str, claims: str
 ) -> None:
     found = choose(wish, seen, admitted)
     assert (found.members, found.claims) == (tuple(members.split()), tuple(claims.split())), what
@@ -181,7 +181,7 @@ def test_a_repaired_node_joins_while_the_pool_is_short_and_leaves_first() -> Non
     admitted = {"s1": OLD, "s2": OLD}
     assert choose(wish, short, admitted).members == ("s1", "s2", "n5")
     full = sight("s1 s2 n5 n6", proofs=proofs, train="n6")
-    back = choose(wish, full, {**admitted, "n5": Member(NOW, returned=True)})
+    back = choose(wish, full, {**admitted, "n5": Admission(NOW, returned=True)})
     assert back.members == ("s1", "s2")
     # Taken out of train while busy: it is on its way, though train has it no more.
     busy = sight("s1 s2/IDLE+DRAIN n5", {1: FakeJob("train", "n5")}, proofs, train="n6")

@@ -13,7 +13,7 @@ from standby_site import WISH
 from robust_slurm.slurm.model import partition_from
 from standby.pool import lines, objects
 from standby.pool.members import Choice, Wish
-from standby.pool.objects import Change, Done
+from standby.pool.objects import AppliedChanges, PartitionChange
 
 
 def parts(**given: str) -> dict[str, Any]:
@@ -74,12 +74,12 @@ def test_what_was_taken_out_is_recorded_over_all_runs(
     orders: list[set[str]], before: set[str]
 ) -> None:
     now = before
-    done: dict[str, Done] = {}
+    done: dict[str, AppliedChanges] = {}
     for nodes in orders:
         seen = parts(train=",".join(sorted(now))).get("train")
-        order = Change("update", "train", {}, tuple(sorted(nodes & before)))
+        order = PartitionChange("update", "train", {}, tuple(sorted(nodes & before)))
         done, now = objects.record(done, order, seen), nodes & before
-    assert set(done.get("train", Done()).removed) == before - now
+    assert set(done.get("train", AppliedChanges()).removed) == before - now
 
 
 @pytest.mark.parametrize(

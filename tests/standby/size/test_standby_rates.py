@@ -19,7 +19,7 @@ from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
 from standby.size import ledger
 from standby.size.answer import ESTIMATE, UPPER, from_ledger
-from standby.size.count import SizeError, Source
+from standby.size.count import LossSource, SizeError
 from standby.size.history import DAY, Loss, Span, chronicle_spans, incident, lines
 from standby.size.interval import poisson_interval
 from standby.size.ledger import Ledger
@@ -113,7 +113,7 @@ def test_nodes_lost_together_are_one_event(tmp_path: Path) -> None:
     assert found.node_days == pytest.approx(160.0) and found.sizes == {7: 1}
     assert found.single.events == 0 and found.several.events == 1
     [group] = found.groups(upper=False)
-    assert group == Source(7, pytest.approx(1 / 160))
+    assert group == LossSource(7, pytest.approx(1 / 160))
     [group] = found.groups(upper=True)
     assert group.rate == pytest.approx(poisson_interval(1)[1] / 160)
 
@@ -350,7 +350,7 @@ def test_groups_that_were_seen_count_at_their_own_size() -> None:
 
 
 def test_groups_that_are_named_replace_those_seen() -> None:
-    named = [Source(4, 1e-4)]
+    named = [LossSource(4, 1e-4)]
     found = from_ledger(1024, observed(10_000, x1=12, x8=2), named, 24.0, 0.99)
     assert [cause.size for cause in found.cases[0].causes] == [1, 4]
     assert any("2 events that took several nodes were seen" in note for note in found.notes)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from standby.size import paper
-from standby.size.count import SizeError, Source, binomial, judge, losses, plus, pool, units
+from standby.size.count import LossSource, SizeError, binomial, judge, losses, plus, pool, units
 from standby.size.interval import at_least, at_most, poisson_interval
 
 MACHINES = (128, 256, 512, 1024, 2048)
@@ -18,7 +18,7 @@ MACHINES = (128, 256, 512, 1024, 2048)
 
 def standbys(nodes: int, *sources: tuple[int, float], days: float = 1.0, q: float = 0.99) -> int:
     """``sources``: (size, events per 1,000 node-days)."""
-    rates = [Source(size, per_1000 / 1000) for size, per_1000 in sources]
+    rates = [LossSource(size, per_1000 / 1000) for size, per_1000 in sources]
     return pool(losses(nodes, rates, days), q).standbys
 
 
@@ -60,7 +60,7 @@ def test_over_eviction_wants_more_than_single_failures() -> None:
     single, group = (1, 1.32), (8, 1000 * 15 / (90 * 1200))
     assert standbys(1200, single) == 5
     assert standbys(1200, single, group) == 16
-    lost = losses(1200, [Source(1, 1.32e-3), Source(8, 15 / (90 * 1200))])
+    lost = losses(1200, [LossSource(1, 1.32e-3), LossSource(8, 15 / (90 * 1200))])
     assert judge(lost, 5).shortage > 0.15  # the pool of the single rule, most of them short by more
     assert judge(lost, 5).short_by > 4
 
@@ -68,7 +68,7 @@ def test_over_eviction_wants_more_than_single_failures() -> None:
 # ---------------------------------------------------------------- against enumeration
 
 
-def enumerated(nodes: int, sources: list[Source], days: float) -> dict[int, float]:
+def enumerated(nodes: int, sources: list[LossSource], days: float) -> dict[int, float]:
     """P(K = k) by going through all outcomes of all units."""
     coins = [
         (size, source.rate * size * days)
@@ -85,7 +85,7 @@ def enumerated(nodes: int, sources: list[Source], days: float) -> dict[int, floa
 
 
 SMALL = st.lists(
-    st.tuples(st.integers(1, 6), st.floats(0.0, 1.0)).map(lambda t: Source(t[0], t[1] / t[0])),
+    st.tuples(st.integers(1, 6), st.floats(0.0, 1.0)).map(lambda t: LossSource(t[0], t[1] / t[0])),
     min_size=1,
     max_size=3,
 )
@@ -94,7 +94,7 @@ SMALL = st.lists(
 @settings(max_examples=60)
 @given(st.integers(1, 5), SMALL, st.floats(0.01, 1.0), st.floats(0.01, 0.999))
 def test_the_same_as_all_outcomes(
-    nodes: int, sources: list[Source], days: float, quantile: float
+    nodes: int, sources: list[LossSource], days: float, quantile: float
 ) -> None:
     every = enumerated(nodes, sources, days)
     lost = losses(nodes, sources, days)
@@ -155,7 +155,7 @@ def test_far_tails_keep_their_digits() -> None:
         terms = (math.comb(1000, k) * 0.001**k * 0.999 ** (1000 - k) for k in range(n + 1, 60))
         return math.fsum(terms)
 
-    found = losses(1000, [Source(1, 0.001)])
+    found = losses(1000, [LossSource(1, 0.001)])
     assert tail(20) < 1e-19
     assert found.above(20) == pytest.approx(tail(20), rel=1e-9)
     n = found.smallest(1 - 1e-12)
@@ -175,8 +175,8 @@ def test_more_of_anything_wants_no_smaller_pool(
 ) -> None:
     low, high = sorted((low, high))
     rare = 0.1 / group
-    one = [Source(1, low), Source(group, low * rare)]
-    two = [Source(1, high), Source(group, high * rare)]
+    one = [LossSource(1, low), LossSource(group, low * rare)]
+    two = [LossSource(1, high), LossSource(group, high * rare)]
     base = losses(nodes, one)
     least = pool(base, quantile).standbys
     assert pool(losses(nodes, two), quantile).standbys >= least
@@ -189,7 +189,7 @@ def test_more_of_anything_wants_no_smaller_pool(
 
 @given(NODES, RATE, st.integers(0, 30))
 def test_one_more_standby_never_hurts(nodes: int, rate: float, n: int) -> None:
-    lost = losses(nodes, [Source(1, rate), Source(8, rate / 20)])
+    lost = losses(nodes, [LossSource(1, rate), LossSource(8, rate / 20)])
     here, more = judge(lost, n), judge(lost, n + 1)
     assert more.shortage <= here.shortage and more.shortfall <= here.shortfall
     assert here.shortfall - more.shortfall == pytest.approx(here.shortage, abs=1e-12)
@@ -199,8 +199,8 @@ def test_one_more_standby_never_hurts(nodes: int, rate: float, n: int) -> None:
 @given(NODES, st.floats(0.0, 0.02), st.floats(0.0, 0.02), st.integers(0, 40))
 def test_groups_of_one_are_single_nodes(nodes: int, one: float, two: float, n: int) -> None:
     """Both are near the Poisson with that mean: Barbour and Hall's bound on the distance."""
-    apart = losses(nodes, [Source(1, one), Source(1, two)])
-    merged = losses(nodes, [Source(1, one + two)])
+    apart = losses(nodes, [LossSource(1, one), LossSource(1, two)])
+    merged = losses(nodes, [LossSource(1, one + two)])
     assert apart.mean == pytest.approx(merged.mean)
     assert abs(apart.above(n) - merged.above(n)) <= max(one, two) + (one + two) + 1e-12
 
@@ -231,7 +231,7 @@ def test_units(nodes: int, size: int, found: tuple[tuple[int, int], ...]) -> Non
 
 
 def test_a_small_training_below_one_switch() -> None:
-    lost = losses(5, [Source(32, 0.01)])
+    lost = losses(5, [LossSource(32, 0.01)])
     assert lost.at(5) == pytest.approx(0.05) and lost.at(0) == pytest.approx(0.95)
 
 
@@ -243,21 +243,21 @@ def test_convolution_keeps_its_place() -> None:
 @pytest.mark.parametrize(
     ("nodes", "sources", "days", "quantile", "text"),
     [
-        (0, [Source(1, 0.1)], 1.0, 0.9, "1 to 100,000"),
-        (100_001, [Source(1, 0.1)], 1.0, 0.9, "1 to 100,000"),
-        (10, [Source(1, 0.6)], 2.0, 0.9, "600 events .* a node 1.2 times .* 48 h"),
-        (100, [Source(8, 0.2)], 1.0, 0.9, "every group of 8 nodes 1.6 times"),
-        (10, [Source(0, 0.1)], 1.0, 0.9, "groups of 0"),
-        (10, [Source(1, -0.1)], 1.0, 0.9, "-0.1 per node-day"),
-        (10, [Source(1, math.nan)], 1.0, 0.9, "nan"),
-        (10, [Source(1, 0.1)], 0.0, 0.9, "refill time of 0 h"),
-        (10, [Source(1, 0.1)], math.inf, 0.9, "refill time"),
-        (10, [Source(1, 0.1)], 1.0, 1.0, "quantile 1"),
-        (10, [Source(1, 0.1)], 1.0, 0.0, "quantile 0"),
+        (0, [LossSource(1, 0.1)], 1.0, 0.9, "1 to 100,000"),
+        (100_001, [LossSource(1, 0.1)], 1.0, 0.9, "1 to 100,000"),
+        (10, [LossSource(1, 0.6)], 2.0, 0.9, "600 events .* a node 1.2 times .* 48 h"),
+        (100, [LossSource(8, 0.2)], 1.0, 0.9, "every group of 8 nodes 1.6 times"),
+        (10, [LossSource(0, 0.1)], 1.0, 0.9, "groups of 0"),
+        (10, [LossSource(1, -0.1)], 1.0, 0.9, "-0.1 per node-day"),
+        (10, [LossSource(1, math.nan)], 1.0, 0.9, "nan"),
+        (10, [LossSource(1, 0.1)], 0.0, 0.9, "refill time of 0 h"),
+        (10, [LossSource(1, 0.1)], math.inf, 0.9, "refill time"),
+        (10, [LossSource(1, 0.1)], 1.0, 1.0, "quantile 1"),
+        (10, [LossSource(1, 0.1)], 1.0, 0.0, "quantile 0"),
     ],
 )
 def test_bad_numbers(
-    nodes: int, sources: list[Source], days: float, quantile: float, text: str
+    nodes: int, sources: list[LossSource], days: float, quantile: float, text: str
 ) -> None:
     with pytest.raises(SizeError, match=text):
         pool(losses(nodes, sources, days), quantile)

@@ -14,7 +14,7 @@ import pytest
 from job_records import Job, one_job
 from places import REPOSITORY
 
-from standby.size.count import Source, losses, pool
+from standby.size.count import LossSource, losses, pool
 
 
 def robust_standby(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def test_both_pools_are_held_against_all_losses() -> None:
     assert [cause["units"] for cause in case["causes"]] == [1200, 150, 38]
     assert case["single"]["standbys"] == 5 and case["single"]["shortage"] > 0.15
     assert case["all"]["shortage"] <= 0.01
-    lost = losses(1200, [Source(1, 1.32e-3), Source(8, 1.389e-4), Source(32, 1e-5)])
+    lost = losses(1200, [LossSource(1, 1.32e-3), LossSource(8, 1.389e-4), LossSource(32, 1e-5)])
     assert case["all"]["standbys"] == pool(lost).standbys
     assert case["mean"] == pytest.approx(lost.mean)
     shown = robust_standby("size", *words).stdout
@@ -61,7 +61,7 @@ def test_both_pools_are_held_against_all_losses() -> None:
 def test_sizes_refill_and_quantile_are_used() -> None:
     words = ("--nodes=512", "--rate=6.5", "--group=4", "--group-rate=0.2", "--switch=16")
     data = answer(*words, "--switch-rate=0.1", "--refill=6", "--quantile=0.999")
-    lost = losses(512, [Source(1, 6.5e-3), Source(4, 2e-4), Source(16, 1e-4)], 0.25)
+    lost = losses(512, [LossSource(1, 6.5e-3), LossSource(4, 2e-4), LossSource(16, 1e-4)], 0.25)
     assert data["cases"][0]["all"]["standbys"] == pool(lost, 0.999).standbys
     assert (data["refill_hours"], data["quantile"], data["measured"]) == (6.0, 0.999, None)
 

@@ -9,7 +9,7 @@ from typing import Any
 from fake_test_worker import Answer, fleet
 
 from health.active.coordinator import procedure
-from health.active.coordinator.procedure import Wanted
+from health.active.coordinator.procedure import WantedTests
 from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active_tests import TESTS, Judged
 
@@ -29,7 +29,7 @@ def judged_of(
 ) -> Judged:
     async def body() -> Judged:
         async with fleet(answers, slots=slots, **ready) as session:
-            want = Wanted(tests, "quick", limit, **wanted)
+            want = WantedTests(tests, "quick", limit, **wanted)
             return await procedure.run(session, list(answers), want, baselines=baselines, said=said)
 
     return asyncio.run(body())

@@ -25,7 +25,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
     path.chmod(0o755)
     monkeypatch.setenv("FAKE_WORKER", "healthy")
-    monkeypatch.setattr(gpu_state, "take", gpu_state.State)
+    monkeypatch.setattr(gpu_state, "take", gpu_state.GpuState)
     return str(path)
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from health.active.coordinator.session import Session
+from health.active.coordinator.session import TestSession
 from robust_slurm.frames.wire import Codec
 
 Answer = Callable[[dict[str, Any]], Any]  # of a task; what follows are answers that are none
@@ -89,9 +89,9 @@ async def work(said: Spoken, answer: Answer) -> None:
 @contextlib.asynccontextmanager
 async def fleet(
     answers: Mapping[str, Answer], *, slots: int = 1, **ready: Any
-) -> AsyncIterator[Session]:
+) -> AsyncIterator[TestSession]:
     """A session with a ready worker for each node."""
-    session = Session(dict.fromkeys(answers, slots))
+    session = TestSession(dict.fromkeys(answers, slots))
     await session.open("127.0.0.1")
     tasks = []
     for node, answer in answers.items():

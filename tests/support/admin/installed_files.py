@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from health.admin import node
-from health.admin.install import Directory, Wanted
-from health.admin.node import Reply, Request, perform
+from health.admin.install import Directory, WantedFile
+from health.admin.node import AdminReply, AdminRequest, perform
 
 
 @pytest.fixture
-def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AdminRequest:
     """Stub, settings and spool below tmp_path; the modules that are proved exist."""
     monkeypatch.setattr(node, "MODULES", ("json",))
     monkeypatch.setattr(node, "NVML", "ast")
     etc = tmp_path / "etc"
-    return Request(
+    return AdminRequest(
         "install",
         str(etc),
         "",
         [
-            Wanted(f"{etc}/prolog", "#!/bin/sh\n", 0o755),
-            Wanted(f"{etc}/robust.toml", "# a = 1\n", 0o644, settings=True),
+            WantedFile(f"{etc}/prolog", "#!/bin/sh\n", 0o755),
+            WantedFile(f"{etc}/robust.toml", "# a = 1\n", 0o644, settings=True),
         ],
         [Directory(str(etc), 0o755), Directory(f"{tmp_path}/spool", 0o755)],
         "/usr/bin/python3",
@@ -32,19 +32,19 @@ def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     )
 
 
-def newer(request: Request) -> Request:
+def newer(request: AdminRequest) -> AdminRequest:
     """The next release: another prolog, other settings offered, one more file."""
     etc = request.etc
     return request._replace(
         files=[
-            Wanted(f"{etc}/prolog", "#!/bin/sh\n# new\n", 0o755),
-            Wanted(f"{etc}/robust.toml", "# a = 2\n", 0o644, settings=True),
-            Wanted(f"{etc}/epilog", "#!/bin/sh\n", 0o755),
+            WantedFile(f"{etc}/prolog", "#!/bin/sh\n# new\n", 0o755),
+            WantedFile(f"{etc}/robust.toml", "# a = 2\n", 0o644, settings=True),
+            WantedFile(f"{etc}/epilog", "#!/bin/sh\n", 0o755),
         ]
     )
 
 
-def carry_out(request: Request) -> Reply:
+def carry_out(request: AdminRequest) -> AdminReply:
     looked = perform(request)
     assert not looked.error
     return perform(request._replace(expect=looked.identity))

@@ -9,7 +9,7 @@ from places import DATA
 
 from health import settings
 from health.admin.doctor import rules
-from health.admin.want import Facts, Want
+from health.admin.want import SiteFacts, Want
 from robust_slurm.slurm.parse import settings as parse_config
 
 ETC = "/etc/robust-slurm"
@@ -27,5 +27,5 @@ def recorded(name: str) -> dict[str, str]:
 
 def wants(config: Mapping[str, str], gate: Mapping[str, Any] = GATE) -> dict[str, Want]:
     """The settings by key; of two with the same key the one that is needed."""
-    found = rules.wants(Facts(config, gate, ETC))
+    found = rules.wants(SiteFacts(config, gate, ETC))
     return {want.key: want for want in reversed(found)}

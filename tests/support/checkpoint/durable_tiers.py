@@ -11,7 +11,7 @@ import torch
 from durable_snapshots import private, save_snapshot, tensors_of
 
 from robust_slurm.checkpoint.durable import tier as durable
-from robust_slurm.checkpoint.durable.commit import Done, Request, commit
+from robust_slurm.checkpoint.durable.commit import CommitRequest, CommitResult, commit
 from robust_slurm.checkpoint.durable.dcp.write import write
 from robust_slurm.checkpoint.durable.verify import verify
 
@@ -29,8 +29,8 @@ def store(tier: Path, sources: Sequence[Path], step: int = 100) -> Path:
 
 def commit_now(
     tier: Path, step: int, world: int = 1, attempt: str = RUN, *, wait: float = 0, keep: int = 2
-) -> Done:
-    return commit(Request(tier, step, world, attempt, wait, keep), threading.Event())
+) -> CommitResult:
+    return commit(CommitRequest(tier, step, world, attempt, wait, keep), threading.Event())
 
 
 def tiny(path: Path, step: int, rank: int = 0, world: int = 1, fill: float = 1.0) -> Path:

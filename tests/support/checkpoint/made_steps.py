@@ -8,7 +8,14 @@ from typing import Any
 
 from robust_slurm.checkpoint.durable import tier
 from robust_slurm.checkpoint.durable.files import digest_of
-from robust_slurm.checkpoint.durable.parts import File, Part, Place, Plain, encode_part, part_name
+from robust_slurm.checkpoint.durable.parts import (
+    File,
+    FileSpan,
+    Part,
+    Plain,
+    encode_part,
+    part_name,
+)
 from robust_slurm.checkpoint.format.layout import Entry, Snapshot
 
 
@@ -38,8 +45,8 @@ def part(
     )
     file = File(f"{attempt}-{rank}_0.distcp", 1000, [rank])
     return Part(
-        attempt, snapshot, [1, 2], (file,), tuple(Place(0, i, 900) for i in range(len(entries))),
-        {}, tuple(Plain(n, tuple(n.split(".")), Place(0, 0, 1)) for n in plain), tuple(groups),
+        attempt, snapshot, [1, 2], (file,), tuple(FileSpan(0, i, 900) for i in range(len(entries))),
+        {}, tuple(Plain(n, tuple(n.split(".")), FileSpan(0, 0, 1)) for n in plain), tuple(groups),
     )  # fmt: skip
 
 

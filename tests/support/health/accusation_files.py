@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from health.history.accusations import Accused, Found, find
+from health.history.accusations import Accused, ReportsFound, find
 
 UID = 20001 if os.geteuid() == 0 else os.geteuid()
 JOB = Accused(job=7, uid=UID, gid=UID, of=7)
@@ -55,7 +55,7 @@ class AccusationFiles:
         self.own(path, uid=uid)
         return path
 
-    def find(self, accused: Accused = JOB, known: tuple[str, ...] = ()) -> Found:
+    def find(self, accused: Accused = JOB, known: tuple[str, ...] = ()) -> ReportsFound:
         found, error = find(str(self.path), "n1", accused, known, 10.0)
         assert error == ""
         return found

@@ -11,7 +11,7 @@ from fake_slurm import FakeSlurm
 from fake_system import FakeSystem, context
 
 from health.gate import act
-from health.gate.act import Drainer, Outcome
+from health.gate.act import Drainer, DrainOutcome
 from health.gate.reserve import parse
 from health.node import rootfiles
 from health.node.system import Event
@@ -51,7 +51,7 @@ class BreakerSite:
         history: tuple[Event, ...] = (),
         seconds: float = 20.0,
         **breaker: float,
-    ) -> Outcome:
+    ) -> DrainOutcome:
         known = context(node=node, job=job, SLURM_CONF=str(self.conf))
         system = FakeSystem(
             files={str(self.conf): self.conf.read_text()}, context=known, history=history

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from health.history.state import DAY, Driver, NodeState, Rules, node_state
+from health.history.state import DAY, Driver, NodeState, StateRules, node_state
 from health.node.system import Event
 
 NOW = 100 * DAY
@@ -30,7 +30,7 @@ def did(kind: str, ago: float, boot: str = "now", **data: Any) -> Event:
 
 
 def state(*events: Event, driver: Driver = Driver(), **rules: Any) -> NodeState:  # noqa: B008
-    return node_state(events, NOW, "now", driver, Rules(**rules))
+    return node_state(events, NOW, "now", driver, StateRules(**rules))
 
 
 def faults(*events: Event, **kwargs: Any) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ import pytest
 from waiting import until
 
 from robust_slurm.config import Config
-from srun_wrapper.agent.connections.silence import Verdict
+from srun_wrapper.agent.connections.silence import SilenceVerdict
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.node_agent import Agent
 from srun_wrapper.agent.place import Place
@@ -140,7 +140,7 @@ class Shim:
         self.key = supervisor.key
         self.loop = Loop()
         self.orders: list[Message] = []
-        self.verdicts: list[tuple[Verdict, Start | None]] = []
+        self.verdicts: list[tuple[SilenceVerdict, Start | None]] = []
         self.agent = Agent(
             self.loop,
             self.place,

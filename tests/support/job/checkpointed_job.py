@@ -26,7 +26,7 @@ from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
-from srun_wrapper.protocol.checkpoint_messages import Enrolled, MakeRoom, Place, StoreReady
+from srun_wrapper.protocol.checkpoint_messages import Enrolled, MakeRoom, ReplicaTargets, StoreReady
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.supervisor.step.ending import Ending
 
@@ -93,7 +93,7 @@ class CheckpointedJob:
         return {
             owner: (t.rank, t.node, t.port) if t is not None else (-1, "", 0)
             for _, order in self.sent
-            if isinstance(order, Place)
+            if isinstance(order, ReplicaTargets)
             for owner, t in order.targets.items()
         }
 

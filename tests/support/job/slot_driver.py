@@ -24,6 +24,7 @@ from waiting import until
 from srun_wrapper.agent import slot
 from srun_wrapper.agent.looking import dumps
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.place import SECRETS
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.rank_launcher import SlotOptions
 from srun_wrapper.agent.slot import Slot
@@ -215,7 +216,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
     )
     if "py_spy" in config:
         dumps.py_spy = lambda: str(config["py_spy"])
-    for name in slot.SECRETS:
+    for name in SECRETS:
         os.environ.pop(name, None)
 
     def emit(message: Message) -> None:
@@ -256,7 +257,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         further = ahead is not None and ahead.further
         tell("warm-ahead", "ahead" if ahead is not None and further and ahead.ready else "")
         tell("stand-in", ahead.pid if ahead is not None and not further else 0)
-        tell("making", own is not None and own._making is not None)
+        tell("making", own is not None and bool(own._ordered))
         tell("warm-ranks", broker.ready() if broker is not None else 0)
         interpreters = broker._warm.values() if broker is not None else ()
         tell("warm-asked", any(each._asked for each in interpreters))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from checkpointed_job import CheckpointedJob
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
-from robust_slurm.checkpoint.store.events import Holding, Outcome
-from srun_wrapper.checkpoints.verify.check import Check
+from robust_slurm.checkpoint.store.events import FetchOutcome, Holding
+from srun_wrapper.checkpoints.verify.check import StateCheck
 from srun_wrapper.checkpoints.verify.machine_verdict import Evict, MachineVerdict, Test
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
@@ -16,7 +16,7 @@ from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
-from srun_wrapper.orders.machine_tests import Found
+from srun_wrapper.orders.machine_tests import MachineResults
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.checkpoint_messages import (
     Enrolled,
@@ -33,7 +33,7 @@ from srun_wrapper.protocol.checkpoint_messages import (
 from srun_wrapper.protocol.messages import Message, Stop
 
 EVERY, STEP = 10, 20
-FINE = Found({}, ("all passed",))
+FINE = MachineResults({}, ("all passed",))
 
 
 def verify_of(
@@ -54,7 +54,7 @@ def verify_of(
         interrupted=lambda: bool(state.failures) or state.signalled > 0,
     )
     verdict = MachineVerdict(state, test, evict)
-    check = Check(state, recomputing, verdict, job.certificates, journal)
+    check = StateCheck(state, recomputing, verdict, job.certificates, journal)
     return Verify(state, standing, recomputing, check, journal, phase)
 
 
@@ -68,7 +68,7 @@ class Site(CheckpointedJob):
         self.places: list[list[str]] = []  # of each epoch
         self.tests: list[tuple[str, ...]] = []  # nodes that were tested
         self.left: list[str] = []
-        self.found: Found | None = FINE
+        self.found: MachineResults | None = FINE
         self.on_stop: Callable[[], None] = lambda: None
         self.on_sums: Callable[[], None] = lambda: None
         self.steps_in_memory = (STEP - 1, STEP)
@@ -135,7 +135,9 @@ class Site(CheckpointedJob):
             )  # fmt: skip
             self.bus.deliver(node, Stock(message.token, 0, held))
         elif isinstance(message, Fetch):
-            done = tuple(Outcome(w.owner, w.step, True, "", "got", 0.0, 9) for w in message.items)
+            done = tuple(
+                FetchOutcome(w.owner, w.step, True, "", "got", 0.0, 9) for w in message.items
+            )
             self.bus.deliver(node, Moved(message.token, 0, done))
         elif isinstance(message, TakeSums) and node in self.state.world.places:
             epoch, rank = self.state.world.epoch, self.state.world.places.index(node)
@@ -145,7 +147,7 @@ class Site(CheckpointedJob):
             found = (StateSum(rank, epoch, 1, crc, 7),)
             self.bus.deliver(node, StateSums(message.token, 0, found))
 
-    async def _test(self, names: Sequence[str], _symptom: str) -> Found | None:
+    async def _test(self, names: Sequence[str], _symptom: str) -> MachineResults | None:
         self.tests.append(tuple(names))
         return self.found
 

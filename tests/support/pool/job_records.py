@@ -7,7 +7,7 @@ from typing import Any
 
 from fake_system import FakeSystem, context
 
-from health.gate.act import Outcome, drain_event
+from health.gate.act import DrainOutcome, drain_event
 from health.history import events as gate_history
 from robust_slurm.state_dir.ledger import append_line, make_job_dir, replace_file
 from srun_wrapper.decide.diagnose import diagnose
@@ -72,7 +72,7 @@ def drained(
     """The node gate's record of a drain, as the gate writes it."""
     system = FakeSystem(context=context("sweep" if not job else "epilog", node, job))
     reason = f"robust:{cls}:{check}:gpu0:reboot:job{job}"
-    event = drain_event(system, reason, Outcome(drained=True), "Xid 79")._replace(time=when)
+    event = drain_event(system, reason, DrainOutcome(drained=True), "Xid 79")._replace(time=when)
     (state_dir / "nodes").mkdir(exist_ok=True)
     with (state_dir / "nodes" / f"{node}.jsonl").open("ab") as file:
         file.write(gate_history.line(event))

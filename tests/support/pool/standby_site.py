@@ -15,12 +15,12 @@ from health.node.system import Event
 from robust_slurm.slurm.model import node_from
 from standby.pool import cli
 from standby.pool import file as pool_file
-from standby.pool.members import Member, Sight, Wish
+from standby.pool.members import Admission, Sight, Wish
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
 WELL = Proof(passed=NOW - 60)
-OLD = Member(NOW - 1000)
+OLD = Admission(NOW - 1000)
 
 
 def event(kind: str, age_s: float, **data: Any) -> Event:
@@ -89,7 +89,7 @@ class Site:
         return text
 
     @property
-    def record(self) -> pool_file.Record:
+    def record(self) -> pool_file.PoolRecord:
         found = pool_file.load(str(self.state))
         assert found is not None
         return found

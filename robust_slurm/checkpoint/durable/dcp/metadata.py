@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ...format.dtypes import TORCH
 from ..files import DurableError
 from ..merge import Merged
-from ..parts import Outline, Place
+from ..parts import FileSpan, Outline
 
 Keys = tuple[str | int, ...]
 MAX_BLOCKS = 1_000_000
@@ -55,7 +55,7 @@ def build(merged: Merged, parts: Sequence[Outline]) -> tuple[Metadata, list[Writ
     paths: dict[str, Keys] = {}
     tree = Tree()
 
-    def add(index: MetadataIndex, rank: int, place: Place) -> None:
+    def add(index: MetadataIndex, rank: int, place: FileSpan) -> None:
         name = parts[rank].files[place.file].name
         results.append(
             WriteResult(index, place.length, _StorageInfo(name, place.offset, place.length))

@@ -75,7 +75,7 @@ def load_resharded(directory: str | Path, step: int, state: dict[str, Any]) -> C
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp_load(
                 state,
-                storage_reader=_Reader(where, metadata),
+                storage_reader=_MetadataReader(where, metadata),
                 planner=_Planner(),
                 no_dist=not group,
             )
@@ -100,7 +100,7 @@ def _notes(snapshot: Snapshot, saved: int, now: int) -> list[str]:
     return notes
 
 
-class _Reader(FileSystemReader):
+class _MetadataReader(FileSystemReader):
     """DCP's reader with metadata of ours, so that ``.metadata`` is not unpickled."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:

@@ -12,10 +12,10 @@ import torch
 from ...format.dtypes import TORCH
 from ...format.layout import Entry
 from ..files import DurableError, explain, open_inside
-from ..parts import Outline, Part, Place
+from ..parts import FileSpan, Outline, Part
 
 
-def read_tensor(where: Path, part: Part | Outline, entry: Entry, place: Place) -> torch.Tensor:
+def read_tensor(where: Path, part: Part | Outline, entry: Entry, place: FileSpan) -> torch.Tensor:
     """One block, in memory of its own. Raises DurableError."""
     found = _read(where, part, place, entry.name)
     if (
@@ -27,7 +27,7 @@ def read_tensor(where: Path, part: Part | Outline, entry: Entry, place: Place) -
     return found
 
 
-def read_value(where: Path, part: Part | Outline, place: Place, name: str) -> Any:
+def read_value(where: Path, part: Part | Outline, place: FileSpan, name: str) -> Any:
     """One plain value. Raises DurableError."""
     return _read(where, part, place, name)
 
@@ -42,7 +42,7 @@ def loads(raw: BytesIO, name: str) -> Any:
         ) from None
 
 
-def _read(where: Path, part: Part | Outline, place: Place, name: str) -> Any:
+def _read(where: Path, part: Part | Outline, place: FileSpan, name: str) -> Any:
     file = part.files[place.file].name
     try:
         with open(open_inside(where, file), "rb", buffering=0) as data:

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.planner import (
 
 from ...format import digest
 from ...format.dtypes import TORCH, view
-from ...format.layout import Entry, LayoutError, Plan, Snapshot, parse_header
+from ...format.layout import Entry, FileLayout, LayoutError, Snapshot, parse_header
 from ..files import (
     DurableError,
     digest_inside,
@@ -42,7 +42,7 @@ from ..files import (
     sync_directory,
     write_whole,
 )
-from ..parts import File, Part, Place, Plain, data_prefix, encode_part, part_name, read_part
+from ..parts import File, FileSpan, Part, Plain, data_prefix, encode_part, part_name, read_part
 from ..tier import read_manifest, step_dir
 from .values import describe_values
 
@@ -109,7 +109,7 @@ class _Mapped:
             said = digest.describe(bad or [0], self.plan.size)
             raise DurableError(f"the snapshot {source} is not written: {said}")
 
-    def _header(self) -> tuple[Snapshot, Plan]:
+    def _header(self) -> tuple[Snapshot, FileLayout]:
         size = os.fstat(self._file).st_size
         head = os.pread(self._file, 8, 0)
         raw = os.pread(self._file, 8 + int.from_bytes(head, "little") % (1 << 32), 0)
@@ -214,9 +214,9 @@ def _write_data(mapped: _Mapped, where: Path, attempt: str, prefix: str) -> Part
         size, crcs = digest_inside(where, name)
         files.append(File(name, size, crcs))
 
-    def place(key: str) -> Place:
+    def place(key: str) -> FileSpan:
         info = at[key]
-        return Place(names.index(str(info.relative_path)), int(info.offset), int(info.length))
+        return FileSpan(names.index(str(info.relative_path)), int(info.offset), int(info.length))
 
     return Part(
         attempt=attempt,

@@ -9,16 +9,21 @@ from typing import NamedTuple
 
 from robust_slurm import commands
 from robust_slurm.checkpoint.store.disk.local import LocalDisk
-from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT, Destination, Job, Persister
+from robust_slurm.checkpoint.store.disk.persist import (
+    COMMIT_WAIT,
+    Destination,
+    Persister,
+    PersistJob,
+)
 from robust_slurm.checkpoint.store.door import Connection
-from robust_slurm.checkpoint.store.events import Event, Outcome, Persisted
+from robust_slurm.checkpoint.store.events import Event, FetchOutcome, Persisted
 from robust_slurm.checkpoint.store.ranks import Latest, Rank
 from robust_slurm.checkpoint.store.shelf import OWN, Shelf
 
 ALL_HERE = 15.0  # s: if all ranks had enrolled, the supervisor would have placed them by now
 
 
-class Settings(NamedTuple):
+class StoreSettings(NamedTuple):
     """Settings of the Store."""
 
     key: bytes | None
@@ -39,7 +44,7 @@ class Archive:
     def __init__(
         self,
         shelf: Shelf,
-        settings: Settings,
+        settings: StoreSettings,
         emit: Callable[[Event], None],
         ranks: Callable[[], list[Rank]],
         all_here: Callable[[], bool],
@@ -94,12 +99,12 @@ class Archive:
         rank: Rank,
         latest: Latest,
         local: LocalDisk | None,
-        finished: Callable[[Outcome], None],
+        finished: Callable[[FetchOutcome], None],
     ) -> None:
         enrolment = rank.enrolment
         assert enrolment is not None
         rank.persister.add(
-            Job(
+            PersistJob(
                 latest.path, rank.number, latest.step, latest.slot, latest.record,
                 enrolment.destination, local, enrolment.world if rank.number == 0 else 0,
                 COMMIT_WAIT, finished,
@@ -121,13 +126,13 @@ class Archive:
         """Write the newest snapshot, wait, and tell the rank; in a thread of its own."""
         latest, enrolment = rank.latest, rank.enrolment
         done = threading.Event()
-        result: list[Outcome] = []
+        result: list[FetchOutcome] = []
 
         def flushed(ok: bool, why: str) -> None:
             step = latest.step if latest is not None else -1
             connection.send({"op": "flushed", "step": step, "ok": ok, "why": why})
 
-        def finished(outcome: Outcome) -> None:
+        def finished(outcome: FetchOutcome) -> None:
             result.append(outcome)
             done.set()
 
@@ -154,7 +159,7 @@ class Archive:
         step: int,
         commit_world: int,
         commit_wait: float,
-        finished: Callable[[Outcome], None],
+        finished: Callable[[FetchOutcome], None],
     ) -> str:
         """Queue one holding. Returns why that cannot be; empty when it is queued."""
         record = self._shelf.get(file)
@@ -177,7 +182,7 @@ class Archive:
         path = self._shelf.directory / file
         slot = record.slot if record.kind == OWN else -1
         lane.add(
-            Job(
+            PersistJob(
                 path, owner, step, slot, record, destination, None, commit_world, commit_wait,
                 finished,
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.store.events import Holding
-from robust_slurm.checkpoint.store.shelf import Record, open_snapshot
+from robust_slurm.checkpoint.store.shelf import ShelfRecord, open_snapshot
 from robust_slurm.checkpoint.transfer.channel import BrokenError
 from robust_slurm.checkpoint.transfer.sending import Offer
 
@@ -30,7 +30,7 @@ class LocalDisk:
     def __init__(self, directory: Path, job: str) -> None:
         self.directory = directory / job
 
-    def store(self, fd: int, record: Record) -> None:
+    def store(self, fd: int, record: ShelfRecord) -> None:
         """Copy a complete snapshot there; older ones than the newest two go. Raises OSError."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         stem = f"own-{record.owner}-{record.step}"
@@ -133,7 +133,7 @@ class LocalDisk:
             note.epoch, note.same, note.line,
         )  # fmt: skip
 
-    def bring(self, owner: int, step: int, target: Path) -> Record:
+    def bring(self, owner: int, step: int, target: Path) -> ShelfRecord:
         """Copy a snapshot into the store's directory. ValueError when there is no good one.
 
         Raises OSError when it cannot be written.

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from robust_slurm.checkpoint.format.layout import LayoutError
 from robust_slurm.checkpoint.store.disk.local import LocalDisk
-from robust_slurm.checkpoint.store.disk.writing import Writer, WriterError
-from robust_slurm.checkpoint.store.events import Alarm, Committed, Event, Outcome, Persisted
-from robust_slurm.checkpoint.store.shelf import Record, open_snapshot, read_header
+from robust_slurm.checkpoint.store.disk.writing import WriterError, WriterProcess
+from robust_slurm.checkpoint.store.events import Alarm, Committed, Event, FetchOutcome, Persisted
+from robust_slurm.checkpoint.store.shelf import ShelfRecord, open_snapshot, read_header
 
 COMMIT_WAIT = 60.0  # s for the other ranks' parts
 SLOWEST = 10e6  # bytes/s: below this a writer counts as hanging
@@ -30,20 +30,20 @@ class Destination(NamedTuple):
     python: str
 
 
-class Job(NamedTuple):
+class PersistJob(NamedTuple):
     path: Path
     owner: int
     step: int
     slot: int
     """The slot that must not be overwritten meanwhile; -1 for none."""
-    record: Record | None
+    record: ShelfRecord | None
     """None for a file outside the store's directory."""
     destination: Destination
     local: LocalDisk | None
     commit_world: int
     """> 0: commit afterwards, when so many ranks have written."""
     commit_wait: float
-    finished: Callable[[Outcome], None]
+    finished: Callable[[FetchOutcome], None]
 
 
 class Persister:
@@ -61,11 +61,11 @@ class Persister:
         self._changed = changed
         self._command = command
         self._change = threading.Condition()
-        self._jobs: deque[Job] = deque()
-        self._now: Job | None = None
+        self._jobs: deque[PersistJob] = deque()
+        self._now: PersistJob | None = None
         self._writing = False
         self._past = False  # it belongs to an epoch that is over
-        self._writer: Writer | None = None
+        self._writer: WriterProcess | None = None
         self._thread: threading.Thread | None = None
         self._stop = False
         self._local_failed = False
@@ -80,7 +80,7 @@ class Persister:
         with contextlib.suppress(WriterError):  # that is said when there is something to write
             self._ready(destination).start()
 
-    def add(self, job: Job) -> None:
+    def add(self, job: PersistJob) -> None:
         with self._change:
             self._jobs.append(job)
             if self._thread is None and not self._stop:
@@ -123,7 +123,7 @@ class Persister:
         if writer is not None:
             writer.tell({"op": "give_up"})
         for job in jobs:
-            job.finished(Outcome(job.owner, job.step, False, why, "", 0.0, 0))
+            job.finished(FetchOutcome(job.owner, job.step, False, why, "", 0.0, 0))
 
     def stop(self) -> list[threading.Thread]:
         with self._change:
@@ -148,7 +148,7 @@ class Persister:
                 generation, done = self._generation, self._written.get(job.step)
             self._carry_out(job, generation, done)
 
-    def _carry_out(self, job: Job, generation: int, done: tuple[int, str] | None) -> None:
+    def _carry_out(self, job: PersistJob, generation: int, done: tuple[int, str] | None) -> None:
         """``done``: what came of writing this step before."""
         began = time.monotonic()
         why, count, attempt = "", 0, ""
@@ -172,14 +172,14 @@ class Persister:
 
         def end(why: str) -> None:
             name = job.path.name
-            job.finished(Outcome(job.owner, job.step, not why, why, name, seconds, count))
+            job.finished(FetchOutcome(job.owner, job.step, not why, why, name, seconds, count))
 
         if job.commit_world and job.destination.directory:
             self._begin_commit(job, attempt, why, end, generation)
         else:
             end(why)
 
-    def _write(self, job: Job) -> tuple[int, str]:
+    def _write(self, job: PersistJob) -> tuple[int, str]:
         """Bytes written, name of the attempt. Raises WriterError, LayoutError, OSError."""
         if job.record is not None and job.record.bad:
             raise WriterError(job.record.bad)
@@ -208,7 +208,7 @@ class Persister:
         return (written if isinstance(written, int) else 0), attempt
 
     def _begin_commit(
-        self, job: Job, attempt: str, why: str, end: Callable[[str], None], generation: int
+        self, job: PersistJob, attempt: str, why: str, end: Callable[[str], None], generation: int
     ) -> None:
         """Commit what was written (``why`` not: ""); ``end`` is told how that went.
 
@@ -236,7 +236,7 @@ class Persister:
         ).start()  # fmt: skip
 
     def _commit(
-        self, job: Job, attempt: str, ends: list[Callable[[str], None]], generation: int
+        self, job: PersistJob, attempt: str, ends: list[Callable[[str], None]], generation: int
     ) -> None:
         why = ""
         request = {
@@ -260,19 +260,19 @@ class Persister:
         for end in ends:
             end(why)
 
-    def _ask(self, job: Job, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+    def _ask(self, job: PersistJob, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         return self._ready(job.destination).request(request, deadline)
 
-    def _ready(self, destination: Destination) -> Writer:
+    def _ready(self, destination: Destination) -> WriterProcess:
         """Raises WriterError."""
         with self._change:
             if self._stop:
                 raise WriterError("the store is closing")
             if self._writer is None:
-                self._writer = Writer(self._command(destination.python))
+                self._writer = WriterProcess(self._command(destination.python))
             return self._writer
 
-    def _to_disk(self, local: LocalDisk, fd: int, record: Record) -> None:
+    def _to_disk(self, local: LocalDisk, fd: int, record: ShelfRecord) -> None:
         try:
             local.store(fd, record)
         except OSError as err:

@@ -123,7 +123,7 @@ def writer_environment() -> dict[str, str]:
     return env
 
 
-class Writer:
+class WriterProcess:
     """``command``: how to start it. All methods from any thread."""
 
     def __init__(self, command: list[str]) -> None:

@@ -19,7 +19,7 @@ from health import settings
 from health.active.burn_in import aftermath, reservation, run
 from health.active.burn_in.plan import by_gpus, full_s, job_argv, partition_of, planned
 from health.active.burn_in.reservation import refuse_busy, reserved
-from health.active.coordinator.procedure import Wanted
+from health.active.coordinator.procedure import WantedTests
 from health.active.coordinator.shares import share
 from health.active.judging import records
 from health.active_tests import LEVELS, TESTS, Judged, Measured
@@ -233,7 +233,9 @@ def test_nodes_by_what_they_have() -> None:
 
 
 def test_the_job_shows_no_key() -> None:
-    plan = run.Plan(("n1",), {}, "train", "/opt/python", Wanted((), "quick", 60.0), 5, "nobody")
+    plan = run.BurnInPlan(
+        ("n1",), {}, "train", "/opt/python", WantedTests((), "quick", 60.0), 5, "nobody"
+    )
     words = job_argv(plan, "r", 8, ["n1", "n2"], ["true"])
     assert {"--reservation=r", "--gres=gpu:8", "--exclusive", "--nodelist=n1,n2"} <= set(words)
     assert not any("KEY" in word for word in words)

@@ -15,8 +15,8 @@ import pytest
 from job_leftovers import OTHER, needs_root
 
 from health.active.coordinator import account
-from health.active.coordinator.session import Session
-from health.active.coordinator.start import Started, here, task_env
+from health.active.coordinator.session import TestSession
+from health.active.coordinator.start import WorkerProcess, here, task_env
 
 site, python = health_site.site, fake_active_test.python
 pytestmark = needs_root
@@ -47,9 +47,9 @@ def uids(pid: int) -> set[int]:
 @pytest.mark.parametrize(("user", "uid"), [("nobody", NOBODY), ("root", 0)])
 def test_a_worker_on_this_machine(python: str, user: str, uid: int) -> None:
     async def body() -> set[int]:
-        session = Session({"n1": 1})
+        session = TestSession({"n1": 1})
         await session.open("127.0.0.1")
-        worker: Started | None = None
+        worker: WorkerProcess | None = None
         try:
             worker = here(session, "n1", python, None, user)
             await session.gather(60)

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.active.coordinator import meeting, procedure
-from health.active.coordinator.procedure import Wanted
-from health.active.coordinator.session import Session
+from health.active.coordinator.procedure import WantedTests
+from health.active.coordinator.session import TestSession
 from health.active.coordinator.shares import OVERHEAD_S, rounds, share
-from health.active.judging.fleet import NO_BASELINES, Baselines, Spread
+from health.active.judging.fleet import NO_BASELINES, Baselines, FleetSpread
 from health.active.judging.judge import judge
 from health.active.judging.pairing import Pair
 from health.active_tests import BY_NAME, LEVELS, Finding, Judged, Level, Measured
@@ -101,14 +101,14 @@ def test_only_nodes_of_one_kind_are_paired_and_compared() -> None:
         return passed(task, values={"busbw_gbps": 30.0 if task["peers"][0][0] == "a" else 9.0})
 
     async def body() -> Judged:
-        session = Session(dict.fromkeys(kinds, 1))
+        session = TestSession(dict.fromkeys(kinds, 1))
         await session.open("127.0.0.1")
         tasks = []
         for name, ready in kinds.items():
             said = await introduce(session.worker_env("127.0.0.1", name), backend="nccl", **ready)
             tasks.append(asyncio.create_task(work(said, meets)))
         await session.gather(5)
-        judged = await procedure.run(session, list(kinds), Wanted(("pair",), "quick", 60))
+        judged = await procedure.run(session, list(kinds), WantedTests(("pair",), "quick", 60))
         await session.close()
         await asyncio.gather(*tasks)
         return judged
@@ -155,16 +155,16 @@ def test_a_worker_that_dies_or_cannot_pair_is_an_error_and_its_partners_are_not(
 def test_a_node_that_cannot_test_is_an_error_and_the_others_are_tested() -> None:
     async def body() -> Judged:
         async with fleet(healthy()) as session:
-            more = Session({**dict.fromkeys(NAMES, 1), "n9": 1})
+            more = TestSession({**dict.fromkeys(NAMES, 1), "n9": 1})
             await more.open("127.0.0.1")
             said = await connect(more.worker_env("127.0.0.1", "n9"))
             said.say({"hello": {"node": "n9", "local": 0, "pid": 1}})
             said.say({"unable": "torch cannot be imported"})
             await more.gather(0.2)
-            alone = await procedure.run(more, ["n9"], Wanted(ALL, "quick", 60))
+            alone = await procedure.run(more, ["n9"], WantedTests(ALL, "quick", 60))
             assert list(alone.errors) == ["n9"] and not alone.cleared and not alone.named
             await more.close()
-            return await procedure.run(session, [*NAMES, "n9"], Wanted(ALL, "quick", 60))
+            return await procedure.run(session, [*NAMES, "n9"], WantedTests(ALL, "quick", 60))
 
     judged = asyncio.run(body())
     assert judged.errors == {"n9": ("worker could not be run: no worker was started on n9",)}
@@ -200,7 +200,12 @@ def test_a_test_that_was_never_begun_is_left_out_and_no_error() -> None:
     async def body() -> Judged:
         async with fleet(healthy()) as session:
             one = procedure._Run(
-                session, NAMES, Wanted(("bitwise", "gemm"), "quick", 9.0), {}, NO_BASELINES, print
+                session,
+                NAMES,
+                WantedTests(("bitwise", "gemm"), "quick", 9.0),
+                {},
+                NO_BASELINES,
+                print,
             )
             one._until = one._clock() + 2.9  # something has taken longer than was planned
             return judge(**(await one.outcome())._asdict())
@@ -237,7 +242,7 @@ def test_two_nodes_are_measured_by_the_fleet() -> None:
 
     answers = dict.fromkeys(("n1", "n2"), slow)
     assert judged_of(answers, ("pair",)).cleared == {"n1", "n2"}
-    record = Baselines({("cpu", "pair", "busbw_gbps"): Spread(9, 9, 10, 0.1, 20)}, {})
+    record = Baselines({("cpu", "pair", "busbw_gbps"): FleetSpread(9, 9, 10, 0.1, 20)}, {})
     judged = judged_of(answers, ("pair",), baselines=record)
     assert not judged.cleared and not judged.named  # one of them, and nobody can say which
     assert judged.findings["n1"][0].check == "active-undecided"
@@ -248,7 +253,7 @@ def test_with_little_time_only_suspects_and_as_many_others_are_paired() -> None:
 
     async def body() -> Judged:
         async with fleet(healthy(names)) as session:
-            wanted = Wanted(("pair",), "quick", 9.3, suspects=("n7",))
+            wanted = WantedTests(("pair",), "quick", 9.3, suspects=("n7",))
             one = procedure._Run(session, names, wanted, {}, NO_BASELINES, print)
             one._until = one._clock() + 6.0  # something has taken longer than was planned
             found = await one.outcome()

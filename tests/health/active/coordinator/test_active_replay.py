@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.active.coordinator import replay
-from health.active.coordinator.replay import Layout, LayoutError, Round, Verdict
+from health.active.coordinator.replay import Layout, ReplayLayoutError, ReplayVerdict, Round
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_layouts(nodes: int, unit: int, k: int, m: int, n: int, phases: int) -> 
     ],
 )
 def test_what_cannot_be_replayed(nodes: int, unit: int, k: int, text: str) -> None:
-    with pytest.raises(LayoutError, match=text):
+    with pytest.raises(ReplayLayoutError, match=text):
         replay.layout(nodes, unit, k)
 
 
@@ -169,7 +169,7 @@ def test_nothing_fails() -> None:
     layout = replay.layout(8, 2)
     rounds, why = rounds_of(layout, (), quiet=3)
     assert why == "no group failed in 3 rounds"
-    assert replay.verdict(layout, rounds) == Verdict((), (), ())
+    assert replay.verdict(layout, rounds) == ReplayVerdict((), (), ())
 
 
 def test_every_group_fails() -> None:
@@ -183,7 +183,7 @@ def test_no_group_ends() -> None:
     layout = replay.layout(8, 2)
     rounds = [Round(replay.groups(layout, 0), frozenset(), frozenset(range(4)))]
     assert replay.over(layout, rounds, 2) == "no group finished in time"
-    assert replay.verdict(layout, rounds) == Verdict((), (), tuple(range(8)))
+    assert replay.verdict(layout, rounds) == ReplayVerdict((), (), tuple(range(8)))
 
 
 def test_what_is_not_known_proves_nothing() -> None:

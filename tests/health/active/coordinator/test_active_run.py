@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from health.active.coordinator import start
-from health.active.coordinator.procedure import Wanted, run
-from health.active.coordinator.session import Session
+from health.active.coordinator.procedure import WantedTests, run
+from health.active.coordinator.session import TestSession
 from health.active_tests import Judged
 
 NODES = ("n1", "n2")
@@ -21,13 +21,13 @@ def judged_of(*tests: str) -> Judged:
     pytest.importorskip("torch")
 
     async def body() -> Judged:
-        session = Session(dict.fromkeys(NODES, 1))
+        session = TestSession(dict.fromkeys(NODES, 1))
         await session.open("127.0.0.1")
         workers = [start.here(session, node, sys.executable) for node in NODES]
         try:
             await session.gather(120)
             assert not [why for node in NODES for why in session.missing(node)]
-            return await run(session, NODES, Wanted(tests, "quick", 60, seed=3))
+            return await run(session, NODES, WantedTests(tests, "quick", 60, seed=3))
         finally:
             await session.close()
             for worker in workers:
@@ -45,7 +45,7 @@ def test_a_worker_that_takes_no_signal_is_left(
     before, pids = open_files(), list[int]()
 
     async def body() -> None:
-        started = start.Started(Session({"n1": 1}), ["n1"], "the worker")
+        started = start.WorkerProcess(TestSession({"n1": 1}), ["n1"], "the worker")
         started.start(["sleep", "60"], {"PATH": "/usr/bin:/bin"}, signal.SIGKILL)
         assert started._process is not None
         pids.append(started._process.pid)

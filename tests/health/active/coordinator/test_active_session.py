@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_test_worker import DIE, SILENT, connect, fleet, introduce, passed
 
-from health.active.coordinator.session import Session, WorkerError
+from health.active.coordinator.session import TestSession, WorkerError
 from robust_slurm.frames import framed
 
 GEMM = {"test": "gemm", "level": "quick", "seconds": 1.0, "seed": 0}
@@ -20,8 +20,8 @@ def run(body: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(body, 60))
 
 
-async def opened(**expected: int) -> Session:
-    session = Session(expected)
+async def opened(**expected: int) -> TestSession:
+    session = TestSession(expected)
     await session.open("127.0.0.1")
     return session
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.active.judging import fleet
-from health.active.judging.fleet import NO_BASELINES, Spread, baselines, event_data
+from health.active.judging.fleet import NO_BASELINES, FleetSpread, baselines, event_data
 from health.active_tests import Measured
 from health.history import events as history
 from health.node import rootfiles
@@ -55,15 +55,15 @@ def test_the_largest_event_is_one_line_of_the_ledger() -> None:
 @pytest.mark.parametrize(
     ("spread", "limit"),
     [
-        (Spread(95, 96, 100, 0, 8), 90),  # at least a tenth
-        (Spread(95, 96, 100, 2, 8), 90),
-        (Spread(95, 96, 100, 5, 8), 85),  # three deviations
-        (Spread(95, 96, 100, 50, 8), 60),  # never more than 0.4
-        (Spread(95, 96, 100, 0, 7), None),  # too few nodes
-        (Spread(0, 0, 0, 0, 8), None),
+        (FleetSpread(95, 96, 100, 0, 8), 90),  # at least a tenth
+        (FleetSpread(95, 96, 100, 2, 8), 90),
+        (FleetSpread(95, 96, 100, 5, 8), 85),  # three deviations
+        (FleetSpread(95, 96, 100, 50, 8), 60),  # never more than 0.4
+        (FleetSpread(95, 96, 100, 0, 7), None),  # too few nodes
+        (FleetSpread(0, 0, 0, 0, 8), None),
     ],
 )
-def test_what_is_unusual(spread: Spread, limit: float | None) -> None:
+def test_what_is_unusual(spread: FleetSpread, limit: float | None) -> None:
     assert fleet.limit(spread) == pytest.approx(limit)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.active.coordinator.meeting import size
-from health.active.judging.rings import LEAST, MOST, Remark, of_leaves, remarks, through_all
+from health.active.judging.rings import LEAST, MOST, RingRemark, of_leaves, remarks, through_all
 from health.active_tests import LEVELS, Measured, usual
 
 NAMES = [f"n{i}" for i in range(1, 10)]
@@ -106,7 +106,7 @@ def test_what_a_ring_shows(
 def test_two_rings_are_two_remarks() -> None:
     (one, *_), others = sides(1, 1, 1), sides(9, 9, 9, 9)
     found = remarks([one, *others, *sides(1, 1, 1)[1:]], 10.0)
-    assert found == [Remark(("n1", "n2", "n3"), False, found[0].text)]
+    assert found == [RingRemark(("n1", "n2", "n3"), False, found[0].text)]
 
 
 def answers(bad: dict[str, Any], nodes: list[str] = NAMES) -> dict[str, Answer]:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from places import TESTS
 
 from health.active.nvidia import dcgm, tools
-from health.active.nvidia.gpu_state import Gpu, State
+from health.active.nvidia.gpu_state import Gpu, GpuState
 from health.active_tests import Level
 from health.finding import Finding
 
 DATA = TESTS / "data" / "active"
-FREE = State((Gpu(0, "a", {"mig": 0}), Gpu(1, "b", {"mig": 0})))
+FREE = GpuState((Gpu(0, "a", {"mig": 0}), Gpu(1, "b", {"mig": 0})))
 
 
 def judged(name: str) -> tuple[list[Finding], list[str]]:
@@ -224,11 +224,11 @@ def _until_gone(pid: int) -> None:
 
 
 def test_what_is_left_out_and_why(tmp_path: Path) -> None:
-    used = State((Gpu(0, "a", {"mig": 0}, {}, (77,)),))
-    split = State((Gpu(0, "a", {"mig": 1}),))
+    used = GpuState((Gpu(0, "a", {"mig": 0}, {}, (77,)),))
+    split = GpuState((Gpu(0, "a", {"mig": 1}),))
     where = fake(tmp_path, f"cat {DATA}/dcgm_4.4_pass.json")
     assert dcgm.run("quick", 60.0, state=used, directories=where) == ([], [])
-    cases: tuple[tuple[Level, float, State, str], ...] = (
+    cases: tuple[tuple[Level, float, GpuState, str], ...] = (
         ("standard", 600.0, used, "gpu0 is used by process 77"),
         ("quick", 600.0, split, "gpu0 has MIG on"),
         ("long", 60.0, FREE, "takes 600 s or more, 60 s were left"),

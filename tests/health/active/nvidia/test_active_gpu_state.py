@@ -17,7 +17,7 @@ import pytest
 from places import REPOSITORY
 
 from health.active.nvidia import gpu_state
-from health.active.nvidia.gpu_state import Gpu, State
+from health.active.nvidia.gpu_state import Gpu, GpuState
 from lab.machine import fake_nvml
 
 WELL = {
@@ -32,7 +32,7 @@ def gpu(index: int = 0, **other: int) -> Gpu:
     return Gpu(index, f"GPU-{index}", {**WELL, **other})
 
 
-def told(before: State, after: State) -> list[tuple[str, str, str, str, str]]:
+def told(before: GpuState, after: GpuState) -> list[tuple[str, str, str, str, str]]:
     return [
         (f.status, f.cls, f.device, f.action, f.evidence)
         for f in gpu_state.differences(before, after)
@@ -40,13 +40,13 @@ def told(before: State, after: State) -> list[tuple[str, str, str, str, str]]:
 
 
 def test_the_same_is_no_finding() -> None:
-    state = State((gpu(0), gpu(1)))
-    assert told(state, state) == [] and told(State(), State()) == []
+    state = GpuState((gpu(0), gpu(1)))
+    assert told(state, state) == [] and told(GpuState(), GpuState()) == []
 
 
 def test_a_gpu_that_is_slower_from_now_on_fails_the_node() -> None:
-    after = State((gpu(0, app_sm=1410), gpu(1, power_limit=500000, enforced_limit=500000)))
-    assert told(State((gpu(0), gpu(1))), after) == [
+    after = GpuState((gpu(0, app_sm=1410), gpu(1, power_limit=500000, enforced_limit=500000)))
+    assert told(GpuState((gpu(0), gpu(1))), after) == [
         ("FAIL", "node", "gpu0", "reset-gpu",
          "application clock of the SMs 1980 MHz before the tests, 1410 MHz after (NVML); "
          "nvidia-smi -i 0 -ac MEMORY,1980"),
@@ -66,19 +66,21 @@ def test_a_gpu_that_is_slower_from_now_on_fails_the_node() -> None:
     ],
 )
 def test_any_other_change_is_a_warning(other: dict[str, int], words: str) -> None:
-    [(status, cls, device, action, evidence)] = told(State((gpu(),)), State((gpu(**other),)))
+    [(status, cls, device, action, evidence)] = told(GpuState((gpu(),)), GpuState((gpu(**other),)))
     assert (status, cls, device, action) == ("WARN", "tool", "gpu0", "none")
     assert evidence.startswith(words)
 
 
 def test_the_enforced_limit_alone_is_told() -> None:
-    [(status, _, _, _, evidence)] = told(State((gpu(),)), State((gpu(enforced_limit=400000),)))
+    [(status, _, _, _, evidence)] = told(
+        GpuState((gpu(),)), GpuState((gpu(enforced_limit=400000),))
+    )
     assert status == "FAIL" and evidence.startswith("enforced power limit 700 W")
 
 
 def test_a_gpu_is_the_same_one_under_another_number() -> None:
-    after = State((Gpu(0, "GPU-1", WELL), Gpu(1, "GPU-0", {**WELL, "persistence": 0})))
-    [(_, _, device, _, _)] = told(State((gpu(0), gpu(1))), after)
+    after = GpuState((Gpu(0, "GPU-1", WELL), Gpu(1, "GPU-0", {**WELL, "persistence": 0})))
+    [(_, _, device, _, _)] = told(GpuState((gpu(0), gpu(1))), after)
     assert device == "gpu0"  # by the number that it had
 
 
@@ -91,26 +93,33 @@ def test_a_gpu_is_the_same_one_under_another_number() -> None:
     ],
 )
 def test_a_gpu_that_does_not_answer_after_fails(lost: dict[int, str], action: str) -> None:
-    [one] = told(State((gpu(0), gpu(1))), State((gpu(0),), lost))
+    [one] = told(GpuState((gpu(0), gpu(1))), GpuState((gpu(0),), lost))
     assert one[:4] == ("FAIL", "node", "gpu1", action)
 
 
 def test_what_is_not_told_any_more_is_a_warning_and_what_never_was_is_none() -> None:
     less = {key: value for key, value in WELL.items() if key != "power_limit"}
     after = Gpu(0, "GPU-0", less, {"power_limit": "NVML_ERROR_UNKNOWN"})
-    [one] = told(State((gpu(),)), State((after,)))
+    [one] = told(GpuState((gpu(),)), GpuState((after,)))
     assert one[0] == "WARN" and "not reported after: NVML_ERROR_UNKNOWN" in one[4]
-    assert told(State((after,)), State((after,))) == told(State((after,)), State((gpu(),))) == []
+    assert (
+        told(GpuState((after,)), GpuState((after,)))
+        == told(GpuState((after,)), GpuState((gpu(),)))
+        == []
+    )
 
 
 def test_what_could_not_be_read_is_an_error_of_the_tool() -> None:
-    for before, after in ((State(error="x"), State()), (State((gpu(),)), State(error="x"))):
+    for before, after in (
+        (GpuState(error="x"), GpuState()),
+        (GpuState((gpu(),)), GpuState(error="x")),
+    ):
         [finding] = gpu_state.differences(before, after)
         assert (finding.status, finding.cls, finding.check) == ("ERROR", "tool", "active-error")
 
 
 def test_busy_gpus_are_named_but_not_for_our_own_processes() -> None:
-    state = State((Gpu(0, "a", WELL, {}, (7, 8)), gpu(1, mig=1), gpu(2)))
+    state = GpuState((Gpu(0, "a", WELL, {}, (7, 8)), gpu(1, mig=1), gpu(2)))
     assert gpu_state.busy(state) == ("gpu0 is used by process 7, 8", "gpu1 has MIG on")
     assert gpu_state.busy(state, ours={7, 8}) == ("gpu1 has MIG on",)
     assert gpu_state.mig(state) == ("gpu1",)
@@ -186,7 +195,7 @@ def test_an_nvml_that_fails_is_an_error_and_none_is_a_node_without_gpus(
     assert gpu_state.take().error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
     node("init=NVML_ERROR_DRIVER_NOT_LOADED")
     monkeypatch.setattr(gpu_state, "driver_loaded", lambda: False)
-    assert gpu_state.take() == State()
+    assert gpu_state.take() == GpuState()
     monkeypatch.setattr(gpu_state, "driver_loaded", lambda: True)
     assert gpu_state.take().error == "NVML_ERROR_DRIVER_NOT_LOADED"
 
@@ -236,7 +245,7 @@ def test_nobody_but_root_sets_anything(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError
 
     monkeypatch.setattr(gpu_state, "_in_child", no_child)
-    before, after = State((gpu(),)), State((gpu(persistence=0),))
+    before, after = GpuState((gpu(),)), GpuState((gpu(persistence=0),))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert gpu_state.restore(before, after) == gpu_state.differences(before, after) != []
     monkeypatch.setattr(os, "geteuid", lambda: 0)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from places import REPOSITORY
 
 from health.active.coordinator import runs
-from health.active.coordinator.procedure import Outcome, Wanted
+from health.active.coordinator.procedure import Measurements, WantedTests
 from health.active.coordinator.session import About
 from health.active.judging.fleet import NO_BASELINES
 from health.active.judging.judge import judge
 from health.active.nvidia import dcgm, gpu_state, job_tools, nccl_tests
-from health.active.nvidia.gpu_state import Gpu, State
-from health.active.nvidia.job_tools import Found, read
+from health.active.nvidia.gpu_state import Gpu, GpuState
+from health.active.nvidia.job_tools import ToolResults, read
 from health.active_tests import Measured
 from health.finding import Finding
 
@@ -30,11 +30,11 @@ GPU = Gpu(0, "GPU-1", {"power_limit": 700_000})
 
 
 @pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[State]:
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[GpuState]:
     """States that are taken, one after the other; the last one stays."""
-    states = [State((GPU, GPU._replace(number=1, uuid="GPU-2")))]
+    states = [GpuState((GPU, GPU._replace(number=1, uuid="GPU-2")))]
 
-    def take() -> State:
+    def take() -> GpuState:
         return states.pop(0) if len(states) > 1 else states[0]
 
     monkeypatch.setattr(gpu_state, "take", take)
@@ -61,7 +61,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_task_runs_both(
-    two_gpus: list[State], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    two_gpus: list[GpuState], asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert job_tools.main(["standard", "300", "0", "dcgm", "nccl-tests"]) == 0
     level, limit, run_level = asked["dcgm"]
@@ -74,11 +74,11 @@ def test_a_task_runs_both(
 
 
 def test_what_it_left_changed_is_a_finding(
-    two_gpus: list[State], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    two_gpus: list[GpuState], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_state, "restore", gpu_state.differences)
     lower = GPU._replace(values={"power_limit": 300_000})
-    two_gpus[:] = [State((GPU,)), State((lower,))]
+    two_gpus[:] = [GpuState((GPU,)), GpuState((lower,))]
     found = job_tools.task("quick", 60.0, None, ["dcgm"])
     assert BAD in found.findings and asked
     assert {one.check for one in found.findings} == {"active-dcgm", "active-state-changed"}
@@ -87,16 +87,16 @@ def test_what_it_left_changed_is_a_finding(
 @pytest.mark.parametrize(
     ("state", "finding", "left_out"),
     [
-        (State(), None, ("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU")),
-        (State((GPU._replace(processes=(77,)),)), "gpu0 is used by process 77", ()),
-        (State((GPU._replace(values={"mig": 1}),)), "gpu0 has MIG on", ()),
+        (GpuState(), None, ("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU")),
+        (GpuState((GPU._replace(processes=(77,)),)), "gpu0 is used by process 77", ()),
+        (GpuState((GPU._replace(values={"mig": 1}),)), "gpu0 has MIG on", ()),
     ],
 )
 def test_where_nothing_may_be_run(
-    state: State,
+    state: GpuState,
     finding: str | None,
     left_out: tuple[str, ...],
-    two_gpus: list[State],
+    two_gpus: list[GpuState],
     asked: dict[str, Any],
 ) -> None:
     two_gpus[:] = [state]
@@ -145,7 +145,7 @@ def test_who_says_nothing_could_not_be_tested(tmp_path: Path) -> None:
     said = line("n1", findings=[BAD.as_dict()], measured=[{"test": "dcgm"}])
     argv = srun(tmp_path, f"echo '0: {said}'; echo 'srun: error: n2: task 1: boom' >&2; exit 1")
     found = job_tools.step(argv, os.environ, ["n1", "n2"], 30.0)
-    assert found["n1"] == Found((BAD,), (Measured("dcgm", "n1"),), (), frozenset({"dcgm"}))
+    assert found["n1"] == ToolResults((BAD,), (Measured("dcgm", "n1"),), (), frozenset({"dcgm"}))
     (error,) = found["n2"].findings
     assert (error.status, error.check) == ("ERROR", "active-error")
     assert "exit code 1: srun: error: n2: task 1: boom" in error.evidence
@@ -162,25 +162,25 @@ for node in n1 n2; do SLURMD_NODENAME=$node {python} -P "$@"; done
 
 
 def test_a_step_of_real_tasks_without_a_gpu(tmp_path: Path) -> None:
-    if gpu_state.take() != State():
+    if gpu_state.take() != GpuState():
         pytest.skip("there is a GPU")
     words = job_tools.argv([], "quick", 30.0, None, job_tools.TOOLS)
     argv = srun(tmp_path, TASKS.format(python=sys.executable))
     env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     found = job_tools.step([*argv, *words], env, ["n1", "n2"], 60.0)
     assert found == {
-        node: Found(left_out=("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU"))
+        node: ToolResults(left_out=("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU"))
         for node in ("n1", "n2")
     }
     assert job_tools.left_out(found) == ("dcgm: no NVIDIA GPU", "nccl-tests: no NVIDIA GPU")
-    some = found | {"n3": Found(left_out=("dcgm: MIG is on",))}
+    some = found | {"n3": ToolResults(left_out=("dcgm: MIG is on",))}
     assert "dcgm: MIG is on (n3)" in job_tools.left_out(some)
 
 
-def plan(*wanted: str) -> runs.Plan:
-    return runs.Plan(
-        ("n1", "n2"), Wanted((), "quick", 60.0), wanted or job_tools.TOOLS, "/opt/p", NO_BASELINES,
-        lambda _line: None,
+def plan(*wanted: str) -> runs.RunPlan:
+    return runs.RunPlan(
+        ("n1", "n2"), WantedTests((), "quick", 60.0), wanted or job_tools.TOOLS, "/opt/p",
+        NO_BASELINES, lambda _line: None,
     )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_they_fail_a_node_as_our_own_tests_do(tmp_path: Path) -> None:
     about = {"n1": About("2", "nccl", ("gpu0",), ("H100",), "10.0.0.1")}
     found = runs.tools_on_step(plan(), about, 60.0, words, os.environ)
     assert asked[0][:3] == ["n1", "n2", "/opt/p"] and asked[0][-2:] == ["dcgm", "nccl-tests"]
-    outcome = runs.with_tools(Outcome((), None, {"n2": frozenset({"gemm"})}, 1.0, ()), found)
+    outcome = runs.with_tools(Measurements((), None, {"n2": frozenset({"gemm"})}, 1.0, ()), found)
     assert {m.model for m in outcome.measured if m.values} == {"H100"}
     assert outcome.asked == {"n1": {"dcgm", "local"}, "n2": {"dcgm", "gemm"}}
     judged = judge(**outcome._asdict())
@@ -210,8 +210,8 @@ def test_they_fail_a_node_as_our_own_tests_do(tmp_path: Path) -> None:
 def test_a_job_without_gpus_has_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = About("2", "gloo", ("cpu",), ("cpu",), "10.0.0.1")
 
-    async def tested(*_of: Any, **_more: Any) -> tuple[Outcome, dict[str, About]]:
-        return Outcome((), None, {}, 0.0, ()), {"n1": cpu, "n2": cpu}
+    async def tested(*_of: Any, **_more: Any) -> tuple[Measurements, dict[str, About]]:
+        return Measurements((), None, {}, 0.0, ()), {"n1": cpu, "n2": cpu}
 
     stepped: list[Any] = []
     monkeypatch.setattr(runs, "_tested", tested)

@@ -15,9 +15,9 @@ import torch
 from health.active.worker import bitwise
 from health.active.worker.bits import cpu_kind, libraries
 from health.active.worker.bitwise import Trained, train
-from health.active.worker.device import Device
+from health.active.worker.device import WorkerDevice
 
-CPU = Device("cpu", "cpu")
+CPU = WorkerDevice("cpu", "cpu")
 
 
 def test_two_processes_agree_and_a_broken_one_differs() -> None:

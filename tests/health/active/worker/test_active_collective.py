@@ -14,11 +14,11 @@ from torch.distributed import DistError  # type: ignore[attr-defined]
 
 from health.active.worker import allreduce, collective
 from health.active.worker.collective import limit, listen, local, pair
-from health.active.worker.device import Device
+from health.active.worker.device import WorkerDevice
 from health.active.worker.sealed import Sealed
 from health.active_tests import Measured
 
-CPU = Device("cpu", "cpu")
+CPU = WorkerDevice("cpu", "cpu")
 TASK = {"test": "pair", "seconds": 0.3, "seed": 1, "host": "127.0.0.1", "bytes": 1 << 20}
 TASK |= {"secret": "ab" * 16}
 

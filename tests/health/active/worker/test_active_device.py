@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.active.worker import device
-from health.active.worker.device import Device, failed, fractions, hashed, integers, number_on_node
+from health.active.worker.device import (
+    WorkerDevice,
+    failed,
+    fractions,
+    hashed,
+    integers,
+    number_on_node,
+)
 from health.active_tests import Measured
 
 CPU = torch.device("cpu")
@@ -111,15 +118,15 @@ def test_several_at_once_have_their_mean(monkeypatch: pytest.MonkeyPatch) -> Non
         now[0] += 0.5
 
     monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert Device("cpu", "cpu").timed(work, 3) == 0.5
+    assert WorkerDevice("cpu", "cpu").timed(work, 3) == 0.5
 
 
 def test_devices_work_at_once_and_each_has_its_answer() -> None:
-    devices = [Device(f"cpu{i}", "cpu") for i in range(3)]
+    devices = [WorkerDevice(f"cpu{i}", "cpu") for i in range(3)]
 
     together = Barrier(3, timeout=30)
 
-    def work(one: Device) -> Measured:
+    def work(one: WorkerDevice) -> Measured:
         together.wait()
         if one.name == "cpu1":
             raise RuntimeError("broken")
@@ -135,7 +142,7 @@ def test_without_a_gpu_the_cpu_is_the_device(monkeypatch: pytest.MonkeyPatch) ->
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     monkeypatch.setattr(device, "_unusable", lambda: "")
-    assert device.devices() == [Device("cpu", "cpu")]
+    assert device.devices() == [WorkerDevice("cpu", "cpu")]
     monkeypatch.setattr(device, "_unusable", lambda: "/dev/nvidia0")
     with pytest.raises(RuntimeError, match="/dev/nvidia0"):
         device.devices()

@@ -10,9 +10,9 @@ import torch
 
 from health.active.worker import gemm
 from health.active.worker.bits import capability, libraries
-from health.active.worker.device import Device, raw
+from health.active.worker.device import WorkerDevice, raw
 
-CPU = Device("cpu", "cpu")
+CPU = WorkerDevice("cpu", "cpu")
 KINDS = gemm.kinds(cuda=True)
 
 
@@ -36,7 +36,7 @@ def test_a_sound_product_has_a_digest_that_depends_on_the_seed() -> None:
     ]
 
 
-class LikeGpu(Device):
+class LikeGpu(WorkerDevice):
     """The CPU, with what is done differently on a GPU."""
 
     @property
@@ -74,7 +74,7 @@ def test_a_kernel_that_is_wrong_now_and_then_is_found() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("n", [256, 320, 2048])
-def test_no_sum_of_whole_numbers_has_to_be_rounded(kind: gemm.Kind, n: int) -> None:
+def test_no_sum_of_whole_numbers_has_to_be_rounded(kind: gemm.Arithmetic, n: int) -> None:
     left, right = gemm.whole(kind, n, 1, CPU.torch)
     most = int(left.abs().sum(1).max()) * int(right.abs().max())
     assert most <= kind.exact
@@ -106,7 +106,7 @@ def changed(at: tuple[int, int], how: str) -> Any:
 @pytest.mark.parametrize("how", ["one", "nan", "half", "swap"])
 @pytest.mark.parametrize("kind", [gemm.FP32, gemm.BF16], ids=["fp32", "bf16"])
 def test_the_same_wrong_element_every_time_is_found_and_named(
-    monkeypatch: pytest.MonkeyPatch, how: str, kind: gemm.Kind
+    monkeypatch: pytest.MonkeyPatch, how: str, kind: gemm.Arithmetic
 ) -> None:
     monkeypatch.setattr(torch, "mm", changed((7, 9), how))
     (line,) = gemm.wrong_number(CPU, kind, 256, 3)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from health.active.worker import memory
-from health.active.worker.device import Device
+from health.active.worker.device import WorkerDevice
 from health.active.worker.links import run as links
 from health.active.worker.memory import MIB, PATTERNS, Pattern
 
-CPU = Device("cpu", "cpu")
+CPU = WorkerDevice("cpu", "cpu")
 Fill = Callable[[Sequence[torch.Tensor], Pattern], None]
 
 
@@ -94,13 +94,13 @@ def test_a_gpus_copies_are_timed_together(
 ) -> None:
     asked: list[int] = []
 
-    def timed(self: Device, work: Callable[[], object], times: int = 1) -> float:
+    def timed(self: WorkerDevice, work: Callable[[], object], times: int = 1) -> float:
         asked.append(times)
         work()
         return 1.0
 
-    monkeypatch.setattr(Device, "timed", timed)
-    monkeypatch.setattr(Device, "cuda", cuda)
+    monkeypatch.setattr(WorkerDevice, "timed", timed)
+    monkeypatch.setattr(WorkerDevice, "cuda", cuda)
     gbps, wrong = memory._bandwidth(CPU, torch.zeros(MIB, dtype=torch.int64))
     assert asked == [times] * memory.COPIES and not wrong
     assert gbps == pytest.approx(MIB * 8 / 1e9)

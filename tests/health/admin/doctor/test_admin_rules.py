@@ -7,7 +7,7 @@ from slurm_configs import ETC, GATE, recorded, wants
 
 from health import settings
 from health.admin.doctor import rules, script_rules
-from health.admin.want import MARGIN_S, Facts, longest
+from health.admin.want import MARGIN_S, SiteFacts, longest
 from health.check import Where
 from health.checks import ALL
 from health.gate import gate
@@ -18,7 +18,7 @@ DEFAULTS = ["22.05", "24.11-default", "26.05-default"]
 
 @pytest.mark.parametrize("name", READY)
 def test_a_configuration_that_is_ready(name: str) -> None:
-    found = rules.wants(Facts(recorded(name), GATE, ETC))
+    found = rules.wants(SiteFacts(recorded(name), GATE, ETC))
     assert {want.key for want in found if want.level == "fix"} == set()
     advice = {want.key for want in found if want.level == "advice"}
     assert advice <= {"AuthInfo", "ProctrackType", "SlurmctldParameters"}
@@ -45,7 +45,9 @@ def test_slurm_as_it_comes(name: str) -> None:
 
 def test_every_setting_of_the_rules_is_one_that_slurm_prints() -> None:
     known = set(recorded("26.05-default")) | {"Prolog", "Epilog"}
-    keys = {want.key for name in DEFAULTS for want in rules.wants(Facts(recorded(name), GATE, ETC))}
+    keys = {
+        want.key for name in DEFAULTS for want in rules.wants(SiteFacts(recorded(name), GATE, ETC))
+    }
     assert keys <= known
 
 
@@ -53,12 +55,12 @@ def test_every_setting_of_the_rules_is_one_that_slurm_prints() -> None:
 def test_with_the_lines_pasted_nothing_is_left(name: str) -> None:
     """And the lines stay the same, so that a second install has nothing to do."""
     config = recorded(name)
-    first = rules.wants(Facts(config, GATE, ETC))
+    first = rules.wants(SiteFacts(config, GATE, ETC))
     for want in first:
         if want.level != "ok":
             config = {k: v for k, v in config.items() if not k.startswith(f"{want.key}[")}
             config[want.key] = want.value
-    again = rules.wants(Facts(config, GATE, ETC))
+    again = rules.wants(SiteFacts(config, GATE, ETC))
     assert [want for want in again if want.level != "ok"] == []
     needed = [want.line() for want in first if want.needed]
     assert [want.line() for want in again if want.needed and want.key != "SchedulerParameters"] == [
@@ -208,14 +210,16 @@ def test_other_deadlines_need_other_timeouts() -> None:
 def test_requeue_delay_has_an_option_of_its_own_from_25_11_on() -> None:
     now = {"SLURM_VERSION": "25.11.0", "SchedulerParameters": "defer"}
     needed, advice = [
-        w for w in rules.wants(Facts(now, GATE, ETC)) if w.key == "SchedulerParameters"
+        w for w in rules.wants(SiteFacts(now, GATE, ETC)) if w.key == "SchedulerParameters"
     ]
     assert needed.line() == "SchedulerParameters=defer,nohold_on_prolog_fail"
     assert advice.line() == "SchedulerParameters=defer,nohold_on_prolog_fail,requeue_delay=10"
     assert (needed.level, advice.level) == ("fix", "advice")
     assert "AuthInfo" not in wants(now)
     slow = now | {"SchedulerParameters": "requeue_delay=900,nohold_on_prolog_fail"}
-    _, advice = [w for w in rules.wants(Facts(slow, GATE, ETC)) if w.key == "SchedulerParameters"]
+    _, advice = [
+        w for w in rules.wants(SiteFacts(slow, GATE, ETC)) if w.key == "SchedulerParameters"
+    ]
     assert advice.line() == "SchedulerParameters=nohold_on_prolog_fail,requeue_delay=10"
 
 

@@ -10,7 +10,7 @@ from slurm_configs import ETC, GATE, wants
 
 from health.admin.doctor import rules, run, site_rules
 from health.admin.doctor.site_rules import Bare
-from health.admin.want import Facts
+from health.admin.want import SiteFacts
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_slurm_runs_in_effect(tmp_path: Path) -> None:
     assert f"{ETC}/prolog" in found["Prolog"]
     assert f"{ETC}/epilog" not in found["Epilog"]
     assert os.path.realpath("/usr/bin/true") in found["HealthCheckProgram"]
-    levels = {w.key: w.level for w in rules.wants(Facts(config, GATE, ETC, found))}
+    levels = {w.key: w.level for w in rules.wants(SiteFacts(config, GATE, ETC, found))}
     assert (levels["Prolog"], levels["Epilog"]) == ("ok", "fix")
 
 

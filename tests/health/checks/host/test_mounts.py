@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.checks.host import mounts
-from health.checks.host.mounts import Wanted, parse_wanted
+from health.checks.host.mounts import RequiredMount, parse_wanted
 from health.node import mountinfo
 
 run = mounts.CHECK.run
@@ -113,15 +113,15 @@ def test_resolve_ends_in_a_ring_of_links() -> None:
 @pytest.mark.parametrize(
     ("entry", "wanted"),
     [
-        ("/scratch", Wanted("/scratch")),
-        ("/scratch/", Wanted("/scratch")),
-        ("/data:ro", Wanted("/data", read_only=True)),
-        ("/home:rw,type=nfs4", Wanted("/home", fstype="nfs4")),
-        ("/work:write", Wanted("/work", write=True)),
-        ("/odd:/path", Wanted("/odd:/path")),
+        ("/scratch", RequiredMount("/scratch")),
+        ("/scratch/", RequiredMount("/scratch")),
+        ("/data:ro", RequiredMount("/data", read_only=True)),
+        ("/home:rw,type=nfs4", RequiredMount("/home", fstype="nfs4")),
+        ("/work:write", RequiredMount("/work", write=True)),
+        ("/odd:/path", RequiredMount("/odd:/path")),
     ],
 )
-def test_parse_wanted(entry: str, wanted: Wanted) -> None:
+def test_parse_wanted(entry: str, wanted: RequiredMount) -> None:
     assert parse_wanted(entry) == wanted
 
 

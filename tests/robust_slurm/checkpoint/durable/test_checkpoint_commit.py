@@ -19,7 +19,7 @@ from durable_snapshots import (
 from durable_tiers import RUN, commit_now, listed, save, tiny
 
 from robust_slurm.checkpoint.durable import tier as durable
-from robust_slurm.checkpoint.durable.commit import Done, Request, commit
+from robust_slurm.checkpoint.durable.commit import CommitRequest, CommitResult, commit
 from robust_slurm.checkpoint.durable.dcp.write import write
 from robust_slurm.checkpoint.durable.files import DurableError, digest_inside, read_inside
 from robust_slurm.checkpoint.durable.verify import verify
@@ -29,7 +29,7 @@ def test_commit_waits_for_all_ranks(tmp_path: Path, tier: Path) -> None:
     write(str(tiny(tmp_path / "a.safetensors", 5, 0, 2)), tier, RUN)
     with pytest.raises(DurableError, match=r"no part of rank 1 in .*older checkpoints stay"):
         commit_now(tier, 5, 2, wait=0.3)
-    outcome: list[Done] = []
+    outcome: list[CommitResult] = []
     waiting = threading.Thread(target=lambda: outcome.append(commit_now(tier, 5, 2, wait=60)))
     waiting.start()
     write(str(tiny(tmp_path / "b.safetensors", 5, 1, 2)), tier, RUN)
@@ -86,7 +86,7 @@ def test_commit_is_given_up_when_asked(tier: Path) -> None:
     stop = threading.Event()
     threading.Timer(0.2, stop.set).start()
     with pytest.raises(DurableError, match="given up"):
-        commit(Request(tier, 5, 2, RUN, 1000, 2), stop)
+        commit(CommitRequest(tier, 5, 2, RUN, 1000, 2), stop)
 
 
 def test_commit_refuses_parts_of_another_shape(tmp_path: Path, tier: Path) -> None:

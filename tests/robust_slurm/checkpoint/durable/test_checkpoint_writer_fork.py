@@ -12,14 +12,14 @@ import sys
 STARTS = 25
 SCRIPT = f"""
 import os, sys, threading, time
-from robust_slurm.checkpoint.store.disk.writing import Writer, WriterError
+from robust_slurm.checkpoint.store.disk.writing import WriterError, WriterProcess
 
 workers = []
 over = threading.Event()
 
 def start_writers():
     for _ in range({STARTS}):
-        writer = Writer(["/bin/cat"])
+        writer = WriterProcess(["/bin/cat"])
         writer.start()
         os.kill(writer.pid, 9)  # and its end is seen, whoever was forked meanwhile
         try:

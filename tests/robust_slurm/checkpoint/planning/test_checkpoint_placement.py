@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.planning.placement import LEVELS, Placement, World, place
+from robust_slurm.checkpoint.planning.placement import LEVELS, Placement, RankLayout, place
 from robust_slurm.checkpoint.planning.survival import survives
 
 
@@ -155,14 +155,14 @@ def test_ten_thousand_ranks(
     nodes: list[str], mesh: dict[str, int], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = 0
-    common = World.common
+    common = RankLayout.common
 
-    def counted(world: World, owner: int, holder: int) -> int:
+    def counted(world: RankLayout, owner: int, holder: int) -> int:
         nonlocal compared
         compared += 1
         return common(world, owner, holder)
 
-    monkeypatch.setattr(World, "common", counted)
+    monkeypatch.setattr(RankLayout, "common", counted)
     leaf = switches(nodes, 32)
     placement = place(nodes, mesh, leaf)
     assert max(Counter(placement.holders).values()) == 1

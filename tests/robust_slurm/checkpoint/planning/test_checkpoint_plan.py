@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 from plan_places import MIB, SEATS, healthy, held, store
 
-from robust_slurm.checkpoint.planning.plan import Place, Resume, Seat, late, numbers, plan
+from robust_slurm.checkpoint.planning.plan import Holder, Resume, Seat, late, numbers, plan
 from robust_slurm.checkpoint.store.events import WITHDRAWN, Holding
 
 
 def change(
-    places: list[Place], rank: int, step: int, tier: str = "memory", /, **other
-) -> list[Place]:
+    places: list[Holder], rank: int, step: int, tier: str = "memory", /, **other
+) -> list[Holder]:
     """The same with one copy changed."""
     return [
         p._replace(
@@ -26,7 +26,7 @@ def change(
     ]
 
 
-def shared(places: list[Place], step: int, same: dict[int, int]) -> list[Place]:
+def shared(places: list[Holder], step: int, same: dict[int, int]) -> list[Holder]:
     """Have ranks share their state at a step. ``same``: the checksum of each."""
     for rank, checksum in same.items():
         for tier in ("memory", "replica"):
@@ -248,7 +248,7 @@ def test_sources_share_the_load() -> None:
     """Eight ranks on a new node; each snapshot is on two of four nodes."""
     world, size = 8, 10 * MIB
     places = [
-        Place(f"s{n}", f"n{n}", f"h{n}", 1, [
+        Holder(f"s{n}", f"n{n}", f"h{n}", 1, [
             Holding(o, 3, world, (o,), "replica", f"replica-{o}-0", size, True, "")
             for o in range(world) if n in (o % 4, (o + 1) % 4)
         ])
@@ -262,8 +262,8 @@ def test_sources_share_the_load() -> None:
 
 def test_a_node_of_many_stores_sends_no_more_than_others() -> None:
     """Each snapshot is in a store of its own on one node, and in the only store of another."""
-    many = [Place(f"a{o}", "a", "h", o, [held(o, 3, "replica")]) for o in range(4)]
-    one = Place("b", "b", "h", 9, [held(o, 3, "replica") for o in range(4)])
+    many = [Holder(f"a{o}", "a", "h", o, [held(o, 3, "replica")]) for o in range(4)]
+    one = Holder("b", "b", "h", 9, [held(o, 3, "replica") for o in range(4)])
     resume = plan([*many, one], {r: Seat(f"new{r}", "new") for r in range(4)}, 4)
     assert Counter(t.source[0] for t in resume.transfers) == {"a": 2, "b": 2}
 
@@ -306,7 +306,7 @@ def test_a_rank_without_a_seat_is_an_error_of_the_caller() -> None:
 
 def test_long_lists_are_cut_for_people() -> None:
     world = 100
-    places = [Place("a", "a", "h", 1, [held(o, 2, "replica", world=world) for o in range(world)])]
+    places = [Holder("a", "a", "h", 1, [held(o, 2, "replica", world=world) for o in range(world)])]
     resume = plan(places, {rank: Seat("b", "b") for rank in range(world)}, world)
     assert len(resume.transfers) == world
     assert "… and 92 more" in resume.lines

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robust_slurm.checkpoint.planning.flush import flush
-from robust_slurm.checkpoint.planning.plan import Place, Seat, plan
+from robust_slurm.checkpoint.planning.plan import Holder, Seat, plan
 from robust_slurm.checkpoint.store.events import Holding
 
 copies = st.builds(
@@ -28,7 +28,7 @@ copies = st.builds(
 
 worlds = st.lists(st.lists(copies, max_size=12), max_size=4).map(
     lambda stores: [
-        Place(f"s{i}", f"n{i // 2}", f"h{i}", i + 1, found) for i, found in enumerate(stores)
+        Holder(f"s{i}", f"n{i // 2}", f"h{i}", i + 1, found) for i, found in enumerate(stores)
     ]
 )
 
@@ -47,7 +47,7 @@ def good(copy: Holding) -> bool:
 @settings(max_examples=200, deadline=None)
 @given(worlds, st.lists(st.integers(0, 3), min_size=3, max_size=3), st.sets(st.integers(1, 5)))
 def test_every_plan_can_be_carried_out(
-    places: list[Place], where: list[int], durable: set[int]
+    places: list[Holder], where: list[int], durable: set[int]
 ) -> None:
     seats = {rank: Seat(f"s{at}", f"n{at // 2}") for rank, at in enumerate(where)}
     resume = plan(places, seats, 3, [(step, 3) for step in durable])
@@ -88,7 +88,7 @@ def test_every_plan_can_be_carried_out(
 
 @settings(max_examples=200, deadline=None)
 @given(worlds)
-def test_every_flush_writes_each_rank_once_or_nothing(places: list[Place]) -> None:
+def test_every_flush_writes_each_rank_once_or_nothing(places: list[Holder]) -> None:
     result = flush(places, 3)
     assert [w.owner for w in result.writes] in ([], [0, 1, 2])
     for write in result.writes:
@@ -108,7 +108,7 @@ def test_a_lost_node_never_costs_a_step_that_its_replicas_have(
     nodes += 1
     world = nodes * per_node
     everything = [
-        Place(f"s{r}", f"n{r // per_node}", f"h{r}", 1, [
+        Holder(f"s{r}", f"n{r // per_node}", f"h{r}", 1, [
             Holding(r, 5, world, (r,), "memory", f"own-{r}-0", 1, True, ""),
             Holding((r - per_node) % world, 5, world, ((r - per_node) % world,), "replica",
                     f"replica-{(r - per_node) % world}-0", 1, True, ""),

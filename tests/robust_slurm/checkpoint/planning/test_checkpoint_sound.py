@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_places import SEATS, healthy
 
-from robust_slurm.checkpoint.planning.plan import Place, plan
+from robust_slurm.checkpoint.planning.plan import Holder, plan
 from robust_slurm.checkpoint.planning.sound import Bound, Trust, only_sound
 
 
-def later(places: list[Place], epoch: int) -> list[Place]:
+def later(places: list[Holder], epoch: int) -> list[Holder]:
     return [p._replace(holdings=[h._replace(epoch=epoch) for h in p.holdings]) for p in places]
 
 

@@ -13,7 +13,7 @@ from waiting import until
 
 from robust_slurm.checkpoint.durable import tier
 from robust_slurm.checkpoint.format import digest
-from robust_slurm.checkpoint.planning.plan import Place, Resume, Seat, plan
+from robust_slurm.checkpoint.planning.plan import Holder, Resume, Seat, plan
 from robust_slurm.checkpoint.store.events import Committed, Persisted
 from robust_slurm.checkpoint.store.store import Store
 
@@ -59,7 +59,7 @@ def _write(rank: FakeRank, events: Events, step: int) -> None:
 def _resume(made: Made, only: str = "") -> Resume:
     seats = {n: Seat(f"s{n}", f"n{n}") for n in range(2)}
     places = [
-        Place(f"s{n}", f"n{n}", "host", 1, [h for h in store.stock() if only in ("", h.tier)])
+        Holder(f"s{n}", f"n{n}", "host", 1, [h for h in store.stock() if only in ("", h.tier)])
         for n, (store, _) in enumerate(made)
     ]
     return plan(places, seats, 2)

@@ -12,7 +12,7 @@ from waiting import until
 
 from robust_slurm.auto.headroom import headroom
 from robust_slurm.checkpoint.store import reserve
-from robust_slurm.checkpoint.store.events import Restore, Wanted
+from robust_slurm.checkpoint.store.events import Restore, WantedSnapshot
 from robust_slurm.checkpoint.store.store import Store
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.snapshot_store import SnapshotStore
@@ -26,7 +26,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _fetch(store: Store, source: Store, owner: int, step: int) -> str:
-    (outcome,) = store.fetch([Wanted(owner, step, "127.0.0.1", source.port)])
+    (outcome,) = store.fetch([WantedSnapshot(owner, step, "127.0.0.1", source.port)])
     assert outcome.ok, outcome.why
     return outcome.file
 
@@ -53,7 +53,7 @@ def test_a_fetch_uses_the_room_and_the_ranks_get_what_is_left(tmp_path: Path) ->
 def test_a_fetch_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with stores(tmp_path, 2, patience=0.3) as [(a, _), (spare, _)]:
         prepared(spare.room, PIECE, 1)
-        (outcome,) = spare.fetch([Wanted(0, 1, "127.0.0.1", a.port)])
+        (outcome,) = spare.fetch([WantedSnapshot(0, 1, "127.0.0.1", a.port)])
         assert not outcome.ok
         assert spare.stock() == []
         assert spare.room.sizes == [PIECE]

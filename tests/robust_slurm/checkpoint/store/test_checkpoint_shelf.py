@@ -9,7 +9,7 @@ import pytest
 from checkpoint_stores import write_snapshot
 
 from robust_slurm.checkpoint.format import layout
-from robust_slurm.checkpoint.store.shelf import TORN, Record, Shelf, open_snapshot
+from robust_slurm.checkpoint.store.shelf import TORN, Shelf, ShelfRecord, open_snapshot
 
 
 @pytest.mark.parametrize("change", ["same", "torn", "another step", "another rank", "cut"])
@@ -17,7 +17,7 @@ def test_a_file_that_was_known_is_looked_at_again(tmp_path: Path, change: str) -
     path = tmp_path / "own-0-1.safetensors"
     write_snapshot(path, 0, 7)
     fd, size, inode = open_snapshot(path)
-    record = Record(
+    record = ShelfRecord(
         path.name, step=7, world=4, needs=(0,), epoch=0, size=size, inode=inode, digest=[]
     )
     with open(fd, "rb", buffering=0):
@@ -44,7 +44,7 @@ def test_a_header_that_is_known_is_not_read_anew(
     path = tmp_path / "own-0-1.safetensors"
     write_snapshot(path, 0, 7)
     fd, size, inode = open_snapshot(path)
-    record = Record(
+    record = ShelfRecord(
         path.name, step=7, world=4, needs=(0,), epoch=0, size=size, inode=inode, digest=[]
     )
     read = []

@@ -9,7 +9,7 @@ from checkpoint_stores import FakeRank, Proxy, at_port, replicas, stores, target
 from waiting import until
 
 from robust_slurm.checkpoint.format import digest
-from robust_slurm.checkpoint.planning.plan import Place, Seat, plan
+from robust_slurm.checkpoint.planning.plan import Holder, Seat, plan
 from robust_slurm.checkpoint.store.store import Store
 
 
@@ -35,7 +35,7 @@ def _anew(store: Store, old: FakeRank) -> FakeRank:
 def _resume(*all_stores: Store) -> int:
     seats = {n: Seat(f"s{n}", f"n{n}") for n in range(2)}
     places = [
-        Place(f"s{n}", f"n{n}", "host", 1, store.stock()) for n, store in enumerate(all_stores)
+        Holder(f"s{n}", f"n{n}", "host", 1, store.stock()) for n, store in enumerate(all_stores)
     ]
     return plan(places, seats, 2).step
 

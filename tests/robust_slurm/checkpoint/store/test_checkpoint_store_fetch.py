@@ -22,12 +22,18 @@ from waiting import until
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.store import awaited
-from robust_slurm.checkpoint.store.events import Alarm, Enrolled, Outcome, Restore, Wanted
+from robust_slurm.checkpoint.store.events import (
+    Alarm,
+    Enrolled,
+    FetchOutcome,
+    Restore,
+    WantedSnapshot,
+)
 from robust_slurm.checkpoint.store.store import Store
 
 
-def _wanted(store: Store, owner: int, step: int) -> Wanted:
-    return Wanted(owner, step, "127.0.0.1", store.port)
+def _wanted(store: Store, owner: int, step: int) -> WantedSnapshot:
+    return WantedSnapshot(owner, step, "127.0.0.1", store.port)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +50,7 @@ def test_replicas_outlive_the_owners_node_and_are_fetched_from_the_peer(tmp_path
             rank.wait("replicated", step=step)
         a.close()
         (outcome,) = c.fetch([_wanted(b, 0, 2)])
-        assert outcome._replace(seconds=0) == Outcome(
+        assert outcome._replace(seconds=0) == FetchOutcome(
             0, 2, True, "", "fetched-0-2.safetensors", 0, outcome.bytes
         )
         assert (c.socket_path.parent / outcome.file).read_bytes() == data
@@ -140,7 +146,7 @@ def test_fetching_in_parallel_with_failures(tmp_path: Path) -> None:
             nobody = closed.getsockname()[1]
         outcomes = d.fetch(
             [
-                Wanted(3, 4, "127.0.0.1", nobody),
+                WantedSnapshot(3, 4, "127.0.0.1", nobody),
                 _wanted(a, 0, 4),
                 _wanted(b, 1, 4),
                 _wanted(c, 2, 4),
@@ -168,7 +174,7 @@ def test_a_fetch_starts_over_after_a_broken_connection(tmp_path: Path) -> None:
         rank.wait("kept", step=1)
         proxy = Proxy(a.port, SIZE // 2)
         threading.Thread(target=refill, args=(proxy,), daemon=True).start()
-        (outcome,) = b.fetch([Wanted(0, 1, "127.0.0.1", proxy.port)])
+        (outcome,) = b.fetch([WantedSnapshot(0, 1, "127.0.0.1", proxy.port)])
         assert outcome.ok, outcome
         assert proxy.connections >= 2
         assert (b.socket_path.parent / outcome.file).read_bytes() == data
@@ -181,7 +187,7 @@ def test_a_link_that_breaks_every_fetch_is_given_up(tmp_path: Path) -> None:
         rank.save(1)
         rank.wait("kept", step=1)
         proxy = Proxy(a.port, SIZE // 2, each=True)
-        (outcome,) = b.fetch([Wanted(0, 1, "127.0.0.1", proxy.port)], 20.0)
+        (outcome,) = b.fetch([WantedSnapshot(0, 1, "127.0.0.1", proxy.port)], 20.0)
         assert not outcome.ok
         assert proxy.connections == 3
         proxy.close()
@@ -195,7 +201,7 @@ def test_a_fetch_from_a_peer_that_hangs_ends(tmp_path: Path, budget: int) -> Non
         rank.wait("kept", step=1)
         proxy = Proxy(a.port, budget, cut=False)
         began = time.monotonic()
-        (outcome,) = b.fetch([Wanted(0, 1, "127.0.0.1", proxy.port)])
+        (outcome,) = b.fetch([WantedSnapshot(0, 1, "127.0.0.1", proxy.port)])
         assert not outcome.ok
         assert time.monotonic() - began < 20
         assert list(b.socket_path.parent.glob("fetched*")) == []
@@ -205,9 +211,9 @@ def test_a_fetch_from_a_peer_that_hangs_ends(tmp_path: Path, budget: int) -> Non
 def test_closing_ends_a_fetch(tmp_path: Path) -> None:
     with stores(tmp_path, 2, patience=60.0) as [(a, _), (b, _)]:
         proxy = Proxy(a.port, 0, cut=False)
-        results: list[Outcome] = []
+        results: list[FetchOutcome] = []
         work = threading.Thread(
-            target=lambda: results.extend(b.fetch([Wanted(0, 1, "127.0.0.1", proxy.port)]))
+            target=lambda: results.extend(b.fetch([WantedSnapshot(0, 1, "127.0.0.1", proxy.port)]))
         )
         work.start()
         until(lambda: proxy.connections == 1, "connected")
@@ -224,7 +230,7 @@ def test_what_was_fetched_is_not_fetched_again(tmp_path: Path) -> None:
         rank.save(1)
         rank.wait("kept", step=1)
         assert b.fetch([_wanted(a, 0, 1)])[0].bytes > SIZE
-        assert b.fetch([_wanted(a, 0, 1)])[0]._replace(seconds=0) == Outcome(
+        assert b.fetch([_wanted(a, 0, 1)])[0]._replace(seconds=0) == FetchOutcome(
             0, 1, True, "", "fetched-0-1.safetensors", 0, 0
         )
         flip(b.socket_path.parent / "fetched-0-1.safetensors", 100_000)
@@ -291,6 +297,6 @@ def test_where_memory_is_short_own_snapshots_of_other_steps_give_way(
             (6, [0, 0], set[int]()),
         ):
             room[:] = there
-            (outcome,) = a.fetch([Wanted(1, step, "127.0.0.1", b.port)])
+            (outcome,) = a.fetch([WantedSnapshot(1, step, "127.0.0.1", b.port)])
             assert outcome.ok
             assert {h.step for h in a.stock() if h.owner == 0} == left

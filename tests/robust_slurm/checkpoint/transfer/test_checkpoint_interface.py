@@ -8,7 +8,7 @@ import pytest
 from checkpointed_job import CheckpointedJob, settled
 
 from robust_slurm.checkpoint.transfer import interface
-from srun_wrapper.protocol.checkpoint_messages import Place, StoreReady
+from srun_wrapper.protocol.checkpoint_messages import ReplicaTargets, StoreReady
 
 
 def test_the_address_of_an_interface() -> None:
@@ -31,6 +31,6 @@ def test_replicas_go_to_the_address_that_a_node_has_named() -> None:
         return job
 
     job = asyncio.run(run())
-    places = [message for _, message in job.sent if isinstance(message, Place)]
+    places = [message for _, message in job.sent if isinstance(message, ReplicaTargets)]
     hosts = {t.node: t.host for place in places for t in place.targets.values() if t}
     assert hosts == {"n0": "10.0.0.0", "n1": "10.9.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3"}

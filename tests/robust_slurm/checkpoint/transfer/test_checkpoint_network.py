@@ -8,7 +8,7 @@ import pytest
 
 from robust_slurm.checkpoint.capture.sharing import Share
 from robust_slurm.checkpoint.planning.placement import place
-from robust_slurm.checkpoint.planning.plan import Place, Seat, plan
+from robust_slurm.checkpoint.planning.plan import Holder, Seat, plan
 from robust_slurm.checkpoint.store.events import Holding
 from robust_slurm.checkpoint.training.mesh import peers
 
@@ -50,7 +50,7 @@ def test_a_lost_node_costs_no_node_more_than_its_own_state(
             held[at].append(Holding(rank, 7, world, needs, tier, name, size, True, "", 1))
     for lost in {node[0], node[-1]}:
         places = [
-            Place(f"s{r}", node[r], node[r], 1, held[r]) for r in range(world) if node[r] != lost
+            Holder(f"s{r}", node[r], node[r], 1, held[r]) for r in range(world) if node[r] != lost
         ]
         now = ["spare" if at == lost else at for at in node]
         seats = {r: Seat(f"spare{r}" if at == "spare" else f"s{r}", at) for r, at in enumerate(now)}

@@ -13,8 +13,8 @@ from torch_forks import Fork, TorchForks
 from waiting import until
 
 from robust_slurm.checkpoint.planning.placement import place
-from robust_slurm.checkpoint.planning.plan import Place, Seat, plan
-from robust_slurm.checkpoint.store.events import Enrolled, Restore, Target, Wanted
+from robust_slurm.checkpoint.planning.plan import Holder, Seat, plan
+from robust_slurm.checkpoint.store.events import Enrolled, Restore, Target, WantedSnapshot
 from robust_slurm.checkpoint.store.store import Store
 
 pytestmark = pytest.mark.slow
@@ -139,14 +139,14 @@ def test_a_resume_after_the_loss_of_a_node(
         nodes[LOST].close()
         seat = [WORLD if rank == LOST else rank for rank in range(WORLD)]
         places = [
-            Place(str(n), f"n{n}", "127.0.0.1", nodes[n].port, nodes[n].stock()) for n in set(seat)
+            Holder(str(n), f"n{n}", "127.0.0.1", nodes[n].port, nodes[n].stock()) for n in set(seat)
         ]
         resume = plan(places, {r: Seat(str(n), f"n{n}") for r, n in enumerate(seat)}, WORLD)
         assert (resume.step, resume.tier) == (STEPS, "memory")
         received: Counter[int] = Counter()
         for moved in resume.transfers:
             wire = Proxy(moved.port, 1 << 40)  # counts both ways
-            wanted = Wanted(moved.owner, moved.step, moved.host, wire.port)
+            wanted = WantedSnapshot(moved.owner, moved.step, moved.host, wire.port)
             (outcome,) = nodes[int(moved.target)].fetch([wanted])
             assert outcome.ok, outcome
             received[int(moved.target)] += wire.passed

@@ -21,7 +21,7 @@ from checkpoint_stores import (
 from waiting import until
 
 from robust_slurm.checkpoint.format import digest
-from robust_slurm.checkpoint.planning.plan import Place, usable
+from robust_slurm.checkpoint.planning.plan import Holder, usable
 from robust_slurm.checkpoint.store.events import Alarm, Holding, Saved
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,9 @@ def test_a_withdrawn_snapshot_is_withdrawn_at_the_peer_too(tmp_path: Path) -> No
             file = f"own-0-{step % 3}.safetensors"
             rank.say(op="unusable", step=step, file=file, why="swapped", **more)
         until(lambda: replicas(b) == [(0, 1), (0, 2)], "step 3 is no good at the peer")
-        found = usable([Place("a", "n0", "", 0, a.stock()), Place("b", "n1", "", 0, b.stock())], 4)
+        found = usable(
+            [Holder("a", "n0", "", 0, a.stock()), Holder("b", "n1", "", 0, b.stock())], 4
+        )
         assert sorted(step for step, _ in found[0]) == [1, 2]
         rank.save(4)
         rank.wait("replicated", step=4)

@@ -13,11 +13,11 @@ from srun_wrapper.agent.connections.silence import (
     MUTE,
     START,
     Contact,
-    Verdict,
+    SilenceVerdict,
     judge_silence,
 )
 
-FINE, DEAD, HOST = Verdict.FINE, Verdict.SUPERVISOR_DEAD, Verdict.HOST_LOST
+FINE, DEAD, HOST = SilenceVerdict.FINE, SilenceVerdict.SUPERVISOR_DEAD, SilenceVerdict.HOST_LOST
 
 
 def attempt(contact: Contact, kind: str, now: float) -> None:
@@ -62,7 +62,7 @@ def attempt(contact: Contact, kind: str, now: float) -> None:
         ([("heard", 10.0), ("unreachable", 12.0), ("refused", 13.0)], 18.0, DEAD),
     ],
 )
-def test_verdicts(history: list[tuple[str, float]], now: float, verdict: Verdict) -> None:
+def test_verdicts(history: list[tuple[str, float]], now: float, verdict: SilenceVerdict) -> None:
     contact = Contact(since=0.0)
     for kind, at in history:
         attempt(contact, kind, at)

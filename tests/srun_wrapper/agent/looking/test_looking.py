@@ -11,7 +11,7 @@ import pytest
 from srun_wrapper.agent.looking import dumps, fallback
 from srun_wrapper.agent.looking.bounds import MOST, bounded, budget
 from srun_wrapper.agent.looking.dumps import stacks, why
-from srun_wrapper.agent.looking.roles import Member, roles, seen_role
+from srun_wrapper.agent.looking.roles import TreeProcess, roles, seen_role
 from srun_wrapper.protocol.looking_messages import (
     LAUNCHER,
     LOADER,
@@ -30,8 +30,10 @@ def inner(rank: int, run: str = "none") -> dict[str, str]:
     )
 
 
-def process(pid: int, parent: int, environ: dict[str, str] = SLOT, python: bool = True) -> Member:
-    return Member(pid, parent, "S", python, environ)
+def process(
+    pid: int, parent: int, environ: dict[str, str] = SLOT, python: bool = True
+) -> TreeProcess:
+    return TreeProcess(pid, parent, "S", python, environ)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def process(pid: int, parent: int, environ: dict[str, str] = SLOT, python: bool 
         ([], {}),
     ],
 )  # fmt: skip
-def test_roles(tree: list[Member], found: dict[int, str]) -> None:
+def test_roles(tree: list[TreeProcess], found: dict[int, str]) -> None:
     assert roles(tree, 10) == found
     assert list(roles(tree, 10)) == list(found)  # those that count most first
 
@@ -82,7 +84,7 @@ EVALUATION = inner(0, "") | {"WORLD_SIZE": "1"}
     ],
 )  # fmt: skip
 def test_processes_that_make_steps_are_ranks(
-    tree: list[Member], stepping: set[int], found: dict[int, str]
+    tree: list[TreeProcess], stepping: set[int], found: dict[int, str]
 ) -> None:
     assert roles(tree, tree[0].pid, stepping) == found
 

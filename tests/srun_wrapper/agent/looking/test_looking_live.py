@@ -59,6 +59,13 @@ def test_the_whole_tree_of_a_launcher(drive: Any, tmp_path: Path) -> None:
     assert [stack.thread for stack in first.stacks] == ["main", "helper"]
     assert "_worker_loop" in calls(sample.looks[-1])
     assert sample.stack == first.main() and not sample.moved
+    d.order(Inspect(4, 0.0, False, quick=True))
+    quick = d.get(Inspected).samples[0]
+    assert [(look.role, look.rank, calls(look)) for look in quick.looks] == [
+        (RANK, 2, calls(first)),
+        (RANK, 3, calls(first)),
+        (LAUNCHER, 0, []),
+    ]
 
 
 def test_a_stopped_rank_shows_its_stack(drive: Any, tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ class Starts:
         self.began: list[tuple[int, int | None]] = []
         self.failed: list[Exception] = []
 
-        def make(start: starting.Start[int]) -> int:
+        def make(start: starting.Starting[int]) -> int:
             if opens is not None:
                 os.close(os.open(opens, os.O_RDONLY))  # a fifo waits for its writer
             return start.popen(command, os.environ, stdout=subprocess.DEVNULL).pid
 
-        self.start = starting.Start(
+        self.start = starting.Starting(
             self.loop,
             make,
             lambda pid, status: self.began.append((pid, status)),

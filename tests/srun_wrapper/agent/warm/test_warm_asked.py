@@ -98,7 +98,7 @@ hear(link)
 """
     )
     told: list[int] = []
-    turn(one, lambda: one._making is not None)
+    turn(one, lambda: bool(one._ordered))
     ask(one, told)
     Path("asked").touch()
     turn(one, lambda: one._ahead is not None)

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from robust_slurm.slurm import Allotted
-from srun_wrapper.recover.standby.request import NO_ANSWER, Outcome, Request, outcome
+from srun_wrapper.recover.standby.request import NO_ANSWER, Outcome, StandbyRequest, outcome
 
 
 def job(state: str = "FAILED", reason: str = "NonZeroExitCode", *nodes: str) -> Allotted:
@@ -46,7 +46,7 @@ def test_outcome(
 
 
 def test_silent_only_once_slurm_runs_it_on_a_node() -> None:
-    request = Request(1, 2, [], [])
+    request = StandbyRequest(1, 2, [], [])
     request.process = cast("asyncio.subprocess.Process", SimpleNamespace(pid=100))  # type: ignore[name-defined]  # noqa: F821
     others = Allotted(4, 99, "RUNNING", "None", ("s9",))
     assert request.look([others], 10.0) is None and not request.node

@@ -11,7 +11,7 @@ from checkpoint_stores import Events, write_snapshot
 from waiting import until
 from writing_stores import commits, durable_rank, requests
 
-from robust_slurm.checkpoint.store.events import Alarm, Committed, Outcome, Persisted
+from robust_slurm.checkpoint.store.events import Alarm, Committed, FetchOutcome, Persisted
 from robust_slurm.checkpoint.store.store import Store
 
 fake_writer, alone = writing_stores.fake_writer, writing_stores.alone
@@ -157,7 +157,7 @@ def test_a_step_that_is_being_committed_is_not_written_and_committed_again(
     until(lambda: ("commit", 10) in commits(tmp_path), "committing")
     rank.say(op="flush", step=10)
     found = [(h.owner, h.file) for h in store.stock()]
-    flushed: list[Outcome] = []
+    flushed: list[FetchOutcome] = []
     flushing = threading.Thread(target=lambda: flushed.extend(store.flush(found, 10, 4, 60.0)))
     flushing.start()
     time.sleep(0.3)  # to ask again, if it did

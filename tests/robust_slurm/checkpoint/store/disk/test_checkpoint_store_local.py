@@ -11,7 +11,13 @@ from checkpoint_stores import SIZE, FakeRank, stores
 from waiting import until
 
 from robust_slurm.checkpoint.store.disk import archive
-from robust_slurm.checkpoint.store.events import Alarm, Committed, Persisted, Restore, Wanted
+from robust_slurm.checkpoint.store.events import (
+    Alarm,
+    Committed,
+    Persisted,
+    Restore,
+    WantedSnapshot,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +43,7 @@ def test_the_local_disk_outlives_the_store(tmp_path: Path) -> None:
     with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(b, _)]:
         found = [(h.tier, h.owner, h.step, h.world, h.needs, h.ok) for h in b.stock()]
         assert found == [("local", 0, 2, 4, (0,), True), ("local", 0, 3, 4, (0,), True)]
-        (outcome,) = b.fetch([Wanted(0, 3, "", 0)])
+        (outcome,) = b.fetch([WantedSnapshot(0, 3, "", 0)])
         assert outcome.ok
         assert (b.socket_path.parent / outcome.file).read_bytes() == data
         b.begin(1, Restore(3, "memory", {0: outcome.file}))
@@ -57,7 +63,7 @@ def test_a_snapshot_on_another_nodes_disk_can_be_fetched(tmp_path: Path) -> None
         stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(b, _)],
         stores(tmp_path / "n", 1) as [(c, _)],
     ):
-        (outcome,) = c.fetch([Wanted(0, 1, "127.0.0.1", b.port)])
+        (outcome,) = c.fetch([WantedSnapshot(0, 1, "127.0.0.1", b.port)])
         assert outcome.ok, outcome
         assert outcome.bytes > SIZE
 
@@ -84,7 +90,7 @@ def test_damage_on_the_disk_is_found(tmp_path: Path, damage: str) -> None:
             (disk / "j1/own-0-1.json").write_text('{"owner": 0}')
         (bad,) = [h for h in a.stock() if h.tier == "local"]
         assert not bad.ok and bad.why
-        (outcome,) = a.fetch([Wanted(0, 1, "", 0)])
+        (outcome,) = a.fetch([WantedSnapshot(0, 1, "", 0)])
         assert not outcome.ok and outcome.why
         assert list(a.socket_path.parent.glob("*fetched*")) == []
 

@@ -1,0 +1,1 @@
+"""The Checkpointer on a GPU."""

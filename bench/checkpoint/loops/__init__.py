@@ -1,0 +1,1 @@
+"""Random training loops that crash at a random moment."""

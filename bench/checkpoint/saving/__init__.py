@@ -1,0 +1,1 @@
+"""The ways to save a state: ours, torch's, and those of others."""

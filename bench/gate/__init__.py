@@ -1,0 +1,1 @@
+"""The cost of the node gate before a healthy job."""

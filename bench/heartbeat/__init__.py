@@ -1,0 +1,1 @@
+"""The cost of heartbeats, for the rank and for the supervisor of 10,000 ranks."""

@@ -1,0 +1,191 @@
+"""The time until training goes on after a fault: ``python -m bench.recovery`` (root).
+
+Injects each fault many times into real trainings on a lab of real Slurm daemons and takes the
+times of its phases; beside it, in the same run, plain Slurm's requeue and torchrun's restart.
+See docs/bench.md for what is measured and how to read it.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from bench.common import MIN_SAMPLES, BenchError, Results, finish, parser, results_for
+from bench.recovery.cases import (
+    LAB_NODES,
+    LONG_NODES,
+    NODES,
+    NVRX,
+    ONE_HOST,
+    PER_NODE,
+    STEP_TIME,
+    Case,
+    LauncherKill,
+    LongJob,
+    NodeCrash,
+    RankFault,
+    ft_launcher,
+    robust_job,
+    torchrun,
+)
+from bench.recovery.plain import SLURM_CONF, plain_requeue
+from lab import Cluster, Lab, LabError
+from robust_slurm.config import Config
+
+PLAIN = "plain_requeue"
+WORKLOADS = {
+    "toy": ("rank_kill", "hang", "node_crash_spare", "node_crash_companion", PLAIN),
+    "torch": (
+        "rank_kill_torch",
+        "rank_kill_torch_cold",
+        "torchrun_kill",
+        "nvrx_kill",
+        "node_crash_spare_torch",
+        "node_crash_companion_torch",
+    ),
+}
+RATIOS = (  # (slower, faster)
+    (PLAIN, "node_crash_spare"),
+    (PLAIN, "node_crash_companion"),
+    ("torchrun_kill", "rank_kill_torch"),
+    ("nvrx_kill", "rank_kill_torch"),
+    ("rank_kill_torch_cold", "rank_kill_torch"),
+)
+QUICK_RUNS = 2
+IN_A_ROW = 5
+WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
+Found = dict[str, list[dict[str, float]]]
+"""By case: for each fault, seconds by phase."""
+
+
+def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
+    """The chosen cases that take turns in ``lab``."""
+    cold = "--robust-no-warm"
+    many = LongJob(lambda: robust_job(lab, "toy", NODES, PER_NODE, LONG_NODES))
+    one = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1"))
+    other = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1", options=cold))
+    every: dict[str, Callable[[], Case]] = {
+        "rank_kill": lambda: RankFault(many, signal.SIGKILL, warm=True),
+        "hang": lambda: RankFault(many, signal.SIGSTOP, warm=True),
+        "node_crash_spare": lambda: NodeCrash(lab, "toy", PER_NODE, 1, warm=True),
+        "node_crash_companion": lambda: NodeCrash(lab, "toy", PER_NODE, 0, warm=True),
+        "rank_kill_torch": lambda: RankFault(one, signal.SIGKILL, warm=True),
+        "rank_kill_torch_cold": lambda: RankFault(other, signal.SIGKILL),
+        "torchrun_kill": lambda: LauncherKill(lab, "torch", torchrun()),
+        "nvrx_kill": lambda: LauncherKill(lab, "torch", ft_launcher()),
+        "node_crash_spare_torch": lambda: NodeCrash(lab, "torch", 1, 1, warm=True),
+        "node_crash_companion_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True),
+    }
+    return {name: every[name]() for name in names if name in every}
+
+
+def take_turns(
+    names: Sequence[str], runs: int, failed: set[str]
+) -> dict[str, list[dict[str, float]]]:
+    """Inject each case's fault ``runs`` times; a case that goes wrong is left out from then on.
+
+    A case has a few faults in a row: its training runs while they last, and disturbs no other.
+    """
+    found: Found = {}
+    own = [Path(NVRX).parents[1]] if NVRX else []
+    with Cluster(nodes=LAB_NODES, standby=1, visible=own) as lab:
+        cases = make_cases(lab, names)
+        for begin in range(0, runs, IN_A_ROW):
+            for name, case in cases.items():
+                for run in range(begin, min(begin + IN_A_ROW, runs)):
+                    if name not in failed:
+                        inject(name, case, f"{run + 1}/{runs}", found, failed)
+                try:
+                    case.close()
+                except WENT_WRONG as error:  # the lab's end ends it too
+                    tell(f"{name}, at its end: {error}")
+    return found
+
+
+def inject(name: str, case: Case, which: str, found: Found, failed: set[str]) -> None:
+    """One fault."""
+    try:
+        phases = case.once()
+    except WENT_WRONG as error:
+        failed.add(name)
+        tell(f"{name} {which}: {error}")
+        return
+    found.setdefault(name, []).append(phases)
+    shown = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
+    tell(f"{name} {which}: {shown}")
+
+
+def measure(results: Results, names: Sequence[str]) -> bool:
+    """Run the cases and add their metrics; False if a case went wrong."""
+    results.settings |= {
+        "hang_floor_s": Config().hang_floor,
+        PLAIN: " ".join(f"{key}={value}" for key, value in SLURM_CONF.items()),
+        "ranks": f"{NODES}x{PER_NODE}; torch on one host: {ONE_HOST}; torch node crash: {NODES}x1",
+        "step_time_s": STEP_TIME,
+    }
+    if NVRX:
+        results.settings["nvrx"] = nvrx_version()
+    runs = results.runs or (QUICK_RUNS if results.quick else MIN_SAMPLES)
+    failed: set[str] = set()
+    in_turn = [name for name in names if name != PLAIN]
+    found: Found = {}
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[list[dict[str, float]]] | None = None
+        if PLAIN in names and results.quick:  # its waiting may disturb the others: only then
+            waiting = pool.submit(plain_requeue, runs, tell)
+        if in_turn:
+            found |= take_turns(in_turn, runs, failed)
+        if PLAIN in names:
+            waiting = waiting or pool.submit(plain_requeue, runs, tell)
+            try:
+                found[PLAIN] = waiting.result()
+            except (*WENT_WRONG, ValueError) as error:
+                failed.add(PLAIN)
+                tell(f"{PLAIN}: {error}")
+    for name in names:
+        samples = found.get(name, [])
+        if name in failed or not samples:
+            continue
+        for phase in samples[0]:
+            results.add(f"{name}.{phase}_s", [s[phase] for s in samples], "s")
+    for slower, faster in RATIOS:
+        if {f"{slower}.total_s", f"{faster}.total_s"} <= results.metrics.keys():
+            results.ratio(f"{slower}/{faster}", f"{slower}.total_s", f"{faster}.total_s")
+    return not failed
+
+
+def nvrx_version() -> str:
+    """Return the version of the package that BENCH_NVRX belongs to."""
+    code = "import importlib.metadata as m; print(m.version('nvidia-resiliency-ext'))"
+    argv = [str(Path(NVRX).with_name("python")), "-c", code]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def tell(text: str) -> None:
+    """Progress, for a run that takes half an hour."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; exit code 1 when a case could not be measured."""
+    every = [name for names in WORKLOADS.values() for name in names]
+    options = parser("recovery", every)
+    options.add_argument("--workload", choices=[*WORKLOADS, "both"], default="both")
+    args = options.parse_args(argv)
+    names = every if args.workload == "both" else WORKLOADS[args.workload]
+    if not NVRX:
+        if "nvrx_kill" in (args.case or []):
+            options.error("nvrx_kill: BENCH_NVRX must be the path of an ft_launcher")
+        names = [name for name in names if name != "nvrx_kill"]
+    results = results_for("recovery", args)
+    fine = measure(results, args.case or names)
+    return finish(results, args) or (0 if fine else 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

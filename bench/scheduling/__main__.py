@@ -1,0 +1,266 @@
+"""The time that a job waits for machines: ``python -m bench.scheduling``.
+
+The weighted average scheduling time of ByteRobust's four settings, ours against requeue,
+reschedule and an oracle, from the phases that bench.recovery measured (and bench.heartbeat's time
+to order many nodes to start). Takes no time of its own;
+``--lab`` (root) measures several nodes lost at once and a pool that is too small as well.
+See docs/bench.md for what is measured, what is put together, and what is assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.common import REPOSITORY, Metric, Results, finish, parser, results_for
+from bench.scheduling.lab import measure
+from bench.scheduling.model import (
+    STRATEGIES,
+    SWITCH,
+    Metrics,
+    MissingError,
+    Term,
+    Times,
+    compose,
+    metric,
+    scaled,
+    scheduling_time,
+)
+from bench.scheduling.plot import Bar, bars
+from robust_slurm.config import Config
+from standby.size.count import Distribution, LossSource, SizeError, losses, pool
+from standby.size.paper import RATES, SETTINGS
+
+RECORDS = REPOSITORY / "docs" / "bench"
+MACHINES = tuple(setting.machines for setting in SETTINGS if setting.standbys is not None)
+RATE = RATES[0].per_1000
+GROUP = 8
+# 15 evictions of a group in 90 days at 1,200 machines (ByteRobust, table 4 and 6.1).
+GROUP_RATE = round(1000 * 15 / (90 * 1200), 3)
+WAS, OVER_EVICTION = "was", "over_eviction"
+OURS = ("ours_spare", "ours_companion")
+POOLS = ("single", "compound")
+
+
+AtScale = Mapping[int, Times]
+"""T by the number of machines of the training."""
+
+
+class RecordError(ValueError):
+    """A file of measurements that cannot be used; the text says why."""
+
+
+def newest(benchmark: str) -> Path:
+    """The newest whole record of a benchmark, named by its date alone. Raises RecordError."""
+    found = sorted(RECORDS.glob(f"{benchmark}-[0-9]*.json"))
+    if not found:
+        what = f"measure with python -m bench.{benchmark} --json"
+        raise RecordError(f"no {benchmark}-DATE.json in {RECORDS}: {what}")
+    return found[-1]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A record of bench.recovery or bench.heartbeat, or of ours with --lab. Raises RecordError."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        sound = [
+            0.0 <= float(metric["median"]) <= float(metric["p95"]) and int(metric["n"]) > 0
+            for metric in record["metrics"].values()
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RecordError(f"{path} is no record of a benchmark: {error!r}") from None
+    if not all(sound):
+        name = list(record["metrics"])[sound.index(False)]
+        raise RecordError(f"{path}: {name} cannot have been measured")
+    return dict(record)
+
+
+def add(results: Results, name: str, term: Term) -> None:
+    results.metrics[f"{name}_s"] = Metric(term.median, term.p95, term.n, "s")
+
+
+def add_terms(results: Results, times: Times, orders: Term) -> None:
+    """Add the terms that T(k) is put together from, each with its source."""
+    for name, term in [*terms(times), ("start_orders", orders)]:
+        add(results, f"term.{name}", term)
+        results.settings[f"term.{name}"] = term.source
+
+
+def terms(times: Times) -> Iterator[tuple[str, Term]]:
+    for kind, by in (("spare", times.spare), ("companion", times.companion)):
+        for count, term in sorted(by.items()):
+            yield (kind if count == 1 else f"{kind}_{count}"), term
+    yield "reschedule", times.reschedule
+    yield "requeue", times.requeue
+    yield "last_rung", times.last_rung
+
+
+def add_was(results: Results, at: AtScale, args: argparse.Namespace) -> None:
+    """The four strategies and ours with either kind of pool, at every scale."""
+    pools = {}
+    for machines in MACHINES:
+        lost = losses(machines, [LossSource(1, args.rate / 1000)])
+        pools[machines] = most = _standbys(lost)
+        case = f"{WAS}_{machines}"
+        for strategy in STRATEGIES:
+            found = scheduling_time(at[machines], strategy, lost, most, most, args.machines_left)
+            add(results, f"{case}.{strategy}", found)
+        for ours in OURS:
+            for other in ("requeue", "reschedule"):
+                name = f"{case}.{other}/{ours}"
+                results.ratio(name, f"{case}.{other}_s", f"{case}.{ours}_s")
+            results.ratio(f"{case}.{ours}/oracle", f"{case}.{ours}_s", f"{case}.oracle_s")
+    results.settings["pools"] = _listed(pools)
+
+
+def add_over_eviction(results: Results, at: AtScale, args: argparse.Namespace) -> None:
+    """WAS where groups leave as well, with a pool for single machines and with one for both."""
+    sizes: dict[str, dict[int, int]] = {which: {} for which in POOLS}
+    for machines in MACHINES:
+        single = LossSource(1, args.rate / 1000)
+        both = losses(machines, [single, LossSource(args.group, args.group_rate / 1000)])
+        sizes["compound"][machines] = most = _standbys(both)
+        sizes["single"][machines] = _standbys(losses(machines, [single]))
+        times, left = at[machines], args.machines_left
+        for ours in OURS:
+            case = f"{OVER_EVICTION}_{machines}.{ours}"
+            for which in POOLS:
+                standbys = sizes[which][machines]
+                found = scheduling_time(times, ours, both, most, standbys, left)
+                add(results, f"{case}_{which}_pool", found)
+            pools = [f"{case}_{which}_pool_s" for which in POOLS]
+            results.ratio(f"{case}.single/compound", *pools)
+    for which in POOLS:
+        results.settings[f"{which}_pools"] = _listed(sizes[which])
+
+
+def _standbys(lost: Distribution) -> int:
+    """The P99 pool. Raises SizeError if it is empty: then nothing can be averaged."""
+    found = pool(lost).standbys
+    if not found:
+        raise SizeError("at such a rate no standby is needed at all: see --rate")
+    return found
+
+
+def _listed(sizes: Mapping[int, int]) -> str:
+    return ", ".join(f"{machines}: {size}" for machines, size in sizes.items())
+
+
+CASES: Mapping[str, Callable[[Results, AtScale, argparse.Namespace], None]] = {
+    WAS: add_was,
+    OVER_EVICTION: add_over_eviction,
+}
+
+
+def plot(results: Results) -> str:
+    """The SVG of the case ``was``."""
+    groups = {}
+    for machines in MACHINES:
+        found = {s: results.metrics[f"{WAS}_{machines}.{s}_s"] for s in STRATEGIES}
+        groups[f"{machines} machines"] = {
+            name.replace("_", ", "): Bar(m.median, m.p95) for name, m in found.items()
+        }
+    return bars(
+        "Weighted average scheduling time",
+        "seconds (logarithmic)",
+        groups,
+        "medians; the line ends at p95; measured with 4 nodes, weights of 128 to 1,024 machines",
+    )
+
+
+def options() -> argparse.ArgumentParser:
+    made = parser("scheduling", CASES)
+    made.add_argument(
+        "--recovery",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="measurements, by default the newest of bench.recovery (repeatable: the later wins)",
+    )
+    made.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a bar plot there")
+    made.add_argument("--lab", action="store_true", help="measure several lost nodes (root)")
+    made.add_argument(
+        "--rate",
+        type=float,
+        default=RATE,
+        help="machines that fail, per 1,000 machine-days (%(default)s: the paper's pool sizes)",
+    )
+    made.add_argument("--group", type=int, default=GROUP, help="machines of an over-eviction")
+    made.add_argument(
+        "--group-rate",
+        type=float,
+        default=GROUP_RATE,
+        help="over-evictions, per 1,000 machine-days (%(default)s: 15 in 90 days at 1,200)",
+    )
+    made.add_argument(
+        "--reinstall",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="until a machine from outside the pool can be used (%(default)s: at once)",
+    )
+    made.add_argument(
+        "--machines-left",
+        action="store_true",
+        help=f"when {SWITCH} machines are lost as many others are idle (default: requeue)",
+    )
+    return made
+
+
+def measurements(
+    results: Results, files: Sequence[Path], lab: bool
+) -> tuple[dict[str, Mapping[str, float]], bool]:
+    """All metrics by name, and whether the lab measured all it should. Raises RecordError."""
+    known: dict[str, Mapping[str, float]] = {}
+    for number, path in enumerate(files):
+        record = read(path)
+        known |= record["metrics"]
+        results.quick |= bool(record.get("quick"))
+        facts = ", ".join(f"{k} {v}" for k, v in record.get("machine", {}).items())
+        results.settings[f"measured_{number}"] = f"{path.name} ({facts})"
+    fine = measure(results) if lab else True
+    own: Metrics = {
+        n: {"median": m.median, "p95": m.p95, "n": m.n} for n, m in results.metrics.items()
+    }
+    return known | dict(own), fine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; exit code 1 when the lab could not measure a case, 2 for wrong usage."""
+    args = options().parse_args(argv)
+    results = results_for("scheduling", args)
+    names = args.case or list(CASES)
+    if args.plot and WAS not in names:
+        options().error(f"--plot shows the case {WAS}")
+    if not 0.0 <= args.reinstall < float("inf"):
+        options().error(f"--reinstall {args.reinstall:g}: seconds, 0 or more")
+    try:
+        files = [newest("heartbeat"), *(args.recovery or [newest("recovery")])]
+        known, fine = measurements(results, files, args.lab)
+        times = compose(known, reinstall=args.reinstall, wait=Config().standby_wait)
+        orders = metric(known, "supervisor.start_orders")
+        add_terms(results, times, orders)
+        at = {machines: scaled(times, orders, machines) for machines in MACHINES}
+        for name in names:
+            CASES[name](results, at, args)
+    except (RecordError, MissingError, SizeError) as error:
+        print(f"bench.scheduling: {error}", file=sys.stderr)
+        return 2
+    results.settings |= {
+        "rate_per_1000_machine_days": args.rate,
+        "groups": f"{args.group} machines, {args.group_rate:g} per 1,000 machine-days",
+        "assumed": f"reinstall {args.reinstall:g} s; for {SWITCH} machines at once "
+        + ("others are idle" if args.machines_left else "only the queue"),
+        "p95": "every time at its own p95, not the p95 of the average",
+    }
+    if args.plot:
+        args.plot.write_text(plot(results), encoding="utf-8")
+    return finish(results, args) or (0 if fine else 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

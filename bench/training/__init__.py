@@ -1,0 +1,1 @@
+"""The trainings that benchmarks run: real processes in the lab, and what they write."""

@@ -1,0 +1,65 @@
+"""The suspects that leave a job: no more than can be replaced and the snapshots survive (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+Copies = Mapping[str, frozenset[str]]
+"""For each node the nodes that keep the replicas of its ranks' newest snapshots; itself if none."""
+
+RULE = (
+    "Of several suspects the likeliest leave first: those named most often since the last "
+    "progress, then those that this job has reported before, then in the order of the evidence. "
+    "The first one leaves if a node can take its place; each further one only if another node can, "
+    "and a copy of every newest snapshot stays in the job. Lost and proven bad nodes are not "
+    "bounded. The others stay, and robust-srun prints why."
+)
+NO_ROOM = "no node is left to take its place"
+LAST_COPY = "the last copy of a snapshot would leave with it"
+
+
+class Bounded(NamedTuple):
+    """The suspects that leave, the likeliest first, and for each that stays the reason."""
+
+    leave: tuple[str, ...]
+    stay: tuple[tuple[str, str], ...]
+
+    @property
+    def told(self) -> str:
+        """The suspects that stay, in words; "" if none does."""
+        return "".join(f"; suspect {node} stays: {why}" for node, why in self.stay)
+
+
+def likeliest(
+    suspects: Sequence[str], named: Mapping[str, int], before: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Order suspects. ``named``: times since the last progress; ``before``: earlier evidence."""
+    return tuple(sorted(suspects, key=lambda n: (-named.get(n, 0), -before.get(n, 0))))
+
+
+def bounded(suspects: Sequence[str], must: Collection[str], room: int, copies: Copies) -> Bounded:
+    """Choose the suspects that leave beside ``must``. ``suspects``: the likeliest first.
+
+    ``room``: how many nodes can be had in all. What ``must`` takes with it does not count against
+    the suspects.
+    """
+    leave: list[str] = []
+    stay: list[tuple[str, str]] = []
+    free = room - len(must)
+    for node in suspects:
+        if node in must:
+            continue
+        gone = {*must, *leave}
+        if len(leave) >= free:
+            stay.append((node, NO_ROOM))
+        elif leave and not loses(gone, copies) and loses({*gone, node}, copies):
+            stay.append((node, LAST_COPY))
+        else:
+            leave.append(node)
+    return Bounded(tuple(leave), tuple(stay))
+
+
+def loses(gone: Collection[str], copies: Copies) -> bool:
+    """True if the loss of these nodes takes a snapshot and its replica."""
+    return any(not copies.get(node, frozenset()).isdisjoint(gone) for node in gone)

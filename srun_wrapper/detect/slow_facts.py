@@ -1,0 +1,130 @@
+"""Evidence beside a slow rank: what a node's hardware and load have and others' lack (pure).
+
+A fact that many nodes show is how these machines are, or one cause that they share: it is left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from srun_wrapper.locate.slow import Slow
+from srun_wrapper.protocol.looking_messages import STOLEN, SWAPPED, THROTTLED, Machine
+
+MOST_NODES = 256  # that are compared with each other
+HINTS = 5  # lines
+ALIKE = 4  # a fact of more than a quarter of the other nodes singles nothing out
+TIMES = 10  # a count grows so many times as fast as on the other nodes
+LOST = 20.0  # % of the time that processes wait for the CPU or memory ...
+MORE = 2.0  # ... and so many times as much as on the other nodes
+LEAST = {THROTTLED: 1, SWAPPED: 1000, STOLEN: 100}  # growth of a count that is a fact
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Lines about one node."""
+
+    hardware: tuple[str, ...] = ()  # hot, throttled, a degraded link, errors of a link
+    load: tuple[str, ...] = ()  # others' work, memory, the hypervisor: these explain it, too
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (*self.hardware, *self.load)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The words of a node at the beginning and at the end of the looks."""
+
+    before: Machine
+    after: Machine
+    errors: Mapping[str, int]  # error counters that have grown between, by how much
+
+
+def facts_of(node: str, seen: Mapping[str, Seen]) -> Facts:
+    """Return what is special about a node; nothing where there is no other node to compare."""
+    mine = seen.get(node)
+    others = [each for name, each in seen.items() if name != node]
+    if mine is None or not others:
+        return Facts()
+    found = _hardware(mine, others), _load(mine, others)
+    hardware, load = (tuple(f"{node}: {line}" for line in lines) for lines in found)
+    return Facts(hardware, load)
+
+
+def of_any(seen: Mapping[str, Seen]) -> Facts:
+    """Return the hardware facts of all nodes, for a job in which no node stands out: hints only."""
+    if len(seen) > MOST_NODES:
+        return Facts()
+    found = [line for node in seen for line in facts_of(node, seen).hardware]
+    return Facts(tuple(found[:HINTS]))
+
+
+def corroborated(found: Slow, facts: Facts) -> bool:
+    """True if the machine that is slow has a fault that explains it, and nothing else does."""
+    innocent = found.loads or found.saves or facts.load
+    return found.kind == "ranks" and bool(found.node and facts.hardware and not innocent)
+
+
+def _hardware(mine: Seen, others: list[Seen]) -> list[str]:
+    lines = []
+    if _alone(others, lambda each: bool(each.after.hot)):
+        lines += [f"hot: {text}" for text in mine.after.hot]
+    for text in mine.after.below:
+        if not _below_elsewhere(text, others):
+            lines.append(f"degraded link: {text}")
+    for link, rate in mine.after.links.items():
+        rates = [each.after.links[link] for each in others if link in each.after.links]
+        usual = statistics.median_high([rate, *rates])
+        if rate < usual and ALIKE * sum(other <= rate for other in rates) <= len(rates):
+            lines.append(f"degraded link: {link} {rate:g} Gb/s, on the others {usual:g}")
+    for name, grown in mine.errors.items():
+        if _stands_out(grown, [each.errors.get(name, 0) for each in others]):
+            lines.append(f"errors: {name} +{grown}")
+    if grown := _count(THROTTLED, mine, others):
+        lines.append(f"throttled: {THROTTLED} +{grown}")
+    return lines
+
+
+def _load(mine: Seen, others: list[Seen]) -> list[str]:
+    lines = []
+    for name in (SWAPPED, STOLEN):
+        if grown := _count(name, mine, others):
+            lines.append(f"{name} +{grown}")
+    for what, share in mine.after.load.items():
+        usual = statistics.median(each.after.load.get(what, 0.0) for each in others)
+        if share >= LOST and share >= MORE * usual:
+            lines.append(
+                f"processes wait for {what} {share:.0f} % of the time, on the others {usual:.0f} %"
+            )
+    return lines
+
+
+def _below_elsewhere(text: str, others: list[Seen]) -> bool:
+    """True if this PCIe device is as degraded on more than a quarter of the other nodes."""
+    return not _alone(others, lambda each: text in each.after.below)
+
+
+def _alone(others: list[Seen], has: Callable[[Seen], bool]) -> bool:
+    return ALIKE * sum(map(has, others)) <= len(others)
+
+
+def _count(name: str, mine: Seen, others: list[Seen]) -> int:
+    """Return the growth of a count if the node stands out by it; else 0."""
+    own = _growth(name, mine)
+    rest = [_growth(name, each) for each in others]
+    return own if own >= LEAST[name] and _stands_out(own, rest) else 0
+
+
+def _growth(name: str, each: Seen) -> int:
+    before = each.before.counts.get(name)
+    return 0 if before is None else max(0, each.after.counts.get(name, before) - before)
+
+
+def _stands_out(own: int, others: list[int]) -> bool:
+    return own > 0 and _few(others, own) and own >= TIMES * statistics.median(others)
+
+
+def _few(others: list[int], own: int) -> bool:
+    return ALIKE * sum(each * 2 >= own for each in others) <= len(others)

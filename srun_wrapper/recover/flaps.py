@@ -1,0 +1,62 @@
+"""Nodes that were given up as unreachable are looked at: do they answer again?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from srun_wrapper.decide.flaps import NO_REBOOT, WINDOW, Flap
+from srun_wrapper.job.model import Node
+from srun_wrapper.protocol.server import probe
+
+LOOK = 0.5  # s between two looks
+ANSWER = 0.75  # s for a kernel to answer
+
+
+class Flaps:
+    """Looks for a while whether a node that was given up answers again, and knows who did.
+
+    Whatever its kernel answers counts, a refusal as well: Slurm ends what is left of the step there
+    as soon as it reaches the node.
+    """
+
+    def __init__(self, healed: Callable[[Node, Flap], None]) -> None:
+        """``healed``: called when a node that is watched answers within ``NO_REBOOT`` seconds."""
+        self._healed = healed
+        self._last: dict[str, Flap] = {}  # by the node's name
+        self._watches: set[asyncio.Task[None]] = set()
+
+    def before(self, name: str, now: float) -> Flap | None:
+        """Return the node's last flap, if it is recent."""
+        flap = self._last.get(name)
+        return flap if flap is not None and now - flap.until <= WINDOW else None
+
+    def note(self, name: str, flap: Flap) -> None:
+        self._last[name] = flap
+
+    def watch(self, node: Node, since: float) -> None:
+        """Look whether the node answers again; ``since``: its last word."""
+        if time.monotonic() - since < NO_REBOOT:
+            task = asyncio.create_task(self._watch(node, since))
+            self._watches.add(task)
+            task.add_done_callback(self._watches.discard)
+
+    async def _watch(self, node: Node, since: float) -> None:
+        while (asked := time.monotonic()) - since < NO_REBOOT:
+            if await probe(node.address, node.hello.probe_port, ANSWER) != "unreachable":
+                now = time.monotonic()
+                if now - since < NO_REBOOT:  # this process may have been held up
+                    self._healed(node, Flap(since, now))
+                return
+            await asyncio.sleep(max(0.0, asked + LOOK - time.monotonic()))
+
+    async def over(self) -> None:
+        """Wait until no node is watched any more."""
+        if self._watches:
+            await asyncio.wait(self._watches)
+
+    def close(self) -> None:
+        """Look no longer: what is reported by now stays so."""
+        for watch in self._watches:
+            watch.cancel()

@@ -1,0 +1,23 @@
+"""The records of a node's ranks in memory: what is removed, and what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from srun_wrapper.agent.beats import NodeBeats
+
+KEPT = ("error-0.json", "warm-77-1.json", "warm.lock", "snapshots")
+
+
+def test_nothing_of_epochs_long_over_stays(tmp_path: Path) -> None:
+    beats = NodeBeats(tmp_path)
+    for name in KEPT:
+        (tmp_path / name).touch()
+    for epoch in range(1, 31):
+        for rank in (0, 1):
+            for kind in ("beat", "modules", "modules.new", "abort"):
+                (tmp_path / f"{epoch}-{rank}.{kind}").touch()
+        beats.begin(epoch)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {name.partition("-")[0] for name in names - set(KEPT)} == {"29", "30"}
+    assert names >= set(KEPT)

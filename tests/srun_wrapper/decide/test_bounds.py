@@ -1,0 +1,101 @@
+"""The suspects that leave: what can be replaced, and what the snapshots survive."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from robust_slurm.checkpoint.planning.placement import Placement, place
+from robust_slurm.checkpoint.planning.survival import copies as copies_of
+from srun_wrapper.decide.bounds import LAST_COPY, NO_ROOM, Copies, bounded, likeliest, loses
+from srun_wrapper.decide.budget import Budget
+from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.ladder import Means, acquit, plan
+
+PAIRS: Copies = {  # n1 and n2 keep each other's snapshots, so do n3 and n4
+    "n1": frozenset({"n2"}),
+    "n2": frozenset({"n1"}),
+    "n3": frozenset({"n4"}),
+    "n4": frozenset({"n3"}),
+}
+ALONE: Copies = {"n1": frozenset({"n1"}), "n2": frozenset({"n2"})}
+
+
+@pytest.mark.parametrize(
+    ("suspects", "must", "room", "copies", "leave", "stay"),
+    [
+        ("n1 n3", "", 2, {}, "n1 n3", {}),
+        ("n1 n3", "", 1, {}, "n1", {"n3": NO_ROOM}),
+        ("n1 n3", "", 0, {}, "", {"n1": NO_ROOM, "n3": NO_ROOM}),
+        ("n1 n3", "n2", 2, {}, "n1", {"n3": NO_ROOM}),
+        ("n1 n3", "n2 n4", 1, {}, "", {"n1": NO_ROOM, "n3": NO_ROOM}),
+        ("n1 n2", "n1", 2, {}, "n2", {}),  # it leaves anyway
+        ("n1 n2", "", 9, PAIRS, "n1", {"n2": LAST_COPY}),
+        ("n2 n1", "", 9, PAIRS, "n2", {"n1": LAST_COPY}),
+        ("n1 n2 n3", "", 9, PAIRS, "n1 n3", {"n2": LAST_COPY}),
+        ("n1 n2 n3", "", 1, PAIRS, "n1", {"n2": NO_ROOM, "n3": NO_ROOM}),
+        ("n1", "n2", 9, PAIRS, "n1", {}),  # the likeliest one is never kept for a snapshot
+        ("n3 n1", "n2", 9, PAIRS, "n3", {"n1": LAST_COPY}),
+        ("n3 n4", "n1 n2", 9, PAIRS, "n3 n4", {}),  # the step is lost already
+        ("n1", "", 9, ALONE, "n1", {}),
+        ("n1 n2", "", 9, ALONE, "n1 n2", {}),
+    ],
+)
+def test_bounded(
+    suspects: str, must: str, room: int, copies: Copies, leave: str, stay: dict[str, str]
+) -> None:
+    found = bounded(suspects.split(), must.split(), room, copies)
+    assert found.leave == tuple(leave.split())
+    assert dict(found.stay) == stay
+    assert all(node in found.told for node in stay)
+
+
+NODES = st.lists(st.sampled_from([f"n{i}" for i in range(1, 7)]), unique=True)
+
+
+@given(NODES, NODES, st.integers(0, 6), st.integers(2, 6))
+def test_any_suspects(suspects: list[str], must: list[str], room: int, nodes: int) -> None:
+    names = [f"n{1 + rank // 2}" for rank in range(2 * nodes)]
+    copies = copies_of(place(names, {}), names)
+    found = bounded(suspects, must, room, copies)
+    assert not set(found.leave) & set(must) and len(found.leave) <= max(0, room - len(must))
+    assert {*found.leave, *dict(found.stay)} == set(suspects) - set(must)
+    first = {*must, *found.leave[:1]}
+    assert loses(first, copies) or not loses({*must, *found.leave}, copies)
+    more = bounded(suspects, must, room + 1, copies)
+    assert more.leave[: len(found.leave)] == found.leave  # more room takes no one back
+
+
+def test_the_likeliest_come_first() -> None:
+    assert likeliest(["n1", "n2", "n3", "n4"], {"n3": 2, "n2": 1}, {"n4": 3, "n1": 1}) == (
+        *("n3", "n2"),
+        *("n4", "n1"),
+    )
+
+
+def test_copies_of_a_placement() -> None:
+    names = ["n1", "n1", "n2", "n2"]
+    assert copies_of(Placement((2, 3, 0, None), ""), names) == {
+        "n1": frozenset({"n2"}),
+        "n2": frozenset({"n1", "n2"}),
+    }
+
+
+def test_a_group_that_hangs_again_leaves_unreported_and_is_acquitted() -> None:
+    def hang() -> Failure:
+        return Failure("hang", 1.0, 0.0, "n1", suspects=("n1", "n2"))
+
+    budget = Budget()
+    for _ in range(3):
+        found = diagnose([hang()], 8)
+        budget.spend(found)
+    chosen = plan(found, (), budget, Means(9, 0, False, 9, copies=PAIRS))
+    assert chosen.replace == ("n1",) and "n2 stays" in chosen.why
+    assert found.unreported == {"n1", "n2"}
+    budget.evict(found, [("n1", "s1")], ())
+    again = diagnose([Failure("hang", 1.0, 0.0, "n2", suspects=("n2", "s1"))], 8)
+    budget.spend(again)
+    acquitted, wrong = acquit(again, budget)
+    assert acquitted.suspects == () and acquitted.unreported == frozenset() and wrong == ("n1",)
