@@ -21,6 +21,7 @@ from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
+from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.command import steps
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.detect.guard import TICK
@@ -41,6 +42,7 @@ from srun_wrapper.orders.machine_tests import StopTests
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Message
 from srun_wrapper.protocol.server import Connection, listen
+from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.recovery import Recovery, Restoration
@@ -69,8 +71,9 @@ class Supervisor:
         launch: steps.Launch,
         slurm: Slurm,
         catalogue: Catalogue | None = None,
+        deployment: Deployment | None = None,
     ) -> None:
-        """``catalogue``: the signatures of errors; None: the built-in ones."""
+        """``catalogue``: None: the built-in signatures; ``deployment``: None: code as it is."""
         self.config = config
         self.launch = launch
         self.env = env = launch.env
@@ -85,6 +88,7 @@ class Supervisor:
         self.state.on_news = self.journal.news
         self.state.on_spike = self.journal.spike
         self.state.on_counters = self.journal.counters
+        self.code = CodeUpdates(self.state, deployment, self.ledger, self.journal)
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
         self._phase = Phase()
         self.account = Account()
@@ -188,7 +192,9 @@ class Supervisor:
                 lambda: self.restoring.step,
                 lambda: self.checkpoints.resumed_in,
                 ended,
+                self.code.is_due,
             ),
+            code=self.code,
             phase=self._phase,
             journal=self.journal,
             record=self._record,
@@ -215,6 +221,7 @@ class Supervisor:
         self._secrets = steps.Secrets(self.facts.key, port)
         StepSignals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
+        self.code.begin()
         watcher: asyncio.Task[None] | None = None
         try:
             await self._launch_step()
@@ -240,6 +247,7 @@ class Supervisor:
                 if task is not None:
                     task.cancel()
             self.topology.close()
+            self.code.close()
             await nodes.close()
             await self.step.end()
             server.close()
@@ -262,10 +270,7 @@ class Supervisor:
     # -- start
 
     async def _launch_step(self) -> None:
-        argv = steps.main_argv(self.launch.plan.apply(self.launch.command), self.env)
-        argv += steps.task_argv(
-            self.config.task_python, self.launch.options, self.launch.command.command
-        )
+        argv = steps.step_argv(self.launch, self.config.task_python)
         env = {**self.env, **self._secrets.env()}
         await self.step.start(argv, env, own_session=not self.launch.options.inherit)
 
@@ -313,6 +318,7 @@ class Supervisor:
             self.stalls.look,
             self._note_first_step,
             self.verify.look,
+            self.code.look,
             self._update_roster,
         )
         stepping = (
@@ -341,8 +347,6 @@ class Supervisor:
     def write_roster(self) -> None:
         name = self.env.get("SLURM_JOB_NAME", "")
         self.account.checking = self.verify.seconds
-        record = roster(self.state, self.account, self.phase, name, "")
-        record["checkpoint"] = self.checkpoints.record()
-        if record["checkpoint"] is not None:
-            record["checkpoint"]["checked"] = self.verify.text
+        saved, checked = self.checkpoints.record(), self.verify.text
+        record = roster(self.state, self.account, self.phase, name, saved, checked)
         self.ledger.roster(self.state.step_id, record)

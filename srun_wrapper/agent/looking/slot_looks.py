@@ -47,6 +47,7 @@ class SlotLooks:
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
             ask=order.ask,
             quick=order.quick,
+            quick=order.quick,
         )
 
     def closer(self, order: LookCloser) -> None:

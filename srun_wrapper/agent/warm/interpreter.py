@@ -58,6 +58,7 @@ class Warm:
         self._command: list[str] = []
         self._arguments = 0
         self._environ: dict[str, str] = {}
+        self._directory = ""
         self.ready = False
         """It has imported everything and waits."""
         self._further = False
@@ -75,15 +76,22 @@ class Warm:
     # -- getting one
 
     def watch(
-        self, paths: Sequence[Path], pid: int, command: Sequence[str], env: Mapping[str, str]
+        self,
+        paths: Sequence[Path],
+        pid: int,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        directory: str = "",
     ) -> None:
-        """Once rank ``pid`` has told in one of ``paths`` what it imports, get one ready."""
+        """Once rank ``pid`` has told in one of ``paths`` what it imports, get one ready.
+
+        ``directory``: the rank's; default this process's."""
         if self._off or self._runs:
             return
 
         def found(learnt: Learnt) -> None:
             self._tell(learnt)
-            self.start(learnt, command, env)
+            self.start(learnt, command, env, directory)
 
         self._watch.begin(paths, pid, command, env, found)
 
@@ -96,10 +104,12 @@ class Warm:
         learnt: Learnt,
         command: Sequence[str],
         env: Mapping[str, str],
+        directory: str = "",
         *,
         further: bool = False,
     ) -> None:
-        """Unless there is one for the same; another is ended. ``further``: ahead of the first rank;
+        """Unless there is one for the same; another is ended. ``directory``: default this
+        process's. ``further``: ahead of the first rank;
         if the script has a standby_point, then run it as far as that."""
         if self._runs and not self._is_for(command, env):
             self.stop()
@@ -107,6 +117,7 @@ class Warm:
             return
         self._watch.end()
         self._command, self._environ = list(command), dict(env)
+        self._directory = directory
         self.early, self._further = further, further and learnt.standby
         try:
             self._lock.touch(0o600)
@@ -118,13 +129,16 @@ class Warm:
         self.ready = False
         self._link = WarmLink(self._loop, ours, self._heard, self.stop)
         order = {"learnt": str(self._list), "named": self._named, "lock": str(self._lock)}
-        words, own = self._command, self._environ
+        words, own, place = self._command, self._environ, directory or None
 
         def make(start: Starting[int]) -> int:
             with theirs:
                 fd = theirs.fileno()
                 environ = own | {VARIABLE: str(fd), PAD: PADDING}
-                return start.popen(words, environ, pass_fds=[fd], start_new_session=True).pid
+                process = start.popen(
+                    words, environ, pass_fds=[fd], start_new_session=True, cwd=place
+                )
+                return process.pid
 
         self._starting = Starting(self._loop, make, self._started, self._failed)
         try:
@@ -157,8 +171,9 @@ class Warm:
         if not self.ready or self._asked is not None or not self._is_for(command, env):
             return False
         path = env.get("PYTHONPATH", "").split(os.pathsep)
-        # It was started in our directory, and that is what it has made of its path.
-        return all(map(os.path.isabs, path)) or directory in ("", str(Path.cwd()))
+        # It was started in one directory, and that is what it has made of its path.
+        started, here = self._directory, str(Path.cwd())
+        return all(map(os.path.isabs, path)) or (directory or here) == (started or here)
 
     def _is_for(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
         """True if it was started with this command line, but for the script's own arguments (known
@@ -262,7 +277,7 @@ class Warm:
         self._ahead = Ahead(self._loop, ours, said.pid, self._activated, gone, over)
         if self._further:  # a node without ranks
             self._further = False
-            self._ahead.run(request_of(self._command, self._environ, ""))
+            self._ahead.run(request_of(self._command, self._environ, self._directory))
 
     def _activated(self, pid: int) -> None:
         """Note that the process forked ahead is now a rank."""

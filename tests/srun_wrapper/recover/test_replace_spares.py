@@ -274,6 +274,7 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
         stopping,
         recovery.Restoration(restoration, restoration, restoration),
         cast(Any, None),
+        code=cast(Any, None),
         phase=(phase := Phase()),
         journal=scene.journal,
         record=lambda _incident: None,
