@@ -241,6 +241,21 @@ def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
     assert drained == [crashed.name, silent.name]
 
 
+def test_a_suspect_that_stays_is_reported_when_it_is_bad_later(tmp_path: Any) -> None:
+    """Nothing could replace it when it was one of several suspects of a hang."""
+    scene, reports = Scene(tmp_path), []
+    scene.ledger.accuse = lambda name, *_: reports.append(name)
+    node = scene.nodes[0]
+    several = diagnose([Failure("hang", 1.0, 0.0, "n1", suspects=("n1", "n2"))], 2)
+    scene.parts.release.evict(("n1",), Incident("0-1", 1, several, 0.0, 1.0))
+    scene.parts.release.reinstate(("n1",))
+    assert node.role is Role.ACTIVE and not reports
+    crash = diagnose([Failure("crash", 1.0, 0.0, "n1")])
+    scene.parts.release.evict(("n1",), Incident("0-2", 2, crash, 1.0, 2.0))
+    assert reports == ["n1"]
+    assert [bad.node for bad in scene.parts.reports.evidence()] == ["n1"]
+
+
 def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
