@@ -17,11 +17,8 @@ from srun_wrapper.protocol.base import Event as Event
 from srun_wrapper.protocol.base import Message as Message
 from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
-<<<<<<< HEAD
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
-=======
 from srun_wrapper.protocol.code import Code
->>>>>>> update
 from srun_wrapper.protocol.looking_messages import Look, Machine
 
 # ---------------------------------------------------------------- shim <-> its node's agent

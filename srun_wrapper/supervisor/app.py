@@ -40,8 +40,7 @@ from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import StopTests
 from srun_wrapper.orders.stopping import Stopping
-from srun_wrapper.protocol.messages import Message
-from srun_wrapper.protocol.server import Connection, listen
+from srun_wrapper.protocol.server import listen
 from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts, node_parts
@@ -217,7 +216,7 @@ class Supervisor:
 
     async def run(self) -> int:
         steps.raise_file_limit()
-        server, port = await listen(self.facts.key, self._message, self.inbox.closed)
+        server, port = await listen(self.facts.key, self.inbox.message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
         StepSignals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
@@ -299,9 +298,6 @@ class Supervisor:
     async def _name_shared_cause(self) -> None:
         if found := await self.outside_hosts.missing(self.slurm):
             say(f"seen from {self.state.own_node}: {'; '.join(found)}")
-
-    def _message(self, connection: Connection, message: Message) -> None:
-        self.inbox.message(connection, message)
 
     def _excused(self) -> bool:
         return self.stalls.standing() or self.verify.held_up

@@ -47,7 +47,6 @@ class SlotLooks:
             lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
             ask=order.ask,
             quick=order.quick,
-            quick=order.quick,
         )
 
     def closer(self, order: LookCloser) -> None:
