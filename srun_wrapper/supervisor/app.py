@@ -204,7 +204,6 @@ class Supervisor:
         return nodes
 
     def _record(self, incident: Incident) -> None:
-        """Account for an incident that is over."""
         self.account.incident(incident, self.state.pace.step_time())
         self.ledger.incident(incident.record(self.state.job_id, self.state.step_id))
         self.write_roster()
