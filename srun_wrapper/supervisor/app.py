@@ -308,7 +308,8 @@ class Supervisor:
     def _build_watches(self) -> Watches:
         state, bus, excused = self.state, self.bus, self._excused
         launch = LaunchWatch(state, say, self._disturbed)
-        hang = HangWatch(state, bus, excused, self.topology.mesh, self.journal.located)
+        tell = self.journal.located, self.journal.looked_closer
+        hang = HangWatch(state, bus, excused, self.topology.mesh, *tell)
         slow = SlowWatch(state, bus, excused, self.nodes.slowness)
         always = (
             self.node_watch.look,
@@ -343,8 +344,7 @@ class Supervisor:
             self.write_roster()
 
     def write_roster(self) -> None:
-        name = self.env.get("SLURM_JOB_NAME", "")
-        self.account.checking = self.verify.seconds
-        saved, checked = self.checkpoints.record(), self.verify.text
-        record = roster(self.state, self.account, self.phase, name, saved, checked)
-        self.ledger.roster(self.state.step_id, record)
+        name, saved = self.env.get("SLURM_JOB_NAME", ""), self.checkpoints.record()
+        self.account.checking, checked = self.verify.seconds, self.verify.text
+        full = roster(self.state, self.account, self.phase, name, saved, checked)
+        self.ledger.roster(self.state.step_id, full)
