@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 Stamp = tuple[int, int, int, int]  # size, mtime and ctime in ns, inode
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class CopiedFile(msgspec.Struct, array_like=True, frozen=True):
     """A file or link of a snapshot, and what its source looked like."""
 
     kind: str  # "f" or "l"
@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 class Manifest(msgspec.Struct):
     """All entries of a snapshot by their path, and the paths that are links to what is live."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, CopiedFile]
     live: list[str] = []
 
 
@@ -51,7 +51,7 @@ class Copier:
     source: str
     tree: str
     earlier: tuple[str, Manifest] | None = None
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, CopiedFile] = field(default_factory=dict)
     linked: int = 0
     skipped: list[str] = field(default_factory=list)  # sockets, pipes, devices
 
@@ -87,7 +87,7 @@ class Copier:
         except OSError:
             return None
 
-    def _one(self, name: str) -> Entry | None:
+    def _one(self, name: str) -> CopiedFile | None:
         """Copy one file. None: there is none any more, or nothing that can be copied."""
         path, target = f"{self.source}/{name}", f"{self.tree}/{name}"
         try:
@@ -107,13 +107,15 @@ class Copier:
             raise CodeError(f"cannot copy {path}: {err.strerror or err}") from None
         raise CodeError(f"{path} changes all the time; add it to .gitignore or to code_exclude")
 
-    def _link(self, name: str, path: str, target: str, info: os.stat_result) -> Entry:
+    def _link(self, name: str, path: str, target: str, info: os.stat_result) -> CopiedFile:
         to = str(Path(path).readlink())
         moved = retarget(name, to, self.source)
         Path(target).symlink_to(moved)
-        return Entry("l", 0o777, _sha(moved.encode(errors="surrogateescape")), stamp_of(info), 0)
+        return CopiedFile(
+            "l", 0o777, _sha(moved.encode(errors="surrogateescape")), stamp_of(info), 0
+        )
 
-    def _same(self, name: str, info: os.stat_result, target: str) -> Entry | None:
+    def _same(self, name: str, info: os.stat_result, target: str) -> CopiedFile | None:
         """Link to the copy in the earlier snapshot, if the file is the same."""
         if self.earlier is None:
             return None
@@ -135,7 +137,7 @@ class Copier:
         self.linked += 1
         return entry
 
-    def _copied(self, path: str, target: str, info: os.stat_result) -> Entry | None:
+    def _copied(self, path: str, target: str, info: os.stat_result) -> CopiedFile | None:
         """Copy it; None if it changed meanwhile."""
         before = stamp_of(info)
         digest, seen = hashlib.sha256(), time.time_ns()
@@ -159,14 +161,14 @@ class Copier:
         if after != before or stamp_of(os.lstat(path)) != before:
             Path(target).unlink()
             return None
-        return Entry("f", _mode(info), digest.hexdigest(), before, seen, info.st_size)
+        return CopiedFile("f", _mode(info), digest.hexdigest(), before, seen, info.st_size)
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
-def digest_of(entries: Mapping[str, Entry]) -> str:
+def digest_of(entries: Mapping[str, CopiedFile]) -> str:
     """Return one digest of all names, modes and contents. Pure."""
     lines = (f"{n}\0{e.kind}\0{e.mode:o}\0{e.digest}\n" for n, e in sorted(entries.items()))
     return _sha("".join(lines).encode(errors="surrogateescape"))

@@ -130,10 +130,7 @@ class Recovery:
         return self._code.is_due()
 
     async def update(self) -> None:
-        """Restart the ranks with other code, by order: nothing has failed, nobody is to blame.
-
-        A failure that comes meanwhile cuts it short, and its recovery applies the change.
-        """
+        """Restart the ranks with other code; the recovery of a failure meanwhile applies it."""
         state, change = self._state, self._code.due()
         if change is None:
             return

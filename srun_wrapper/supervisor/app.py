@@ -203,7 +203,6 @@ class Supervisor:
         return nodes
 
     def _record(self, incident: Incident) -> None:
-        """Account for an incident that is over."""
         self.account.incident(incident, self.state.pace.step_time())
         self.ledger.incident(incident.record(self.state.job_id, self.state.step_id))
         self.write_roster()
@@ -341,8 +340,7 @@ class Supervisor:
             self.write_roster()
 
     def write_roster(self) -> None:
-        name = self.env.get("SLURM_JOB_NAME", "")
-        self.account.checking = self.verify.seconds
-        saved, checked = self.checkpoints.record(), self.verify.text
-        record = roster(self.state, self.account, self.phase, name, saved, checked)
-        self.ledger.roster(self.state.step_id, record)
+        name, saved = self.env.get("SLURM_JOB_NAME", ""), self.checkpoints.record()
+        self.account.checking, checked = self.verify.seconds, self.verify.text
+        full = roster(self.state, self.account, self.phase, name, saved, checked)
+        self.ledger.roster(self.state.step_id, full)

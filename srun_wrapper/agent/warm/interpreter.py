@@ -24,7 +24,7 @@ from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.starting import Starting
-from srun_wrapper.agent.warm.commands import request_of, same_start
+from srun_wrapper.agent.warm.commands import request_of, same_path, same_start
 from srun_wrapper.agent.warm.imports import ImportWatch, Learnt
 from srun_wrapper.agent.warm.link import ANSWER, Said, WarmLink
 from srun_wrapper.agent.warm.preforked import Ahead, Ordered
@@ -58,7 +58,6 @@ class Warm:
         self._command: list[str] = []
         self._arguments = 0
         self._environ: dict[str, str] = {}
-        self._directory = ""
         self.ready = False
         """It has imported everything and waits."""
         self._further = False
@@ -83,9 +82,7 @@ class Warm:
         env: Mapping[str, str],
         directory: str = "",
     ) -> None:
-        """Once rank ``pid`` has told in one of ``paths`` what it imports, get one ready.
-
-        ``directory``: the rank's; default this process's."""
+        """Once rank ``pid`` has told in one of ``paths`` what it imports, get one ready."""
         if self._off or self._runs:
             return
 
@@ -108,16 +105,14 @@ class Warm:
         *,
         further: bool = False,
     ) -> None:
-        """Unless there is one for the same; another is ended. ``directory``: default this
-        process's. ``further``: ahead of the first rank;
+        """Unless there is one for the same; another is ended. ``further``: ahead of the first rank;
         if the script has a standby_point, then run it as far as that."""
         if self._runs and not self._is_for(command, env):
             self.stop()
         if self._off or self._runs:
             return
         self._watch.end()
-        self._command, self._environ = list(command), dict(env)
-        self._directory = directory
+        self._command, self._environ, self._directory = list(command), dict(env), directory
         self.early, self._further = further, further and learnt.standby
         try:
             self._lock.touch(0o600)
@@ -134,11 +129,8 @@ class Warm:
         def make(start: Starting[int]) -> int:
             with theirs:
                 fd = theirs.fileno()
-                environ = own | {VARIABLE: str(fd), PAD: PADDING}
-                process = start.popen(
-                    words, environ, pass_fds=[fd], start_new_session=True, cwd=place
-                )
-                return process.pid
+                its = own | {VARIABLE: str(fd), PAD: PADDING}
+                return start.popen(words, its, pass_fds=[fd], start_new_session=True, cwd=place).pid
 
         self._starting = Starting(self._loop, make, self._started, self._failed)
         try:
@@ -147,8 +139,7 @@ class Warm:
             self.stop()
 
     @property
-    def _runs(self) -> bool:
-        """True if there is an interpreter, or one is starting."""
+    def _runs(self) -> bool:  # or is starting
         return bool(self._pid or self._starting)
 
     def _started(self, pid: int, status: int | None) -> None:
@@ -170,10 +161,7 @@ class Warm:
         interpreter, options and script. ``directory``: default this process's."""
         if not self.ready or self._asked is not None or not self._is_for(command, env):
             return False
-        path = env.get("PYTHONPATH", "").split(os.pathsep)
-        # It was started in one directory, and that is what it has made of its path.
-        started, here = self._directory, str(Path.cwd())
-        return all(map(os.path.isabs, path)) or (directory or here) == (started or here)
+        return same_path(env, self._directory, directory)
 
     def _is_for(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
         """True if it was started with this command line, but for the script's own arguments (known
