@@ -191,7 +191,8 @@ class Soak:
 
     def released(self, node: str) -> bool:
         """Report that no job has the node."""
-        done = self.job.lab.exec("head", ["squeue", "-h", "-o", "%N"])
+        argv = ["squeue", "-h", "-t", "R,S,CF", "-o", "%N"]  # a dead node completes for minutes
+        done = self.job.lab.exec("head", argv)
         lines = done.stdout.splitlines()
         return not any(node in expand(line) for line in lines if line)
 
