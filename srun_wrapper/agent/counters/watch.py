@@ -31,7 +31,7 @@ class Counters:
         self._tell = tell
         self._reader = reader
         self._machines = machines
-        self.machine: Machine | None = None  # as it was read last, when ``inspect`` was called
+        self.machine: Machine | None = None  # as read since ``inspect`` was called last
         self._inspecting = False
         self._last: dict[str, int] = {}
         self._grown: dict[str, int] = {}
@@ -51,13 +51,14 @@ class Counters:
     def inspect(self) -> None:
         """Read the counters, and the node's hardware and load."""
         self.look()
+        self.machine = None  # one of long ago would make all growth since look new
         if not self._inspecting:
             self._inspecting = True
             self._loop.run_in_thread(self._machines, self._inspected, None)
 
     def _inspected(self, now: Machine | None) -> None:
         self._inspecting = False
-        self.machine = now or self.machine
+        self.machine = now
 
     def _read(self, now: dict[str, int]) -> None:
         self.reading = False
