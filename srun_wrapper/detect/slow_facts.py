@@ -5,6 +5,7 @@ A fact that many nodes show is how these machines are, or one cause that they sh
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ def _hardware(mine: Seen, others: list[Seen]) -> list[str]:
         if not _below_elsewhere(text, others):
             lines.append(f"degraded link: {text}")
     for link, rate in mine.after.links.items():
+        if rate >= mine.after.first_links.get(link, math.inf):
+            continue  # it was no faster before the job became slow
         rates = [each.after.links[link] for each in others if link in each.after.links]
         usual = statistics.median_high([rate, *rates])
         if rate < usual and ALIKE * sum(other <= rate for other in rates) <= len(rates):

@@ -46,6 +46,12 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {  # lines about hardware, a
         {"mine": Machine(below=NARROW), "others": Machine(below=NARROW)}, 0, 0
     ),
     "a slow link": ({"mine": IB50, "others": IB200}, 1, 0),
+    "a link that was as slow when the job began": (
+        {"mine": Machine(links={"ib0": 50.0}, first_links={"ib0": 50.0}), "others": IB200}, 0, 0
+    ),
+    "a link that has become slow": (
+        {"mine": Machine(links={"ib0": 50.0}, first_links={"ib0": 200.0}), "others": IB200}, 1, 0
+    ),
     "a link that others have not": ({"mine": IB50}, 0, 0),
     "a faster link": ({"mine": IB400, "others": IB200}, 0, 0),
     "throttled": ({"mine": counts(throttled=7), "before": ZERO}, 1, 0),
