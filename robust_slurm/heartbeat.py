@@ -290,8 +290,9 @@ def _first_step() -> None:
     _tell_imports()
     if "torch.distributed" in sys.modules:
         try:
-            from .auto import teardown
+            from .auto import flights, teardown
 
+            flights.offer(flights.path_beside(_path))
             teardown.offer(teardown.path_beside(_path), _end)
         except Exception as error:  # noqa: BLE001 - an unusual torch must still train
             _warn(f"communicators will not be aborted before the rank is killed: {error!r}")

@@ -32,6 +32,7 @@ _STATUS_STYLE = {
 }
 # Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
 _PIPE_WIDTH = 200
+_HANG = 10  # lines that say who waits for whom
 
 
 def console(file: IO[str]) -> Console:
@@ -99,7 +100,8 @@ def print_job(report: JobReport, out: Console) -> None:
         out.print(table)
         out.print("phases in seconds")
         for incident in report.incidents:
-            for line in (*incident.counters, *incident.tests, *incident.restored):
+            stuck = incident.evidence[:_HANG] if incident.symptom == "hang" else ()
+            for line in (*stuck, *incident.counters, *incident.tests, *incident.restored):
                 out.print(f"{_clock(incident.time)} {line}")
     else:
         out.print(f"Job {report.job_id} had no incidents.")

@@ -140,16 +140,20 @@ def end_by(error: str, directory: Path) -> None:
     raise RuntimeError(error)
 
 
-def ordered(directory: Path, rank: int, node: str, step: int) -> str:
-    """Take the error that is ordered for this rank on this node, from a step on; "": none."""
+def ordered(directory: Path, rank: int, node: str, step: int, began: float) -> str:
+    """Take the error that is ordered for this rank on this node, from a step on; "": none.
+
+    An order is for the processes that run then; `began`: wall time of the start of this one.
+    """
     order = directory / f"order.{rank}"
     try:
+        late = order.stat().st_mtime < began
         since, where, error = order.read_text().split(" ", 2)
+        if late or step < int(since) or where not in ("-", node):
+            return ""
+        order.unlink()
     except FileNotFoundError:
         return ""
-    if step < int(since) or where not in ("-", node):
-        return ""
-    order.unlink()
     return error
 
 
@@ -174,7 +178,7 @@ def _wait_for_worker() -> None:
 
 def main() -> None:
     """Train."""
-    args = parse()
+    args, began = parse(), time.time()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     node = os.environ.get("SLURMD_NODENAME", "")
     checkpoint: Path = args.dir / "checkpoint.json"
@@ -213,7 +217,7 @@ def main() -> None:
                 mapped[len(mapped) - 1]
             if args.orders:
                 args.steps = last_step(args.dir) or args.steps
-                if error := ordered(args.dir, rank, node, step + 1):
+                if error := ordered(args.dir, rank, node, step + 1, began):
                     end_by(error, args.dir)
             own = float((rank + 1) * (step + 1))
             if args.stdin and rank == 0:

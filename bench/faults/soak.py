@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from bench.faults.kinds import KINDS
 from bench.faults.usage import Usage
 from bench.faults.wider import TORCH, torch_reference
 from lab import Cluster, LabError
+from lab.verbs.disruption import expand
 
 # What a job survives, without options of its own. partition_3s may cost it two healthy nodes.
 SURVIVED = (
@@ -170,15 +174,26 @@ class Soak:
             self.samples.append(one)
 
     def mend(self) -> None:
-        """Boot the nodes that crashed and let those that hang go on: Slurm has them again."""
+        """Boot the nodes that crashed and let those that hang go on: Slurm has them again.
+
+        A lab node boots in no time. A real one takes minutes, so it waits until no job has it:
+        Slurm's srun aborts a step when one of its nodes comes back without it.
+        """
         for node, fault in self.job.lab.faults().items():
             try:
                 if fault == "crashed":
+                    self.job.wait(partial(self.released, node), f"release of {node}")
                     self.job.lab.heal(node)
                 elif fault != "up":
                     self.job.lab.ask("heal", node=node)
             except LabError as error:
                 self.notes.append(f"{node}: {error}"[:300])
+
+    def released(self, node: str) -> bool:
+        """Report that no job has the node."""
+        done = self.job.lab.exec("head", ["squeue", "-h", "-o", "%N"])
+        lines = done.stdout.splitlines()
+        return not any(node in expand(line) for line in lines if line)
 
     def end(self) -> None:
         """Let the training come to its end."""
@@ -207,11 +222,20 @@ def draws(dice: random.Random, names: Sequence[str]) -> Iterator[str]:
 def soak(args: argparse.Namespace, results: Results) -> int:
     """Run the soak and judge it. Returns the exit code."""
     minutes: float = args.soak
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     standby = 6 + round(USED_PER_MINUTE * minutes)
     named = Cluster(nodes=NODES)
     conf = {"Epilog": str(epilog_of(named.spec.dir))}
     name = named.spec.name
-    with Cluster(name=name, nodes=NODES, standby=standby, scratch=True, slurm_conf=conf) as lab:
+    with Cluster(
+        name=name,
+        nodes=NODES,
+        standby=standby,
+        scratch=True,
+        slurm_conf=conf,
+        accounting=True,  # without slurmdbd a job can give back a node only once (Slurm < 24.11)
+    ) as lab:
         install_epilog(lab.spec.dir)
         job = Job.new(lab, NODES * PER_NODE, MANY)
         one = Soak(job, random.Random(args.seed), Steps(job.dir / "steps"))
@@ -228,9 +252,9 @@ def soak(args: argparse.Namespace, results: Results) -> int:
             job.wait_steps(SETTLED)
             job.wait_warm()
             for kind in draws(one.dice, args.case or SURVIVED):
-                if time.monotonic() > began + 60 * minutes:
+                over = stop.wait(one.dice.uniform(0.0, PAUSE))
+                if over or time.monotonic() > began + 60 * minutes:
                     break
-                time.sleep(one.dice.uniform(0.0, PAUSE))
                 print(f"{time.strftime('%H:%M:%S')} {kind}", file=sys.stderr, flush=True)
                 one.hit(kind)
             time.sleep(PAUSE)
@@ -238,6 +262,7 @@ def soak(args: argparse.Namespace, results: Results) -> int:
             one.end()
         except (ChaosError, LabError, OSError) as failure:
             error = f"{type(failure).__name__}: {failure}"
+            print(error, file=sys.stderr, flush=True)
             lab.exec("head", ["scancel", str(job.id)])
         seen = job.observe(job.wait_end(STUCK))
         incidents = job.incidents()

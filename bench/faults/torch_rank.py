@@ -55,7 +55,7 @@ def turn(weight: Tensor, hidden: Tensor, data: Tensor) -> tuple[Tensor, Tensor, 
     """Return the second stage's gradient, what it hands back, and the loss."""
     error = weight * hidden - data.flip(0)
     slope = error / (REPLICAS * WIDTH)
-    return exact(slope * hidden), slope * weight, float(error[0] * error[0])
+    return exact(slope * hidden), slope * weight, float((error * error).sum())
 
 
 def reference(steps: int) -> float:
@@ -134,7 +134,7 @@ def main() -> None:
     """Train."""
     import robust_slurm
 
-    args = parse()
+    args, began = parse(), time.time()
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", rank=rank, world_size=world)
@@ -153,7 +153,7 @@ def main() -> None:
             time.sleep(args.step_time)
             if args.orders:
                 args.steps = last_step(args.dir) or args.steps
-                if error := ordered(args.dir, rank, node, step + 1):
+                if error := ordered(args.dir, rank, node, step + 1, began):
                     end_by(error, args.dir)
             stage.weight.grad, loss = pipeline.gradient(step)
             optimizer.step()

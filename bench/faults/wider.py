@@ -61,7 +61,15 @@ def _bad(*nodes: str) -> Expected:
 def _pair(pick: Pick) -> dict[str, Any]:
     ranks = [PER_NODE * (int(node[1:]) - 1) for node in (pick.node, pick.other)]
     made = _gloo(f"{DEADLOCK} --error-node {pick.node},{pick.other}", pick.step, *ranks)
-    return {**made, "expected": _bad(pick.node, pick.other)}
+    right = _bad(pick.node, pick.other)
+    # Each restart resumes at the very step that hangs, which is start-up for so long.
+    return {
+        **made,
+        "expected": right,
+        "options": "--robust-start-limit=40",
+        "limit": 300.0,
+        "epilog": True,
+    }
 
 
 WIDER = [

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from srun_wrapper.agent import filesystems
-from srun_wrapper.agent.looking.bounds import budget
-from srun_wrapper.agent.looking.sampler import Sampler
+from srun_wrapper.agent.looking.slot_looks import SlotLooks
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
 from srun_wrapper.agent.processes.end_report import EndReport, error_file
@@ -25,12 +24,12 @@ from srun_wrapper.agent.test_worker import SlotTests
 from srun_wrapper.agent.warm.commands import is_text
 from srun_wrapper.agent.warm.imports import Learnt, pack, unpack
 from srun_wrapper.agent.warm.preforked import Forked
+from srun_wrapper.protocol.closer_messages import LookCloser
 from srun_wrapper.protocol.messages import (
     Exited,
     Finish,
     Imports,
     Inspect,
-    Inspected,
     Message,
     RunTests,
     Signal,
@@ -97,13 +96,16 @@ class Slot:
         self._stuck_at = math.inf
         self._asking = False
         self._next_check = loop.later(0.0, self._check_stopped)
-        self._sampler = Sampler(loop, run_dir, self._below)
-        self._budget = budget(1)
+        self._looks = SlotLooks(loop, local, run_dir, self._below, self._now_running, emit)
         self._end = EndReport(loop, error_file(run_dir, local), emit)
 
     # -- orders
 
     def handle(self, order: Message) -> None:
+        if isinstance(order, LookCloser):
+            self._looks.closer(order)
+            return
+        self._looks.cancel()  # whatever else is due
         if isinstance(order, Start):
             self._next, self._cold = order, None
             self._stop(order.grace)
@@ -116,7 +118,7 @@ class Slot:
             else:
                 self._signals.send(order.signum)
         elif isinstance(order, Inspect):
-            self._inspect(order)
+            self._looks.inspect(order)
         elif isinstance(order, Warmup):
             self._warm_up(order)
         elif isinstance(order, RunTests):
@@ -131,6 +133,7 @@ class Slot:
 
     def signal(self, signum: int) -> None:
         """Pass a signal to the rank's process group."""
+        self._looks.cancel()
         self._signals.send(signum)
 
     def _pid(self) -> int:
@@ -142,6 +145,7 @@ class Slot:
 
     def close(self) -> None:
         """The shim ends: nothing stays."""
+        self._looks.cancel()
         self._end.flush()
         self._launcher.close()
         self.kill()
@@ -271,7 +275,7 @@ class Slot:
                 if rank.local == self._local:
                     self._epoch, self._rank = order.epoch, rank.rank
                     self._first_of_all = order.index == 0 and self._local == 0
-                    self._budget = budget(len(order.ranks))
+                    self._looks.share(len(order.ranks))
                     self._launcher.launch(order, rank)
 
     # -- starting
@@ -335,16 +339,7 @@ class Slot:
 
         self._end.ended(end, tail, code)
 
-    # -- looking
-
-    def _inspect(self, order: Inspect) -> None:
+    def _now_running(self) -> tuple[int, int]:
+        """Return the pid that this slot has started, and its epoch; (0, 0) if none runs."""
         running = self._running
-        self._sampler.sample(
-            self._local,
-            (running.process.pid, running.epoch) if running is not None else (0, 0),
-            order.window,
-            self._budget,
-            lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
-            ask=order.ask,
-            quick=order.quick,
-        )
+        return (0, 0) if running is None else (running.process.pid, running.epoch)

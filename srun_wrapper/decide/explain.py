@@ -72,7 +72,7 @@ def follows(then: Then, config: Config) -> str:
         + (f"{tests}, and " if tests else "")
         + "the node exchanges its ranks with another one; if a rank dies so on it again, it is "
         "evicted the third time, where max_restarts allows a third; if it dies so on the other "
-        "node, the job stops",
+        "node, the program is to blame",
         "exchange nan": (f"{tests} now; " if tests else "restart in place; ")
         + "the second time without progress the node exchanges its ranks with another one; if the "
         "NaN stays on the node, it is evicted the third time; if it follows the ranks, the job "

@@ -134,8 +134,10 @@ def _cannot_run(now: Situation) -> Plan | None:
 
 
 def _same_error(now: Situation) -> Plan | None:
-    if now.diagnosis.cause != "user" or now.repeats < 2 or now.diagnosis.symptom == "nan":
+    if now.diagnosis.cause != "user" or now.repeats < 2:
         return None
+    if now.diagnosis.symptom == "nan" or now.diagnosis.ranks:
+        return None  # a signal that follows a rank is no error that could be compared
     return Plan("stop", (), "the same error twice without progress: it is the program's own")
 
 

@@ -1,7 +1,7 @@
 """The watch for jobs that make no step: inspect the ranks, judge the answers, report a hang.
 
-It looks once early, to locate what the ranks wait for, and acts on nothing then: a quiet loader or
-an upload looks like a hang for a while. Beyond the limit it looks again and judges.
+It looks once early, to locate what the ranks wait for, then closer, and acts on nothing: a quiet
+loader or an upload looks like a hang for a while. Beyond the limit it looks again and judges.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.detect.closer import CloserFindings, look_deeper, read_recorders
 from srun_wrapper.detect.inspections import Replies, active, inspect
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.stalls import own_mounts
@@ -20,13 +22,17 @@ from srun_wrapper.job.model import Rank
 from srun_wrapper.job.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.job.state import JobState
 from srun_wrapper.locate.locate import Located, locate
+from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.story import story
 from srun_wrapper.protocol.messages import Sample
 
 WINDOW = 1.0  # s over which ranks are inspected
 EARLY_WINDOW = 0.2  # s, when they are only to be located
+CLOSER_EVERY = 30.0  # s between two closer looks: they stop processes for a moment
 Tell = Callable[[Located, Sequence[str], float], None]
 """Gets what was located, the lines that say who waits for whom, and the s without a step."""
+TellCloser = Callable[[Sequence[str], Sequence[str]], None]
+"""Gets the lines of a closer look, and those of them that are worth printing at once."""
 _log = logging.getLogger("robust-srun.hang")
 
 
@@ -40,6 +46,7 @@ class HangWatch:
         excused: Callable[[], bool] = lambda: False,
         mesh: Callable[[], Mapping[str, int]] = dict,
         tell: Tell = lambda _located, _lines, _silent: None,
+        tell_closer: TellCloser = lambda _lines, _news: None,
     ) -> None:
         """``excused``: whether the ranks wait for a file system that does not answer; ``mesh``: the
         job's parallel dimensions, as far as they are known."""
@@ -48,6 +55,10 @@ class HangWatch:
         self._excused = excused
         self._mesh = mesh
         self._tell = tell
+        self._tell_closer = tell_closer
+        self._closer: tuple[tuple[float, float], CloserFindings] | None = None
+        self._closer_task: asyncio.Task[None] | None = None
+        self._closer_next = 0.0
         self._located: tuple[tuple[float, float], Located, Sequence[str]] | None = None
         self._early: asyncio.Task[None] | None = None
         self._looked_for = -1.0  # the time of the step since which it was looked early
@@ -71,8 +82,9 @@ class HangWatch:
             # A command that never gave a sign of steps cannot be told from a slow one; only its
             # stopped processes can.
             self._next = now + 30.0
-        if self._early is not None:
-            self._early.cancel()  # a node that does not answer must not hold up this inspection
+        for task in (self._early, self._closer_task):
+            if task is not None:
+                task.cancel()  # a node that does not answer must not hold up this inspection
         if self._busy is None or self._busy.done():
             self._busy = asyncio.create_task(self._inspect())
 
@@ -101,27 +113,56 @@ class HangWatch:
         if state.world.epoch != epoch or state.failures or self._excused():
             return
         if state.pace.last == last and not state.pace.phase and not state.world.is_ending():
-            located, lines = self._try_to_locate(replies)
+            located, lines, views = self._try_to_locate(replies)
             if located.clear:
                 self._located = self._since(), located, lines
                 self._tell(located, lines, state.pace.silent(now))
+            self._start_closer(located, views, now)
+
+    def _start_closer(self, located: Located, views: Sequence[RankView], now: float) -> None:
+        """Look at flight recorders and native stacks, unless that was done a short time ago."""
+        if views and now >= self._closer_next:
+            self._closer_next = now + CLOSER_EVERY
+            self._closer_task = asyncio.create_task(self._look_closer(located, views))
+
+    async def _look_closer(self, located: Located, views: Sequence[RankView]) -> None:
+        state, bus, nodes = self._state, self._bus, active(self._state)
+        since, epoch = self._since(), state.world.epoch
+
+        def old() -> bool:
+            gone = state.world.epoch != epoch or state.failures or state.world.is_ending()
+            return bool(gone) or self._since() != since or self._excused()
+
+        try:
+            found = await read_recorders(state, bus, nodes, views)
+            if old():
+                return
+            self._closer = since, found
+            self._tell_closer(found.lines(), found.news())
+            if located.clear and (lines := await look_deeper(state, bus, nodes, views, located)):
+                if old():
+                    return
+                self._closer = since, replace(found, processes=lines)
+                self._tell_closer(lines, lines)
+        except Exception:  # noqa: BLE001 - it is evidence and no more
+            _log.exception("internal error: no closer look at the ranks")
 
     def _since(self) -> tuple[float, float]:
         """Return what tells one stall from another: the last step, and the last change of phase."""
         return self._state.pace.last, self._state.pace.phase_since
 
-    def _try_to_locate(self, replies: Replies) -> tuple[Located, Sequence[str]]:
+    def _try_to_locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
         try:
             return self._locate(replies)
         except Exception:  # noqa: BLE001 - else nobody would hear of the hang
             _log.exception("internal error: what the ranks wait for is not known")
-            return Located(), ()
+            return Located(), (), ()
 
-    def _locate(self, replies: Replies) -> tuple[Located, Sequence[str]]:
+    def _locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
         nodes = [(node, replies[node.key].samples) for node in active(self._state, replies)]
         views = rank_views(self._state.world, nodes)
         located = locate(views, self._mesh())
-        return located, story(views, located)
+        return located, story(views, located), views
 
     async def _inspect(self) -> None:
         state = self._state
@@ -190,11 +231,17 @@ class HangWatch:
         """Report the hang, with what the ranks wait for: as seen now, else as seen early."""
         located: Located = Located()
         lines: Sequence[str] = ()
+        closer = CloserFindings()
         if not ending:  # at the end ranks work apart, and none of them stands out
-            located, lines = self._try_to_locate(replies)
+            located, lines, _ = self._try_to_locate(replies)
             early = self._located
             if not located.clear and early is not None and early[0] == self._since():
                 _, located, lines = early
+            if self._closer is not None and self._closer[0] == self._since():
+                closer = self._closer[1]
+            if (unlike := closer.mismatch()) is not None:
+                located, lines = unlike, lines[1:]  # the first one may name a suspect
+        first_lines = 2 if located.clear else 0  # the verdict and its first rank
         nodes = located.nodes
         if not nodes:
             nodes = tuple(dict.fromkeys(ranks[r].node.name for r in stopped if r in ranks))
@@ -207,7 +254,7 @@ class HangWatch:
                 state.pace.last,
                 nodes[0] if nodes else "",
                 first,
-                evidence=(why, *lines),
+                evidence=(why, *lines[:first_lines], *closer.lines(), *lines[first_lines:]),
                 suspects=nodes,
             )
         )

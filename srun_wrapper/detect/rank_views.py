@@ -62,4 +62,5 @@ def _view(
         if other.role == LOADER and other.rank == look.rank
     )
     failed = one_line(look.failed)
-    return RankView(number, node.name, look.main(), state, step, loaders[:MOST_LOADERS], failed)
+    shown = loaders[:MOST_LOADERS]
+    return RankView(number, node.name, look.main(), state, step, shown, failed, look.pid)

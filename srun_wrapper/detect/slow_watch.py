@@ -152,7 +152,8 @@ class SlowWatch:
             rounds[-1].append(
                 [replace(v, stack=stacks.setdefault(v.stack, v.stack)) for v in views]
             )
-        if state.pace.tempo.slow() is None:
+        # The usual step time of now would not do: the looks' own time is in it.
+        if not state.pace.tempo.still_slow(slow.usual):
             _log.info("the job is not slow any more: no rank is named")
             return None
         ranks = self._ranks(rounds, world)

@@ -66,6 +66,11 @@ class Tempo:
             return None
         return Slowdown(statistics.median(newest), usual)
 
+    def still_slow(self, usual: float) -> bool:
+        """True if the newest periods are slow against a step time that was usual before."""
+        newest = self.periods[-PERIODS:]
+        return bool(newest) and statistics.median(newest) >= FACTOR * usual
+
     def eased(self, usual: float) -> bool:
         """True if the newest period is about as fast as ``usual``."""
         return bool(self.periods) and self.periods[-1] < EASED * usual

@@ -22,6 +22,7 @@ class RankView:
     step: int | None = None  # its last
     loaders: tuple[tuple[int, Stack], ...] = ()  # pid and stack of its data-loader workers
     failed: str = ""  # why its stack is not known
+    pid: int = 0  # on its node; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

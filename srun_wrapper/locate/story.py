@@ -8,7 +8,7 @@ from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.text import one_line
 from srun_wrapper.locate.locate import Located
 from srun_wrapper.locate.ranks import RankView, StackGroup, grouped, rank_list
-from srun_wrapper.locate.stacks import Key, key, without_line
+from srun_wrapper.locate.stacks import Key, Stack, key, without_line
 
 MOST = 10
 RANKS = 3  # that are shown one by one
@@ -23,7 +23,7 @@ def story(views: Sequence[RankView], located: Located) -> tuple[str, ...]:
     odd = [view for view in views if view.rank in named]
     lines = [_head(located)]
     for view in odd[:RANKS]:
-        lines += _of_rank(view, _usual_loader(views))
+        lines += _of_rank(view, odd_loaders(view, views))
     if len(odd) > RANKS:
         lines.append(f"and {len(odd) - RANKS} more ranks")
     others = grouped(view for view in views if view.rank not in named)
@@ -46,24 +46,27 @@ def _head(located: Located) -> str:
     if not located.nodes:
         return f"{located.why}; no node is suspect"
     word = "node" if len(located.nodes) == 1 else "nodes"
-    return f"{located.why}; suspect {word}: {_nodes(located.nodes)}"
+    return f"{located.why}; suspect {word}: {node_list(located.nodes)}"
 
 
-def _of_rank(view: RankView, usual: Key) -> list[str]:
+def _of_rank(view: RankView, other: Sequence[tuple[int, Stack]]) -> list[str]:
     calls = " < ".join(view.stack[:FRAMES]) or "its stack is not known"
     stopped = "stopped, " if view.state == "T" else ""
     lines = [f"rank {view.rank} on {view.node}: {stopped}in {calls}"]
     if not view.stack:
         lines = [f"rank {view.rank} on {view.node}: {stopped}{calls}"]
-    other = [(pid, stack) for pid, stack in view.loaders if key(stack) != usual]
-    if _loads(view) and other:
+    if other:
         pid, stack = other[0]
         lines.append(f"its data-loader worker {pid}: in {' < '.join(stack[:FRAMES])}")
     return lines
 
 
-def _loads(view: RankView) -> bool:
-    return any("dataloader.py" in frame for frame in view.stack)
+def odd_loaders(view: RankView, views: Sequence[RankView]) -> list[tuple[int, Stack]]:
+    """Return the workers that a rank waits for, unlike the job's other ones: pid and stack."""
+    if not any("dataloader.py" in frame for frame in view.stack):
+        return []
+    usual = _usual_loader(views)
+    return [(pid, stack) for pid, stack in view.loaders if key(stack) != usual]
 
 
 def _usual_loader(views: Sequence[RankView]) -> Key:
@@ -79,11 +82,12 @@ def _usual_loader(views: Sequence[RankView]) -> Key:
 def _of_group(group: StackGroup) -> str:
     where = f"waiting in {group.waits}" if group.waits else f"in {without_line(group.key[0])}"
     word = "rank" if len(group.ranks) == 1 else "ranks"
-    nodes = _nodes([view.node for view in group.ranks])
+    nodes = node_list([view.node for view in group.ranks])
     return f"{word} {rank_list(view.rank for view in group.ranks)} on {nodes}: {where}"
 
 
-def _nodes(names: Sequence[str]) -> str:
+def node_list(names: Sequence[str]) -> str:
+    """Return names of nodes as Slurm writes them, at most 120 characters."""
     try:
         text = fold(dict.fromkeys(names))
     except ParseError:

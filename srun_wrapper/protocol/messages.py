@@ -3,6 +3,7 @@
 One agent per node (the shim with local id 0) holds the node's only connection to the supervisor;
 the node's other shims talk through it. Messages are msgpack arrays, tagged by their first
 element. New fields go at the end, with a default: an older reader skips what it does not know.
+A new kind of message to the supervisor is skipped as well (see ``server``); a new order is not.
 Times are seconds; ``*_age`` are ages at the moment of sending, because nodes' clocks differ.
 """
 
@@ -16,6 +17,7 @@ from srun_wrapper.protocol.base import Event as Event
 from srun_wrapper.protocol.base import Message as Message
 from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
+from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 from srun_wrapper.protocol.looking_messages import Look, Machine
 
 # ---------------------------------------------------------------- shim <-> its node's agent
@@ -323,13 +325,14 @@ _FromSlot = (
     | StdinRead
     | Stopped
     | Inspected
+    | LookedCloser
     | Imports
     | WarmRanks
     | WorkerEnded
     | Logged
     | FromStore
 )
-_ToSlot = Start | Stop | Signal | Inspect | Finish | Warmup | RunTests | ToStore
+_ToSlot = Start | Stop | Signal | Inspect | LookCloser | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
 FromAgent = Hello | Report | SlotLost | Signalled | Stalled | Counted | PeerAsk | _FromSlot

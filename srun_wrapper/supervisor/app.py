@@ -304,7 +304,8 @@ class Supervisor:
     def _build_watches(self) -> Watches:
         state, bus, excused = self.state, self.bus, self._excused
         launch = LaunchWatch(state, say, self._disturbed)
-        hang = HangWatch(state, bus, excused, self.topology.mesh, self.journal.located)
+        tell = self.journal.located, self.journal.looked_closer
+        hang = HangWatch(state, bus, excused, self.topology.mesh, *tell)
         slow = SlowWatch(state, bus, excused, self.nodes.slowness)
         always = (
             self.node_watch.look,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def test_growth(part: str, more: float, said: bool) -> None:
 
 def test_a_program_takes_its_order_once(tmp_path: Path) -> None:
     (tmp_path / "order.3").write_text("40 n2 no such expert: 9")
-    assert rank.ordered(tmp_path, 3, "n2", 39) == ""
-    assert rank.ordered(tmp_path, 3, "n4", 40) == ""
-    assert rank.ordered(tmp_path, 3, "n2", 41) == "no such expert: 9"
-    assert rank.ordered(tmp_path, 3, "n2", 42) == ""
+    assert rank.ordered(tmp_path, 3, "n2", 39, 0.0) == ""
+    assert rank.ordered(tmp_path, 3, "n4", 40, 0.0) == ""
+    assert rank.ordered(tmp_path, 3, "n2", 41, time.time() + 1) == ""  # it started after it
+    assert rank.ordered(tmp_path, 3, "n2", 41, 0.0) == "no such expert: 9"
+    assert rank.ordered(tmp_path, 3, "n2", 42, 0.0) == ""

@@ -191,6 +191,16 @@ def test_json(state_dir: Path) -> None:
     assert json.loads(text)["incidents"][0]["phases"]["total"] == 5.5
 
 
+def test_who_waits_for_whom_is_shown_of_a_hang_and_bounded(state_dir: Path) -> None:
+    told = [f"rank {number} on n[1-2]: in f" for number in range(12)]
+    lines = [incident(symptom="hang", evidence=told), incident(evidence=["not a hang"])]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (state_dir / "jobs" / "7" / "incidents.jsonl").write_text(text)
+    _, said = shown(["7"], answering(UP), state_dir)
+    assert [line in said for line in told] == [True] * 10 + [False] * 2
+    assert "not a hang" not in said
+
+
 def test_the_rule_of_an_incident_is_shown_and_old_records_have_none(state_dir: Path) -> None:
     lines = [incident(), incident(rule="machine-error", rung="spare"), incident(rule=["x"])]
     text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -49,3 +49,10 @@ class Journal:
         say(f"no step for {silent:.1f} s: {lines[0]}")
         for line in lines[1:]:
             say(f"  {line}")
+
+    def looked_closer(self, lines: Sequence[str], news: Sequence[str]) -> None:
+        """Record what a closer look has found, and print the ``news`` of it."""
+        if lines:
+            self.event("looked_closer", lines=lines)
+        for line in news:
+            say(f"  {line}")

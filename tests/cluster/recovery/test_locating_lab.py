@@ -1,5 +1,7 @@
 """A rank that is stuck outside a collective is named within seconds, its machine too, nobody else.
 
+A closer look follows: torch's flight recorders, native stacks.
+
 Naming is not acting: the job runs to its end without a restart once the rank goes on.
 """
 
@@ -41,6 +43,7 @@ def run(lab: Lab, launcher: str, per_node: int, words: str = "") -> tuple[Stuck,
     print(f"located {event['time'] - since:.2f} s after it, {event['silent']} s without a step")
     print("\n".join(event["lines"]))
     assert event["time"] - since < SOON + 3 * step_time(training), training.story()
+    training.until(lambda: len(training.events("looked_closer")) > 1, "a closer look", 30.0)
     (training.dir / "go").touch()
     assert training.wait_end(WAIT) == 0, training.story()
     assert not training.incidents()
@@ -62,6 +65,22 @@ def check(training: Training, event: dict[str, Any]) -> None:
         re.match(r"ranks 0-2 on n\[1-2\]: waiting in .*all_reduce", line) for line in event["lines"]
     )
     assert training.says(rf"^robust-srun: no step for [\d.]+ s: rank {STUCK} is in no collective")
+    check_closer(training)
+
+
+def check_closer(training: Training) -> None:
+    """torch's flight recorders name the same rank, and its native stack is shown."""
+    (recorders, processes) = training.events("looked_closer")
+    ((first,), others) = recorders["lines"], processes["lines"]
+    print("\n".join([first, *others]))
+    assert re.fullmatch(
+        rf"flight recorder: rank {STUCK} has not entered all_reduce #\d+ of group 0 "
+        r"\(default_pg\); the other 3 have waited in it for [\d.]+ s",
+        first,
+    ), recorders
+    assert any(
+        line.startswith(f"rank {STUCK} on {NODE}, native: ") and "libc" in line for line in others
+    ), processes
 
 
 def test_a_rank_outside_a_collective(lab: Cluster) -> None:
@@ -81,3 +100,5 @@ def test_a_deadlocked_worker_of_a_loader(lab: Cluster) -> None:
     check(training, event)
     worker = next(line for line in event["lines"] if line.startswith("its data-loader worker"))
     assert "in stuck (" in worker
+    lines = training.events("looked_closer")[-1]["lines"]
+    assert any(f"rank {STUCK} on {NODE}, data-loader worker " in line for line in lines)

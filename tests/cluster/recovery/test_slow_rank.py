@@ -10,9 +10,9 @@ from jobs import Training, start
 from lab import Cluster
 
 SLOW = 3
-BEFORE, STEPS = 100, 700  # far more than are waited for
+BEFORE, STEPS = 220, 900  # far more than are waited for
 WORDS = "--robust-slow-after=1 --robust-interval=0.1"
-SOON = 40.0  # s; on a loaded machine most of it is py-spy
+SOON = 60.0  # s; on a loaded machine most of it is py-spy
 
 
 def slow(lab: Cluster, rank: int) -> Training:

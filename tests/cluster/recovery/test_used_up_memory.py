@@ -51,7 +51,8 @@ def test_a_rank_that_is_killed_at_the_same_step_on_any_node_evicts_nobody(lab: C
     found = training.incidents()
     assert [i["rule"] for i in found] == ["killed"] * 4, training.story()
     assert [i["rung"] for i in found] == ["in-place", "exchange", "in-place", "no-progress"]
-    assert [i["cause"] for i in found] == ["unknown", "unknown", "shared", "shared"]
+    assert [i["cause"] for i in found] == ["unknown", "unknown", "user", "user"]
+    assert "it follows rank 1 from " in found[-1]["evidence"][-1], training.story()
     assert not training.accusations() and not any(i["swaps"] for i in found)
     assert training.says("exchanges its ranks with"), training.story()
     training.check_gone()

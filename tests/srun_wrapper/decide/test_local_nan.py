@@ -160,7 +160,12 @@ def test_an_end_by_a_signal_that_follows_its_rank(signum: int) -> None:
         return diagnose([Failure("crash", 1.0, 0.9, node, rank, signal=signum)], 4)
 
     budget = Budget()
-    for node, rung in (("n2", "in-place"), ("n2", "exchange"), ("n3", "same-error")):
+    for node, rung in (
+        ("n2", "in-place"),
+        ("n2", "exchange"),
+        ("n3", "in-place"),
+        ("n3", "no-progress"),
+    ):
         budget.spend(died(node, 3))
         found, _ = acquit(died(node, 3), budget)
         assert plan(found, (), budget, Means(1, 0, False, 3)).rung == rung

@@ -57,9 +57,10 @@ class Watched:
     def asked(self) -> list[Inspect]:
         return [order for order in self.job.lines[0].sent if isinstance(order, Inspect)]
 
-    async def answer(self, stuck: int = 3, token: int = 1) -> None:
-        """All nodes answer; ``stuck``: the rank that is in no collective."""
+    async def answer(self, stuck: int = 3) -> None:
+        """All nodes answer the last inspection; ``stuck``: the rank that is in no collective."""
         await asyncio.sleep(0)
+        token = self.asked()[-1].token if self.asked() else 1
         for node in range(3):
             samples = tuple(
                 sample(local, look(SLEEP if 2 * node + local == stuck else REDUCE))
@@ -95,7 +96,7 @@ def test_it_looks_once_until_there_is_a_step() -> None:
             await w.answer()
         w.job.state.pace.last = time.monotonic() - 2.2  # a step, and none again
         w.hang.look(time.monotonic())
-        await w.answer(token=2)
+        await w.answer()
 
     asyncio.run(scene())
     assert len(w.asked()) == len(w.told) == 2
@@ -154,7 +155,7 @@ def test_the_failure_names_what_was_located(still: bool) -> None:
 
     async def scene() -> None:
         w.hang.look(time.monotonic())
-        await w.answer(3 if still else -1, token=2)
+        await w.answer(3 if still else -1)
 
     asyncio.run(scene())
     (failure,) = w.job.state.failures
@@ -174,7 +175,7 @@ def test_a_location_from_before_a_phase_says_nothing_about_a_hang_inside_it() ->
 
     async def scene() -> None:
         w.hang.look(time.monotonic())
-        await w.answer(-1, token=2)
+        await w.answer(-1)
 
     asyncio.run(scene())
     (failure,) = w.job.state.failures

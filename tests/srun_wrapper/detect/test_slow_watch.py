@@ -223,6 +223,16 @@ def test_what_comes_between_names_nobody(monkeypatch: pytest.MonkeyPatch, why: s
     assert w.asked() and not w.said and not w.ledger.incidents
 
 
+def test_looks_that_take_longer_than_the_past_name_the_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Most periods are slow ones by then, and the median of all would be the slow step time."""
+    w = Watched(monkeypatch)
+    w.at = lambda look: w.steps(1.0) if look in (10, 20, 30) else None
+    w.run()
+    assert w.ledger.incidents
+
+
 def test_it_does_not_look_while_a_hang_may_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     w = Watched(monkeypatch)
     w.job.state.pace.last -= 1e6

@@ -1,0 +1,85 @@
+"""Gives torch's flight recorder to robust-task when the job makes no step.
+
+torch keeps the last collectives of each process (torch.distributed's "flight recorder": sequence
+number, operation, sizes, state). A thread waits on a socket beside the heartbeat's record; it is
+there only in ranks that have process groups at their first step. It answers each connection with
+one line about the rank and one line of JSON for each of torch's recorders: NCCL has one of its own.
+torch's other dump is a pickle, which nobody should read.
+
+The thread needs the interpreter's lock: a main thread that waits in a collective has released it.
+One that holds it for ever, in C, gets no answer sent.
+
+Runs in the rank: standard library only, Python 3.9 syntax. Whatever fails here, the rank goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from typing import Any
+
+_C10D = "torch.distributed.distributed_c10d"
+_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # torch 2.5 and later; 2.8 and later
+_SEND = 2.0  # s for robust-task to take the answer
+
+
+def path_beside(beat_path: str) -> str:
+    """The socket that belongs to a record of the heartbeat."""
+    return beat_path[: -len(".beat")] + ".calls"
+
+
+def offer(path: str) -> None:
+    """Listen, if this process has process groups and its torch can dump JSON."""
+    try:
+        c10d: Any = sys.modules.get(_C10D)
+        native: Any = sys.modules.get("torch._C._distributed_c10d")
+        if c10d is None or not c10d._world.pg_map:
+            return
+        if not any(hasattr(native, name) for name in _DUMPS):
+            return
+        import socket
+        import threading
+
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            os.unlink(path)  # noqa: PTH108 - pathlib may not be loaded
+        except FileNotFoundError:
+            pass
+        line.bind(path)
+        line.listen(2)
+        threading.Thread(
+            target=_wait, args=(line, c10d, native), name="robust-slurm", daemon=True
+        ).start()
+    except Exception:  # noqa: BLE001 - then a hang is located without the recorder
+        return
+
+
+def _wait(line: socket.socket, c10d: Any, native: Any) -> None:
+    while True:
+        try:
+            asker, _ = line.accept()
+        except OSError:
+            return
+        try:
+            asker.settimeout(_SEND)
+            asker.sendall(_answer(c10d, native))
+        except Exception:  # noqa: BLE001 - the asker has a deadline of its own
+            pass
+        finally:
+            asker.close()
+
+
+def _answer(c10d: Any, native: Any) -> bytes:
+    import time
+
+    lines = [b'{"rank":%d,"now":%d}' % (c10d.get_rank(), time.time_ns())]
+    for name in _DUMPS:
+        dump = getattr(native, name, None)
+        if dump is not None:
+            text = dump()
+            lines.append(text if isinstance(text, bytes) else str(text).encode())
+    return b"\n".join(lines) + b"\n"

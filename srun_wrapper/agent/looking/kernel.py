@@ -1,0 +1,111 @@
+"""Facts that the kernel shows of a process: state, place in the kernel, system call and its file.
+
+All of it can be read by the process's own user, where robust-task is its ancestor. /proc/PID/stack
+is root's only, and not read. No file is touched: a dead file server would hold up who does that.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from robust_slurm import process_stat
+from robust_slurm.text import one_line
+
+WORD = 96  # characters
+OTHERS = 2  # threads in state D that are shown beside the main one
+_X86 = (
+    "0 read,1 write,2 open,3 close,4 stat,5 fstat,6 lstat,7 poll,9 mmap,11 munmap,16 ioctl,"
+    "17 pread64,18 pwrite64,19 readv,20 writev,23 select,28 madvise,34 pause,35 nanosleep,"
+    "42 connect,43 accept,44 sendto,45 recvfrom,46 sendmsg,47 recvmsg,61 wait4,72 fcntl,73 flock,"
+    "74 fsync,75 fdatasync,82 rename,83 mkdir,87 unlink,202 futex,217 getdents64,"
+    "219 restart_syscall,230 clock_nanosleep,232 epoll_wait,247 waitid,257 openat,262 newfstatat,"
+    "270 pselect6,271 ppoll,281 epoll_pwait,288 accept4,332 statx"
+)
+_ARM = (
+    "22 epoll_pwait,25 fcntl,29 ioctl,32 flock,56 openat,57 close,61 getdents64,63 read,64 write,"
+    "65 readv,66 writev,67 pread64,68 pwrite64,72 pselect6,73 ppoll,79 newfstatat,80 fstat,"
+    "82 fsync,83 fdatasync,95 waitid,98 futex,101 nanosleep,115 clock_nanosleep,"
+    "128 restart_syscall,202 accept,203 connect,206 sendto,207 recvfrom,211 sendmsg,212 recvmsg,"
+    "215 munmap,222 mmap,233 madvise,242 accept4,260 wait4,291 statx"
+)
+_TABLES = {"x86_64": _X86, "aarch64": _ARM}
+_OF_A_FILE = re.compile(
+    r"p?(read|write)(64|v)?|ioctl|f(data)?sync|flock|fcntl|fstat|close|getdents64"
+    r"|recv(from|msg)|send(to|msg)|connect|accept4?"
+)
+
+
+def _calls(machine: str) -> dict[str, str]:
+    pairs = (pair.split() for pair in _TABLES.get(machine, "").split(",") if pair)
+    return dict(pairs)
+
+
+CALLS = _calls(platform.machine())
+
+
+def facts(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return "state S in futex_do_wait, futex" of the main thread, with the threads in state D."""
+    threads = [_thread(proc / str(pid), pid)]
+    try:
+        tids = sorted(int(name) for name in os.listdir(proc / str(pid) / "task"))  # noqa: PTH208
+    except (OSError, ValueError):
+        tids = []
+    for tid in tids[:256]:
+        if len(threads) > OTHERS:
+            break
+        if tid != pid and state(tid, proc / str(pid) / "task") == "D":
+            text = _thread(proc / str(pid) / "task" / str(tid), tid)
+            threads.append(f"thread {tid} {text}")
+    return "; ".join(text for text in threads if text)
+
+
+def state(tid: int, directory: Path = Path("/proc")) -> str:
+    """Return the state of a process or thread as in /proc/PID/stat; "" if it is gone."""
+    try:
+        return process_stat.read(tid, str(directory)).state
+    except (OSError, ValueError):
+        return ""
+
+
+def is_still(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Return whether one of its threads is stopped, traced, or waits for a device (state D)."""
+    try:
+        tids = os.listdir(proc / str(pid) / "task")  # noqa: PTH208
+    except OSError:
+        return True
+    return any(state(int(tid), proc / str(pid) / "task") in ("", *"DTtZX") for tid in tids)
+
+
+def _thread(directory: Path, tid: int) -> str:
+    now = state(tid, directory.parent)
+    if not now:
+        return ""
+    text = f"state {now}"
+    place = _read(directory / "wchan")
+    if place not in ("", "0"):
+        text += f" in {one_line(place, WORD)}"
+    words = _read(directory / "syscall").split()
+    if words and words[0].isdigit():
+        name = CALLS.get(words[0], f"system call {words[0]}")
+        text += f", {name}"
+        if _OF_A_FILE.fullmatch(name) and len(words) > 1:
+            text += _file(directory, words[1])
+    return text
+
+
+def _file(directory: Path, word: str) -> str:
+    try:
+        path = os.readlink(directory / "fd" / str(int(word, 16)))  # noqa: PTH115
+    except (OSError, ValueError):
+        return ""
+    return f" of {one_line(path, WORD)}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
