@@ -22,7 +22,7 @@ LOST = 20.0  # % of the time that processes wait for the CPU or memory ...
 MORE = 2.0  # ... and so many times as much as on the other nodes
 ERRORS = 10  # of a counter: single corrected errors come and go, and slow nothing down
 GRAVEST = 1  # weights up to this one count from the first error: lost data, lost links
-LEAST = {THROTTLED: 1, SWAPPED: 1000, STOLEN: 100}  # growth of a count that is a fact
+LEAST = {THROTTLED: 10, SWAPPED: 1000, STOLEN: 100}  # growth of a count that is a fact
 
 
 @dataclass(frozen=True, slots=True)

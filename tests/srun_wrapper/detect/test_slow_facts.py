@@ -54,12 +54,13 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {  # lines about hardware, a
     ),
     "a link that others have not": ({"mine": IB50}, 0, 0),
     "a faster link": ({"mine": IB400, "others": IB200}, 0, 0),
-    "throttled": ({"mine": counts(throttled=7), "before": ZERO}, 1, 0),
+    "throttled": ({"mine": counts(throttled=70), "before": ZERO}, 1, 0),
+    "throttled once": ({"mine": counts(throttled=1), "before": ZERO}, 0, 0),
     "all are throttled": (
-        {"mine": counts(throttled=7), "others": counts(throttled=5), "before": ZERO}, 0, 0
+        {"mine": counts(throttled=70), "others": counts(throttled=50), "before": ZERO}, 0, 0
     ),
     "throttled long ago": ({"mine": counts(throttled=0), "before": ZERO}, 0, 0),
-    "a counter that was never read before": ({"mine": counts(throttled=7)}, 0, 0),
+    "a counter that was never read before": ({"mine": counts(throttled=70)}, 0, 0),
     "errors of a link": ({"mine": Machine(), "errors": (50, 1)}, 1, 0),
     "one error of a link": ({"mine": Machine(), "errors": (1, 0)}, 0, 0),
     "errors everywhere": ({"mine": Machine(), "errors": (50, 40)}, 0, 0),
