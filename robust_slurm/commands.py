@@ -93,6 +93,11 @@ def standby() -> object:
     return _call("standby.cli")
 
 
+def update() -> object:
+    """robust-update."""
+    return _call("srun_wrapper.code.cli")
+
+
 def ckpt() -> object:
     """robust-ckpt."""
     return _call("robust_slurm.checkpoint.cli")

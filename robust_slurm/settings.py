@@ -47,6 +47,25 @@ class Config:
         "",
         "TOML file of the site's failure signatures, tried before the built-in ones; empty: none",
     )
+    code: str = _setting(
+        "",
+        "run from an immutable snapshot of this directory, which robust-update can replace while "
+        "the job runs; empty: run the files as they are",
+    )
+    code_store: str = _setting(
+        "",
+        "directory on a file system that all nodes share, for the snapshots of code; empty: the "
+        "job's record directory in state_dir",
+    )
+    code_exclude: str = _setting(
+        "", "paths in the code's directory that are no part of it and stay live (runs,data)"
+    )
+    code_limit: float = _setting(1024.0, "largest snapshot of code", unit="MB", minimum=1)
+    code_trial: float = _setting(
+        600.0,
+        "how long after an update of the code a failure of the program rolls the update back",
+        unit="s",
+    )
     spares: int = _setting(0, "nodes of the allocation that stay idle to replace a lost node")
     standby_partition: str = _setting(
         "standby", "partition whose idle nodes replace lost nodes; empty: do not use standby nodes"

@@ -19,6 +19,9 @@ from robust_slurm.slurm import Slurm
 from robust_slurm.state_dir.ledger import StateDirError, prepare
 from srun_wrapper.agent.batch_host_failover import accused
 from srun_wrapper.checkpoints.verify.rules import refused
+from srun_wrapper.code.deployment import Deployment
+from srun_wrapper.code.listing import CodeError
+from srun_wrapper.code.start import start_with_code
 from srun_wrapper.command import output_rules
 from srun_wrapper.command.batch_script import (
     NO_KILL_LINE,
@@ -91,6 +94,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     job_log.begin(records, config)
     if accused(records):
         plan, env = remains(config, records, request, plan, nodes, env)
+    deployment = start_code(config, records, command, env)
     warn(config, env)
     command, kept, out, companion = take_output(command, request, env)
     options = TaskOptions(
@@ -121,7 +125,7 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     if source is Feed.FILE:
         companion += (f"--input={request.input}",)
     launch = Launch(command, plan, options, kept, companion, ranks, source)
-    return asyncio.run(supervise(config, launch, catalogue))
+    return asyncio.run(supervise(config, launch, catalogue, deployment))
 
 
 def settings(config: Config) -> Config:
@@ -133,8 +137,13 @@ def settings(config: Config) -> Config:
     )
 
 
-async def supervise(config: Config, launch: Launch, catalogue: Catalogue | None = None) -> int:
-    code = await Supervisor(config, launch, Slurm(), catalogue).run()
+async def supervise(
+    config: Config,
+    launch: Launch,
+    catalogue: Catalogue | None = None,
+    deployment: Deployment | None = None,
+) -> int:
+    code = await Supervisor(config, launch, Slurm(), catalogue, deployment).run()
     # All has ended: a signal that comes this late (a second Ctrl-C) must not change the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, *TERMINATING})
     return code
@@ -151,6 +160,22 @@ def prepared(config: Config, job_id: int) -> Path | None:
             "ROBUST_STATE_DIR or robust.toml) to a directory that you can write on all nodes"
         )
         return None
+
+
+def start_code(
+    config: Config, records: Path | None, command: SrunCommand, env: Mapping[str, str]
+) -> Deployment | None:
+    """Take the snapshot that the job runs; None: the files as they are. Raises UsageError."""
+    if not config.code:
+        return None
+    chdir = command.get("chdir")
+    place = chdir.value if chdir is not None else None
+    try:
+        deployment, line = start_with_code(config, records, place, tuple(command.command), env)
+    except CodeError as err:
+        raise UsageError(f"--robust-code={config.code}: {err}") from None
+    say(line)
+    return deployment
 
 
 def remains(

@@ -34,7 +34,6 @@ HEADLESS_TODAY = {
 }
 LONG_TODAY = {
     "health/nvidia/xid_catalog.py",  # generated
-    "robust_slurm/checkpoint/training/saver.py",
 }
 FULL_TODAY: set[str] = set()
 

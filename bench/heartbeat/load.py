@@ -29,6 +29,7 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import split
 from srun_wrapper.command.steps import Launch, raise_file_limit
+from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import (
     Ack,
     Hello,
@@ -43,6 +44,7 @@ from srun_wrapper.protocol.server import Connection
 from srun_wrapper.protocol.task_options import TaskOptions
 from srun_wrapper.supervisor.app import Supervisor
 from srun_wrapper.supervisor.epoch import Begun
+from srun_wrapper.supervisor.inbox import Inbox
 
 NODES = int(os.environ.get("BENCH_NODES", "1250"))  # the tests take fewer
 RANKS = 8
@@ -88,12 +90,25 @@ class CounterFile:
 # ---------------------------------------------------------------- the supervisor's process
 
 
+class CountedInbox(Inbox):
+    """The supervisor's inbox, which tells of each message that it has taken in."""
+
+    def __init__(self, state: JobState, heard: Callable[[Message], None]) -> None:
+        super().__init__(state)
+        self._heard = heard
+
+    def message(self, connection: Connection, message: Message) -> None:
+        super().message(connection, message)
+        self._heard(message)
+
+
 class LoadedSupervisor(Supervisor):
     """robust-srun's supervisor, counting what it hears. The feeder stands in for srun."""
 
     def __init__(self, launch: Launch, state_dir: Path, counters: CounterFile) -> None:
         super().__init__(load({"robust-state-dir": str(state_dir)}, env={}), launch, Slurm())
         self._counters = counters
+        self.inbox = CountedInbox(self.state, self._heard)
         self.epochs.listeners.append(self._begun)
         self._messages = 0
         self._connected = self._complete = self._started = 0.0
@@ -103,8 +118,7 @@ class LoadedSupervisor(Supervisor):
         env = {**os.environ, **self._secrets.env()}
         await self.step.start(argv, env, own_session=False)
 
-    def _message(self, connection: Connection, message: Message) -> None:
-        super()._message(connection, message)
+    def _heard(self, message: Message) -> None:
         self._messages += 1
         if isinstance(message, Hello):
             self._connected = self._connected or time.monotonic()

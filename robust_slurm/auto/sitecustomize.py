@@ -180,6 +180,14 @@ def _wait_if_warm() -> None:
     warm.hold(begin)
 
 
+def _use_snapshot() -> None:
+    """Have editable installs of the code's directory import from the rank's snapshot."""
+    if "ROBUST_CODE_TREE" in os.environ:
+        from robust_slurm.auto import snapshot_paths
+
+        snapshot_paths.use(os.environ)
+
+
 def _chain() -> None:
     """Run the sitecustomize behind us; what it raises is its own affair, as without us."""
     ours = sys.modules.pop(__name__)
@@ -197,4 +205,8 @@ if __name__ == "sitecustomize":
     except Exception as error:  # noqa: BLE001 - see the module's docstring
         _warn(error)
     _wait_if_warm()
+    try:
+        _use_snapshot()
+    except Exception as error:  # noqa: BLE001 - see the module's docstring
+        _warn(error)
     _chain()

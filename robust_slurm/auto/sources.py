@@ -12,13 +12,17 @@ from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import Any
 
+TREE, STORE, SOURCE = "ROBUST_CODE_TREE", "ROBUST_CODE_VERSIONS", "ROBUST_CODE_SOURCE"
+"""Variables of a rank that runs a snapshot of its code: the snapshot, the folder of all
+snapshots, and the user's directory."""
 IDLE = 10.0  # s between two looks at a file while nobody asks
 _SLICE = 0.2  # s that looking may keep a request waiting
 _AT_REQUEST = 0.5  # s that a request may take for it
 _TICK = 10**7  # ns; steps in which the kernel's clock for files may go
+_NO_FILE = ("", "-", "-c", "-m")  # as ``sys.argv[0]``
 _NOT_OURS = ("__main__", "sitecustomize", "usercustomize")
 _GENERATED = "torch._inductor."
 """Modules that torch.compile writes just before it loads them, under a name made of their text."""
@@ -27,12 +31,16 @@ _GENERATED = "torch._inductor."
 class Sources:
     """The files of all modules that are loaded now."""
 
-    def __init__(self, known: Collection[str], program: str, since: float) -> None:
+    def __init__(
+        self, known: Collection[str], program: str, since: float, directory: str = ""
+    ) -> None:
         """``known``: what every interpreter has loaded before its script's directory counts.
-        ``program``: ``sys.argv[0]``. ``since``: wall clock from before the first import; raises
+        ``program``: ``sys.argv[0]``. ``directory``: in which the interpreter was started; "": any.
+        ``since``: wall clock from before the first import; raises
         RuntimeError if a file has changed after that, which may be after it was read."""
         self._known = known
         self._program = program
+        self._directory = directory
         self._seen: deque[tuple[str, tuple[int, ...], float]] = deque()
         for name, path in _files():
             stamp = _stamp(path)
@@ -65,6 +73,10 @@ class Sources:
         ``directory`` has modules of its own under names that were imported from elsewhere.
 
         On a slow file system, what there is no time for must have been seen a moment ago."""
+        # Python has made the script's path absolute when the interpreter was started.
+        script = self._program not in _NO_FILE and not os.path.isabs(self._program)  # noqa: PTH117
+        if script and self._directory and directory != self._directory:
+            raise RuntimeError(f"{self._program} is another file in {directory}")
         now = time.monotonic()
         self._check(_AT_REQUEST, now)
         if self._seen[0][2] < now - 3 * IDLE:
@@ -73,6 +85,15 @@ class Sources:
             name = self._shadowed(beside)
             if name:
                 raise RuntimeError(f"there is another module {name} in {beside}")
+
+    def check_code(self, environ: Mapping[str, str]) -> None:
+        """Raises RuntimeError if a module is of another snapshot of the code than this rank's."""
+        store, tree = (os.path.join(environ.get(n, ""), "") for n in (STORE, TREE))  # noqa: PTH118
+        if not store:
+            return
+        for path, _, _ in self._seen:
+            if path.startswith(store) and not path.startswith(tree):
+                raise RuntimeError(f"{path} is of another version of the code")
 
     def rehearse(self) -> None:
         """Look as ``check_request`` does, for nothing: what a forked process touches is copied at
@@ -115,7 +136,7 @@ def different(modules: Iterable[Sequence[str]]) -> str:
 
 def _beside(program: str, directory: str) -> set[str]:
     """Directories that may become ``sys.path[0]``."""
-    if program in ("", "-", "-c", "-m"):
+    if program in _NO_FILE:
         return {directory}
     path = os.path.join(directory, program)  # noqa: PTH118
     real = os.path.realpath(path)

@@ -106,7 +106,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
     elsewhere = different(learnt["modules"])
     if elsewhere:
         raise RuntimeError(f"the script finds another module {elsewhere}")
-    sources = Sources(known, sys.argv[0], since)
+    sources = Sources(known, sys.argv[0], since, os.getcwd())  # noqa: PTH109
     _flush()
     _settle()
     send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
@@ -265,7 +265,7 @@ def standby() -> None:
         return
     _flush()
     try:
-        sources = Sources(ahead.known, ahead.program, ahead.since)
+        sources = Sources(ahead.known, ahead.program, ahead.since, ahead.directory)
         send(ahead.link, {"ready": 1})
         request, fds = _wait(ahead.link, sources)
         if request["directory"] != ahead.directory:
@@ -307,4 +307,5 @@ def _wait(link: socket.socket, sources: Sources) -> tuple[dict[str, Any], list[i
     request, fds = receive(link)
     if "stand_in" not in request:
         sources.check_request(request["directory"])
+        sources.check_code(request["environ"])
     return request, fds

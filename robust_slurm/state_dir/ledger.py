@@ -137,6 +137,10 @@ class JobLedger:
         if self._queue.qsize() < 16:
             self._put(("replace", f"roster.{step_id}.json", {"version": VERSION, **roster}))
 
+    def code(self, book: Mapping[str, Any]) -> None:
+        """Replace code.json, the record of the code's versions and changes."""
+        self._put(("replace", "code.json", book))
+
     def accuse(self, node: str, incident: str, record: Mapping[str, Any]) -> None:
         """Leave an accusation for the root plane to verify."""
         name = f"accusations/{node}.{incident}.json"

@@ -7,13 +7,15 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from robust_slurm import looked
 from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
+from srun_wrapper.agent.launch import RankLaunch as RankLaunch
+from srun_wrapper.agent.launch import Running as Running
+from srun_wrapper.agent.launch import SlotOptions as SlotOptions
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes.end_report import error_env, error_file
 from srun_wrapper.agent.processes.starting import Starting
@@ -29,44 +31,10 @@ from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.agent.warm.torchrun_broker import Tell, TorchrunBroker
 from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.command.torchrun import torchrun_overrides
+from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import RankStart, Start
-from srun_wrapper.protocol.task_options import OutputPlan
 
 NO_THREAD: Exception | None = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-
-@dataclass(frozen=True, slots=True)
-class SlotOptions:
-    """Options on command and output that robust-srun passes to the shim in its argv."""
-
-    command: tuple[str, ...]
-    output: OutputPlan
-    auto: bool = True
-    regex: str = ""
-    inherit: bool = False  # --pty: the rank gets the terminal itself
-    warm: bool = True
-    warm_packages: tuple[str, ...] = ()
-    work_limit: float = 60.0  # s over the grace for a rank that writes in its handler of SIGTERM
-
-
-@dataclass(slots=True)
-class Running:
-    """A rank's process."""
-
-    epoch: int
-    process: subprocess.Popen[bytes] | Forked
-    pumps: list[Pump] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class RankLaunch:
-    """Everything needed to run a rank, and the receiver of its end."""
-
-    order: Start
-    rank: RankStart
-    command: list[str]
-    env: dict[str, str]
-    record: Path
 
 
 _log = logging.getLogger("robust-task")
@@ -111,6 +79,7 @@ class Launcher:
         self._forking: RankLaunch | None = None
         self._starting: Starting[Running] | None = None
         self._unclaimed: dict[int, int] = {}
+        self._version = ""  # of the code that the last rank was started with
 
     def _make_warm(self, learnt: Callable[[Learnt], None]) -> Warm:
         packages = self._options.warm_packages
@@ -132,7 +101,7 @@ class Launcher:
     # -- starting
 
     def launch(self, order: Start, rank: RankStart) -> None:
-        command, torchrun_env = list(self._options.command), dict[str, str]()
+        command, torchrun_env = self._command(order.code), dict[str, str]()
         # torchrun starts the node's other ranks; without a world each one is a job of its own.
         if len(order.ranks) == 1 and "WORLD_SIZE" in order.env:
             command, torchrun_env = torchrun_overrides(
@@ -147,22 +116,32 @@ class Launcher:
             )
         if self._store is not None:
             self._store.begin(order)
-        env = self._environ(torchrun_env | order.env | rank.env)
+        env = self._environ(torchrun_env | order.env | rank.env, order.code)
         record = self._run_dir / f"{order.epoch}-{self._local}.beat"
-        launch = RankLaunch(order, rank, command, env, record)
+        directory = order.code.directory if order.code is not None else ""
+        launch = RankLaunch(order, rank, command, env, record, directory)
         try:
             error_file(self._run_dir, self._local).unlink(missing_ok=True)
             create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
         except (OSError, ValueError) as err:
             self._on_failed(launch, err)
             return
-        if self.warm is not None and self.warm.fits(command, env):
+        fits = self.warm is not None and self.warm.fits(command, env, directory)
+        version = order.code.version if order.code is not None else ""
+        if self.warm is not None and not fits and version != self._version:
+            self.warm.stop()  # it was for other code, and no rank would replace it
+        self._version = version
+        if fits:
             self._fork(launch)
         else:
             self.spawn(launch)
 
-    def _environ(self, more: Mapping[str, str]) -> dict[str, str]:
+    def _command(self, code: Code | None) -> list[str]:
+        return list(self._options.command if code is None else code.command)
+
+    def _environ(self, more: Mapping[str, str], code: Code | None) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if k not in STALE} | dict(more)
+        env |= code.variables() if code is not None else {}
         if self._store is not None:
             env |= self._store.env()
         env |= {"ROBUST_BEAT_DIR": str(self._run_dir), looked.SHIM: str(os.getpid())}
@@ -182,8 +161,10 @@ class Launcher:
             self.warm.cold()
 
         def make(start: Starting[Running]) -> Running:
+            cwd = launch.directory or None
             if self._options.inherit:
-                return Running(launch.order.epoch, start.popen(launch.command, launch.env))
+                process = start.popen(launch.command, launch.env, cwd=cwd)
+                return Running(launch.order.epoch, process)
             with self._streams(launch) as streams:
                 process = start.popen(
                     launch.command,
@@ -191,6 +172,7 @@ class Launcher:
                     stdout=streams.out,
                     stderr=streams.err,
                     start_new_session=True,
+                    cwd=cwd,
                 )
             return Running(launch.order.epoch, process, streams.pumps)
 
@@ -238,11 +220,12 @@ class Launcher:
         try:
             if error is not None:
                 raise error
-            if self.warm.fits(launch.command, launch.env):
+            if self.warm.fits(launch.command, launch.env, launch.directory):
                 with self._streams(launch) as streams:
                     pumps += streams.pumps
                     fds, wait = (streams.out, streams.err), head_start(launch.rank)
-                    if self.warm.ask(launch.command, launch.env, fds, forked, wait=wait):
+                    words, own, place = launch.command, launch.env, launch.directory
+                    if self.warm.ask(words, own, fds, forked, place, wait):
                         return
         except Exception as err:  # noqa: BLE001 - else nobody would say that it does not start
             self._forking = None
@@ -264,7 +247,9 @@ class Launcher:
         ended, self._unclaimed = self._unclaimed, {}
         if self.warm is not None:
             files = [path_beside(str(launch.record)), launch.env.get(launched.IMPORTS, "")]
-            self.warm.watch([Path(f) for f in files if f], process.pid, launch.command, launch.env)
+            told = [Path(f) for f in files if f]
+            words, own, place = launch.command, launch.env, launch.directory
+            self.warm.watch(told, process.pid, words, own, place)
         if self.broker is not None:
             self.broker.watch(self._run_dir, launch.order.epoch, process.pid)
         self._on_started(Running(launch.order.epoch, process, pumps))
@@ -273,15 +258,22 @@ class Launcher:
 
     # -- ahead of a start
 
-    def warm_up(self, learnt: Learnt, ranks: int = 0, environ: Mapping[str, str] = {}) -> None:
+    def warm_up(
+        self,
+        learnt: Learnt,
+        ranks: int = 0,
+        environ: Mapping[str, str] = {},
+        code: Code | None = None,
+    ) -> None:
         """This slot has no rank yet: import, and run, what the others' ranks have.
 
         ``ranks``, ``environ``: see ``messages.Imports``.
         """
-        own = self._environ({})
+        own = self._environ({}, code)
         if not ranks:
             if self.warm is not None:
-                self.warm.start(learnt, self._options.command, own, further=True)
+                words, place = self._command(code), code.directory if code is not None else ""
+                self.warm.start(learnt, words, own, place, further=True)
         elif self.broker is not None:
             counts = at_start(own)
             kept = {name: value for name, value in own.items() if name not in counts}

@@ -310,7 +310,7 @@ class Slot:
         if self._running is not None or starting:
             return  # too late: it would only compete with the rank
         try:
-            self._launcher.warm_up(unpack(order.learnt), order.ranks, order.environ)
+            self._launcher.warm_up(unpack(order.learnt), order.ranks, order.environ, order.code)
         except (OSError, ValueError) as err:
             _log.warning(f"the first ranks of this node start without pre-imported modules: {err}")
 

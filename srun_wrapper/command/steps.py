@@ -84,6 +84,12 @@ def main_argv(command: SrunCommand, env: Mapping[str, str]) -> list[str]:
     return ["srun", *command.argv()]
 
 
+def step_argv(launch: Launch, python: str) -> list[str]:
+    """Return srun's argv for the job's own step, with the task's words."""
+    argv = main_argv(launch.plan.apply(launch.command), launch.env)
+    return argv + task_argv(python, launch.options, launch.command.command)
+
+
 def step_name(words: Sequence[str]) -> str:
     """The name that srun gives a step without --job-name."""
     return words[0].rpartition("/")[2]

@@ -82,7 +82,8 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
     Then it is the program, its data or a shared service. Two nodes in turn acquit each other,
     but where the error itself names the machine only a replacement with the same error acquits
     the node before it. Of a hang nobody knows for sure where it began: the next one acquits the
-    nodes that were evicted for it. Returns the diagnosis, and the nodes whose reports are wrong.
+    nodes that were evicted for it, as does a NaN that ranks of another node have alone then.
+    Returns the diagnosis, and the nodes whose reports are wrong.
     """
     evicted = budget.evicted.get(diagnosis.signature, {})
     nodes = budget.seen.get(diagnosis.signature, set())
@@ -92,6 +93,9 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
         diagnosis, again, why = followed, False, ""
     elif diagnosis.symptom == "hang":
         again, why = bool(evicted), f"the same hang without {', '.join(sorted(evicted))}"
+    elif diagnosis.symptom == "nan":  # one on all ranks may come of a state that is spoilt by now
+        again = diagnosis.exchange and bool(evicted)
+        why = f"a NaN of these ranks alone without {', '.join(sorted(evicted))}"
     elif diagnosis.cause == "node":
         again, why = not nodes.isdisjoint(evicted.values()), shared(sorted(nodes))
     else:
@@ -100,7 +104,12 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
         evidence = (*diagnosis.evidence, why)
         nobody = frozenset[str]()
         diagnosis = replace(
-            diagnosis, cause="shared", suspects=(), evidence=evidence, unreported=nobody
+            diagnosis,
+            cause="shared",
+            suspects=(),
+            evidence=evidence,
+            unreported=nobody,
+            exchange=False,
         )
     acquitted = diagnosis.cause == "shared" or (judged and diagnosis.cause == "user")
     if not acquitted or diagnosis.unreported:
@@ -120,12 +129,12 @@ def follow(diagnosis: Diagnosis, traces: Iterable[Trace]) -> Diagnosis:
     evidence = diagnosis.evidence
     if not diagnosis.exchange:
         known = diagnosis.symptom == "nan" and diagnosis.cause == "unknown"
-        alike = [each for each in traces if not each.ranks and each.step == step is not None]
-        if not known or len(alike) < 2 or diagnosis.suspects:
+        alike = [each for each in traces if not each.node and each.step == step is not None]
+        if not known or len(alike) < 2 or node:
             return diagnosis
         again = f"again at step {step}, on no rank alone: the program or its data"
         return replace(diagnosis, cause="user", evidence=(*evidence, again))
-    here = [each for each in traces if each.node == node]
+    here = [each for each in traces if each.node == node and each.ranks]
     if came := next((each for each in traces if each.node != node and each.ranks & ranks), None):
         what = ", ".join(sorted(ranks & came.ranks))
         line = f"it follows {what} from {came.node} to {node}: the program, or the data of {what}"

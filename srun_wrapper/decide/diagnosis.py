@@ -13,7 +13,7 @@ from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.decide.local_nan import LocalNan
 from srun_wrapper.signatures.catalogue import Catalogue
 
-Cause = Literal["node", "shared", "user", "transient", "unknown"]
+Cause = Literal["node", "shared", "user", "transient", "unknown", "ordered"]
 Then = Literal[
     "evict",
     "second",
@@ -33,7 +33,8 @@ NODES_SHOWN = 8
 TESTED, REPLAYED = "tests", "replay"  # ids of the rules by which these have named a node
 # Lost nodes come first: they explain the ends of ranks. A program that ends itself when its loss
 # is NaN has not failed by itself.
-ORDER = {"node_lost": 0, "stuck": 1, "differs": 2, "nan": 3, "crash": 4, "hang": 5, "slow": 6}
+SYMPTOMS = ("node_lost", "stuck", "differs", "nan", "crash", "hang", "slow", "update")
+ORDER = {symptom: place for place, symptom in enumerate(SYMPTOMS)}
 
 
 @dataclass(frozen=True, slots=True)

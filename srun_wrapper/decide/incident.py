@@ -106,14 +106,14 @@ class Incident:
         what = self.diagnosis.symptom.replace("_", " ")
         where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node or "the job"
         swapped = "".join(f"; {new} took the ranks of {old}" for old, new in self.swaps)
+        head = f"recovered from {what} on {where}"
+        if self.diagnosis.symptom == "update":
+            head = f"{self.diagnosis.evidence[0]}: ranks restarted"
         lost = self.lost_steps
         steps = "; lost steps unknown" if lost is None else f"; {_count(lost)} lost"
         warm = f"; {self.warm} of {self.ranks} ranks started warm" if self.warm else ""
         restored = f"; {self.restored[0].partition(':')[0]}" if self.restored else ""
-        return (
-            f"recovered from {what} on {where} in {phases['total']:.2f} s "
-            f"({parts}){warm}{restored}{swapped}{steps}"
-        )
+        return f"{head} in {phases['total']:.2f} s ({parts}){warm}{restored}{swapped}{steps}"
 
 
 def _count(steps: int) -> str:

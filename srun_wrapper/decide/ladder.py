@@ -39,6 +39,7 @@ class Means:
     requeue: bool
     max_restarts: int
     never: str = ""  # why the ranks cannot be started again at all
+    other_code: str = ""  # another version of the code that the ranks can start with, in words
     copies: Copies = field(default_factory=dict)
     before: Mapping[str, int] = field(default_factory=dict)
     """Evidence of earlier runs of the job, by node: the higher, the stronger."""
@@ -125,6 +126,13 @@ def _no_start(now: Situation) -> Plan | None:
     return Plan("stop", now.must, now.means.never) if now.means.never else None
 
 
+def _other_code(now: Situation) -> Plan | None:
+    other = now.means.other_code
+    if not other or now.diagnosis.cause != "user" or now.leave:
+        return None
+    return Plan("restart", (), f"the program is to blame: restart with {other}")
+
+
 def _cannot_run(now: Situation) -> Plan | None:
     root = now.diagnosis.root
     never = not root.launched and not LIMIT.search(root.tail)
@@ -202,6 +210,13 @@ def _nothing_left(now: Situation) -> Plan:
 
 RUNGS = (
     Rung("no-start", "the ranks cannot be started again at all", "stop", _no_start),
+    Rung(
+        "other-code",
+        "the program is to blame, and an update of its code waits, or the code was updated less "
+        "than code_trial ago and an earlier version made progress",
+        "restart with the update; else, once, roll back to that version",
+        _other_code,
+    ),
     Rung(
         "cannot-run",
         "the command cannot be started, and no node is to blame",

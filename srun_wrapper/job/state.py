@@ -18,6 +18,7 @@ from srun_wrapper.job.nonfinite import NonfiniteLosses
 from srun_wrapper.job.pace import Pace
 from srun_wrapper.job.progress import Progress
 from srun_wrapper.job.spikes import Spikes
+from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import Finish, Message, Stop, WorkerEnded
 from srun_wrapper.signatures.catalogue import Catalogue, load
 
@@ -38,6 +39,7 @@ class JobState:
         self.job_id = job_id
         self.own_node = own_node
         self.step_id = "?"
+        self.code: Code | None = None  # that ranks start with; None: as the user's files are
         self.members = Membership(lambda text: self.on_news(text))
         self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
         self.pace.tempo.window = config.slow_after

@@ -80,7 +80,9 @@ def accused(diagnosis: Diagnosis, found: MachineResults, rule: str) -> Diagnosis
     if not found.named:
         return replace(diagnosis, evidence=evidence, cleared=found.cleared)
     bad = tuple(found.named)
-    return replace(diagnosis, cause="node", suspects=bad, proven=bad, evidence=evidence, rule=rule)
+    unreported = diagnosis.unreported.difference(bad)  # no longer suspects together with others
+    diagnosis = replace(diagnosis, cause="node", suspects=bad, proven=bad, unreported=unreported)
+    return replace(diagnosis, evidence=evidence, rule=rule)
 
 
 def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> MachineResults:

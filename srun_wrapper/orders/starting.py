@@ -66,6 +66,7 @@ def start_orders(
                 peers=peers,
                 restore=restore_of(node),
                 moved=moved,
+                code=state.code,
             ),
         )
         for index, (node, ranks) in enumerate(zip(world.places, world.ranks, strict=True))

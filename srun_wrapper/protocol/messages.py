@@ -18,6 +18,7 @@ from srun_wrapper.protocol.base import Message as Message
 from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
+from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.looking_messages import Look, Machine
 
 # ---------------------------------------------------------------- shim <-> its node's agent
@@ -218,6 +219,7 @@ class Start(Message):
     peers: tuple[Peer, ...] = ()
     restore: Restore | None = None
     moved: bool = False  # places are not as srun has numbered the nodes
+    code: Code | None = None  # None: the user's files as they are
 
 
 class Stop(Message):
@@ -277,6 +279,7 @@ class Warmup(Message):
     learnt: bytes
     ranks: int = 0
     environ: dict[str, str] = msgspec.field(default_factory=dict)
+    code: Code | None = None
 
 
 # ---------------------------------------------------------------- stop-time tests

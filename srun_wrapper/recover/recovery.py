@@ -25,6 +25,7 @@ from srun_wrapper.job.reporting.report import put, say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
+from srun_wrapper.recover.code_updates import CodeUpdates, ordered
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts
 from srun_wrapper.recover.restarted import Restarted
@@ -33,6 +34,7 @@ from srun_wrapper.recover.settling import Settling
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 ENDED = "ended by a signal"
 SUPERSEDED = "superseded by another failure"
+UPDATED = "superseded by an update of the code"
 
 
 class RecoveryEnd(NamedTuple):
@@ -63,6 +65,7 @@ class Recovery:
         restoration: Restoration,
         restarted: Restarted,
         *,
+        code: CodeUpdates,
         phase: Phase,
         journal: Journal,
         record: Callable[[Incident], None],
@@ -76,6 +79,7 @@ class Recovery:
         self._stopping = stopping
         self._restoring, self._flushing, self._certificates = restoration
         self._restarted = restarted
+        self._code = code
         self._phase = phase
         self._journal = journal
         self._record = record
@@ -117,20 +121,50 @@ class Recovery:
         if not await self._restoring.prepare():
             self._close(incident, self._why_cut_short())
             return None
+        await self._start_again(incident, lived)
+        return None
+
+    @property
+    def update_due(self) -> bool:
+        """True if the running ranks are to be restarted with other code."""
+        return self._code.is_due()
+
+    async def update(self) -> None:
+        """Restart the ranks with other code; the recovery of a failure meanwhile applies it."""
+        state, change = self._state, self._code.due()
+        if change is None:
+            return
+        self._phase.name = "recovering"
+        lived = time.monotonic() - state.pace.epoch_since
+        state.members.stop_epoch()
+        state.progress.failed()
+        self._localization.forgive()
+        incident = ordered(change, self._number(), state.world.epoch)
+        stopped = await self._stopping.end_world(incident)
+        cut_short = not stopped or state.signalled or state.vacant()
+        if cut_short or not await self._restoring.prepare():
+            self._close(incident, self._why_cut_short())
+            return
+        await self._start_again(incident, lived)
+
+    async def _start_again(self, incident: Incident, lived: float) -> None:
+        """Start the ranks, and close the incident once it is known whether they run."""
         incident.mark("restore")
         incident.restored = self._restoring.lines
-        evidence = incident.diagnosis.evidence
-        self._start_epoch(f"{incident.diagnosis.symptom}: {evidence[0] if evidence else ''}")
+        diagnosis = incident.diagnosis
+        self._code.before_start("; ".join(diagnosis.evidence) if diagnosis.cause == "user" else "")
+        self._start_epoch(f"{diagnosis.symptom}: {next(iter(diagnosis.evidence), '')}")
         self._nodes.release.release(incident)
         outcome = await self._restarted.prove(incident, lived)
         if outcome != "recovered":
-            self._close(incident, SUPERSEDED if outcome == "failed" else ENDED)
-            return None
+            cut = SUPERSEDED if self._state.failures else UPDATED
+            self._close(incident, cut if outcome == "failed" else ENDED)
+            return
         self._phase.name = "running"
         self._handled = []
         self._close(incident, RECOVERED)
         say(incident.line())
-        return None
+        self._code.resumed()
 
     # -- before the ladder
 
@@ -178,6 +212,8 @@ class Recovery:
         state.members.stop_epoch()
         if lived >= STEADY or state.progress.since_failure():
             self._localization.forgive()
+        elif self._code.waits():
+            self._localization.forgive()  # its failures are those of other code
         state.progress.failed()
         budget.spent = None
         just_joined = self._nodes.replacement.just_joined()
@@ -193,9 +229,11 @@ class Recovery:
         if wrong:
             self._nodes.reports.withdraw(wrong, diagnosis.evidence[-1])
         root = diagnosis.root
-        number = f"{state.step_id}-{next(self._numbers)}"
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
-        return Incident(number, state.world.epoch, diagnosis, root.last_good, root.at)
+        return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
+
+    def _number(self) -> str:
+        return f"{self._state.step_id}-{next(self._numbers)}"
 
     # -- the ladder
 
@@ -206,7 +244,7 @@ class Recovery:
         """
         state, budget = self._state, self._localization.budget
         await self._settling.settle_spares(len(state.vacant()))
-        means = self._nodes.means.now()
+        means = replace(self._nodes.means.now(), other_code=self._code.other())
         lost = state.vacant()
         while True:
             diagnosis = without_returned(incident.diagnosis, state.vacant())

@@ -54,6 +54,7 @@ class Release:
             if node.name in names and node.key in self._suspected and node.connection:
                 self._suspected.discard(node.key)
                 self._state.members.move(node, Role.ACTIVE)
+                self._reports.stays(node.name)
 
     def release(self, incident: Incident) -> None:
         """Give the nodes that left back to Slurm, beside the running recovery."""

@@ -70,6 +70,12 @@ class Reports:
         elif not node.ours:
             self._accuse(node, incident)
 
+    def stays(self, name: str) -> None:
+        """A suspect that nothing could replace stays; what it does next is judged anew."""
+        if name in self._shared and name in self._bad:
+            self._shared.remove(name)
+            self._bad.remove(name)
+
     def _came_back(self, node: Node) -> None:
         """A lost node answers again before it was replaced."""
         lost = self._silent.pop(node.key, None)

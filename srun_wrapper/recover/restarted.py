@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -29,22 +30,24 @@ class Restarted:
         restored: Callable[[], int | None],
         resumed_in: Callable[[], int],
         ended: Callable[[], bool],
+        other_code: Callable[[], bool] = lambda: False,
     ) -> None:
         """``restored``: the step that the ranks were given.
 
         ``resumed_in``: the newest epoch of which a rank said what it resumed from; ``ended``: the
-        job's srun has ended.
+        job's srun has ended; ``other_code``: the ranks are to be restarted with other code.
         """
         self._state = state
         self._phase = phase
         self._restored = restored
         self._resumed_in = resumed_in
         self._ended = ended
+        self._other_code = other_code
 
     async def prove(
         self, incident: Incident, lived: float
     ) -> Literal["recovered", "failed", "ended"]:
-        """Wait for the new epoch's first step everywhere, another failure or the step's end.
+        """Wait for the new epoch's first step everywhere, news that ends it, or the step's end.
 
         Until then nothing is recovered: ranks that die again before a step are the same trouble.
         """
@@ -52,7 +55,8 @@ class Restarted:
         stepped_before = bool(world.steppers)
 
         def over() -> bool:
-            return bool(state.failures) or state.signalled > 0 or self._ended()
+            news = bool(state.failures) or self._other_code()
+            return news or state.signalled > 0 or self._ended()
 
         await state.until(lambda: over() or world.all_started(), None)
         incident.mark("launch")
@@ -64,9 +68,9 @@ class Restarted:
             await state.until(
                 lambda: over() or world.all_exited() or bool(world.steppers), proving_time(lived)
             )
-        if state.failures:
+        if state.failures or self._other_code():
             # Until it failed again it brought nothing; from then on it is the next incident's time.
-            until = min(failure.last_good for failure in state.failures)
+            until = min((f.last_good for f in state.failures), default=time.monotonic())
             incident.marks["first_step"] = max(until, incident.marks["launch"])
             return "failed"
         if over():

@@ -185,6 +185,7 @@ def replay_orders(
                 master=nodes[0].address,
                 port=nodes[0].free_port,
                 peers=peers,
+                code=state.code,
             )
             orders.append((node, order))
     return orders

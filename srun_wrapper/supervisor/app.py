@@ -21,6 +21,7 @@ from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
+from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.command import steps
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.detect.guard import TICK
@@ -39,8 +40,8 @@ from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import StopTests
 from srun_wrapper.orders.stopping import Stopping
-from srun_wrapper.protocol.messages import Message
-from srun_wrapper.protocol.server import Connection, listen
+from srun_wrapper.protocol.server import listen
+from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.recovery import Recovery, Restoration
@@ -69,8 +70,9 @@ class Supervisor:
         launch: steps.Launch,
         slurm: Slurm,
         catalogue: Catalogue | None = None,
+        deployment: Deployment | None = None,
     ) -> None:
-        """``catalogue``: the signatures of errors; None: the built-in ones."""
+        """``catalogue``: None: the built-in signatures; ``deployment``: None: code as it is."""
         self.config = config
         self.launch = launch
         self.env = env = launch.env
@@ -85,6 +87,7 @@ class Supervisor:
         self.state.on_news = self.journal.news
         self.state.on_spike = self.journal.spike
         self.state.on_counters = self.journal.counters
+        self.code = CodeUpdates(self.state, deployment, self.ledger, self.journal)
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
         self._phase = Phase()
         self.account = Account()
@@ -188,7 +191,9 @@ class Supervisor:
                 lambda: self.restoring.step,
                 lambda: self.checkpoints.resumed_in,
                 ended,
+                self.code.is_due,
             ),
+            code=self.code,
             phase=self._phase,
             journal=self.journal,
             record=self._record,
@@ -198,7 +203,6 @@ class Supervisor:
         return nodes
 
     def _record(self, incident: Incident) -> None:
-        """Account for an incident that is over."""
         self.account.incident(incident, self.state.pace.step_time())
         self.ledger.incident(incident.record(self.state.job_id, self.state.step_id))
         self.write_roster()
@@ -211,10 +215,11 @@ class Supervisor:
 
     async def run(self) -> int:
         steps.raise_file_limit()
-        server, port = await listen(self.facts.key, self._message, self.inbox.closed)
+        server, port = await listen(self.facts.key, self.inbox.message, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
         StepSignals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()
+        self.code.begin()
         watcher: asyncio.Task[None] | None = None
         try:
             await self._launch_step()
@@ -240,6 +245,7 @@ class Supervisor:
                 if task is not None:
                     task.cancel()
             self.topology.close()
+            self.code.close()
             await nodes.close()
             await self.step.end()
             server.close()
@@ -262,10 +268,7 @@ class Supervisor:
     # -- start
 
     async def _launch_step(self) -> None:
-        argv = steps.main_argv(self.launch.plan.apply(self.launch.command), self.env)
-        argv += steps.task_argv(
-            self.config.task_python, self.launch.options, self.launch.command.command
-        )
+        argv = steps.step_argv(self.launch, self.config.task_python)
         env = {**self.env, **self._secrets.env()}
         await self.step.start(argv, env, own_session=not self.launch.options.inherit)
 
@@ -295,9 +298,6 @@ class Supervisor:
         if found := await self.outside_hosts.missing(self.slurm):
             say(f"seen from {self.state.own_node}: {'; '.join(found)}")
 
-    def _message(self, connection: Connection, message: Message) -> None:
-        self.inbox.message(connection, message)
-
     def _excused(self) -> bool:
         return self.stalls.standing() or self.verify.held_up
 
@@ -313,6 +313,7 @@ class Supervisor:
             self.stalls.look,
             self._note_first_step,
             self.verify.look,
+            self.code.look,
             self._update_roster,
         )
         stepping = (
@@ -339,10 +340,7 @@ class Supervisor:
             self.write_roster()
 
     def write_roster(self) -> None:
-        name = self.env.get("SLURM_JOB_NAME", "")
-        self.account.checking = self.verify.seconds
-        record = roster(self.state, self.account, self.phase, name, "")
-        record["checkpoint"] = self.checkpoints.record()
-        if record["checkpoint"] is not None:
-            record["checkpoint"]["checked"] = self.verify.text
-        self.ledger.roster(self.state.step_id, record)
+        name, saved = self.env.get("SLURM_JOB_NAME", ""), self.checkpoints.record()
+        self.account.checking, checked = self.verify.seconds, self.verify.text
+        full = roster(self.state, self.account, self.phase, name, saved, checked)
+        self.ledger.roster(self.state.step_id, full)

@@ -120,6 +120,7 @@ class Inbox:
         """A node without ranks imports what those of the others have imported."""
         if node.role is Role.SPARE:
             for warmup in filter(None, (self._warmup, self._rank_warmup)):
+                warmup.code = self._state.code
                 self._state.bus.send(node, warmup)
 
     def message(self, connection: Connection, message: Message) -> None:

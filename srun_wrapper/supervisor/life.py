@@ -231,6 +231,9 @@ class Life:
             if self._verify.ready and not state.failures and not state.stopped():
                 await self._verify.run()
                 continue
+            if self._recovery.update_due and not state.failures and not state.stopped():
+                await self._recovery.update()
+                continue
             end = await self._recovery.handle()
             if end is not None:
                 return await self._end(end)
@@ -249,4 +252,5 @@ class Life:
             done = state.world.all_exited() or self._ending.over
             return stopped or done or self._step.ended
         due = bool(state.failures) or state.stopped() or self._verify.ready
+        due = due or self._recovery.update_due
         return due or state.world.all_exited() or self._step.ended

@@ -44,8 +44,9 @@ args = options("naive")
 torch.set_num_threads(1)
 torch.cuda.current_device = lambda: torch.device("cpu")
 seed(1)
-steps = Steps(args, 0)
-dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+steps = Steps(args, rank)
 parallel_state.initialize_model_parallel()
 with WithoutCuda():
     network = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 1)).bfloat16()
@@ -73,7 +74,7 @@ with WithoutCuda():
         step = checkpointer.resume()
     while step < args.steps:
         step += 1
-        number, inputs, targets = Samples()[step % len(Samples())]
+        number, inputs, targets = Samples()[(step * world + rank) % len(Samples())]
         model.zero_grad_buffer()
         loss = (model(inputs.bfloat16()).float() - targets).square().mean()
         loss.backward()

@@ -51,7 +51,7 @@ from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.config import TrainingConfig
+from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.config.configs import DebugConfig
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
@@ -60,6 +60,7 @@ from torchtitan.trainer import Trainer
 from ckpt_training import options  # isort: skip # after torchtitan, which needs the compiler
 from framework_training import Steps
 from teardown import leave
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import IterableDataset
 
 BATCH, LENGTH, WORDS = 2, 16, 2048
@@ -73,7 +74,7 @@ if "MASTER_ADDR" not in os.environ:
     from srun_wrapper.agent.processes.ports import free_port
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-rank = int(os.environ["RANK"])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
 steps = Steps(args, rank)
 
@@ -107,7 +108,7 @@ class Samples(IterableDataset[Any]):
             own = torch.Generator().manual_seed(1000 * self.reader + self.at)
             words = torch.randint(0, WORDS, (LENGTH + 1,), generator=own)
             words[0] = self.at
-            with (args.dir / "read").open("a") as file:
+            with (args.dir / f"read-{rank}").open("a") as file:
                 file.write(f"{steps.journal.epoch} {self.at}\n")
             self.at += 1
             yield {"input": words[:-1], "positions": torch.arange(LENGTH)}, words[1:]
@@ -141,13 +142,18 @@ def main() -> None:
         model_spec=llama, tokenizer=NoTokens.Config(), loss=CrossEntropyLoss.Config(),
         optimizer=default_adamw(lr=8e-3), lr_scheduler=LRSchedulersContainer.Config(warmup_steps=3),
         training=TrainingConfig(
-            local_batch_size=BATCH, global_batch_size=2 * BATCH, seq_len=LENGTH, steps=args.steps,
-            disable_cuda_graphs=True,
+            local_batch_size=BATCH, global_batch_size=2 * BATCH * world, seq_len=LENGTH,
+            steps=args.steps, disable_cuda_graphs=True,
         ),
         dataloader=Loader.Config(num_workers=int(args.workers or 0)),
         metrics=MetricsProcessor.Config(log_freq=1), dump_folder=str(args.dir),
+        # Its default wants a later torch than 2.13 for more than one rank.
+        parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
         activation_checkpoint=None, debug=DebugConfig(seed=1),
     ).build()  # fmt: skip
+    for module in trainer.model_parts[0].modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # its own operation is NCCL's
     if not args.bare:
         from robust_slurm.integrations.torchtitan import attach
 

@@ -25,6 +25,7 @@ COMMANDS = (
     "robust-status",
     "robust-standby",
     "robust-ckpt",
+    "robust-update",
     "robust-health",
     "robust-admin",
     "robust-prolog",

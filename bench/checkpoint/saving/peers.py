@@ -61,12 +61,11 @@ class Peers:
         return [saver for peer in self.versions for saver in SAVERS[peer]]
 
     def _make(self) -> None:
-        if self.python.exists():
-            return
-        print(f"making {self._directory}", file=sys.stderr)
-        self._directory.parent.mkdir(parents=True, exist_ok=True)
-        self._run(sys.executable, "-m", "venv", str(self._directory))
-        ours = sysconfig.get_paths()["purelib"]
+        if not self.python.exists():
+            print(f"making {self._directory}", file=sys.stderr)
+            self._directory.parent.mkdir(parents=True, exist_ok=True)
+            self._run(sys.executable, "-m", "venv", str(self._directory))
+        ours = sysconfig.get_paths()["purelib"]  # another checkout may have made it
         (self._site() / "zz-bench.pth").write_text(f"{ours}\n")
 
     def _site(self) -> Path:

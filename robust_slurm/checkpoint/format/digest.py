@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from robust_slurm.checkpoint.format.crc import crc32
-from robust_slurm.checkpoint.format.threads import share
+from robust_slurm.checkpoint.format.threads import read_each
 
 CHUNK = 16 << 20
 _PIECE = 1 << 20  # read and summed while it is in the processor's cache
@@ -32,41 +32,41 @@ def span(index: int, size: int) -> tuple[int, int]:
     return begin, min(CHUNK, size - begin)
 
 
-def chunk_crc(fd: int, index: int, size: int, buffer: memoryview | None = None) -> int:
-    """CRC-32 of one chunk. Raises FileChangedError, OSError."""
-    buffer = memoryview(bytearray(_PIECE)) if buffer is None else buffer
-    at, left = span(index, size)
+def range_crc(fd: int, at: int, left: int, buffer: memoryview) -> int:
+    """CRC-32 of ``left`` bytes from byte ``at``. Raises FileChangedError, OSError."""
     crc = 0
     while left:
         piece = buffer[: min(left, len(buffer))]
         got = os.preadv(fd, [piece], at)
         if not got:
-            raise FileChangedError(f"the file ends at byte {at} of {size}")
+            raise FileChangedError(f"the file ends at byte {at}")
         crc = crc32(piece[:got], crc)
         at += got
         left -= got
     return crc
 
 
+def chunk_crc(fd: int, index: int, size: int, buffer: memoryview | None = None) -> int:
+    """CRC-32 of one chunk. Raises FileChangedError, OSError."""
+    try:
+        return range_crc(fd, *span(index, size), piece() if buffer is None else buffer)
+    except FileChangedError as err:
+        raise FileChangedError(f"{err} of {size}") from None
+
+
+def piece() -> memoryview:
+    """Return a buffer for ``range_crc``."""
+    return memoryview(bytearray(_PIECE))
+
+
 def crcs(fd: int, size: int, indices: Sequence[int], threads: int = 1) -> list[int]:
     """CRC-32 of several chunks, in their order. Raises FileChangedError, OSError."""
     results = [0] * len(indices)
-    failed: list[OSError] = []
-    todo = iter(range(len(indices)))  # ``next`` on it is atomic
 
-    def work() -> None:
-        buffer = memoryview(bytearray(_PIECE))
-        try:
-            for place in todo:
-                results[place] = chunk_crc(fd, indices[place], size, buffer)
-                if failed:
-                    return
-        except OSError as err:
-            failed.append(err)
+    def read(place: int, buffer: memoryview) -> None:
+        results[place] = chunk_crc(fd, indices[place], size, buffer)
 
-    share(work, min(threads, len(indices)), "digest")
-    if failed:
-        raise failed[0]
+    read_each(read, piece, len(indices), threads, "digest")
     return results
 
 
@@ -89,23 +89,13 @@ def differing(
 def alike(fd: int, other: int, size: int, among: Sequence[int], threads: int = 1) -> list[int]:
     """Chunks of ``among`` that are the same in both files, byte for byte. Raises OSError."""
     same: list[int] = []
-    failed: list[OSError] = []
-    todo = iter(among)  # ``next`` on it is atomic
 
-    def work() -> None:
-        buffers = bytearray(_PIECE), bytearray(_PIECE)
-        try:
-            for index in todo:
-                if _is_alike(fd, other, *span(index, size), *buffers):
-                    same.append(index)
-                if failed:
-                    return
-        except OSError as err:
-            failed.append(err)
+    def read(place: int, buffers: tuple[bytearray, bytearray]) -> None:
+        if _is_alike(fd, other, *span(among[place], size), *buffers):
+            same.append(among[place])
 
-    share(work, min(threads, len(among)), "compare")
-    if failed:
-        raise failed[0]
+    pair = lambda: (bytearray(_PIECE), bytearray(_PIECE))  # noqa: E731
+    read_each(read, pair, len(among), threads, "compare")
     return same
 
 

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .crc import crc32
-from .digest import FileChangedError
+from .digest import piece, range_crc
 from .layout import Entry, parse_header
-from .threads import share
+from .threads import read_each
 
 PHASE = "check"  # heartbeat's, of a rank that waits for its state to be compared
-_PIECE = 1 << 20  # bytes, read and summed while they are in the processor's cache
 
 
 class StateSum(NamedTuple):
@@ -70,33 +69,9 @@ def _ordered(value: Any) -> Any:
 
 def _sums(fd: int, entries: Sequence[Entry], offsets: Sequence[int], threads: int) -> list[int]:
     found = [0] * len(entries)
-    todo = iter(range(len(entries)))  # ``next`` on it is atomic
-    failed: list[OSError] = []
 
-    def work() -> None:
-        buffer = memoryview(bytearray(_PIECE))
-        try:
-            for i in todo:
-                found[i] = _crc(fd, offsets[i], entries[i].nbytes, buffer)
-                if failed:
-                    return
-        except OSError as err:
-            failed.append(err)
+    def read(i: int, buffer: memoryview) -> None:
+        found[i] = range_crc(fd, offsets[i], entries[i].nbytes, buffer)
 
-    share(work, min(threads, len(entries)), "state-sum")
-    if failed:
-        raise failed[0]
+    read_each(read, piece, len(entries), threads, "state-sum")
     return found
-
-
-def _crc(fd: int, at: int, left: int, buffer: memoryview) -> int:
-    crc = 0
-    while left:
-        piece = buffer[: min(left, len(buffer))]
-        got = os.preadv(fd, [piece], at)
-        if not got:
-            raise FileChangedError(f"the file ends at byte {at}")
-        crc = crc32(piece[:got], crc)
-        at += got
-        left -= got
-    return crc

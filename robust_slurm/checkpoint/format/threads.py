@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
+
+Buffer = TypeVar("Buffer")
 
 
 def share(work: Callable[[], None], threads: int, name: str) -> None:
@@ -17,3 +20,30 @@ def share(work: Callable[[], None], threads: int, name: str) -> None:
     work()
     for helper in helpers:
         helper.join()
+
+
+def read_each(
+    read: Callable[[int, Buffer], None],
+    buffer: Callable[[], Buffer],
+    count: int,
+    threads: int,
+    name: str,
+) -> None:
+    """Call ``read`` with 0 to ``count`` - 1, in at most so many threads, each with a buffer of its
+    own. Raises the first OSError, after which no more are begun."""
+    todo = iter(range(count))  # ``next`` on it is atomic
+    failed: list[OSError] = []
+
+    def work() -> None:
+        own = buffer()
+        try:
+            for index in todo:
+                read(index, own)
+                if failed:
+                    return
+        except OSError as err:
+            failed.append(err)
+
+    share(work, min(threads, count), name)
+    if failed:
+        raise failed[0]

@@ -12,7 +12,7 @@ import torch
 from ..capture.sharing import Fingerprint
 from ..capture.state import Item, State
 from ..copying.expected import Expected
-from ..copying.portions import PORTIONS, Portions
+from ..copying.portions import Portions
 from ..copying.sample import Joint
 from ..copying.slots import Form
 from ..format.layout import Snapshot
@@ -116,7 +116,7 @@ class Moments:
         if not (_same(late, joint.others) and _same(shared, joint.ones)):
             joint = self._joint = Joint(shared, late)
             self._portions = Portions(late)
-        self._turn = (self._turn + 1) % PORTIONS
+        self._turn = (self._turn + 1) % len(self._portions.runs)
         sampled, items = joint.take()
         same = self._state.fingerprint(whole=False, sampled=sampled)
         return same, Expected(items, joint.order, self._portions, self._turn)

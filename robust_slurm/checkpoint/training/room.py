@@ -1,16 +1,27 @@
-"""Estimate at start the memory that the snapshots will take, and check that it is free."""
+"""Room for a rank's snapshots: estimated at start, fewer of them where it is short, or a disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import errno
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ..format.layout import SUFFIX
-from ..format.sizes import megabytes
+from ..copying.slots import OWN, Ring
+from ..format.layout import SUFFIX, Snapshot
+from ..format.sizes import exceeds, megabytes
 from ..store.reserve import free
+from .client import Client
+from .options import Options
+
+_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether memory or a disk has no room left."""
+    return error.errno in _FULL
 
 
 def estimate(models: Iterable[torch.nn.Module], optimizers: Iterable[Any]) -> int:
@@ -95,3 +106,130 @@ def check_room(
         file.lstat().st_blocks * 512 for file in Path(directory).glob(f"*{SUFFIX}")
     )
     return choose(room, size, local_ranks, LADDER if replicas else ALONE, below)
+
+
+class SnapshotRoom:
+    """The slots of a rank's snapshots. Belongs to the training thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        about: Snapshot,
+        options: Options,
+        *,
+        patient: bool,
+        say: Callable[[str], None],
+        expected: int,
+        choose: Callable[[int, Rung | None], tuple[Rung | None, str]],
+    ) -> None:
+        """``patient``: under robust-srun. ``expected``: bytes of a snapshot by estimate;
+        ``choose``: see ``check_room``, for a size and a rung."""
+        self._client, self._about, self._options = client, about, options
+        self._patient, self._say = patient, say
+        self._expected, self._choose = expected, choose
+        self._rung: Rung | None = None
+        self._above: Rung | None = None  # the last one for which there was no room after all
+        self._fewer = ""  # to tell the user when a snapshot has found room again
+        own = {int(each["slot"]): int(each["step"]) for each in client.welcome.get("own", ())}
+        self.ring: Ring | None = Ring(
+            Path(client.welcome["directory"]), about.rank, own, own=OWN if patient else 1
+        )
+        """None: there is no room at all, and nothing is saved."""
+        self.on_disk = False
+        """True where the slots lie on a disk, by way of which durable steps go."""
+
+    def keep(self, rung: Rung) -> None:
+        """Use no more memory than this from now on; the store is told what it may use."""
+        if self.ring is None or self.on_disk:
+            return
+        self._rung = rung
+        self.ring.limit(rung.own, rung.extra)
+        self._client.waits_for_all = self._patient and rung.own == 2
+        self._client.say("slots", replicas=rung.replicas)
+
+    def look(self, size: int) -> None:
+        """Only now it is known how much there is to save: loader and extra are in no estimate."""
+        if self.on_disk or not exceeds(size, self._expected):
+            return
+        self._expected = size
+        rung, text = self._choose(size, self._above)
+        if rung is None:
+            self.leave_memory(text)
+        else:
+            self.keep(rung)
+        if rung is not None and text:
+            self._say(text)
+
+    def use_less(self, error: OSError, size: int) -> None:
+        """Go down the ladder: a snapshot found no room. From the last rung to a disk."""
+        where = self.ring.directory if self.ring is not None else ""
+        why = f"a snapshot of {megabytes(size)} finds no room in {where} ({error.strerror})"
+        self._above = self._rung
+        rung, text = self._choose(size, self._above)
+        if rung is None or self.on_disk:
+            self._fewer = ""
+            self.leave_memory(why)
+        else:
+            self._fewer = f"{why}: {text}"
+            self.keep(rung)
+
+    def found(self) -> None:
+        """A snapshot has found room; tell the user if that is with fewer slots than before."""
+        if self._fewer:
+            self._say(self._fewer)
+            self._fewer = ""
+
+    def leave_memory(self, why: str) -> None:
+        """There is no room for the snapshots: durable steps go by way of a disk, if there is one.
+
+        ``why``: what, where.
+        """
+        ring, self.ring = self.ring, None
+        if ring is None:
+            return
+        if self.on_disk:
+            self._say(f"{why}: this rank's state is NOT saved. Training continues")
+            return
+        ring.remove()
+        self.ring, how = _by_disk(self._options, self._about)
+        self.on_disk = self.ring is not None
+        self._say(
+            f"{why}: no snapshots in memory, so a restart begins at the last durable step. {how}. "
+            f"Make {_holds(ring)} larger, or save less; training continues"
+        )
+
+    def close(self) -> None:
+        """Release the slots; in memory, the files stay for the store."""
+        if self.ring is None:
+            return
+        if self.on_disk:
+            self.ring.remove()
+        else:
+            self.ring.release()
+
+
+def _by_disk(options: Options, about: Snapshot) -> tuple[Ring | None, str]:
+    """Slots on a disk, by way of which durable steps can go on, and what to tell people."""
+    staging = _staging(options, about)
+    if staging is None:
+        return None, "There are no durable ones either"
+    try:
+        staging.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ring = Ring(staging, about.rank, {}, own=1)
+    except OSError as error:
+        return None, f"There are no durable ones either ({error})"
+    return ring, f"Durable checkpoints go on by way of {staging}"
+
+
+def _staging(options: Options, about: Snapshot) -> Path | None:
+    if options.directory:
+        return Path(options.directory) / ".staging"
+    if options.local_directory:
+        return Path(options.local_directory) / about.job
+    return None
+
+
+def _holds(ring: Ring) -> str:
+    """Name the memory or disk that holds the ring's files, in terms that a user can change."""
+    is_shm = ring.directory.is_relative_to("/dev/shm")
+    return "/dev/shm (a tmpfs) or the job's --mem" if is_shm else f"the disk of {ring.directory}"

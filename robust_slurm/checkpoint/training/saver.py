@@ -7,36 +7,32 @@ Every wait has a deadline; nothing here raises into training.
 
 from __future__ import annotations
 
-import errno
 import time
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 from threading import Event
 
 from torch import Tensor
 
 from ..capture.state import State
 from ..copying import gpu
-from ..copying.guard import Fate, Guard
-from ..copying.slots import OWN, Ring
+from ..copying.guard import Guard
+from ..copying.slots import OWN
 from ..copying.snapshot import Copier, Copy, TornError
 from ..copying.watch import Watch
 from ..format.layout import Snapshot
-from ..format.sizes import exceeds
 from ..planning.interval import Cost
 from .chosen import Chosen
 from .client import Client
-from .leaving import by_disk, holds, no_room
 from .moment import HeldMoment, Moment, Moments
 from .options import Options
 from .order import Order, some
 from .patience import Patience
-from .room import Rung
+from .room import Rung, SnapshotRoom, is_full
+from .spoilt import Spoilt
 from .stats import Meter, Stats
 
 EXPOSED = 20  # with one slot, memory holds nothing for at most one part in so many of the time
 COPY_DEADLINE = 600.0  # s; a copy does not take so long unless a device hangs
-_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
 class Saver:
@@ -62,16 +58,10 @@ class Saver:
         below one that had none after all, and what to tell the user."""
         self._state, self._client, self._about, self._options = state, client, about, options
         self._patient, self._stats, self._say = patient, stats, say
-        self._expected, self._room = expected, room
-        self._rung: Rung | None = None
-        self._above: Rung | None = None  # the last one for which there was no room after all
-        self._fewer = ""  # to tell the user when a snapshot has found room again
         self.durable = Chosen(client, options.every, asked=patient)
-        own = {int(each["slot"]): int(each["step"]) for each in client.welcome.get("own", ())}
-        self._ring: Ring | None = Ring(
-            Path(client.welcome["directory"]), about.rank, own, own=OWN if patient else 1
+        self._room = SnapshotRoom(
+            client, about, options, patient=patient, say=say, expected=expected, choose=room
         )
-        self._on_disk = False
         self._copier = Copier()
         self._copy: Copy | None = None
         self._over = Event()  # of that copy: the file is complete and the store knows, or it failed
@@ -89,6 +79,7 @@ class Saver:
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
         self._newest: Copy | None = None
+        self._spoilt = Spoilt(client, self._moments, self._guard, self._room, stats, say)
 
     def follow(self, line: int) -> None:
         """The next snapshots are of this timeline (see ``Snapshot.line``)."""
@@ -103,18 +94,17 @@ class Saver:
         self.last = self._persisted = self._taken = step
         self.durable.at_once = at_once
         self._order.resumed()
-        if self._ring is not None:
-            self._ring.abandon(step)
+        if self._room.ring is not None:
+            self._room.ring.abandon(step)
         self._client.everywhere = step
 
     def keep(self, rung: Rung) -> None:
-        """Use no more memory than this from now on; the store is told what it may use."""
-        if self._ring is None or self._on_disk:
-            return
-        self._rung = rung
-        self._ring.limit(rung.own, rung.extra)
-        self._client.waits_for_all = self._patient and rung.own == 2
-        self._client.say("slots", replicas=rung.replicas)
+        """Use no more memory than this from now on."""
+        self._room.keep(rung)
+
+    def leave_memory(self, why: str) -> None:
+        """There is no room for the snapshots: see ``SnapshotRoom.leave_memory``."""
+        self._room.leave_memory(why)
 
     def leave_out(self) -> None:
         """A step is not saved: what follows is compared with no older one."""
@@ -137,20 +127,21 @@ class Saver:
             self._stats.blocked_s += time.perf_counter() - start
 
     def _save(self, step: int) -> None:
-        self._act_on(self._guard.before_save(COPY_DEADLINE))
+        self._spoilt.act_on(self._guard.before_save(COPY_DEADLINE), self._newest)
         self._order.forget()
         self.settle()
         persist = self.durable.takes(step)
         if self._client.dead:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
         self.last, self._held = step, None
+        ring = self._room.ring
         # Outside robust-srun nobody reads what does not go to disk.
-        in_memory = self._patient and not self._on_disk
+        in_memory = self._patient and not self._room.on_disk
         asked = self._client.is_due(step) or self._client.stands_at(step)
         due = persist or (in_memory and asked)
-        if self._ring is not None and not (due and self._stats.snapshots):
+        if ring is not None and not (due and self._stats.snapshots):
             self._hold()  # it may be the last one; the first may find no room in memory
-        if self._ring is not None and due:
+        if ring is not None and due:
             self._patience.end()
             careful = self._guard.careful
             for text in self._order.saving(step) if careful else ():
@@ -174,7 +165,8 @@ class Saver:
         held, self._held = self._held, None
         if held is None or not (self._state.still_there() and held.unchanged()):
             return
-        if not self._on_disk and self._ring is not None and self._ring.own < OWN:
+        room = self._room
+        if not room.on_disk and room.ring is not None and room.ring.own < OWN:
             self._client.wait_free(1, self._options.replica_wait)
         self._take(self.last, persist, held.moment)
         self.settle()
@@ -184,9 +176,9 @@ class Saver:
         # A step may be on disk before anybody sees that its copy was spoilt.
         careful = self._guard.careful or persist
         form, values, late, early = moment
-        self._look_at_room(form.plan.size)
-        ring = self._ring
-        if ring is None or (self._on_disk and not persist):
+        self._room.look(form.plan.size)
+        ring = self._room.ring
+        if ring is None or (self._room.on_disk and not persist):
             return
         slot = ring.take(self._client.held(), self._client.everywhere)
         if slot is None and ring.own == OWN:
@@ -202,14 +194,12 @@ class Saver:
                 expected=expected, at_once=careful,
             )  # fmt: skip
         except OSError as error:
-            if error.errno not in _FULL:
+            if not is_full(error):
                 raise
-            self._use_less(error)
+            self._room.use_less(error, self._moments.size)
             self._take(step, persist, moment)
             return
-        if self._fewer:
-            self._say(self._fewer)
-            self._fewer = ""
+        self._room.found()
         if slot.unpinned:
             self._say(slot.unpinned)
         self._over = over = Event()
@@ -223,38 +213,13 @@ class Saver:
         watch = self._guard.took(copy, late)
         self._copier.submit(lambda: self._finish(copy, persist, over, cost, watch))
 
-    def _look_at_room(self, size: int) -> None:
-        """Only now it is known how much there is to save: loader and extra are in no estimate."""
-        if self._on_disk or not exceeds(size, self._expected):
-            return
-        self._expected = size
-        rung, text = self._room(size, self._above)
-        if rung is None:
-            self.leave_memory(text)
-        else:
-            self.keep(rung)
-        if rung is not None and text:
-            self._say(text)
-
-    def _use_less(self, error: OSError) -> None:
-        """Go down the ladder: a snapshot found no room. From the last rung to a disk."""
-        why = no_room(self._moments.size, self._ring, error)
-        self._above = self._rung
-        rung, text = self._room(self._moments.size, self._above)
-        if rung is None or self._on_disk:
-            self._fewer = ""
-            self.leave_memory(why)
-        else:
-            self._fewer = f"{why}: {text}"
-            self.keep(rung)
-
     def before_change(self) -> None:
         """An optimizer is about to change what is being copied. Raises nothing."""
         if gpu.capturing():
             return  # it changes nothing yet, and a wait would become part of the graph
         start = time.perf_counter()
         self._wait_for_copy()
-        self._act_on(self._guard.before_change(COPY_DEADLINE))
+        self._spoilt.act_on(self._guard.before_change(COPY_DEADLINE), self._newest)
         newest, self._newest = self._newest, None
         if newest is not None:
             for text in self._order.changing(newest.early()):
@@ -304,15 +269,15 @@ class Saver:
             raise RuntimeError(f"the copy of step {copy.step} hangs")
         self._copy = None
         if self._no_room is not None:
-            self._use_less(self._no_room)
+            self._room.use_less(self._no_room, self._moments.size)
             self._no_room = None
         if copy.error is None:
             self._stats.copied(copy.seconds, copy.form.plan.size)
             self._patience.begin(copy.step)
         elif isinstance(copy.error, TornError):
-            self._torn(copy, copy.error)
-        elif isinstance(copy.error, OSError) and copy.error.errno in _FULL:
-            self._use_less(copy.error)
+            self._spoilt.torn(copy, copy.error)
+        elif isinstance(copy.error, OSError) and is_full(copy.error):
+            self._room.use_less(copy.error, self._moments.size)
         else:
             self._say(f"step {copy.step} was not saved: {type(copy.error).__name__}: {copy.error}")
 
@@ -321,7 +286,7 @@ class Saver:
         copy = self._copy
         self.settle()
         good = copy is not None and copy.step == step and copy.error is None
-        return good and not self._on_disk
+        return good and not self._room.on_disk
 
     def flush(self, timeout: float) -> str:
         """Have the newest step written to the durable tier: "" or why it was not."""
@@ -330,11 +295,11 @@ class Saver:
         self._patience.end()
         if verdict.spoilt and self._newest is not None:
             step = self._newest.step
-            self._withdraw(self._newest)
+            self._spoilt.withdraw(self._newest)
             return f"step {step} was discarded: {some(verdict.names)} changed after save({step})"
-        if not self._on_disk and self._taken != self.last:
+        if not self._room.on_disk and self._taken != self.last:
             self._take_held(persist=False)  # not every step is saved
-        if self._on_disk and self._ring is not None:
+        if self._room.on_disk and self._room.ring is not None:
             if not self._client.wait_free(1, timeout):  # the store takes one at a time
                 return f"an older step was not written in {timeout:.0f} s"
             if self._persisted != self.last:
@@ -354,11 +319,7 @@ class Saver:
         self._copier.close(10.0)
         self._copy, self._newest, self._held = None, None, None
         self._moments.release()
-        if self._ring is not None:
-            if self._on_disk:
-                self._ring.remove()
-            else:
-                self._ring.release()
+        self._room.close()
 
     def _finish(
         self, copy: Copy, persist: bool, over: Event, cost: Cost, watch: Watch | None
@@ -369,12 +330,12 @@ class Saver:
             if copy.error is None:
                 path = copy.slot.path
                 self._client.saved(
-                    copy.step, copy.slot.index, file=str(path) if self._on_disk else path.name,
+                    copy.step, copy.slot.index, file=str(path) if self._room.on_disk else path.name,
                     same=copy.same, persist=persist, copy_s=round(copy.seconds, 6),
                     **{name: round(value, 6) for name, value in cost._asdict().items()},
                 )  # fmt: skip
-                ring = self._ring
-                if ring is not None and not self._on_disk:
+                ring = self._room.ring
+                if ring is not None and not self._room.on_disk:
                     ring.prepare(copy.form, self._client.held())
             else:
                 self._client.skipped(copy.step)
@@ -384,65 +345,3 @@ class Saver:
             over.set()
             if watch is not None:
                 watch.run(copy.slot.late if copy.error is None else None)
-
-    def _torn(self, copy: Copy, error: TornError) -> None:
-        names = [copy.form.entries[copy.form.late[i]].name for i in error.indices]
-        self._stats.torn += 1
-        self._copy_at_once(names, f"step {copy.step} was discarded: ")
-
-    def _act_on(self, verdict: Fate) -> None:
-        """Act on the guard's verdict on the newest snapshot."""
-        copy = self._newest
-        if not verdict.names or copy is None:
-            return
-        start = ""
-        if verdict.spoilt:
-            start = f"step {copy.step} was discarded: "
-            self._withdraw(copy)
-        if not verdict.unseen:
-            self._copy_at_once(verdict.names, start)
-            return
-        self._moments.distrust()
-        self._say(
-            f"{start}{some(verdict.names)} changed after save({copy.step}), and no optimizer "
-            "given to the Checkpointer was seen to step (a CUDA graph, or one that is not given?). "
-            "From now on everything is copied inside save(), which takes longer; nothing can warn "
-            "of changes to them that come after save()"
-        )
-
-    def _copy_at_once(self, names: Collection[str], start: str) -> None:
-        self._moments.distrust(names)
-        self._guard.suspect()
-        self._say(
-            f"{start}{some(names)} changed before the next optimizer step. From now on they are "
-            "copied inside save(), which takes longer. If that was the end of a step, a restart "
-            "would miss it: change them before save(), and call save() last"
-        )
-
-    def _withdraw(self, copy: Copy) -> None:
-        self._stats.torn += 1
-        if self._ring is not None and not self._on_disk:
-            self._ring.spoil(copy.slot)
-            self._client.say(
-                "unusable", step=copy.step, file=copy.slot.path.name,
-                why="its tensors changed while they were copied", torn=True,
-            )  # fmt: skip
-
-    def leave_memory(self, why: str) -> None:
-        """There is no room for the snapshots: durable steps go by way of a disk, if there is one.
-
-        ``why``: what, where.
-        """
-        ring, self._ring = self._ring, None
-        if ring is None:
-            return
-        if self._on_disk:
-            self._say(f"{why}: this rank's state is NOT saved. Training continues")
-            return
-        ring.remove()
-        self._ring, how = by_disk(self._options, self._about)
-        self._on_disk = self._ring is not None
-        self._say(
-            f"{why}: no snapshots in memory, so a restart begins at the last durable step. {how}. "
-            f"Make {holds(ring)} larger, or save less; training continues"
-        )

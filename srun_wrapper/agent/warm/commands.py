@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +26,14 @@ def same_start(one: Command, other: Command, arguments: int) -> bool:
     same = len(words) == len(other_words) and count > 0
     same = same and list(words[:count]) == list(other_words[:count])
     return same and at_start(env) == at_start(other_env)
+
+
+def same_path(env: Mapping[str, str], started: str, directory: str) -> bool:
+    """True if PYTHONPATH means the same to an interpreter that was ``started`` in one directory and
+    to one in another; "": this process's."""
+    path, here = env.get("PYTHONPATH", "").split(os.pathsep), str(Path.cwd())
+    absolute = all(entry.startswith("/") for entry in path)
+    return absolute or (directory or here) == (started or here)
 
 
 def request_of(command: Sequence[str], env: Mapping[str, str], directory: str) -> dict[str, object]:

@@ -24,7 +24,7 @@ from robust_slurm.auto.warm import VARIABLE
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.starting import Starting
-from srun_wrapper.agent.warm.commands import request_of, same_start
+from srun_wrapper.agent.warm.commands import request_of, same_path, same_start
 from srun_wrapper.agent.warm.imports import ImportWatch, Learnt
 from srun_wrapper.agent.warm.link import ANSWER, Said, WarmLink
 from srun_wrapper.agent.warm.preforked import Ahead, Ordered
@@ -75,7 +75,12 @@ class Warm:
     # -- getting one
 
     def watch(
-        self, paths: Sequence[Path], pid: int, command: Sequence[str], env: Mapping[str, str]
+        self,
+        paths: Sequence[Path],
+        pid: int,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        directory: str = "",
     ) -> None:
         """Once rank ``pid`` has told in one of ``paths`` what it imports, get one ready."""
         if self._off or self._runs:
@@ -83,7 +88,7 @@ class Warm:
 
         def found(learnt: Learnt) -> None:
             self._tell(learnt)
-            self.start(learnt, command, env)
+            self.start(learnt, command, env, directory)
 
         self._watch.begin(paths, pid, command, env, found)
 
@@ -96,6 +101,7 @@ class Warm:
         learnt: Learnt,
         command: Sequence[str],
         env: Mapping[str, str],
+        directory: str = "",
         *,
         further: bool = False,
     ) -> None:
@@ -106,7 +112,7 @@ class Warm:
         if self._off or self._runs:
             return
         self._watch.end()
-        self._command, self._environ = list(command), dict(env)
+        self._command, self._environ, self._directory = list(command), dict(env), directory
         self.early, self._further = further, further and learnt.standby
         try:
             self._lock.touch(0o600)
@@ -118,13 +124,13 @@ class Warm:
         self.ready = False
         self._link = WarmLink(self._loop, ours, self._heard, self.stop)
         order = {"learnt": str(self._list), "named": self._named, "lock": str(self._lock)}
-        words, own = self._command, self._environ
+        words, own, place = self._command, self._environ, directory or None
 
         def make(start: Starting[int]) -> int:
             with theirs:
                 fd = theirs.fileno()
-                environ = own | {VARIABLE: str(fd), PAD: PADDING}
-                return start.popen(words, environ, pass_fds=[fd], start_new_session=True).pid
+                its = own | {VARIABLE: str(fd), PAD: PADDING}
+                return start.popen(words, its, pass_fds=[fd], start_new_session=True, cwd=place).pid
 
         self._starting = Starting(self._loop, make, self._started, self._failed)
         try:
@@ -133,8 +139,7 @@ class Warm:
             self.stop()
 
     @property
-    def _runs(self) -> bool:
-        """True if there is an interpreter, or one is starting."""
+    def _runs(self) -> bool:  # or is starting
         return bool(self._pid or self._starting)
 
     def _started(self, pid: int, status: int | None) -> None:
@@ -156,9 +161,7 @@ class Warm:
         interpreter, options and script. ``directory``: default this process's."""
         if not self.ready or self._asked is not None or not self._is_for(command, env):
             return False
-        path = env.get("PYTHONPATH", "").split(os.pathsep)
-        # It was started in our directory, and that is what it has made of its path.
-        return all(map(os.path.isabs, path)) or directory in ("", str(Path.cwd()))
+        return same_path(env, self._directory, directory)
 
     def _is_for(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
         """True if it was started with this command line, but for the script's own arguments (known
@@ -262,7 +265,7 @@ class Warm:
         self._ahead = Ahead(self._loop, ours, said.pid, self._activated, gone, over)
         if self._further:  # a node without ranks
             self._further = False
-            self._ahead.run(request_of(self._command, self._environ, ""))
+            self._ahead.run(request_of(self._command, self._environ, self._directory))
 
     def _activated(self, pid: int) -> None:
         """Note that the process forked ahead is now a rank."""

@@ -120,9 +120,14 @@ class Account:
 
 
 def roster(
-    state: JobState, account: Account, phase: str, job_name: str, note: str
+    state: JobState,
+    account: Account,
+    phase: str,
+    job_name: str,
+    checkpoint: dict[str, Any] | None,
+    checked: str,
 ) -> dict[str, Any]:
-    """The content of roster.<step>.json."""
+    """The content of roster.<step>.json. ``checked``: the newest check of a checkpoint."""
     now = time.monotonic()
     held = {
         id(node): ranks for node, ranks in zip(state.world.places, state.world.ranks, strict=True)
@@ -161,7 +166,9 @@ def roster(
         "lost_steps": account.lost_steps,
         "unproductive_s": None if lost is None else round(lost, 3),
         "ettr": None if lost is None else ettr(now - account.started, lost),
-        "note": note,
+        "note": "",
+        "code": state.code.version if state.code is not None else "",
+        "checkpoint": {**checkpoint, "checked": checked} if checkpoint is not None else None,
     }
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,12 @@ def test_peers_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert found.savers() == ["dlrover"]
     assert "no wheel for this machine" in found.missing["nvidia-resiliency-ext"]
     assert asked
+    found.python.parent.mkdir(parents=True)
+    found.python.touch()  # made by another checkout, which is gone
+    torch_of = tmp_path / "zz-bench.pth"
+    torch_of.write_text("/gone\n")
+    peers.Peers()
+    assert torch_of.read_text().strip() == sysconfig.get_paths()["purelib"]
 
 
 def test_scratch_goes_away() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,14 @@ def forks() -> Iterator[TorchForks]:
 
 
 def test_killed_it_ends_as_if_it_never_was(forks: TorchForks, tmp_path: Path) -> None:
+    """Two ranks, each with its part of moments and masters; one is killed in any step."""
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    whole = undisturbed(forks, "fw_megatron.py", tmp_path / "whole", 6)
-    assert run(forks, "fw_megatron.py", tmp_path / "killed", 6, [4]) == whole
+    kill = random.choice([-1, 1]) * random.randrange(2, 6)
+    whole = undisturbed(forks, "fw_megatron.py", tmp_path / "whole", 6, ranks=2)
+    again = run(forks, "fw_megatron.py", tmp_path / "killed", 6, [kill], ranks=2)
+    assert again == whole, f"killed in step {kill}"
+    assert whole.end["masters"] != whole.others[0].end["masters"]  # they hold parts of their own
 
 
 class Config:

@@ -18,7 +18,7 @@ from robust_slurm.integrations.torchtitan import attach
 pytestmark = [pytest.mark.slow, needs("torchtitan", "frameworks")]
 STEPS = 8
 PROGRAM = "fw_torchtitan.py"
-READ = 4  # samples of a step
+READ = 4  # samples of a rank's step
 
 
 @pytest.fixture(scope="module")
@@ -28,21 +28,23 @@ def forks() -> Iterator[TorchForks]:
 
 
 def test_killed_it_ends_as_if_it_never_was(forks: TorchForks, tmp_path: Path) -> None:
+    """FSDP2 over two ranks, each with its own data."""
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     # Amid a step, and after one that is on disk.
     kills = [random.randrange(2, 5), -random.randrange(4, STEPS)]
-    whole = undisturbed(forks, PROGRAM, tmp_path / "whole", STEPS, "--workers=1")
-    again = run(forks, PROGRAM, tmp_path / "killed", STEPS, kills, "--workers=1")
+    whole = undisturbed(forks, PROGRAM, tmp_path / "whole", STEPS, "--workers=1", ranks=2)
+    again = run(forks, PROGRAM, tmp_path / "killed", STEPS, kills, "--workers=1", ranks=2)
     assert again == whole, f"killed in steps {kills}"
     assert list(whole.curve) == list(range(1, STEPS + 1))
     last = len(kills) + 1
-    lines = read_lines(tmp_path / "killed" / "rank-0.jsonl")
-    (resumed,) = (e["resumed"] for e in lines if "resumed" in e and e["epoch"] == last)
-    assert resumed == -kills[-1]
-    read = (tmp_path / "killed" / "read").read_text().splitlines()
-    first = next(line for line in read if line.startswith(f"{last} "))
-    assert first == f"{last} {READ * resumed}"  # what was trained is not read again
+    for rank in range(2):
+        lines = read_lines(tmp_path / "killed" / f"rank-{rank}.jsonl")
+        (resumed,) = (e["resumed"] for e in lines if "resumed" in e and e["epoch"] == last)
+        assert resumed == -kills[-1]
+        read = (tmp_path / "killed" / f"read-{rank}").read_text().splitlines()
+        first = next(line for line in read if line.startswith(f"{last} "))
+        assert first == f"{last} {READ * resumed}"  # what was trained is not read again
 
 
 def test_another_release_is_refused() -> None:

@@ -101,6 +101,9 @@ def test_the_ladder_does_what_is_printed_of_a_rule(rule: Any) -> None:
     assert tuple(plans) == PLANS[rule.then]
 
 
+OTHER_CODE = Means(1, 0, True, 3, other_code="code c-1")
+
+
 def found(example: str, **changes: Any) -> Diagnosis:
     return replace(diagnose(EXAMPLES[example], 9), **changes)
 
@@ -109,6 +112,10 @@ def found(example: str, **changes: Any) -> Diagnosis:
     ("diagnosis", "times", "vacant", "means", "rung"),
     [
         (found("machine-error"), 1, (), Means(1, 0, True, 3, "stdin is used up"), "no-start"),
+        (found("cannot-start"), 1, (), OTHER_CODE, "other-code"),
+        (found("exit-code"), 2, (), OTHER_CODE, "other-code"),
+        (found("machine-error"), 1, (), OTHER_CODE, "spare"),
+        (found("exit-code"), 1, ("n2",), OTHER_CODE, "spare"),
         (found("cannot-start"), 1, (), Means(1, 0, True, 3), "cannot-run"),
         (found("exit-code"), 2, (), Means(1, 0, True, 3), "same-error"),
         (found("nan"), 2, (), Means(1, 0, True, 3), "same-nan"),

@@ -84,6 +84,12 @@ def everywhere(step: int = 41) -> Diagnosis:
     return diagnose([Failure("nan", 1.0, 0.5, f"n{n}", n, step=step) for n in range(1, 5)], 4)
 
 
+def unsure(node: str, rank: int, step: int = 41) -> Diagnosis:
+    """One rank had it a step before another; what the others had at that step is not known."""
+    seen = [(node, rank, step), ("n9", 99, step + 1)]
+    return diagnose([Failure("nan", 1.0, 0.5, n, r, step=s) for n, r, s in seen], 4)
+
+
 N2 = local("n2", 2, 3)
 FOLLOWED = "it follows rank 2, rank 3 from n2 to n3: the program, or the data of rank 2, rank 3"
 STAYED = "it stays on n2, whose ranks had moved to another node"
@@ -108,6 +114,9 @@ AGAIN = "again at step 41, on no rank alone: the program or its data"
         ([everywhere(), N2], ["in-place", "same-nan"], "unknown", ("n2",), None),
         ([everywhere()] * 2, ["in-place", "same-nan"], "user", (), AGAIN),
         ([everywhere(), everywhere(40)], ["in-place", "same-nan"], "unknown", (), None),
+        # Its ranks have not moved; which ranks had it the first time is not known for sure.
+        ([unsure("n2", 2), N2], ["in-place", "same-nan"], "unknown", ("n2",), None),
+        ([unsure("n2", 2)] * 2, ["in-place", "same-nan"], "unknown", (), None),
     ],
 )  # fmt: skip
 def test_what_follows(
@@ -130,6 +139,25 @@ def test_what_follows(
     final = chosen[-1]
     assert final.replace == (suspects if cause == "node" else ())
     assert final.code == (GAVE_UP if final.rung == "same-nan" else 0)
+
+
+@pytest.mark.parametrize(
+    ("then", "withdrawn"),
+    [(local("n3", 6, 7), ("n2",)), (local("s1", 8, 9), ("n2",)), (everywhere(), ())],
+)
+def test_a_nan_without_the_node_that_left_acquits_it(
+    then: Diagnosis, withdrawn: tuple[str, ...]
+) -> None:
+    """Unless all have it at once: the state may be spoilt by now."""
+    budget = Budget()
+    for each in (N2, N2, local("n2", 4, 5)):
+        budget.spend(each)
+        found, _ = acquit(each, budget)
+    budget.evict(found, [("n2", "s1")], ())
+    budget.spend(then)
+    judged, wrong = acquit(then, budget)
+    assert wrong == withdrawn and not judged.suspects
+    assert plan(judged, (), budget, Means(1, 0, False, 9)).rung == "same-nan"
 
 
 def test_a_launchers_ranks_are_not_followed() -> None:

@@ -93,6 +93,13 @@ def test_a_named_machine_leaves() -> None:
     assert plan.why.startswith("a node is bad (n3), no spare")
 
 
+def test_a_machine_that_is_named_among_several_suspects_is_reported() -> None:
+    several = diagnose([Failure("hang", 1.0, 0.0, "n1", suspects=("n1", "n2"))], 4)
+    assert several.unreported == {"n1", "n2"}
+    found = accused(several, MachineResults({"n1": ("gemm: wrong",)}, ()), TESTED)
+    assert found.proven == ("n1",) and "n1" not in found.unreported
+
+
 def test_when_all_pass_nobody_is_accused() -> None:
     found = read(judged(cleared=frozenset({"n1", "n2", "n3"})), ["n1", "n2", "n3"], "nan")
     assert found.lines == ("3 of 3 nodes passed stop-time tests in 4.2 s",)
@@ -154,8 +161,8 @@ def test_conclusive(named: dict[str, tuple[str, ...]], cleared: set[str], expect
 
 
 def test_failing_twice_on_one_node_evicts_it_unless_it_has_just_passed_tests() -> None:
-    segv = diagnose([crash(code=None, signum=11)])
-    assert ladder.suspect_nodes(segv, {"n3": 2}) == ("n3",)
-    passed = accused(segv, MachineResults({}, (), frozenset({"n1", "n3"})), TESTED)
+    sigbus = diagnose([crash(code=None, signum=7)])
+    assert ladder.suspect_nodes(sigbus, {"n3": 2}) == ("n3",)
+    passed = accused(sigbus, MachineResults({}, (), frozenset({"n1", "n3"})), TESTED)
     assert ladder.suspect_nodes(passed, {"n3": 2}) == ()
     assert ladder.suspect_nodes(passed, {"n3": 3}) == ("n3",)

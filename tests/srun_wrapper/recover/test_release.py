@@ -25,7 +25,9 @@ class Leaving:
         self.state = self.job.state
         for index, node in enumerate(self.state.world.places):
             self.state.bus.send(node, Start(1, {}, (), 5.0, index, True, 2, "n0", 7001))
-        reports: Any = SimpleNamespace(judge=lambda *_: None, report_silent=lambda: None)
+        reports: Any = SimpleNamespace(
+            judge=lambda *_: None, report_silent=lambda: None, stays=lambda _name: None
+        )
         requests: Any = SimpleNamespace(end=lambda _companion: None)
         wait: Any = SimpleNamespace(insist=self.insist)
         slurm: Any = SimpleNamespace()

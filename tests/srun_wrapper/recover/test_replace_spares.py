@@ -27,7 +27,7 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.protocol.server import Connection
-from srun_wrapper.recover import last_rung, recovery, settling
+from srun_wrapper.recover import flaps, last_rung, recovery, settling
 from srun_wrapper.recover.nodes import node_parts
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
@@ -241,6 +241,53 @@ def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
     assert drained == [crashed.name, silent.name]
 
 
+def test_a_drain_waits_until_it_is_known_whether_the_report_stands(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, drained = Scene(tmp_path), []
+    node = scene.node(3, "a")
+
+    async def answers(*_: Any) -> str:
+        await asyncio.sleep(0.05)
+        return "refused"
+
+    async def insist(what: str, order: Callable[[], Any]) -> None:
+        if "drain" in what:
+            order()
+
+    async def leave() -> None:
+        scene.state.lose_silent(node, "no word", shared=False)
+        incident = Incident("0-1", 1, diagnose(scene.state.failures), 0.0, 1.0)
+        incident.plan = Plan("swap_spare", (node.name,), "")
+        scene.parts.release.evict((node.name,), incident)
+        scene.parts.reports.report_silent()
+        assert scene.parts.reports.reported(node.name)
+        await scene.parts.release._release([node.name], incident)
+
+    monkeypatch.setattr(flaps, "probe", answers)
+    scene.ledger.withdraw = lambda *_: None
+    scene.slurm.drain = lambda name, _reason: drained.append(name)
+    scene.parts.release._config = dataclasses.replace(scene.state.config, drain="direct")
+    scene.parts.release._wait = cast(Any, SimpleNamespace(insist=insist))
+    asyncio.run(leave())
+    assert not drained and not scene.parts.reports.reported(node.name)
+
+
+def test_a_suspect_that_stays_is_reported_when_it_is_bad_later(tmp_path: Any) -> None:
+    """Nothing could replace it when it was one of several suspects of a hang."""
+    scene, reports = Scene(tmp_path), []
+    scene.ledger.accuse = lambda name, *_: reports.append(name)
+    node = scene.nodes[0]
+    several = diagnose([Failure("hang", 1.0, 0.0, "n1", suspects=("n1", "n2"))], 2)
+    scene.parts.release.evict(("n1",), Incident("0-1", 1, several, 0.0, 1.0))
+    scene.parts.release.reinstate(("n1",))
+    assert node.role is Role.ACTIVE and not reports
+    crash = diagnose([Failure("crash", 1.0, 0.0, "n1")])
+    scene.parts.release.evict(("n1",), Incident("0-2", 2, crash, 1.0, 2.0))
+    assert reports == ["n1"]
+    assert [bad.node for bad in scene.parts.reports.evidence()] == ["n1"]
+
+
 def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,6 +321,7 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
         stopping,
         recovery.Restoration(restoration, restoration, restoration),
         cast(Any, None),
+        code=cast(Any, None),
         phase=(phase := Phase()),
         journal=scene.journal,
         record=lambda _incident: None,

@@ -30,6 +30,7 @@ from srun_wrapper.agent.rank_launcher import SlotOptions
 from srun_wrapper.agent.slot import Slot
 from srun_wrapper.agent.task import PASSED_ON
 from srun_wrapper.agent.warm import interpreter
+from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import (
     FromShim,
     Message,
@@ -81,11 +82,20 @@ class Driver:
     def order(self, message: Message) -> None:
         self._sock.sendall(msgspec.json.encode(message) + b"\n")
 
-    def start(self, epoch: int = 1, grace: float = 0.2, local: int = 0, rank: int = 0) -> None:
+    def start(
+        self,
+        epoch: int = 1,
+        grace: float = 0.2,
+        local: int = 0,
+        rank: int = 0,
+        code: Code | None = None,
+    ) -> None:
         env = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "ROBUST_EPOCH": str(epoch)}
         ranks = (RankStart(local, rank, {"RANK": str(rank)}), RankStart(local + 1, rank + 1, {}))
         first = epoch == 1
-        self.order(Start(epoch, env, ranks, grace, 0, first, 2, "127.0.0.1", 29500))
+        order = Start(epoch, env, ranks, grace, 0, first, 2, "127.0.0.1", 29500)
+        order.code = code
+        self.order(order)
 
     def get(self, kind: type[M], seconds: float = 15.0) -> M:
         """The next event of that kind; all events are kept in ``events``."""

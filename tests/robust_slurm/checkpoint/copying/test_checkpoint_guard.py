@@ -15,7 +15,7 @@ from fake_checkpoint_store import FakeStore
 from waiting import until
 
 from robust_slurm import Checkpointer
-from robust_slurm.checkpoint.copying import guard
+from robust_slurm.checkpoint.copying import guard, portions
 from robust_slurm.checkpoint.copying.guard import CAREFUL
 from robust_slurm.checkpoint.copying.portions import PORTIONS
 from robust_slurm.checkpoint.copying.slots import map_file
@@ -213,7 +213,8 @@ def test_a_write_while_a_step_is_copied_throws_it_away_before_the_next_hook(
 def test_a_write_to_a_few_items_while_steps_are_copied_is_found_before_long(
     store: FakeStore, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins late, no sample shows it, and steps are too short to compare all in each."""
+    """It begins late, no sample shows it, and the state is too large to read all at each save()."""
+    monkeypatch.setattr(portions, "LEAST", 1)
     monkeypatch.setattr(guard, "CHECK_SHARE", 0.0)
     script = Script()
     for number in range(1, CAREFUL + 1):
@@ -231,9 +232,23 @@ def test_a_write_to_a_few_items_while_steps_are_copied_is_found_before_long(
     assert torch.equal(saved_weight(store), kept)
 
 
-def test_a_swap_back_that_counts_a_version_spoils_the_snapshot_too(
+def test_a_small_state_is_compared_in_full(
     store: FakeStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """A single write to a few items, long after the first steps, by a script that dies then."""
+    script = Script()
+    for number in range(1, CAREFUL + 3):
+        script.step(number)
+    script.step_swapped_while_copied(number + 1, zero_a_few)
+    assert [m["step"] for m in store.wait("skipped")] == [number + 1]
+    assert f"step {number + 1} was discarded: {WEIGHT} changed before" in capfd.readouterr().err
+    script.ckpt.close()
+
+
+def test_a_swap_back_that_counts_a_version_spoils_the_snapshot_too(
+    store: FakeStore, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portions, "LEAST", 1)
     script = Script()
     for number in range(1, CAREFUL + 1):
         script.step(number)
@@ -259,8 +274,12 @@ def test_what_goes_to_disk_is_copied_inside_save(store: FakeStore, tmp_path: Pat
 
 
 def test_the_last_snapshot_is_compared_before_it_is_written(
-    store: FakeStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    store: FakeStore,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(portions, "LEAST", 1)
     script = Script(directory=tmp_path / "durable")
     for number in range(1, CAREFUL + 1):
         script.step(number)

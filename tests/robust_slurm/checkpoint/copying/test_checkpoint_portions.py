@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from robust_slurm.checkpoint.copying import portions as the_module
 from robust_slurm.checkpoint.copying.portions import (
+    CALL,
+    LEAST,
     PORTIONS,
+    WORD,
     Portions,
     Run,
     differing,
     divide,
+    portions_of,
     sums,
     views,
 )
@@ -29,6 +34,21 @@ from robust_slurm.checkpoint.copying.portions import (
 )
 def test_portions_are_equal(words: list[int], count: int, expected: list[list[Run]]) -> None:
     assert divide(words, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ([], 1),
+        ([0, 5], 1),
+        ([(LEAST - CALL) // WORD], 1),
+        ([(LEAST - CALL) // WORD + 1], 2),
+        ([1] * (2 * LEAST // CALL), 3),  # small ones take the time of the call
+        ([LEAST] * 100, PORTIONS),
+    ],
+)
+def test_a_small_state_is_read_in_fewer_portions(words: list[int], count: int) -> None:
+    assert portions_of(words) == count
 
 
 @pytest.mark.parametrize("words", [[5], [100, 1, 0, 31], [7] * 50, [1 << 40, 3]])
@@ -60,7 +80,8 @@ def test_a_sum_that_differs_names_its_tensor() -> None:
     assert sums([]) == []
 
 
-def test_sums_are_of_what_the_tensors_hold_then() -> None:
+def test_sums_are_of_what_the_tensors_hold_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(the_module, "LEAST", 1)
     portions = Portions([torch.zeros(2 * PORTIONS, dtype=torch.int32)])
     tensor = portions._tensors[0]
     assert portions.take(3)[0].tolist() == [0]

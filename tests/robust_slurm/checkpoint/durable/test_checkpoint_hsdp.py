@@ -90,6 +90,7 @@ def test_blocks_that_two_ranks_hold_are_written_once_and_restored_to_both(
     newest = tier.newest(tmp_path)
     (state,) = map(int, re.findall(r"^state (\d+)$", out, re.MULTILINE))
     assert newest is not None and newest.step == 4
+    print(f"\nHSDP 2 x 2: {newest.bytes / 1e6:.2f} MB on disk for {state / 1e6:.2f} MB of state")
     records = 2 * WORLD * 40 * 1024  # torch.save's frames, generators and values
     assert newest.bytes < state + records, (newest.bytes, state)
     out, err, codes = run(torch_forks, tmp_path)

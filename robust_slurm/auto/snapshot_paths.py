@@ -1,0 +1,45 @@
+"""Has editable installs of the user's directory import from the rank's snapshot of it.
+
+``pip install -e`` leaves a path entry or a finder that names the live directory. In a rank that
+runs a snapshot they name the snapshot. Standard library only, Python 3.9 syntax.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from robust_slurm.auto.sources import SOURCE, STORE, TREE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def use(environ: Mapping[str, str]) -> None:
+    """Change this interpreter's path and the finders that setuptools has made."""
+    source, store, tree = (environ.get(name, "") for name in (SOURCE, STORE, TREE))
+    if not (source and store and tree):
+        return
+    sys.path[:] = [moved(entry, source, store, tree) for entry in sys.path]
+    for name, module in list(sys.modules.items()):
+        places = getattr(module, "MAPPING", None)
+        if name.startswith("__editable__") and isinstance(places, dict):
+            places.update({k: moved(str(v), source, store, tree) for k, v in places.items()})
+
+
+def moved(path: str, source: str, store: str, tree: str) -> str:
+    """Return the path's counterpart in the snapshot ``tree``, if that holds a copy of it.
+
+    ``path`` may be in the ``source`` or in another snapshot in ``store``.
+    """
+    if path == source or path.startswith(source + "/"):
+        inside = path[len(source) + 1 :]
+    elif path.startswith(store + "/"):
+        inside = path[len(store) + 1 :].partition("/")[2]
+    else:
+        return path
+    there = os.path.join(tree, inside) if inside else tree  # noqa: PTH118
+    real = os.path.realpath(there)
+    copied = real == tree or real.startswith(tree + "/")  # else a link to what is live
+    return there if copied and os.path.exists(there) else path  # noqa: PTH110

@@ -1,0 +1,101 @@
+"""A rank runs the version of the code that its start names, also from a warm interpreter."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import slot_driver
+
+from robust_slurm.auto.sources import STORE, TREE, Sources
+from srun_wrapper.protocol.code import Code
+
+drivers, drive = slot_driver.drivers, slot_driver.drive
+SCRIPT = """
+import os, signal, sys
+import mine
+print(SCRIPT, mine.NAME, os.environ["ROBUST_CODE_VERSION"],
+      os.getcwd() == os.environ["ROBUST_CODE_TREE"], sys.argv[1], flush=True)
+import robust_slurm
+robust_slurm.beat(1)
+signal.pause()
+"""
+
+
+def version(top: Path, name: str, lib: str = "", program: tuple[str, ...] = ("train.py",)) -> Code:
+    """A snapshot whose module of its own is beside the script, or in ``lib``."""
+    tree = top / "store" / f"c-{name}"
+    (tree / lib).mkdir(parents=True)
+    (tree / "train.py").write_text(f"SCRIPT = {name!r}\n{SCRIPT}")
+    (tree / lib / "mine.py").write_text(f"NAME = {name!r}\n")
+    path = {"PYTHONPATH": str(tree / lib) if lib else "/none"}
+    words = (sys.executable, *program, f"--run={name}")
+    store, source = str(tree.parent), str(top / "proj")
+    return Code(f"c-{name}", source, store, str(tree), str(tree), words, path)
+
+
+def test_a_script_is_the_versions_own(drive: Any, tmp_path: Path) -> None:
+    """Python has made its path absolute when a warm interpreter was started."""
+    one, two = version(tmp_path, "one"), version(tmp_path, "two")
+    d = drive(*one.command, warm=True, stand_in=0.0)
+    assert not d.launch(code=one).warm
+    d.wait_warm()
+    d.wait(lambda: (d.base / "stand-in").read_text() != "0")
+    assert d.launch(epoch=2, code=one).warm
+    d.wait(lambda: d.stdout() == "one one c-one True --run=one\n" * 2)
+    d.wait_warm()
+    assert not d.launch(epoch=3, code=two).warm
+    d.wait(lambda: d.stdout().endswith("two two c-two True --run=two\n"))
+    d.wait(lambda: (d.base / "warm").read_text() == "False", 30.0)
+    d.wait_warm()
+    assert d.launch(epoch=4, code=two).warm
+    d.wait(lambda: d.stdout().endswith("two two c-two True --run=two\n" * 2))
+
+
+def test_a_module_runs_warm_in_each_version(drive: Any, tmp_path: Path) -> None:
+    one, two = (version(tmp_path, name, program=("-m", "train")) for name in ("one", "two"))
+    d = drive(*one.command, warm=True, stand_in=0.0, packages=["mine"])
+    assert not d.launch(code=one).warm
+    d.wait(lambda: d.stdout() == "one one c-one True --run=one\n")
+    d.wait_warm()
+    d.wait(lambda: (d.base / "stand-in").read_text() != "0")
+    assert d.launch(epoch=2, code=two).warm
+    d.wait(lambda: d.stdout().endswith("two two c-two True --run=two\n"))
+    assert d.launch(epoch=3, code=one).warm  # back
+    d.wait(lambda: d.stdout().endswith("one one c-one True --run=one\n"))
+
+
+def test_an_interpreter_that_has_imported_the_users_modules_is_not_used(
+    drive: Any, tmp_path: Path
+) -> None:
+    one, two = version(tmp_path, "one", "lib"), version(tmp_path, "two", "lib")
+    d = drive(*one.command, warm=True, stand_in=0.0, packages=["mine"])
+    d.launch(code=one)
+    d.wait_warm()
+    assert d.launch(epoch=2, code=one).warm
+    d.wait(lambda: d.stdout() == "one one c-one True --run=one\n" * 2)
+    assert not d.launch(epoch=3, code=two).warm
+    d.wait(lambda: d.stdout().endswith("two two c-two True --run=two\n"))
+    d.wait_warm()  # with the modules of the new version
+    assert d.launch(epoch=4, code=two).warm
+    d.wait(lambda: d.stdout().endswith("two two c-two True --run=two\n" * 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong"),
+    [("/s/c-1/mine.py", True), ("/s/c-2/mine.py", False), ("/usr/lib/json.py", False),
+     ("/s/c-22/mine.py", True)],
+)  # fmt: skip
+def test_a_loaded_module_of_another_version_is_refused(module: str, wrong: bool) -> None:
+    sources = Sources.__new__(Sources)
+    sources._seen = deque([(module, (0, 0, 0, 0), 0.0)])
+    environ = {STORE: "/s", TREE: "/s/c-2"}
+    sources.check_code({})
+    if wrong:
+        with pytest.raises(RuntimeError, match="another version"):
+            sources.check_code(environ)
+    else:
+        sources.check_code(environ)
