@@ -23,8 +23,9 @@ class Expected:
     gone: frozenset[str] = frozenset()
     found: frozenset[str] = frozenset()
     """Nodes with a true fault: each must be reported or replaced."""
-    named: frozenset[str] = frozenset()
-    """Nodes that must be suspects in an incident's record, and about which nothing may be done."""
+    named: frozenset[str] | None = None
+    """Nodes that must be the only suspects in the incidents' records, and about which nothing may
+    be done; None: who is suspect besides is not judged."""
 
 
 @dataclass(frozen=True, slots=True)

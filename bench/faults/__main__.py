@@ -40,8 +40,16 @@ def turn(name: str, seed: int) -> Turn:
     one = run(case)
     finding = None
     if one.verdict:
-        bad = case.expected.found | case.expected.named
-        finding = find(bad, kind.causes, one.verdict, one.incidents, one.began)
+        only = case.expected.named
+        bad = case.expected.found | (only or frozenset())
+        finding = find(
+            bad,
+            kind.causes,
+            one.verdict,
+            one.incidents,
+            one.began,
+            no_others=only is not None,
+        )
     return Turn(name, seed, one, finding)
 
 

@@ -35,12 +35,18 @@ def find(
     verdict: Verdict,
     incidents: Sequence[Mapping[str, Any]],
     began: float,
+    *,
+    no_others: bool = False,
 ) -> Finding:
-    """Judge a run. `causes`: the right ones; none: an incident may say anything but "node"."""
+    """Judge a run. `causes`: the right ones; none: an incident may say anything but "node".
+
+    `no_others`: no healthy node may be a suspect either, though nothing is done about it.
+    """
     said = tuple(dict.fromkeys(str(record["cause"]) for record in incidents))
     named = frozenset(str(node) for record in incidents for node in record["suspects"])
     lost = [record["lost_steps"] for record in incidents]
     machine = named >= frozenset(bad) if bad else None
+    clean = not no_others or named <= frozenset(bad)
     cause = bool(set(said) & set(causes)) if causes else "node" not in said
     return Finding(
         detected=incidents[0]["time"] - began if incidents else None,
@@ -50,5 +56,5 @@ def find(
         lost_steps=None if None in lost else sum(lost),
         cause_right=cause,
         machine_right=machine,
-        right=verdict.right and cause and machine is not False,
+        right=verdict.right and cause and machine is not False and clean,
     )

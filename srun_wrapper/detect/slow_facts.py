@@ -5,10 +5,12 @@ A fact that many nodes show is how these machines are, or one cause that they sh
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from robust_slurm.error_counters import weight
 from srun_wrapper.locate.slow import Slow
 from srun_wrapper.protocol.looking_messages import STOLEN, SWAPPED, THROTTLED, Machine
 
@@ -18,7 +20,9 @@ ALIKE = 4  # a fact of more than a quarter of the other nodes singles nothing ou
 TIMES = 10  # a count grows so many times as fast as on the other nodes
 LOST = 20.0  # % of the time that processes wait for the CPU or memory ...
 MORE = 2.0  # ... and so many times as much as on the other nodes
-LEAST = {THROTTLED: 1, SWAPPED: 1000, STOLEN: 100}  # growth of a count that is a fact
+ERRORS = 10  # of a counter: single corrected errors come and go, and slow nothing down
+GRAVEST = 1  # weights up to this one count from the first error: lost data, lost links
+LEAST = {THROTTLED: 10, SWAPPED: 1000, STOLEN: 100}  # growth of a count that is a fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,15 @@ def _hardware(mine: Seen, others: list[Seen]) -> list[str]:
         if not _below_elsewhere(text, others):
             lines.append(f"degraded link: {text}")
     for link, rate in mine.after.links.items():
+        if rate >= mine.after.first_links.get(link, math.inf):
+            continue  # it was no faster before the job became slow
         rates = [each.after.links[link] for each in others if link in each.after.links]
         usual = statistics.median_high([rate, *rates])
         if rate < usual and ALIKE * sum(other <= rate for other in rates) <= len(rates):
             lines.append(f"degraded link: {link} {rate:g} Gb/s, on the others {usual:g}")
     for name, grown in mine.errors.items():
-        if _stands_out(grown, [each.errors.get(name, 0) for each in others]):
+        least = 1 if weight(name) <= GRAVEST else ERRORS
+        if grown >= least and _stands_out(grown, [each.errors.get(name, 0) for each in others]):
             lines.append(f"errors: {name} +{grown}")
     if grown := _count(THROTTLED, mine, others):
         lines.append(f"throttled: {THROTTLED} +{grown}")

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from srun_wrapper.detect.inspections import active, inspect
@@ -21,6 +21,7 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.job.tempo import Slowdown
 from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.slow import LOOKS, ROUNDS, Slow, judge
+from srun_wrapper.locate.stacks import Stack
 from srun_wrapper.protocol.looking_messages import Machine
 from srun_wrapper.run_in_thread import run_in_thread
 
@@ -120,14 +121,17 @@ class SlowWatch:
         """Look in rounds; None if something else came between, or the job is fast again."""
         state = self._state
         epoch, world = state.world.epoch, state.world.size
-        errors = {node.name: dict(node.counted) for node in active(state)}
+        errors: dict[str, dict[str, int]] = {}
         before: dict[str, Machine] = {}
         after: dict[str, Machine] = {}
         rounds: list[list[list[RankView]]] = []
+        stacks: dict[Stack, Stack] = {}  # many ranks are in the same calls
         for number, wait in enumerate(self._waits(slow.now)):
             await asyncio.sleep(wait)
             if number % LOOKS == 0:
                 rounds.append([])
+            if number == LOOKS:  # the counters have been read: those of long ago explain nothing
+                errors = {node.name: dict(node.counted) for node in active(state)}
             if not self._may() or state.world.epoch != epoch:
                 _log.info("the looks at a slow job are given up: something else came between")
                 return None
@@ -144,7 +148,10 @@ class SlowWatch:
                     before.setdefault(node.name, machine)
                     after[node.name] = machine
             answered = [(n, replies[n.key].samples) for n in nodes if n.key in replies]
-            rounds[-1].append(rank_views(state.world, answered))
+            views = rank_views(state.world, answered)
+            rounds[-1].append(
+                [replace(v, stack=stacks.setdefault(v.stack, v.stack)) for v in views]
+            )
         # The usual step time of now would not do: the looks' own time is in it.
         if not state.pace.tempo.still_slow(slow.usual):
             _log.info("the job is not slow any more: no rank is named")
@@ -183,9 +190,11 @@ def _seen(
     now: Mapping[str, Mapping[str, int]],
 ) -> dict[str, Seen]:
     """Join what each node has said of itself."""
-    out = {}
+    out = dict[str, Seen]()
     for name, first in before.items():
-        was = errors.get(name, {})
-        grown = {k: n - was.get(k, 0) for k, n in now.get(name, {}).items() if n > was.get(k, 0)}
+        grown = dict[str, int]()
+        if (was := errors.get(name)) is not None:
+            later = now.get(name, {}).items()
+            grown = {k: n - was.get(k, 0) for k, n in later if n > was.get(k, 0)}
         out[name] = Seen(first, after[name], grown)
     return out

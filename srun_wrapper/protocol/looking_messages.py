@@ -48,7 +48,8 @@ class Machine(msgspec.Struct, array_like=True):
     """A node's hardware and load, as far as every user may read it."""
 
     hot: tuple[str, ...] = ()  # sensors at their limit, in words
-    below: tuple[str, ...] = ()  # PCIe links below what the device can do, in words
+    below: tuple[str, ...] = ()  # PCIe links that have fallen below what the device can do
     links: dict[str, float] = msgspec.field(default_factory=dict)  # rates of network links, Gb/s
     counts: dict[str, int] = msgspec.field(default_factory=dict)  # that only grow
     load: dict[str, float] = msgspec.field(default_factory=dict)  # % of the last 10 s lost waiting
+    first_links: dict[str, float] = msgspec.field(default_factory=dict)  # when the agent began

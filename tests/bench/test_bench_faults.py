@@ -54,6 +54,24 @@ def test_a_fault_of_no_machine_must_not_be_called_one() -> None:
     assert not found([incident("node", "n2")], Expected()).right
 
 
+@pytest.mark.parametrize(
+    ("suspects", "bad", "right"),
+    [
+        (("n2",), N2, True),
+        (("n2", "n3"), N2, False),
+        ((), frozenset(), True),
+        (("n3",), frozenset(), False),
+    ],
+)
+def test_where_nothing_is_done_no_healthy_node_may_be_named(
+    suspects: tuple[str, ...], bad: frozenset[str], right: bool
+) -> None:
+    verdict = judge(Expected(named=bad), Observed("COMPLETED", 1.0, 1.0))
+    incidents = [incident("unknown", *suspects)]
+    found = find(bad, ("unknown",), verdict, incidents, 10.0, no_others=True)
+    assert found.right is right
+
+
 def test_healthy_nodes_that_are_acted_on_are_false_evictions() -> None:
     verdict = judge(BROKEN, Observed("COMPLETED", 1.0, 1.0, replaced=N2 | N3))
     finding = find(N2, ("node",), verdict, [incident("node", "n2")], 10.0)

@@ -34,7 +34,11 @@ def read(root: Path = Path("/"), seconds: float = SECONDS) -> Machine:
 
 
 def _hot(sys: Path, until: float) -> Iterator[str]:
-    """The CPUs' sensors at the limit that they name themselves (degrees in thousandths)."""
+    """The CPUs' sensors at the limit that they name themselves (degrees in thousandths).
+
+    That is ``crit``, where they throttle. At ``max`` the fans run at full speed: many CPUs do that
+    whenever they work.
+    """
     for sensor in _entries(sys / "class/hwmon", until):
         chip = _text(sensor / "name")
         if chip not in CPUS:  # to read others may wait for the device
@@ -44,7 +48,7 @@ def _hot(sys: Path, until: float) -> Iterator[str]:
                 continue
             base = path.name.removesuffix("_input")
             now = _number(path)
-            most = _number(sensor / f"{base}_max") or _number(sensor / f"{base}_crit")
+            most = _number(sensor / f"{base}_crit")
             if now is not None and most and most > 0 and now >= most:
                 label = one_line(_text(sensor / f"{base}_label") or base, WORD)
                 yield f"{chip} {label}: {now / 1000:.0f} °C, limit {most / 1000:.0f} °C"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from robust_slurm.error_counters import LARGEST, weight
 from srun_wrapper.agent.counters import machine
 from srun_wrapper.agent.counters.read import read
@@ -31,14 +33,19 @@ class Counters:
         self._tell = tell
         self._reader = reader
         self._machines = machines
-        self.machine: Machine | None = None  # as it was read last, when ``inspect`` was called
+        self.machine: Machine | None = None  # as read since ``inspect`` was called last
         self._inspecting = False
+        self._first: Machine | None = None  # as the agent began
         self._last: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self.reading = False
         self._again = False
         self.look()
+        self._loop.run_in_thread(self._machines, self._begun, None)
+
+    def _begun(self, first: Machine | None) -> None:
+        self._first = first
 
     def look(self) -> None:
         """Read the counters; the first time, that is what they are compared with."""
@@ -51,13 +58,14 @@ class Counters:
     def inspect(self) -> None:
         """Read the counters, and the node's hardware and load."""
         self.look()
+        self.machine = None  # one of long ago would make all growth since look new
         if not self._inspecting:
             self._inspecting = True
             self._loop.run_in_thread(self._machines, self._inspected, None)
 
     def _inspected(self, now: Machine | None) -> None:
         self._inspecting = False
-        self.machine = now or self.machine
+        self.machine = since(self._first, now)
 
     def _read(self, now: dict[str, int]) -> None:
         self.reading = False
@@ -70,6 +78,14 @@ class Counters:
             self._tell(told)
         if self._again:
             self.look()
+
+
+def since(first: Machine | None, now: Machine | None) -> Machine | None:
+    """Leave out the links that were as narrow when the agent began: that made nothing slower."""
+    if first is None or now is None:
+        return now
+    below = tuple(text for text in now.below if text not in first.below)
+    return msgspec.structs.replace(now, below=below, first_links=dict(first.links))
 
 
 def grown(

@@ -21,3 +21,10 @@ def test_nothing_of_epochs_long_over_stays(tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
     assert {name.partition("-")[0] for name in names - set(KEPT)} == {"29", "30"}
     assert names >= set(KEPT)
+
+
+def test_what_cannot_be_removed_stays_and_the_rest_goes(tmp_path: Path) -> None:
+    (tmp_path / "1-0.d").mkdir()
+    (tmp_path / "1-1.beat").touch()
+    NodeBeats(tmp_path).begin(9)
+    assert [path.name for path in tmp_path.iterdir()] == ["1-0.d"]

@@ -46,15 +46,23 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {  # lines about hardware, a
         {"mine": Machine(below=NARROW), "others": Machine(below=NARROW)}, 0, 0
     ),
     "a slow link": ({"mine": IB50, "others": IB200}, 1, 0),
+    "a link that was as slow when the job began": (
+        {"mine": Machine(links={"ib0": 50.0}, first_links={"ib0": 50.0}), "others": IB200}, 0, 0
+    ),
+    "a link that has become slow": (
+        {"mine": Machine(links={"ib0": 50.0}, first_links={"ib0": 200.0}), "others": IB200}, 1, 0
+    ),
     "a link that others have not": ({"mine": IB50}, 0, 0),
     "a faster link": ({"mine": IB400, "others": IB200}, 0, 0),
-    "throttled": ({"mine": counts(throttled=7), "before": ZERO}, 1, 0),
+    "throttled": ({"mine": counts(throttled=70), "before": ZERO}, 1, 0),
+    "throttled once": ({"mine": counts(throttled=1), "before": ZERO}, 0, 0),
     "all are throttled": (
-        {"mine": counts(throttled=7), "others": counts(throttled=5), "before": ZERO}, 0, 0
+        {"mine": counts(throttled=70), "others": counts(throttled=50), "before": ZERO}, 0, 0
     ),
     "throttled long ago": ({"mine": counts(throttled=0), "before": ZERO}, 0, 0),
-    "a counter that was never read before": ({"mine": counts(throttled=7)}, 0, 0),
+    "a counter that was never read before": ({"mine": counts(throttled=70)}, 0, 0),
     "errors of a link": ({"mine": Machine(), "errors": (50, 1)}, 1, 0),
+    "one error of a link": ({"mine": Machine(), "errors": (1, 0)}, 0, 0),
     "errors everywhere": ({"mine": Machine(), "errors": (50, 40)}, 0, 0),
     "swaps": ({"mine": counts(swapped=5000), "before": ZERO}, 0, 1),
     "swaps a little": ({"mine": counts(swapped=50), "before": ZERO}, 0, 0),
@@ -98,3 +106,21 @@ BAD = Facts(("n0: hot",))
 )
 def test_a_machine_is_reported_only_for_both(slow: Slow, facts: Facts, reported: bool) -> None:
     assert corroborated(slow, facts) is reported
+
+
+@pytest.mark.parametrize(
+    ("name", "grown", "lines"),
+    [
+        ("memory mc0 corrected ECC errors", 1, 0),
+        ("memory mc0 corrected ECC errors", 500, 1),
+        ("memory mc0 uncorrected ECC errors", 1, 1),
+        ("eth0 rx_errors", 3, 0),
+        ("mlx5_0 port 1 link_downed", 1, 1),
+    ],
+)
+def test_single_errors_are_facts_only_where_data_or_the_link_is_lost(
+    name: str, grown: int, lines: int
+) -> None:
+    idle = {"n1": Seen(Machine(), Machine(), {})}
+    found = facts_of("n0", {"n0": Seen(Machine(), Machine(), {name: grown})} | idle)
+    assert len(found.hardware) == lines

@@ -23,9 +23,11 @@ HWMON, PCI = "sys/class/hwmon/hwmon3", "sys/bus/pci/devices/0000:17:00.0"
 FULL = {
     f"{HWMON}/name": "coretemp\n",
     f"{HWMON}/temp1_input": "101000\n",
-    f"{HWMON}/temp1_max": "100000\n",
+    f"{HWMON}/temp1_max": "85000\n",
+    f"{HWMON}/temp1_crit": "100000\n",
     f"{HWMON}/temp1_label": "Package id 0\n",
-    f"{HWMON}/temp2_input": "40000\n",
+    f"{HWMON}/temp2_input": "90000\n",  # its fans run, and it is not throttled
+    f"{HWMON}/temp2_max": "85000\n",
     f"{HWMON}/temp2_crit": "100000\n",
     f"{HWMON}/temp3_input": "40000\n",  # names no limit
     f"{PCI}/driver/x": "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from robust_slurm.error_counters import LARGEST
 from srun_wrapper.agent.counters import read as reading
 from srun_wrapper.agent.counters.watch import MOST, Counters, grown
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.protocol.looking_messages import Machine
 
 PORT = "class/infiniband/mlx5_0/ports/1"
 NIC = "class/net/eth0"
@@ -201,3 +203,45 @@ def test_what_was_set_to_zero_grows_on() -> None:
 def test_a_reading_of_this_machine_takes_milliseconds_and_repeats() -> None:
     found = reading.read()
     assert reading.read().keys() >= found.keys()
+
+
+class Hardware:
+    """A node whose hardware is read by the agent; ``now``: what /sys says."""
+
+    def __init__(self, now: Machine) -> None:
+        self.now = now
+        self.loop = Loop()
+        self.reads = 0
+        self.counters = Counters(self.loop, lambda _: None, dict, self._read)
+        self.wait(lambda: self.reads == 1)
+        self.loop.turn(0.01)
+
+    def _read(self) -> Machine:
+        self.reads += 1
+        return self.now
+
+    def wait(self, met: Callable[[], bool]) -> None:
+        def turned() -> bool:
+            self.loop.turn(0.01)
+            return met()
+
+        until(turned, "the hardware is read", 5.0)
+
+    def inspected(self) -> Machine:
+        self.counters.inspect()
+        assert self.counters.machine is None  # nothing of an earlier inspection is told again
+        self.wait(lambda: self.counters.machine is not None)
+        found = self.counters.machine
+        assert found is not None
+        return found
+
+
+def test_a_link_that_was_narrow_from_the_beginning_is_not_told() -> None:
+    always, later = "PCIe 0000:01:00.0: x8 of x16", "PCIe 0000:02:00.0: x4 of x16"
+    node = Hardware(Machine(below=(always,), links={"ib0": 100.0}))
+    node.now = Machine(below=(always, later), links={"ib0": 50.0}, counts={"n": 1})
+    found = node.inspected()
+    assert (found.below, found.links) == ((later,), {"ib0": 50.0})
+    assert found.first_links == {"ib0": 100.0}
+    node.now = Machine(counts={"n": 7})
+    assert node.inspected().counts == {"n": 7}

@@ -113,7 +113,10 @@ def test_a_command_that_is_no_python_is_shown_by_the_kernel(drive: Any, tmp_path
     d = drive("/bin/sh", "-c", f"exec 3<{tmp_path}; touch {tmp_path}/up; sleep 600; true")
     d.launch()
     d.wait((tmp_path / "up").exists)
+    until = time.monotonic() + 10.0
     (seen,) = looked(d).processes
+    while not seen.kernel.startswith("state S") and time.monotonic() < until:
+        (seen,) = looked(d).processes  # the shell has yet to wait for its last command
     assert not seen.python and seen.native == () and seen.failed == ""
     assert seen.kernel.startswith("state S"), seen
 
