@@ -48,7 +48,9 @@ class LogFile:
         self._most = most
         self._queue: queue.Queue[bytes] = queue.Queue(MAX_WAITING)
         self._lock = threading.Lock()
-        self._dropped = 0  # lines in all
+        self._put = 0  # lines, in all
+        self._written = 0
+        self._dropped = 0
         self._noted = 0  # of them those that a line in the file mentions
         self._torn = False  # the file ends in the middle of a line
         self.error = ""
@@ -56,10 +58,11 @@ class LogFile:
         self._thread.start()
 
     def put(self, line: bytes) -> None:
+        self._put += line.count(b"\n")
         try:
             self._queue.put_nowait(line)
         except queue.Full:
-            self._drop(1)
+            self._drop(line.count(b"\n"))
 
     def close(self, deadline: float) -> int:
         """Write what waits, for at most ``deadline`` seconds; return how many lines are missing."""
@@ -71,7 +74,7 @@ class LogFile:
         if not self._thread.is_alive():
             return self._dropped
         self.error = self.error or "no answer from the file system"
-        return self._dropped + self._queue.qsize()
+        return self._put - self._written
 
     def _drop(self, lines: int) -> None:
         with self._lock:
@@ -88,6 +91,7 @@ class LogFile:
             try:
                 if data:
                     self._append(data)
+                    self._written += data.count(b"\n")
             except OSError as err:
                 self.error = f"{self._path}: {err.strerror or err}"
                 self._drop(data.count(b"\n"))
