@@ -259,6 +259,23 @@ def test_an_edit_while_it_copies_is_never_half_in(
     assert content(tree(top, version)) == {"train.py": b"import pkg, new\n", "new.py": b"n = 1\n"}
 
 
+def test_a_store_that_another_user_has_made_is_refused(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner could replace what the ranks run, and job ids are easily guessed."""
+    (top / "store").mkdir(mode=0o777)
+    uid = os.getuid()
+    with monkeypatch.context() as other:
+        other.setattr(os, "getuid", lambda: uid + 1)
+        with pytest.raises(CodeError, match="another user's"):
+            take(asked(top))
+    (top / "store").rename(top / "away")
+    (top / "store").symlink_to("away")
+    with pytest.raises(CodeError, match="a link"):
+        take(asked(top))
+    assert not list((top / "away").iterdir())
+
+
 def test_a_file_that_never_rests_is_named(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = top / "proj" / "train.py"
     inner = copying.Copier.changed
