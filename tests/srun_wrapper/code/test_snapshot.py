@@ -276,6 +276,17 @@ def test_a_store_that_another_user_has_made_is_refused(
     assert not list((top / "away").iterdir())
 
 
+def test_a_file_changed_just_before_it_was_read_is_read_again(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of a file system may be too coarse for two edits."""
+    monkeypatch.setattr(copying, "stamp_of", lambda info: (info.st_size, 0, 0, info.st_ino))
+    first, _ = take(asked(top))
+    (top / "proj" / "train.py").write_text("import pkG\n")
+    second, _ = take(asked(top, first.id))
+    assert content(tree(top, second))["train.py"] == b"import pkG\n"
+
+
 def test_a_file_that_never_rests_is_named(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = top / "proj" / "train.py"
     inner = copying.Copier.changed
