@@ -146,6 +146,13 @@ def test_git_decides_what_is_code(top: Path) -> None:
     assert (tree(top, other) / "new.py").read_text() == "y = 2\n"
 
 
+def test_no_program_that_the_directory_names_lists_its_files(top: Path) -> None:
+    git(top, "init", "-q")
+    git(top, "config", "core.fsmonitor", f"touch {top}/ran")
+    take(asked(top))
+    assert not (top / "ran").exists()
+
+
 def test_a_commit_with_a_file_that_git_was_told_to_hide_has_another_name(top: Path) -> None:
     git(top, "init", "-q")
     git(top, "add", "-A")
