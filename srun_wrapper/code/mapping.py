@@ -7,12 +7,14 @@ what git ignores among it, stays where it is.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os.path import normpath
 from pathlib import PurePath
 
 Exists = Callable[[str], bool]
+_NAME = re.compile(r"-.*|[\w.+~@]+", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class Mapping:
         return os.pathsep.join(entries)
 
     def _argument(self, word: str) -> str:
-        option, equals, value = word.partition("=")
-        if word.startswith("-"):
-            return option + equals + self._path(value) if value else word
-        return self._path(word)
+        name, equals, value = word.partition("=")
+        if value and _NAME.fullmatch(name):  # --name=value, name=value
+            return name + equals + self._path(value)
+        return word if word.startswith("-") else self._path(word)
 
     def _path(self, word: str) -> str:
         path = normpath(PurePath(self.old, word))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from robust_slurm.state_dir import job_dirs
 from srun_wrapper.code.copying import Copier, Manifest, digest_of
 from srun_wrapper.code.listing import CodeError, Listing, clean, look
 from srun_wrapper.code.versions import Version, name_of
@@ -44,6 +45,8 @@ def take(asked: Asked) -> tuple[Version, str]:
     tree = store / f".tmp-{secrets.token_hex(6)}"
     try:
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if job_dirs.owner(str(store)) != os.getuid():
+            raise CodeError(f"{store} is a link or another user's; set another code_store")
         _sweep(store)
         tree.mkdir(0o700)
     except OSError as err:

@@ -32,7 +32,8 @@ def start_with_code(
     source = os.path.realpath(Path(here, Path(config.code).expanduser()))
     if not Path(source).is_dir():
         raise CodeError(f"{source} is not a directory")
-    store = os.path.realpath(store_of(config, records))
+    place = store_of(config, records)  # not resolved itself: others may make links in code_store
+    store = f"{os.path.realpath(place.parent)}/{place.name}"
     if store == source or source.startswith(store + "/"):
         raise CodeError(f"the directory of the code, {source}, is inside code_store, {store}")
     asked = Asked(source, store, excluded(config, source, store), config.code_limit * 1e6)

@@ -97,12 +97,12 @@ class Book(msgspec.Struct):
         if self.version(version.id) is None:
             self.versions.append(version)
 
-    def request(self, change: Change) -> str:
+    def request(self, change: Change, lost: str = "") -> str:
         """Take a request in. Return why it is refused; "" if it waits now.
 
-        A newer request replaces one that still waits.
+        ``lost``: why ranks cannot start with its version. A newer request replaces one that waits.
         """
-        why = ""
+        why = lost
         if not self.restarts:
             why = "independent tasks (--robust-no-rank-env) are not restarted"
         elif self.version(change.version) is None:
@@ -113,7 +113,8 @@ class Book(msgspec.Struct):
             older.state, older.outcome = "replaced", f"replaced by request {change.id}"
         change.state, change.outcome = ("refused", why) if why else ("waiting", "")
         self.changes.append(change)
-        del self.changes[:-KEPT]
+        old = [c for c in self.changes[:-KEPT] if c.state in ("in force", "waiting")]
+        self.changes = old + self.changes[-KEPT:]
         return why
 
     def cancel(self, who: str) -> Change | None:

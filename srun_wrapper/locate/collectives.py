@@ -42,10 +42,11 @@ def findings(
     A rank that is missing in one group's collective because it waits in another group's is a
     victim; it is named only if nobody else is.
     """
-    by_group: dict[tuple[str, str], dict[int, RecordedGroup]] = {}
+    by_group: dict[tuple[str, str, int], dict[int, RecordedGroup]] = {}
     for one in recorded:
         for group in one.groups:
-            by_group.setdefault((group.name, group.backend), {}).setdefault(one.rank, group)
+            key = (group.name, group.backend, group.members)
+            by_group.setdefault(key, {}).setdefault(one.rank, group)
     silent = tuple(sorted(set(expected) - {one.rank for one in recorded}))
     found = [f for ranks in by_group.values() if (f := _of_group(ranks, silent)) is not None]
     held = {rank for finding in found for rank in finding.waiting}

@@ -117,7 +117,7 @@ class CodeUpdates:
         """Look the version up on the shared file system, beside the loop."""
         try:
             return deployment.code(version), ""
-        except (CodeError, OSError) as err:
+        except (CodeError, OSError, ValueError) as err:  # ValueError: a name that is no path
             return None, str(err)
 
     def _keep(self, code: Code | None) -> None:
@@ -142,9 +142,9 @@ class CodeUpdates:
         else:
             if request.version is not None and code is not None:
                 book.add(request.version)
-            refused = book.request(change)
-            if refused:
-                change.outcome = why or refused
+            lost = "" if change.version in self._codes else why
+            if book.request(change, lost):
+                change.outcome = why or change.outcome
                 say(f"code {change.version} is refused: {change.outcome}")
             else:
                 self._announce(change)

@@ -50,6 +50,7 @@ class _Dump(msgspec.Struct):
 class _Head(msgspec.Struct):
     rank: int
     now: int
+    groups: dict[str, int] = {}  # the members of each, as a number
 
 
 _decode_head = msgspec.json.Decoder(_Head).decode
@@ -76,13 +77,15 @@ def parse(answer: bytes) -> Recorded | None:
             if entry.collective_seq_id <= 1 and any(number > 1 for number in calls):
                 calls.clear()  # the group was destroyed, and made anew under the same name
             calls.setdefault(entry.collective_seq_id, entry)  # parts of one coalesced call: one
-    found = [_group(*name, calls, rank.now) for name, calls in groups.items()]
+    found = [
+        _group(*key, rank.groups.get(key[0], 0), calls, rank.now) for key, calls in groups.items()
+    ]
     found.sort(key=lambda group: not any(call.waited >= 0 for call in group.calls))
     return _bounded(Recorded(rank.rank, tuple(found[:GROUPS])))
 
 
 def _group(
-    name: str, backend: str, description: str, calls: dict[int, _Entry], now: int
+    name: str, backend: str, description: str, members: int, calls: dict[int, _Entry], now: int
 ) -> RecordedGroup:
     numbers = sorted(calls)
     unfinished = [n for n in numbers if not _done(calls[n])]
@@ -95,6 +98,7 @@ def _group(
         one_line(description, WORD),
         numbers[-1],
         tuple(_call(calls[number], now) for number in shown),
+        members,
     )
 
 

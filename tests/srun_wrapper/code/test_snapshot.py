@@ -146,6 +146,13 @@ def test_git_decides_what_is_code(top: Path) -> None:
     assert (tree(top, other) / "new.py").read_text() == "y = 2\n"
 
 
+def test_no_program_that_the_directory_names_lists_its_files(top: Path) -> None:
+    git(top, "init", "-q")
+    git(top, "config", "core.fsmonitor", f"touch {top}/ran")
+    take(asked(top))
+    assert not (top / "ran").exists()
+
+
 def test_a_commit_with_a_file_that_git_was_told_to_hide_has_another_name(top: Path) -> None:
     git(top, "init", "-q")
     git(top, "add", "-A")
@@ -257,6 +264,34 @@ def test_an_edit_while_it_copies_is_never_half_in(
     monkeypatch.setattr(copying.Copier, "copy", copy)
     version, _ = take(asked(top))
     assert content(tree(top, version)) == {"train.py": b"import pkg, new\n", "new.py": b"n = 1\n"}
+
+
+def test_a_store_that_another_user_has_made_is_refused(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner could replace what the ranks run, and job ids are easily guessed."""
+    (top / "store").mkdir(mode=0o777)
+    uid = os.getuid()
+    with monkeypatch.context() as other:
+        other.setattr(os, "getuid", lambda: uid + 1)
+        with pytest.raises(CodeError, match="another user's"):
+            take(asked(top))
+    (top / "store").rename(top / "away")
+    (top / "store").symlink_to("away")
+    with pytest.raises(CodeError, match="a link"):
+        take(asked(top))
+    assert not list((top / "away").iterdir())
+
+
+def test_a_file_changed_just_before_it_was_read_is_read_again(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of a file system may be too coarse for two edits."""
+    monkeypatch.setattr(copying, "stamp_of", lambda info: (info.st_size, 0, 0, info.st_ino))
+    first, _ = take(asked(top))
+    (top / "proj" / "train.py").write_text("import pkG\n")
+    second, _ = take(asked(top, first.id))
+    assert content(tree(top, second))["train.py"] == b"import pkG\n"
 
 
 def test_a_file_that_never_rests_is_named(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srun_wrapper.code.versions import LAZY_MOST, Book, Change, Kind, Version, name_of
+from srun_wrapper.code.versions import KEPT, LAZY_MOST, Book, Change, Kind, Version, name_of
 
 NOW = 1_000_000.0
 TRIAL = 600.0
@@ -61,6 +61,17 @@ def test_a_newer_request_replaces_one_that_waits() -> None:
     assert found.cancel("user") is found.changes[-1]
     assert states(found) == ["in force", "replaced", "cancelled"]
     assert found.cancel("user") is None and found.due(NOW) is None
+
+
+def test_many_requests_leave_the_version_in_force_in_the_book() -> None:
+    found = book("a")
+    for number in range(KEPT + 9):
+        found.request(change("lazy", "bc"[number % 2]))
+    assert found.current == "a"
+    assert len(found.changes) == KEPT + 1
+    for _ in range(KEPT + 9):
+        found.request(change("now", "unknown"))
+    assert found.waiting() is not None
 
 
 def test_what_is_refused() -> None:

@@ -337,3 +337,12 @@ def test_input_that_is_gone_stops_the_job() -> None:
     assert decide([crash()], (), have) == Plan("stop", (), "it has read too much", rung="no-start")
     end = decide([lost("n1")], ("n1",), have)
     assert (end.action, end.replace, end.rung) == ("stop", ("n1",), "no-start")
+
+
+def test_other_code_is_for_the_programs_own_failures() -> None:
+    """Else no budget would bound the restarts of a job whose update waits."""
+    have = replace(means(max_restarts=1), other_code="code c-1")
+    assert decide([crash("ValueError: x")] * 3, (), have).rung == "other-code"
+    for failures in ([hang()] * 3, [crash(**KILLED)] * 3, [nan()] * 3):
+        assert decide(failures, (), have).rung != "other-code"
+    assert decide([hang()] * 3, (), have).action == "stop"

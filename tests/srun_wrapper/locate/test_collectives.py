@@ -125,6 +125,17 @@ def test_a_circle_of_waits_is_shown_as_it_is() -> None:
     ]
 
 
+def test_groups_of_one_name_are_not_compared_with_each_other() -> None:
+    """Older versions of torch give one name to all groups of a dimension of the mesh."""
+    stages = [
+        RecordedGroup("1", "nccl", "mesh_dp", 41, (call(40), call(41, 2.5, items=8 * stage)), stage)
+        for stage in (1, 1, 2)
+    ]
+    late = RecordedGroup("1", "nccl", "mesh_dp", 40, (call(40),), 2)
+    (found,) = findings(of(*stages, late))
+    assert (found.kind, found.ranks, found.waiting) == (MISSING, (3,), (2,))
+
+
 def test_ten_thousand_ranks_are_few_lines() -> None:
     many = of(*[IN_41 if rank % 2 else AT_40 for rank in range(10_000)])
     (found,) = findings(many, range(10_000))

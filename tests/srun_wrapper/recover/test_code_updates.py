@@ -244,3 +244,18 @@ def test_a_version_that_is_gone_from_the_store_is_refused(job: Job) -> None:
     change = Change("9", "now", "c-none", "ada", "login", "", time.time())
     job.code._received(Request("change", change), 1, None, "version c-none is not there")
     assert job.states()[-1] == ("now", "refused") and not job.recovery.update_due
+
+
+def test_a_known_version_that_ranks_cannot_start_with_is_refused_with_the_reason(job: Job) -> None:
+    job.train.write_text("second\n")
+    version, _ = take(job.asked)
+    job.book.add(version)
+    change = Change("9", "rollback", version.id, "ada", "login", "", time.time())
+    job.code._received(Request("change", change), 1, None, "it has no train.py")
+    assert (change.state, change.outcome) == ("refused", "it has no train.py")
+    assert job.book.waiting() is None
+
+
+def test_a_name_that_is_no_path_ends_no_follower(job: Job) -> None:
+    code, why = job.code._prepared(job.deployment, "a\0b")
+    assert code is None and why
