@@ -104,14 +104,14 @@ def answered(job: Job, *words: str) -> int:
 @pytest.mark.parametrize(("when", "state"), [("--now", "in force"), ("--lazy", "waiting")])
 def test_a_request(job: Job, when: str, state: str, capsys: pytest.CaptureFixture[str]) -> None:
     (job.proj / "train.py").write_text("two\n")
-    assert answered(job, when, "--why=faster", "--json") == 0
+    assert answered(job, when, "--why=faster\udcff\nnow", "--json") == 0
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert said["state"] == state and said["version"].startswith("c-")
     book = read_book(job.records / BOOK)
     assert book is not None and [c.kind for c in book.changes] == ["start", when[2:]]
     assert job.run("--list") == 0
     text = capsys.readouterr().out
-    assert said["version"] in text and "faster" in text and state in text
+    assert said["version"] in text and "faster? now" in text and state in text
 
 
 def test_nothing_to_do(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srun_wrapper.code.versions import LAZY_MOST, Book, Change, Kind, Version, name_of
+from srun_wrapper.code.versions import KEPT, LAZY_MOST, Book, Change, Kind, Version, name_of
 
 NOW = 1_000_000.0
 TRIAL = 600.0
@@ -51,6 +51,13 @@ def test_a_lazy_request_waits_for_a_day_at_most(after: float, due: bool) -> None
     found.request(change("lazy", "b"))
     assert (found.due(NOW + after) is not None) is due
     assert found.waiting() is not None  # a recovery applies it any time
+
+
+def test_the_change_in_force_is_never_forgotten() -> None:
+    found = book("a")
+    for number in range(KEPT + 10):
+        found.request(change("lazy", "bc"[number % 2]))
+    assert found.current == "a" and len(found.changes) == KEPT + 1
 
 
 def test_a_newer_request_replaces_one_that_waits() -> None:
