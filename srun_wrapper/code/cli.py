@@ -14,6 +14,7 @@ from pathlib import Path
 
 from robust_slurm.config import ConfigError, load
 from robust_slurm.state_dir import job_dirs
+from robust_slurm.text import one_line
 from srun_wrapper.code import requests, show
 from srun_wrapper.code.deployment import BOOK, REQUESTS, read_book
 from srun_wrapper.code.listing import CodeError
@@ -135,7 +136,8 @@ def _find(job: int, state_dir: str | None) -> _Job:
 def _request(job: _Job, args: argparse.Namespace) -> int:
     began = time.monotonic()
     user, host = me()
-    change = Change(secrets.token_hex(4), "now", "", user, host, args.why[:500], time.time())
+    why = one_line(args.why, 500)
+    change = Change(secrets.token_hex(4), "now", "", user, host, why, time.time())
     if args.cancel:
         waiting = job.book.waiting()
         if waiting is None:

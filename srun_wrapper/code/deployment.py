@@ -100,7 +100,7 @@ def deploy(
     """
     book = read_book(records / BOOK)
     line, now = "", time.time()
-    if book is None or book.source != asked.source or not _there(book):
+    if book is None or book.source != asked.source or not _there(book, book.current):
         version, line = take(asked)
         versions = book.versions if book is not None else []
         book = Book(
@@ -117,8 +117,11 @@ def deploy(
         book.apply(start, now)
         book.read = _size(records / REQUESTS)
     else:
-        if (change := book.waiting()) is not None:
+        change = book.waiting()
+        if change is not None and _there(book, change.version):
             book.apply(change, now)
+        elif change is not None:
+            change.state, change.outcome = "refused", f"it is not in {book.store} any more"
         line = f"code {book.current}: the version in force in this job; {book.source} is not read"
     book.running = True
     deployment = Deployment(book, records, old, tuple(words), env.get("PYTHONPATH", ""))
@@ -136,8 +139,11 @@ def read_book(path: Path) -> Book | None:
         return None
 
 
-def _there(book: Book) -> bool:
-    return bool(book.current) and (Path(book.store) / book.current).is_dir()
+def _there(book: Book, version: str) -> bool:
+    store = Path(book.store)
+    return (
+        bool(version) and (store / version).is_dir() and read_manifest(store, version) is not None
+    )
 
 
 def _make_requests(path: Path) -> None:

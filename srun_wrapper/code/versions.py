@@ -97,24 +97,23 @@ class Book(msgspec.Struct):
         if self.version(version.id) is None:
             self.versions.append(version)
 
-    def request(self, change: Change, lost: str = "") -> str:
+    def request(self, change: Change, why: str = "") -> str:
         """Take a request in. Return why it is refused; "" if it waits now.
 
-        ``lost``: why ranks cannot start with its version. A newer request replaces one that waits.
+        A newer request replaces one that still waits. ``why``: the ranks cannot run its version.
         """
-        why = lost
         if not self.restarts:
             why = "independent tasks (--robust-no-rank-env) are not restarted"
-        elif self.version(change.version) is None:
+        elif not why and self.version(change.version) is None:
             why = f"version {change.version} is not known"
-        elif change.version == self.current and self.waiting() is None:
+        elif not why and change.version == self.current and self.waiting() is None:
             why = f"version {change.version} is in force already"
         if not why and (older := self.waiting()) is not None:
             older.state, older.outcome = "replaced", f"replaced by request {change.id}"
         change.state, change.outcome = ("refused", why) if why else ("waiting", "")
         self.changes.append(change)
-        old = [c for c in self.changes[:-KEPT] if c.state in ("in force", "waiting")]
-        self.changes = old + self.changes[-KEPT:]
+        live = [c for c in self.changes[:-KEPT] if c.state in ("waiting", "in force")]
+        self.changes[:-KEPT] = live
         return why
 
     def cancel(self, who: str) -> Change | None:

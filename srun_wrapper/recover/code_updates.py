@@ -119,6 +119,9 @@ class CodeUpdates:
             return deployment.code(version), ""
         except (CodeError, OSError, ValueError) as err:  # ValueError: a name that is no path
             return None, str(err)
+        except Exception as err:  # noqa: BLE001 - or no later request would be heard
+            _log.exception("code %s", version)
+            return None, f"internal error: {type(err).__name__}: {err}"
 
     def _keep(self, code: Code | None) -> None:
         if code is not None:
@@ -142,9 +145,8 @@ class CodeUpdates:
         else:
             if request.version is not None and code is not None:
                 book.add(request.version)
-            lost = "" if change.version in self._codes else why
-            if book.request(change, lost):
-                change.outcome = why or change.outcome
+            refused = book.request(change, why)
+            if refused:
                 say(f"code {change.version} is refused: {change.outcome}")
             else:
                 self._announce(change)
@@ -213,9 +215,22 @@ class CodeUpdates:
 
         ``failed``: why the program itself is to blame for the restart; "" if it is not.
         """
-        book, now = self._book, time.time()
+        book = self._book
         if book is None:
             return
+        try:
+            self._change(book, failed)
+        except Exception as err:
+            # A change that still waited would be due at once, and restart the ranks for ever.
+            if (change := book.waiting()) is not None:
+                change.state = "refused"
+                change.outcome = f"internal error: {type(err).__name__}: {err}"
+                say(f"code {change.version} is refused: {change.outcome}")
+                self._note(change)
+            raise
+
+    def _change(self, book: Book, failed: str) -> None:
+        now = time.time()
         if (change := self._next()) is not None:
             book.apply(change, now)
             self._state.code = self._codes[change.version]

@@ -19,6 +19,7 @@ from srun_wrapper.code.deployment import BOOK, REQUESTS, Deployment, deploy, rea
 from srun_wrapper.code.listing import CodeError
 from srun_wrapper.code.requests import read_from
 from srun_wrapper.code.snapshot import Asked, take
+from srun_wrapper.code.versions import Change, Version
 
 
 class Job:
@@ -104,14 +105,14 @@ def answered(job: Job, *words: str) -> int:
 @pytest.mark.parametrize(("when", "state"), [("--now", "in force"), ("--lazy", "waiting")])
 def test_a_request(job: Job, when: str, state: str, capsys: pytest.CaptureFixture[str]) -> None:
     (job.proj / "train.py").write_text("two\n")
-    assert answered(job, when, "--why=faster", "--json") == 0
+    assert answered(job, when, "--why=faster\udcff\nnow", "--json") == 0
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert said["state"] == state and said["version"].startswith("c-")
     book = read_book(job.records / BOOK)
     assert book is not None and [c.kind for c in book.changes] == ["start", when[2:]]
     assert job.run("--list") == 0
     text = capsys.readouterr().out
-    assert said["version"] in text and "faster" in text and state in text
+    assert said["version"] in text and "faster? now" in text and state in text
 
 
 def test_nothing_to_do(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,12 +156,29 @@ def test_a_version_without_the_program_or_the_working_directory_is_refused(
         deployed.code(take(asked)[0].id)
 
 
+def runs_again(job: Job) -> tuple[Deployment, str]:
+    asked = Asked(str(job.proj), str(job.records / "code"), (), 1e9)
+    me, words = ("me", "here"), ["python", "train.py"]
+    return deploy(asked, job.records, me, str(job.proj), words, {}, restarts=True)
+
+
 def test_a_job_that_runs_again_goes_on_with_its_version_in_force(job: Job) -> None:
     first = job.deployment.book.current
     (job.proj / "train.py").write_text("edited since\n")
-    again, line = deploy(
-        Asked(str(job.proj), str(job.records / "code"), (), 1e9), job.records, ("me", "here"),
-        str(job.proj), ["python", "train.py"], {}, restarts=True,
-    )  # fmt: skip
+    again, line = runs_again(job)
     assert again.book.current == first and "the version in force" in line
     assert again.first is not None and again.first.directory.endswith(first)
+
+
+def test_a_job_that_runs_again_does_without_what_is_gone(job: Job) -> None:
+    book = job.deployment.book
+    first, gone = book.current, Version("gone", "digest", "", 1, 1, 1.0)
+    book.add(gone)
+    assert book.request(Change("9", "lazy", gone.id, "me", "here", "", 1.0)) == ""
+    job.save()
+    again, _ = runs_again(job)
+    assert again.book.current == first and again.book.changes[-1].state == "refused"
+    (job.records / "code" / f"{first}.json").unlink()
+    (job.proj / "train.py").write_text("edited since\n")
+    again, line = runs_again(job)
+    assert again.book.current != first and "in force" not in line

@@ -201,6 +201,26 @@ def test_a_slip_of_ours_ends_no_job(job: Job, monkeypatch: pytest.MonkeyPatch) -
     assert job.runs() == "first\n" and job.recovering.incidents[0].outcome == "recovered"
 
 
+def test_a_slip_does_not_restart_the_ranks_again_and_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.request("now", "second\n")
+    monkeypatch.setattr(Book, "apply", lambda *_any: 1 / 0)
+    asyncio.run(asyncio.wait_for(job.recovery.update(), 20))
+    assert job.runs() == "first\n" and not job.recovery.update_due
+    assert job.recovering.incidents[0].outcome == "recovered"
+    assert job.states()[-1] == ("now", "refused")
+    assert "division by zero" in job.book.changes[-1].outcome
+
+
+def test_a_slip_while_a_version_is_looked_up_refuses_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Deployment, "code", lambda *_any: 1 / 0)
+    code, why = job.code._prepared(job.deployment, "any")
+    assert code is None and "division by zero" in why
+
+
 def test_without_a_version_that_worked_there_is_no_way_back(job: Job) -> None:
     async def life() -> None:
         job.request("now", "bad\n")
@@ -246,14 +266,12 @@ def test_a_version_that_is_gone_from_the_store_is_refused(job: Job) -> None:
     assert job.states()[-1] == ("now", "refused") and not job.recovery.update_due
 
 
-def test_a_known_version_that_ranks_cannot_start_with_is_refused_with_the_reason(job: Job) -> None:
-    job.train.write_text("second\n")
-    version, _ = take(job.asked)
-    job.book.add(version)
-    change = Change("9", "rollback", version.id, "ada", "login", "", time.time())
-    job.code._received(Request("change", change), 1, None, "it has no train.py")
-    assert (change.state, change.outcome) == ("refused", "it has no train.py")
-    assert job.book.waiting() is None
+def test_a_known_version_that_is_gone_is_refused_too(job: Job) -> None:
+    known = job.request("lazy", "second\n")
+    change = Change("9", "rollback", known, "ada", "login", "", time.time())
+    job.code._received(Request("change", change), 1, None, "it is not there any more")
+    assert job.states()[-2:] == [("lazy", "waiting"), ("rollback", "refused")]
+    assert job.book.changes[-1].outcome == "it is not there any more"
 
 
 def test_a_name_that_is_no_path_ends_no_follower(job: Job) -> None:
