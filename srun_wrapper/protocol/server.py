@@ -141,7 +141,7 @@ def _newer_kind(payload: bytes) -> str:
     """Return the kind of an agent's message that this version does not have; "" if it is broken."""
     try:
         raw = msgspec.msgpack.decode(payload)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # no text, or nested too deep
         return ""
     kind = raw[0] if isinstance(raw, list) and raw else None
     known = not isinstance(kind, str) or kind in _KNOWN or not kind.isidentifier()
