@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar, cast
 import msgspec
 
 from robust_slurm.state_dir.ledger import JobLedger
+from robust_slurm.text import one_line
 from srun_wrapper.code.deployment import REQUESTS, Deployment
 from srun_wrapper.code.listing import CodeError
 from srun_wrapper.code.requests import Follower, Request
@@ -138,16 +139,18 @@ class CodeUpdates:
         assert book is not None
         book.read = offset
         self._keep(code)
+        change.who, change.host = one_line(change.who, 64), one_line(change.host, 64)
+        change.why = one_line(change.why, 500)
         if request.action == "cancel":
             cancelled = book.cancel(change.who)
-            done = f"code {cancelled.version}" if cancelled is not None else "no change of the code"
-            say(f"{change.who} on {change.host} cancels: {done} is not waiting any more")
+            what = f"code {cancelled.version} is not applied" if cancelled else "no update waits"
+            say(f"{change.who} on {change.host} cancels: {what}")
         else:
             if request.version is not None and code is not None:
                 book.add(request.version)
             refused = book.request(change, why)
             if refused:
-                say(f"code {change.version} is refused: {change.outcome}")
+                say(one_line(f"code {change.version} is refused: {change.outcome}", 500))
             else:
                 self._announce(change)
         self._note(change)

@@ -63,7 +63,16 @@ def test_messages_of_a_newer_robust_task_are_left_out(
 
 
 @pytest.mark.parametrize(
-    "broken", [b"", b"\xc1", b"\x91\x01", b"\x92\xa5Hello\x01", b"\x91\xa3a b"]
+    "broken",
+    [
+        b"",
+        b"\xc1",
+        b"\x91\x01",
+        b"\x92\xa5Hello\x01",
+        b"\x91\xa3a b",
+        b"\x91\xa2\xff\xff",  # no text
+        b"\x91" * 100_000,  # nested too deep
+    ],
 )
 def test_what_is_no_message_still_ends_the_connection(
     supervisor: FakeSupervisor, shim: Shim, broken: bytes

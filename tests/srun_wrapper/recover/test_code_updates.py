@@ -14,6 +14,7 @@ from srun_wrapper.code.requests import Request
 from srun_wrapper.code.snapshot import Asked, take
 from srun_wrapper.code.versions import Book, Change, Kind
 from srun_wrapper.decide.failure import Failure
+from srun_wrapper.job.reporting import report
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover import restarted
 from srun_wrapper.recover.recovery import UPDATED
@@ -277,3 +278,15 @@ def test_a_known_version_that_is_gone_is_refused_too(job: Job) -> None:
 def test_a_name_that_is_no_path_ends_no_follower(job: Job) -> None:
     code, why = job.code._prepared(job.deployment, "a\0b")
     assert code is None and why
+
+
+def test_what_is_said_of_a_request_is_one_line_each(
+    job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    odd = Change("9", "now", "../\x1b[31m\nme", "ada\n", "\x1b[0m", "why\nnot", time.time())
+    job.code._received(Request("change", odd), 1, None, f"version {odd.version} is not there")
+    job.code._received(Request("cancel", odd), 2, None, "")
+    report.flush()
+    said = capfd.readouterr().err
+    assert said.count("\n") == 2 and "\x1b" not in said, said
+    assert not job.recovery.update_due
