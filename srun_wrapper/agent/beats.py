@@ -27,9 +27,8 @@ class NodeBeats:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
-        for path in self._run_dir.glob("[0-9]*-*.*"):
-            number = path.name.partition("-")[0]
-            if number.isdigit() and int(number) < epoch - 1:
+        for path in self._run_dir.iterdir():
+            if _over(path.name, epoch):
                 with contextlib.suppress(OSError):  # the ranks start, whatever stays
                     path.unlink()
 
@@ -66,3 +65,12 @@ class NodeBeats:
                 )
             )
         return tuple(beats)
+
+
+def _over(name: str, epoch: int) -> bool:
+    """True for a file of an epoch long over, and for the answers of a process that has ended."""
+    first, _, rest = name.partition("-")
+    if first == "stacks":
+        pid = rest.partition("-")[0]
+        return pid.isdecimal() and not Path(f"/proc/{pid}").exists()
+    return first.isdecimal() and int(first) < epoch - 1 and "." in rest

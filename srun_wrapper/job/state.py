@@ -110,9 +110,9 @@ class JobState:
         return self.stopping_epoch >= self.world.epoch
 
     def named(self, name: str) -> Node | None:
-        """The node of that name that is in the job now, else any."""
+        """Return the node of that name that is in the job now, else the last that was."""
         matches = [n for n in self.nodes.values() if n.name == name]
-        return next((n for n in matches if not n.gone), matches[0] if matches else None)
+        return next((n for n in matches if not n.gone), matches[-1] if matches else None)
 
     # -- signals
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
+from robust_slurm.looked import file_name
 from srun_wrapper.agent.beats import NodeBeats
 
 KEPT = ("error-0.json", "warm-77-1.json", "warm.lock", "snapshots")
@@ -28,3 +31,12 @@ def test_what_cannot_be_removed_stays_and_the_rest_goes(tmp_path: Path) -> None:
     (tmp_path / "1-1.beat").touch()
     NodeBeats(tmp_path).begin(9)
     assert [path.name for path in tmp_path.iterdir()] == ["1-0.d"]
+
+
+def test_answers_of_processes_that_have_ended_go(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    for pid in (ended.pid, os.getpid()):
+        (tmp_path / file_name(pid, 9)).touch()
+    NodeBeats(tmp_path).begin(2)
+    assert [path.name for path in tmp_path.iterdir()] == [file_name(os.getpid(), 9)]

@@ -302,6 +302,8 @@ def test_named_prefers_the_node_that_is_in_the_job() -> None:
     job.inbox.message(as_connection(line), again)
     found = job.state.named("n1")
     assert found is not None and found.companion == 1
+    job.state.lose(found, "gone")
+    assert job.state.named("n1") is found  # the one that has just left, not the one before
     assert job.state.named("nobody") is None
 
 
