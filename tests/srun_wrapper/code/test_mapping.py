@@ -41,13 +41,13 @@ def test_the_directory(old: str, new: str) -> None:
         ("/home/u/proj", "--config=/home/u/proj/conf/a.toml", "--config=/s/c-1/conf/a.toml"),
         ("/home/u/proj", "--config=conf/a.toml", "--config=conf/a.toml"),
         ("/home/u/proj", "a.config=/home/u/proj/conf/a.toml", "a.config=/s/c-1/conf/a.toml"),
-        # What is outside stays, also where a relative word would mean another place now.
+        # A word outside the directory stays, also where it would mean another place now.
         ("/home/u/proj", "../data", "/home/u/data"),
         ("/home/u/proj", "--data=../data", "--data=/home/u/data"),
         ("/home/u/proj", "+data.dir=../data", "+data.dir=/home/u/data"),
         ("/home/u/proj", "../none", "../none"),
         ("/home/u/proj", "/home/u/data", "/home/u/data"),
-        # What git ignores, and what is no path.
+        # Words of ignored files, and words that are no paths, stay.
         ("/home/u/proj", "/home/u/proj/.venv/bin/python", "/home/u/proj/.venv/bin/python"),
         ("/home/u/proj", "--out=/home/u/proj/runs/1", "--out=/home/u/proj/runs/1"),
         ("/home/u/proj", "0.1", "0.1"),

@@ -133,7 +133,7 @@ def test_git_decides_what_is_code(top: Path) -> None:
     version, line = take(asked(top, limit=500))
     assert version.id == head[:12] and version.commit == head and "git commit" in line
     found = tree(top, version)
-    # What git ignores is the live one: results stay where they were.
+    # Ignored files are the live ones: results stay where they were.
     assert (found / "runs").readlink() == proj / "runs"
     (found / "runs" / "new").write_text("x")
     assert (proj / "runs" / "new").exists()

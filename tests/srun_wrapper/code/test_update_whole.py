@@ -119,7 +119,7 @@ def test_now_lazily_back_by_itself_and_by_hand(project: Project) -> None:
     project.wait_runs("three", 1)
     project.wait_steps(10)
 
-    # What fails goes back by itself.
+    # A version that fails is rolled back by itself.
     said = project.update("--now", code=1)
     assert said["state"] == "rolled back" and "bad recipe" in said["outcome"], said
     project.wait_runs("three", 2)
