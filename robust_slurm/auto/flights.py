@@ -14,8 +14,9 @@ Runs in the rank: standard library only, Python 3.9 syntax. Whatever fails here,
 
 from __future__ import annotations
 
-import os
 import sys
+
+from robust_slurm.auto.listen import listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,19 +42,7 @@ def offer(path: str) -> None:
             return
         if not any(hasattr(native, name) for name in _DUMPS):
             return
-        import socket
-        import threading
-
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            os.unlink(path)  # noqa: PTH108 - pathlib may not be loaded
-        except FileNotFoundError:
-            pass
-        line.bind(path)
-        line.listen(2)
-        threading.Thread(
-            target=_wait, args=(line, c10d, native), name="robust-slurm", daemon=True
-        ).start()
+        listen(path, 2, _wait, c10d, native)
     except Exception:  # noqa: BLE001 - then a hang is located without the recorder
         return
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 import sys
 
+from robust_slurm.auto.listen import listen
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
@@ -39,19 +41,7 @@ def offer(path: str, silence: Callable[[], None]) -> None:
     c10d = sys.modules.get(_C10D)
     if c10d is None or not _groups(c10d):
         return
-    import socket
-    import threading
-
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        os.unlink(path)  # noqa: PTH108 - pathlib may not be loaded
-    except FileNotFoundError:
-        pass
-    line.bind(path)
-    line.listen(8)
-    threading.Thread(
-        target=_wait, args=(line, c10d, silence), name="robust-slurm", daemon=True
-    ).start()
+    listen(path, 8, _wait, c10d, silence)
 
 
 def _groups(c10d: Any) -> list[Any]:

@@ -306,9 +306,10 @@ class StandbyRequests:
         request = self._requests.pop(number, None)
         if request is None:
             return
-        nodes = self._state.nodes.values()
-        if any(n.companion == number and n.connection is not None for n in nodes):
-            # robust-task was told to finish: it tidies its node before Slurm kills it.
+        nodes = [n for n in self._state.nodes.values() if n.companion == number]
+        if not nodes or any(n.connection is not None for n in nodes):
+            # robust-task tidies its node before Slurm kills it: it was told to finish, or will be
+            # as soon as it reports, if it is just being started.
             self._leaving.append(request)
             asyncio.get_running_loop().call_later(END, request.terminate)
         else:
@@ -325,7 +326,11 @@ class StandbyRequests:
             await asyncio.wait(starting, timeout=END)
         requests = [*self._requests.values(), *self._leaving]
         processes = [request.process for request in requests if request.process is not None]
+        joined = {n.companion for n in self._state.nodes.values()}
         self.send_away()
+        for request in requests:
+            if request.number not in joined:  # the end of the job does not wait for it
+                request.terminate()
         if processes:
             ends = [asyncio.create_task(process.wait()) for process in processes]
             await asyncio.wait(ends, timeout=END)

@@ -41,7 +41,7 @@ def test_the_directory(old: str, new: str) -> None:
         ("/home/u/proj", "--config=/home/u/proj/conf/a.toml", "--config=/s/c-1/conf/a.toml"),
         ("/home/u/proj", "--config=conf/a.toml", "--config=conf/a.toml"),
         ("/home/u/proj", "a.config=/home/u/proj/conf/a.toml", "a.config=/s/c-1/conf/a.toml"),
-        # A word outside the directory stays, also where it would mean another place now.
+        # A path outside stays the same path, also where a relative word would mean another one now.
         ("/home/u/proj", "../data", "/home/u/data"),
         ("/home/u/proj", "--data=../data", "--data=/home/u/data"),
         ("/home/u/proj", "+data.dir=../data", "+data.dir=/home/u/data"),

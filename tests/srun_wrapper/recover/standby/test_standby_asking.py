@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 import standby_requests
 from standby_requests import StandbyJob, asked, play, srun_count
+
+from srun_wrapper.recover.standby import asking as standby_asking
 
 standby_job = standby_requests.standby_job
 
@@ -67,6 +70,23 @@ def test_dropped_while_it_is_asked_for(standby_job: StandbyJob) -> None:
         await srun_count(standby_job, 1)
         assert await asyncio.wait_for(standby_job.sruns[0].wait(), 10.0) < 0
         assert not standby_job.requests._requests and not standby_job.state.awaited
+
+    play(standby_job, scene)
+
+
+def test_a_robust_task_that_is_just_starting_has_time_to_be_told(
+    standby_job: StandbyJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's SIGKILL at once would leave its directory in the node's memory."""
+    monkeypatch.setattr(standby_asking, "END", 1.0)
+
+    async def scene() -> None:
+        standby_job.requests.prerequest([(2, "n2")], ["n2"])
+        await srun_count(standby_job, 1)
+        sent = time.monotonic()
+        standby_job.requests.send_away()
+        assert await asyncio.wait_for(standby_job.sruns[0].wait(), 10.0) < 0
+        assert time.monotonic() - sent >= 0.9
 
     play(standby_job, scene)
 
