@@ -1,4 +1,4 @@
-"""The error counters of links and devices in /sys: names, reading and weight (pure)."""
+"""The error counters of links and devices: names in /sys, reading and weight (pure)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AER_KINDS = ("fatal", "nonfatal", "correctable")
 _HARMLESS = frozenset({"UnsupReq"})
 LARGEST = (1 << 63) - 1
 # The gravest first; a non-fatal error of PCIe is uncorrected, too.
-_GRAVE = (("fatal", "uncorrected"), ("link_downed", "carrier_down"), ("symbol", "crc"))
+_GRAVE = (("fatal", "uncorrected", "failed"), ("link_downed", "carrier_down"), ("symbol", "crc"))
 
 
 def parse_count(text: str) -> int | None:
@@ -58,3 +58,8 @@ def weight(name: str) -> int:
     """Rank what has grown, 0 the gravest: lost data, lost links, damaged transfers, the rest."""
     found = (at for at, words in enumerate(_GRAVE) if any(word in name for word in words))
     return next(found, len(_GRAVE))
+
+
+def costs_time(name: str) -> bool:
+    """False for what a GPU corrects in passing. The host's memory interrupts the CPU for it."""
+    return not (name.startswith("GPU ") and name.endswith(" corrected ECC errors"))

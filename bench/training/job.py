@@ -22,7 +22,7 @@ from lab.keeper.ranks import Process, scan
 
 MODULE = {"toy": "bench.training.toy_train", "torch": "bench.training.torch_train"}
 POLL = 0.01
-START_UP = 120.0
+START_UP = 300.0
 
 
 @dataclass(frozen=True, slots=True)

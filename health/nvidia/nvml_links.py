@@ -25,12 +25,26 @@ Counters = Callable[[Asker, int], dict[str, int]]
 def nvlinks(gpu: Asker) -> None:
     """Fill ``nvlinks``: all links of the board, with counters where they are up."""
     nv, h = gpu.nv, gpu.handle
+    links = states(gpu)
+    if links is None:
+        return
+    active = [link for link in links if link["active"]]
+    for link in active:
+        _keep(gpu, link, "version", lambda n: int(nv.nvmlDeviceGetNvLinkVersion(h, n)))
+        _keep(gpu, link, "remote", lambda n: _remote(gpu, n))
+    count_errors(gpu, active)
+    gpu.device["nvlinks"] = links
+
+
+def states(gpu: Asker) -> list[dict[str, Any]] | None:
+    """The links that the board uses, and which are up; None: NVML does not say how many."""
+    nv, h = gpu.nv, gpu.handle
     gpu.stage("nvlinks")
     try:
         count = int(gpu.field(_FIELD_LINK_COUNT))
     except (nv.NVMLError, AttributeError) as err:
         gpu.refused("nvlinks", err)
-        return
+        return None
     links: list[dict[str, Any]] = []
     for number in range(min(count, _MOST_LINKS)):
         try:
@@ -38,12 +52,7 @@ def nvlinks(gpu: Asker) -> None:
         except nv.NVMLError as err:
             if gpu.failed(err) != NOT_SUPPORTED:  # that: the board does not use this link
                 gpu.refused(f"nvlinks.{number}", err)
-    active = [link for link in links if link["active"]]
-    for link in active:
-        _keep(gpu, link, "version", lambda n: int(nv.nvmlDeviceGetNvLinkVersion(h, n)))
-        _keep(gpu, link, "remote", lambda n: _remote(gpu, n))
-    _count_errors(gpu, active)
-    gpu.device["nvlinks"] = links
+    return links
 
 
 def _keep(gpu: Asker, link: dict[str, Any], key: str, call: Callable[[int], Any]) -> None:
@@ -57,7 +66,7 @@ def _remote(gpu: Asker, number: int) -> str:
     return pci_address(gpu.nv.nvmlDeviceGetNvLinkRemotePciInfo(gpu.handle, number).busId)
 
 
-def _count_errors(gpu: Asker, links: list[dict[str, Any]]) -> None:
+def count_errors(gpu: Asker, links: list[dict[str, Any]]) -> None:
     """The counters of all links, asked the way that the first of them answers."""
     ways: tuple[Counters, ...] = (_legacy_counters, _data_link_counters, _nvlink5_counters)
     for link in links:

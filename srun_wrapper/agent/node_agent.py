@@ -19,6 +19,7 @@ from srun_wrapper.agent.connections.probe import Probe
 from srun_wrapper.agent.connections.shims import Shims
 from srun_wrapper.agent.connections.silence import LOST_HOST, MUTE, SilenceVerdict
 from srun_wrapper.agent.connections.uplink import Uplink
+from srun_wrapper.agent.counters.gpus import GpuReader
 from srun_wrapper.agent.counters.watch import Counters
 from srun_wrapper.agent.looking.answers import Answers
 from srun_wrapper.agent.loop import Loop
@@ -98,7 +99,9 @@ class Agent:
             self._stalled,
             self._answer_inspection,
         )
-        self._counters = Counters(loop, lambda grown: self._event(Counted(0, grown)))
+        self._counters = Counters(
+            loop, lambda grown: self._event(Counted(0, grown)), gpus=GpuReader(loop).read
+        )
         self._answers = Answers(self._to_server)
         self._finished = False
         self.mute = MUTE  # s without a word of robust-srun while its host answers
@@ -248,9 +251,10 @@ class Agent:
             if not order.quick:
                 self._answers.begin()
                 self._files.look()
-                self._counters.look()
             if order.machine:
                 self._counters.inspect()
+            elif not order.quick:
+                self._counters.look()
         elif isinstance(order, Finish):
             self._finish()
         self.broadcast(order)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from srun_wrapper.agent import filesystems
+from srun_wrapper.agent.counters import gpus
 from srun_wrapper.agent.looking.slot_looks import SlotLooks
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
@@ -155,7 +156,7 @@ class Slot:
 
     def _staying(self) -> list[int]:
         store = self._store.processes() if self._store is not None else []
-        return store + self._launcher.processes()
+        return store + self._launcher.processes() + gpus.processes()
 
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from robust_slurm.error_counters import weight
+from robust_slurm.error_counters import costs_time, weight
 from srun_wrapper.locate.slow import Slow
 from srun_wrapper.protocol.looking_messages import STOLEN, SWAPPED, THROTTLED, Machine
 
@@ -87,7 +87,8 @@ def _hardware(mine: Seen, others: list[Seen]) -> list[str]:
             lines.append(f"degraded link: {link} {rate:g} Gb/s, on the others {usual:g}")
     for name, grown in mine.errors.items():
         least = 1 if weight(name) <= GRAVEST else ERRORS
-        if grown >= least and _stands_out(grown, [each.errors.get(name, 0) for each in others]):
+        rest = [each.errors.get(name, 0) for each in others]
+        if costs_time(name) and grown >= least and _stands_out(grown, rest):
             lines.append(f"errors: {name} +{grown}")
     if grown := _count(THROTTLED, mine, others):
         lines.append(f"throttled: {THROTTLED} +{grown}")

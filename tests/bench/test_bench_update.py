@@ -8,7 +8,10 @@ import pytest
 from bench.common import BenchError
 from bench.training.job import Training
 from bench.training.rank import FIRST_STEPS
-from bench.update import RANKS, Job
+from bench.update import RANKS as RANKS_OF
+from bench.update import Job
+
+RANKS = RANKS_OF["toy"]
 
 
 @pytest.fixture

@@ -108,6 +108,21 @@ GIVE_U32(nvmlDeviceGetPowerManagementLimit, "power.limit", "700000")
 GIVE_U32(nvmlDeviceGetPowerManagementDefaultLimit, "power.default_limit", "700000")
 GIVE_U32(nvmlDeviceGetEnforcedPowerLimit, "power.enforced_limit", "700000")
 
+typedef struct {
+    u64 reference, violation;
+} nvmlViolationTime_t;
+
+/* Nanoseconds of slowing down for a policy, of which only the thermal one is served. */
+EXPORT nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, unsigned policy,
+                                                 nvmlViolationTime_t *out)
+{
+    ENTER(device);
+    if (policy != 1)
+        return NOT_SUPPORTED;
+    out->reference = 0;
+    return give_u64(device, "violation.thermal", "0", &out->violation);
+}
+
 /* -- PCIe ------------------------------------------------------------------------------------ */
 
 GIVE_U32(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.generation", "5")

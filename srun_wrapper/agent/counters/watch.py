@@ -15,10 +15,35 @@ from srun_wrapper.protocol.looking_messages import Machine
 
 MOST = 64  # counters that are told
 UNREAD: dict[str, int] = {}
+Got = Callable[[dict[str, int]], None]
+
+
+class Source:
+    """One way to read counters; one reading at a time, also where a device does not answer."""
+
+    def __init__(self, begin: Callable[[Got], None], got: Got) -> None:
+        """``begin``: starts a reading, and has its result given to what it is called with."""
+        self._begin = begin
+        self._got = got
+        self.reading = False
+        self._again = False
+
+    def look(self) -> None:
+        if self.reading:
+            self._again = True
+            return
+        self.reading, self._again = True, False
+        self._begin(self._read)
+
+    def _read(self, now: dict[str, int]) -> None:
+        self.reading = False
+        self._got(now)
+        if self._again:
+            self.look()
 
 
 class Counters:
-    """Reads in a thread, one at a time: a device that does not answer holds no more than that."""
+    """Reads /sys in a thread, and GPUs as ``gpus`` does: neither waits for the other."""
 
     def __init__(
         self,
@@ -26,12 +51,12 @@ class Counters:
         tell: Callable[[dict[str, int]], None],
         reader: Callable[[], dict[str, int]] = read,
         machines: Callable[[], Machine | None] = machine.read,
+        gpus: Callable[[Got], None] | None = None,
     ) -> None:
         """``tell``: given what has grown since the start, when that has changed; ``machines``:
-        reads the node's hardware and load."""
+        reads the node's hardware and load; ``gpus``: begins a reading of the GPUs' counters."""
         self._loop = loop
         self._tell = tell
-        self._reader = reader
         self._machines = machines
         self.machine: Machine | None = None  # as read since ``inspect`` was called last
         self._inspecting = False
@@ -39,21 +64,24 @@ class Counters:
         self._last: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self._told: dict[str, int] = {}
-        self.reading = False
-        self._again = False
+        self._sources = [
+            Source(lambda got: loop.run_in_thread(reader, got, UNREAD), self._read),
+            *([Source(gpus, self._read)] if gpus is not None else []),
+        ]
         self.look()
         self._loop.run_in_thread(self._machines, self._begun, None)
 
     def _begun(self, first: Machine | None) -> None:
         self._first = first
 
+    @property
+    def reading(self) -> bool:
+        return any(source.reading for source in self._sources)
+
     def look(self) -> None:
         """Read the counters; the first time, that is what they are compared with."""
-        if self.reading:
-            self._again = True
-            return
-        self.reading, self._again = True, False
-        self._loop.run_in_thread(self._reader, self._read, UNREAD)
+        for source in self._sources:
+            source.look()
 
     def inspect(self) -> None:
         """Read the counters, and the node's hardware and load."""
@@ -68,7 +96,6 @@ class Counters:
         self.machine = since(self._first, now)
 
     def _read(self, now: dict[str, int]) -> None:
-        self.reading = False
         self._grown = grown(self._grown, self._last, now)
         # A counter read for the first time counts from here; an unreadable one stays as it was.
         self._last = {**self._last, **now}
@@ -76,8 +103,6 @@ class Counters:
         if told != self._told:
             self._told = told
             self._tell(told)
-        if self._again:
-            self.look()
 
 
 def since(first: Machine | None, now: Machine | None) -> Machine | None:

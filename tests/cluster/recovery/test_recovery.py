@@ -160,18 +160,24 @@ def test_an_operators_job_drains_the_bad_node(new_lab: LabFactory) -> None:
 
 
 def test_companion_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
-    """And the incident has the error counters that grew: a link of the other node went down."""
+    """And the incident has the error counters of the other node that grew: of a link, and a GPU."""
     lab = new_lab(nodes=2, gpus=2)
     training = start(lab, 2, 2, sbatch="--gres=gpu:h100:2", toy="--hold 8")
     training.wait_step(8)
     lab.link("n1", up=False, port="mlx5_1")
     lab.link("n1", up=True, port="mlx5_1")
+    lab.gpu("n1", 1, ecc=1, set={"nvlink4.crc_flit": 6})
     lab.crash("n2")
     training.wait_says("recovered from")
     evicted(training, "n2", left="n1")
     training.check_done()
     record = training.only_incident(action="swap_companion", suspects=["n2"], swaps=[["n2", "s1"]])
-    assert record["counters"] == ["n1: mlx5_1 port 1 link_downed +1 since robust-task began there"]
+    grown = [
+        "GPU 0000:43:00.0 uncorrected ECC errors +1",
+        "mlx5_1 port 1 link_downed +1",
+        "GPU 0000:43:00.0 NVLink 4 crc_flit errors +6",
+    ]
+    assert record["counters"] == [f"n1: {line} since robust-task began there" for line in grown]
     assert training.says("^rank 3 done on s1 in epoch 2 gpus 0,1")
     until(lambda: lab.nodes()["s1"] == {"IDLE"}, "standby node given back")
 

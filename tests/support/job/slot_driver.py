@@ -22,6 +22,7 @@ from places import REPOSITORY, SUPPORT
 from waiting import until
 
 from srun_wrapper.agent import slot
+from srun_wrapper.agent.counters.gpus import GpuReader
 from srun_wrapper.agent.looking import dumps
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.place import SECRETS
@@ -228,6 +229,8 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
 
     one = Slot(loop, 0, options, base, emit, finish)
     loop.on_signals([signal.SIGCHLD], lambda _signum: one.children_changed())
+    if "gpu_reader" in config:
+        GpuReader(loop, config["gpu_reader"], base).read(lambda _found: None)
     # As robust-task: ignored from outside, they would be ignored by all that the slot starts.
     loop.on_signals(PASSED_ON, lambda _signum: None)
     rest = bytearray()
