@@ -61,6 +61,12 @@ class Config:
         "", "paths in the code's directory that are no part of it and stay live (runs,data)"
     )
     code_limit: float = _setting(1024.0, "largest snapshot of code", unit="MB", minimum=1)
+    code_keep: float = _setting(
+        14.0,
+        "how long the snapshots of a job's code stay after it has ended",
+        unit="days",
+        minimum=1,
+    )
     code_trial: float = _setting(
         600.0,
         "how long after an update of the code a failure of the program rolls the update back",

@@ -185,7 +185,8 @@ class Agent:
         self._stopped.clear()
         self._files.stopped()
         self._report(epoch)
-        self._event(Stopped(0, epoch, free_port(), stuck, stages, cut))
+        reading = self._counters.promise()
+        self._event(Stopped(0, epoch, free_port(), stuck, stages, cut, reading))
 
     def _event(self, message: Event) -> None:
         self._numbers += 1

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from robust_slurm.config import ConfigError, load
 from robust_slurm.state_dir import job_dirs
 from robust_slurm.text import one_line
-from srun_wrapper.code import requests, show
+from srun_wrapper.code import prune, requests, show
 from srun_wrapper.code.deployment import BOOK, REQUESTS, read_book
 from srun_wrapper.code.listing import CodeError
 from srun_wrapper.code.snapshot import Asked, take
@@ -156,6 +157,9 @@ def _request(job: _Job, args: argparse.Namespace) -> int:
             _say(f"job {job.id}: code {version.id} is in force already; nothing to do")
             return 0
     requests.send(job.records / REQUESTS, requests.Request("change", change, version))
+    with contextlib.suppress(ConfigError):
+        config = replace(load(), state_dir=job.records.parent.parent)
+        prune.begin(config, Path(job.book.store), job.records)
     return _answered(job, change.id, args, began)
 
 

@@ -6,9 +6,11 @@ system shows a new file, or more of a known one, late to those who do not open i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -19,6 +21,7 @@ from robust_slurm.state_dir.ledger import append_line
 from srun_wrapper.code.versions import Change, Version
 
 LOOK = 0.3  # s between two looks
+LEASE = 3600.0  # s between two renewals of a store's time of change; it is kept for days
 _MOST = 1 << 20  # bytes that one look reads
 
 
@@ -65,21 +68,39 @@ def read_from(path: Path, offset: int) -> tuple[list[Request], int]:
 class Follower:
     """Looks for requests in a thread of its own: the file system may stall."""
 
-    def __init__(self, path: Path, offset: int, got: Callable[[Request, int], None]) -> None:
-        """``got`` is called in that thread with each request and the offset after it."""
+    def __init__(
+        self,
+        path: Path,
+        offset: int,
+        got: Callable[[Request, int], None],
+        store: Path | None = None,
+    ) -> None:
+        """``got`` is called in that thread with each request and the offset after it.
+
+        ``store``: the directory of the snapshots, which is renewed so that no job prunes it.
+        """
         self._path, self._offset = path, offset
         self._got = got
+        self._store = store
+        self._renew_at = 0.0
         self._over = threading.Event()
         threading.Thread(target=self._run, name="code requests", daemon=True).start()
 
     def _run(self) -> None:
         while not self._over.wait(LOOK):
+            self._renew()
             try:
                 found, self._offset = read_from(self._path, self._offset)
             except OSError:
                 continue  # away for now; nothing is lost
             for request in found:
                 self._got(request, self._offset)
+
+    def _renew(self) -> None:
+        if self._store is not None and time.monotonic() >= self._renew_at:
+            self._renew_at = time.monotonic() + LEASE
+            with contextlib.suppress(OSError):
+                os.utime(self._store)
 
     def close(self) -> None:
         self._over.set()

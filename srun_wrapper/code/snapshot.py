@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -102,9 +103,11 @@ def _digest(store: Path, name: str) -> str:
 
 
 def _publish(tree: Path, place: Path, manifest: bytes) -> None:
-    """Give the tree its name, unless the same version is there already."""
+    """Give the tree its name, unless the same version is there already: that is renewed."""
     if place.is_dir():
-        return
+        with contextlib.suppress(FileNotFoundError):  # it is being removed (``prune``)
+            os.utime(place)
+            return
     written = place.with_name(f".{tree.name}.json")
     written.write_bytes(manifest)
     written.replace(place.with_name(f"{place.name}.json"))

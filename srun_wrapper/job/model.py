@@ -78,6 +78,7 @@ class Node:
     own_mount: str = ""  # the one of them for which it was lost, as it answers on other nodes
     starting: bool = False  # a rank waits for them in exec
     counted: dict[str, int] = field(default_factory=dict)  # see ``messages.Counted``
+    reading: bool = False  # its error counters are being read; ``counted`` is not up to date
     counted_shown: dict[str, int] = field(default_factory=dict)  # of it, in the last incident
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 

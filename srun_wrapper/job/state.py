@@ -24,6 +24,7 @@ from srun_wrapper.signatures.catalogue import Catalogue, load
 
 INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
 SLOWEST = 1.0  # s, with more
+READING = 1.0  # s that the end of an incident waits for error counters; ranks wait for none
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -180,6 +181,15 @@ class JobState:
             node.order = Stop(epoch, self.config.stop_grace)  # as all others have been
 
     # -- error counters
+
+    async def counters_read(self) -> None:
+        """Wait a moment for the nodes that still read theirs, for the incident that is to end."""
+
+        def read() -> bool:
+            ends = bool(self.failures or self.signalled)
+            return ends or not any(node.reading for node in self.live())
+
+        await self.until(read, READING)
 
     def show_counters(self, suspects: Collection[str]) -> tuple[str, ...]:
         """Return, in words, all error counters that grew since this was last asked."""

@@ -113,6 +113,7 @@ class Stopped(Event):
     stuck: tuple[int, ...] = ()  # pids that survived SIGKILL
     stages: dict[str, float] = msgspec.field(default_factory=dict)  # s of each (stop_stages)
     cut: tuple[str, ...] = ()  # ranks that were killed while they were still writing, in words
+    reading: bool = False  # the node's error counters are being read; ``Counted`` follows
 
 
 class StdinRead(Event):

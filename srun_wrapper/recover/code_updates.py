@@ -10,12 +10,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
 import msgspec
 
 from robust_slurm.state_dir.ledger import JobLedger
 from robust_slurm.text import one_line
+from srun_wrapper.code import prune
 from srun_wrapper.code.deployment import REQUESTS, Deployment
 from srun_wrapper.code.listing import CodeError
 from srun_wrapper.code.requests import Follower, Request
@@ -101,8 +103,10 @@ class CodeUpdates:
                 self._keep(self._prepared(deployment, name)[0])
 
         threading.Thread(target=known, daemon=True).start()
+        store = Path(deployment.book.store)
+        prune.begin(self._state.config, store, deployment.records)
         path = deployment.records / REQUESTS
-        self._follower = Follower(path, deployment.book.read, got)
+        self._follower = Follower(path, deployment.book.read, got, store)
 
     @_guarded(None)
     def close(self) -> None:

@@ -317,11 +317,11 @@ class Recovery:
     async def _give_up(self, incident: Incident, plan: ladder.Plan) -> RecoveryEnd:
         root = incident.diagnosis.root
         own = root.code if root.code is not None else 128 + (root.signal or 0)
-        self._nodes.release.evict(
-            incident.diagnosis.proven, incident
-        )  # accused, for whoever is next
+        # Accused, for whoever is next.
+        self._nodes.release.evict(incident.diagnosis.proven, incident)
         self._nodes.reports.report_silent()
         await self._stopping.end_world(incident)
+        await self._state.counters_read()
         self._close(incident, f"stopped: {plan.why}")
         say(f"stopped: {plan.why}: {'; '.join(incident.diagnosis.evidence)}")
         if root.tail.strip():

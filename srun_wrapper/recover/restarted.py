@@ -79,6 +79,7 @@ class Restarted:
             incident.mark("first_step")
             incident.fresh = not stepped_before
             incident.resume_step = await self._resumed()
+            await state.counters_read()
         else:
             incident.marks["first_step"] = incident.marks["launch"]
         return "ended" if state.signalled or self._ended() else "recovered"

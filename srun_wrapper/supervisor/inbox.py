@@ -182,6 +182,7 @@ class Inbox:
             node.stopped = max(node.stopped, message.epoch)
             node.free_port = message.free_port
             node.stuck, node.stages, node.cut = message.stuck, message.stages, message.cut
+            node.reading = message.reading
         elif isinstance(message, StdinRead):
             if message.whole:
                 node.stdin.setdefault(message.local, True)
@@ -196,7 +197,7 @@ class Inbox:
             node.stalled, node.starting = message.mounts, message.starting
         elif isinstance(message, Counted):
             news = counters.news(counters.NodeGrowth(node.name, message.grown, node.counted))
-            node.counted = message.grown
+            node.counted, node.reading = message.grown, False
             state.on_counters(node.name, news)
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)

@@ -37,9 +37,9 @@ class Source:
 
     def _read(self, now: dict[str, int]) -> None:
         self.reading = False
-        self._got(now)
         if self._again:
             self.look()
+        self._got(now)
 
 
 class Counters:
@@ -64,6 +64,7 @@ class Counters:
         self._last: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self._told: dict[str, int] = {}
+        self._promised = False
         self._sources = [
             Source(lambda got: loop.run_in_thread(reader, got, UNREAD), self._read),
             *([Source(gpus, self._read)] if gpus is not None else []),
@@ -83,6 +84,11 @@ class Counters:
         for source in self._sources:
             source.look()
 
+    def promise(self) -> bool:
+        """True if a reading goes on: its end is told, whatever has grown."""
+        self._promised = self.reading
+        return self._promised
+
     def inspect(self) -> None:
         """Read the counters, and the node's hardware and load."""
         self.look()
@@ -100,8 +106,9 @@ class Counters:
         # A counter read for the first time counts from here; an unreadable one stays as it was.
         self._last = {**self._last, **now}
         told = gravest(self._grown)
-        if told != self._told:
-            self._told = told
+        kept = self._promised and not self.reading
+        if told != self._told or kept:
+            self._told, self._promised = told, self._promised and not kept
             self._tell(told)
 
 

@@ -191,6 +191,21 @@ def test_the_gravest_are_told_and_of_them_those_that_grew_most() -> None:
     assert told == {"mlx5_0 port 1 link_downed": 1} | most
 
 
+def test_the_end_of_a_reading_that_was_promised_is_told_also_without_growth() -> None:
+    node = Node({"a": 1})
+    assert not node.counters.promise()
+    node.go.clear()
+    node.counters.look()
+    assert node.counters.promise()
+    node.counters.look()  # asked for after the promise was made
+    node.go.set()
+    node.until(3)
+    assert node.told == [{}]
+    node.counters.look()
+    node.until(4)
+    assert node.told == [{}]
+
+
 def test_what_was_set_to_zero_grows_on() -> None:
     node = Node({"a": 5})
     for reads, value in ((2, 7), (3, 0), (4, 1)):

@@ -1,0 +1,182 @@
+"""Which snapshots of code are removed: old ones that no job can need, and no other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from waiting import until
+
+from robust_slurm.settings import Config
+from robust_slurm.slurm.errors import SlurmError
+from srun_wrapper.code import prune, requests
+from srun_wrapper.code.requests import Follower
+from srun_wrapper.code.snapshot import Asked, take
+from srun_wrapper.code.versions import Book, Version
+
+DAY = prune.DAY
+
+
+def aged(path: Path, days: float) -> Path:
+    when = time.time() - days * DAY
+    os.utime(path, (when, when))
+    return path
+
+
+class Site:
+    """A state directory and a shared store; the own job is 9."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.jobs, self.shared = top / "state" / "jobs", top / "store"
+        self.config = Config(state_dir=top / "state", code_store=str(self.shared))
+        (top / "proj").mkdir()
+        (top / "proj" / "train.py").write_text("1\n")
+        self.records = self.jobs / "9"
+        self.records.mkdir(parents=True)
+        self.own = self.shared / "9"
+        self.version = self.snapshot(self.own)
+        self.book()
+        self.alive: set[int] = {9}
+
+    def snapshot(self, store: Path) -> Version:
+        return take(Asked(str(self.top / "proj"), str(store), (), 1e9))[0]
+
+    def store(self, place: Path, days: float) -> Path:
+        """Make a job's store, as old as that."""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self.snapshot(place)
+        return aged(place, days)
+
+    def book(self, *more: Version) -> None:
+        book = Book(str(self.top / "proj"), str(self.own), versions=[self.version, *more])
+        (self.records / "code.json").write_bytes(msgspec.json.encode(book))
+
+    def prune(self, **options: float) -> list[str]:
+        return prune.prune(self.config, self.own, self.records, lambda: self.alive, **options)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_stores_of_jobs_that_ended_long_ago_go(site: Site) -> None:
+    old = [site.store(site.shared / "3", 15), site.store(site.jobs / "4" / "code", 15)]
+    book = site.jobs / "4" / "code.json"
+    book.write_text("{}")
+    young = [site.store(site.shared / "5", 13), site.store(site.jobs / "6" / "code", 13)]
+    assert sorted(site.prune()) == sorted(map(str, old))
+    assert not any(p.exists() for p in old) and all(p.is_dir() for p in young)
+    assert book.exists() and (site.own / site.version.id / "train.py").exists()
+    assert not list(site.top.rglob(".old-*"))
+    assert site.prune() == []
+
+
+@pytest.mark.parametrize("where", ["store", "state"])
+def test_a_job_that_slurm_knows_keeps_its_code_however_long_it_waits(
+    site: Site, where: str
+) -> None:
+    place = site.shared / "3" if where == "store" else site.jobs / "3" / "code"
+    site.store(place, 400)
+    site.alive = {3, 9}
+    assert site.prune() == [] and place.is_dir()
+
+
+def test_nothing_goes_while_slurm_does_not_answer(site: Site) -> None:
+    place = site.store(site.shared / "3", 400)
+
+    def down() -> set[int]:
+        raise SlurmError("timeout", ("squeue",), "no answer")
+
+    assert prune.prune(site.config, site.own, site.records, down) == []
+    assert place.is_dir()
+
+
+def make_link(site: Site) -> Path:
+    (site.shared / "3").symlink_to(site.top / "proj")
+    return site.shared / "3"
+
+
+def make_other(site: Site) -> Path:
+    return site.store(site.shared / f"3.{os.getuid() + 1}.1", 400)
+
+
+STRANGE: dict[str, Callable[[Site], Path]] = {
+    "another name": lambda site: site.store(site.shared / "notes", 400),
+    "a link": make_link,
+    "a name of another user's": make_other,
+    "the own job's": lambda site: aged(site.own, 400),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_what_is_no_other_store_of_this_user_stays(site: Site, what: str) -> None:
+    place = STRANGE[what](site)
+    site.alive = set()
+    assert site.prune() == [] and place.exists()
+
+
+def test_another_users_directory_stays(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = site.store(site.shared / "3", 400)
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    assert site.prune() == [] and place.is_dir()
+
+
+def test_a_store_that_is_renewed_at_that_moment_gets_its_name_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = site.store(site.shared / "3", 400)
+    rename = Path.rename
+
+    def renewed(self: Path, target: Path) -> Path:
+        if self == place:
+            os.utime(self)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", renewed)
+    assert site.prune() == []
+    assert list(place.glob("*/train.py"))
+
+
+def test_a_removal_that_was_cut_short_goes_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = site.store(site.shared / "3", 400)
+    assert site.prune(seconds=-1.0) == [] and place.is_dir()
+    with monkeypatch.context() as patch:
+        patch.setattr(prune, "_clear", lambda _away, _until: None)
+        site.prune()
+    left = site.shared / ".old-3"
+    assert left.is_dir() and not place.exists()
+    assert site.prune() == [str(left)] and not left.exists()
+
+
+def test_in_the_own_store_go_old_snapshots_that_nobody_asked_for(site: Site) -> None:
+    first = aged(site.own / site.version.id, 400)
+    (site.top / "proj" / "train.py").write_text("2\n")
+    second = site.snapshot(site.own)
+    place = site.own / second.id
+    assert site.prune() == []  # its request may be on its way
+    aged(place, 15)
+    assert site.snapshot(site.own).id == second.id  # which renews it
+    assert site.prune() == []
+    aged(place, 15)
+    site.book(second)
+    assert site.prune() == []
+    site.book()
+    assert site.prune() == [str(place)]
+    assert not place.exists() and not (site.own / f"{second.id}.json").exists()
+    assert first.is_dir() and (site.own / f"{first.name}.json").exists()
+
+
+def test_a_running_robust_srun_renews_its_store(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "LOOK", 0.01)
+    aged(site.own, 400)
+    follower = Follower(site.records / "updates.jsonl", 0, lambda _request, _at: None, site.own)
+    until(lambda: site.own.stat().st_mtime > time.time() - DAY, "a new time", 5.0)
+    follower.close()
