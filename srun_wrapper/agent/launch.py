@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from robust_slurm.auto.sources import TREE
 from srun_wrapper.agent.streams.pump import Pump
 from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.protocol.messages import RankStart, Start
@@ -45,3 +48,14 @@ class RankLaunch:
     env: dict[str, str]
     record: Path
     directory: str = ""  # working directory; "": the shim's own
+
+
+def check_snapshot(env: Mapping[str, str]) -> None:
+    """Raise FileNotFoundError if the code that the rank is to run is not on this node.
+
+    A rank would say only that it cannot open a file, which looks like the program's own error.
+    """
+    tree = env.get(TREE, "")
+    if tree and not Path(tree).is_dir():
+        why = "the snapshot of the code is not on this node; is code_store (or state_dir) mounted?"
+        raise FileNotFoundError(errno.ENOENT, why, tree)

@@ -16,6 +16,7 @@ from robust_slurm.record import create
 from srun_wrapper.agent.launch import RankLaunch as RankLaunch
 from srun_wrapper.agent.launch import Running as Running
 from srun_wrapper.agent.launch import SlotOptions as SlotOptions
+from srun_wrapper.agent.launch import check_snapshot
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes.end_report import error_env, error_file
 from srun_wrapper.agent.processes.starting import Starting
@@ -161,6 +162,7 @@ class Launcher:
             self.warm.cold()
 
         def make(start: Starting[Running]) -> Running:
+            check_snapshot(launch.env)
             cwd = launch.directory or None
             if self._options.inherit:
                 process = start.popen(launch.command, launch.env, cwd=cwd)

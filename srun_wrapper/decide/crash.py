@@ -9,9 +9,11 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
+from robust_slurm.slurm.values import fold
 from srun_wrapper.decide.diagnosis import LIMIT, Case, Cause, Diagnosis, Rule, shared
 from srun_wrapper.decide.ends import CERTAIN, EndKind, odd_collective, read_end, signature
 from srun_wrapper.decide.failure import OF_THIS_JOB, Failure, how_ended, last_error
+from srun_wrapper.decide.shared_cause import common
 from srun_wrapper.signatures import traps
 
 LINE_SHOWN = 400  # characters of a rank's line
@@ -40,16 +42,39 @@ def _meaning(case: Case, root: Failure) -> str:
     return f"{hit.signature.cause} ({hit.signature.id})" if hit else "bus error"
 
 
+def _unable(case: Case) -> tuple[Failure | None, tuple[str, ...]]:
+    """Return the first failed start, and all nodes that cannot start a rank."""
+    unable = [f for f, _ in case.ends if not f.launched and not LIMIT.search(f.tail)]
+    return next(iter(unable), None), tuple(dict.fromkeys(f.node for f in unable))
+
+
+def _many(nodes: int, of: int) -> bool:
+    """True for so many nodes that what they lack is not theirs."""
+    return common(nodes, of) or (nodes > 1 and 2 * nodes > of)
+
+
 def _cannot_start_here(case: Case) -> Diagnosis | None:
     """A node that just joined is proven unfit: the same command ran elsewhere before."""
-    unable = [f for f, _ in case.ends if not f.launched and not LIMIT.search(f.tail)]
-    nodes = tuple(dict.fromkeys(f.node for f in unable))
+    first, nodes = _unable(case)
     unfit = nodes if set(nodes) <= set(case.just_joined) else ()
-    if not unable or not (unfit or len(nodes) < case.world_nodes):
+    few = len(nodes) < case.world_nodes and not _many(len(nodes), case.world_nodes)
+    if first is None or not (unfit or few):
         return None
-    first = unable[0]
     lines = (f"{', '.join(nodes)} cannot start a rank", last_error(first.tail))
     return Diagnosis("crash", "node", nodes, lines, signature(first, case.catalogue), first, unfit)
+
+
+def _cannot_start_on_many(case: Case) -> Diagnosis | None:
+    first, nodes = _unable(case)
+    if first is None or len(nodes) >= case.world_nodes:
+        return None
+    lines = (
+        f"{len(nodes)} of {case.world_nodes} nodes cannot start a rank: {fold(nodes)}",
+        last_error(first.tail),
+        "what so many nodes lack is no fault of theirs: see that they have the same mounts "
+        "(state_dir, code_store) and the same programs as the others",
+    )
+    return Diagnosis("crash", "shared", (), lines, signature(first, case.catalogue), first)
 
 
 def _preempted(case: Case) -> Diagnosis | None:
@@ -186,6 +211,14 @@ RULES = (
         "these nodes are to blame; a node that has just joined is proven unfit",
         "evict",
         _cannot_start_here,
+    ),
+    Rule(
+        "cannot-start-on-many",
+        "crash",
+        "likewise, on more than half of the nodes, or on more than 2 nodes and 5 %",
+        "mounts or programs that these nodes lack, and no node",
+        "stop now",
+        _cannot_start_on_many,
     ),
     Rule(
         "preempted",

@@ -16,6 +16,7 @@ import slot_driver
 from robust_slurm.record import BeatReader, record_path
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.end_report import ERROR_FILE, error_env
+from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import (
     Exited,
     Finish,
@@ -52,6 +53,18 @@ def test_its_beat_record_is_made(drive: Any) -> None:
     beat = BeatReader(record_path(str(d.base), 2, 0)).read()
     assert beat is not None
     assert (beat.step, beat.epoch, beat.rank, beat.source) == (41, 2, 4, "explicit")
+
+
+def test_a_snapshot_of_the_code_that_is_not_on_the_node_is_named(
+    drive: Any, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    d = drive("sh", "-c", "exit 3")
+    d.start(code=Code("c-1", "/proj", store, f"{store}/c-1", "", ("sh", "-c", "exit 3"), {}))
+    exited = d.get(Exited)
+    assert (exited.code, exited.launched) == (2, False)
+    assert "the snapshot of the code is not on this node; is code_store" in exited.tail
+    assert f"{store}/c-1" in exited.tail
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from srun_wrapper.decide import ladder
+from srun_wrapper.decide.budget import Budget
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import root_of
 from srun_wrapper.decide.ends import follows, signature
@@ -254,6 +256,47 @@ def test_a_command_that_cannot_run_on_some_nodes_only_is_those_nodes_fault() -> 
     found = diagnose(failures, world_nodes=2)
     assert (found.cause, found.suspects) == ("node", ("n2",))
     assert diagnose(failures, world_nodes=1).cause == "user"
+
+
+@pytest.mark.parametrize(
+    ("unable", "nodes", "rule"),
+    [
+        (1, 2, "cannot-start-here"),
+        (1, 3, "cannot-start-here"),
+        (2, 3, "cannot-start-on-many"),  # the one that can is the exception
+        (2, 4, "cannot-start-here"),
+        (2, 100, "cannot-start-here"),
+        (3, 100, "cannot-start-here"),
+        (5, 100, "cannot-start-here"),
+        (3, 40, "cannot-start-on-many"),
+        (6, 100, "cannot-start-on-many"),
+        (8, 9, "cannot-start-on-many"),
+        (2, 2, "cannot-start"),
+        (9, 9, "cannot-start"),
+    ],
+)
+def test_many_nodes_that_cannot_start_a_rank_lack_something_that_is_not_theirs(
+    unable: int, nodes: int, rule: str
+) -> None:
+    failures = [
+        crash(NO_MOUNT, node=f"n{number}", code=2, launched=False)
+        for number in range(1, unable + 1)
+    ]
+    found = diagnose(failures, nodes)
+    assert found.rule == rule
+    if rule == "cannot-start-here":
+        assert len(found.suspects) == unable and found.proven == ()
+    else:
+        assert found.cause in ("shared", "user") and found.suspects == ()
+        plan = ladder.plan(found, (), Budget(), ladder.Means(9, 0, True, 3))
+        assert (plan.action, plan.replace) == ("stop", ())
+    if rule == "cannot-start-on-many":
+        names = f"n[1-{unable}]"
+        assert found.evidence[0] == f"{unable} of {nodes} nodes cannot start a rank: {names}"
+        assert "code_store" in found.evidence[-1]
+        assert diagnose(failures, nodes, {"n1"}).suspects == ()
+        joined = diagnose(failures, nodes, {f"n{n}" for n in range(1, unable + 1)})
+        assert joined.rule == "cannot-start-here"  # none of them has been in the job before
 
 
 EAGAIN = "robust-task: cannot run 'x': [Errno 11] Resource temporarily unavailable"

@@ -52,6 +52,7 @@ EXAMPLES: dict[str, list[Failure]] = {
     "hang": [Failure("hang", 10.0, 0.0, "n1", suspects=("n1",))],
     "slow-machine": [Failure("slow", 10.0, 9.0, "n1", suspects=("n1",), evidence=("hot",))],
     "cannot-start-here": [end(code=2, launched=False)],
+    "cannot-start-on-many": [end(rank=r, code=2, launched=False) for r in range(3)],
     "preempted": [end(ECC), end(PREEMPTED, 1)],
     "cannot-start": [end(rank=r, code=2, launched=False) for r in range(9)],
     "shared-error": [end(ECC), end(ECC, 1)],
