@@ -43,13 +43,14 @@ class Project:
         text = f"NAME = {name!r}\n" if name != "bad" else "raise ValueError('bad recipe')\n"
         (self.dir / "lib" / "mine.py").write_text(text)
 
-    def start(self, robust: str = "") -> None:
+    def start(self, robust: str = "", nodes: int = 2, ranks: int = 2) -> None:
+        """``ranks``: of each node."""
         path = f"export PYTHONPATH={self.dir}/lib:{REPOSITORY}"
         words = f"--robust-code=. --robust-code-exclude=runs {robust}"
         toy = f"--dir {self.training.dir} --steps {self.training.steps} --step-time=0.05"
         line = f"robust-srun {words} python train.py {toy}"
         body = f"cd {self.dir}; {path}\n{line}"
-        self.training.submit(body, ["-N2", "--ntasks-per-node=2"])
+        self.training.submit(body, [f"-N{nodes}", f"--ntasks-per-node={ranks}"])
 
     def update(self, *words: str, code: int = 0) -> dict[str, Any]:
         """Run robust-update as the user, on the login node."""
@@ -137,4 +138,19 @@ def test_code_is_replaced_now_lazily_and_back_by_itself(lab: Cluster) -> None:
     ], kinds  # fmt: skip
     lab.exec("head", ["scancel", str(training.job)])
     training.wait_end()
+    training.check_gone()
+
+
+def test_a_store_that_most_nodes_do_not_see_stops_the_job_and_blames_none(
+    new_lab: LabFactory,
+) -> None:
+    project = Project(new_lab(nodes=3, standby=0))
+    training = project.training
+    project.start("--robust-code-store=/tmp/store", nodes=3, ranks=1)
+    assert training.wait_end() == 2, training.story()
+    record = training.only_incident(symptom="crash", cause="shared", action="stop", suspects=[])
+    assert record["evidence"][0] == "2 of 3 nodes cannot start a rank: n[2-3]"
+    assert "the snapshot of the code is not on this node" in record["evidence"][1]
+    assert training.says("see that they have the same mounts .*code_store"), training.out()
+    assert not training.accusations()
     training.check_gone()
