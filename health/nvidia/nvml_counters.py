@@ -68,11 +68,11 @@ def _count(gpu: Asker, found: dict[str, int]) -> None:
             gpu.failed(err)
 
     # Volatile ones: those of a board's life are in the board, and slow to read.
-    for what, kind in (
-        ("uncorrected ECC errors", nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
-        ("corrected ECC errors", nv.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-    ):
-        keep(what, lambda k=kind: nv.nvmlDeviceGetTotalEccErrors(h, k, nv.NVML_VOLATILE_ECC))
+    def ecc(kind: int) -> Callable[[], Any]:
+        return lambda: nv.nvmlDeviceGetTotalEccErrors(h, kind, nv.NVML_VOLATILE_ECC)
+
+    keep("uncorrected ECC errors", ecc(nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED))
+    keep("corrected ECC errors", ecc(nv.NVML_MEMORY_ERROR_TYPE_CORRECTED))
     try:
         corrected, uncorrected, _, failed = nv.nvmlDeviceGetRemappedRows(h)
     except (nv.NVMLError, AttributeError) as err:

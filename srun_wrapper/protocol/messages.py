@@ -139,8 +139,7 @@ class Stalled(Event):
     """Shared file systems in use on this node do not answer; () when all of them do again."""
 
     mounts: tuple[str, ...]
-    starting: bool
-    """A rank is to be started and is not through exec."""
+    starting: bool  # a rank is to be started and is not through exec
 
 
 class Logged(Event):

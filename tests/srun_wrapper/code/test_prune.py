@@ -1,4 +1,4 @@
-"""Which snapshots of code are removed: old ones that no job can need, and no other."""
+"""Snapshots of code that are removed: old ones that no job can need, and no other."""
 
 from __future__ import annotations
 
