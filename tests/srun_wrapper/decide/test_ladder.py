@@ -44,6 +44,11 @@ def hang(*suspects: str) -> Diagnosis:
     return diagnose([Failure("hang", 1.0, 0.0, first, suspects=suspects)])
 
 
+def mismatch() -> Diagnosis:
+    evidence = ("no step for 30 s", "flight recorder: rank 3 is in all_reduce of 32 elements")
+    return diagnose([Failure("hang", 1.0, 0.0, "", evidence=evidence, mismatch=True)])
+
+
 def nan(*, step: int = 9, node: str = "n1", ranks: int = 1, cause: Cause = "unknown") -> Diagnosis:
     found = diagnose([Failure("nan", 1.0, 0.5, node, r, step=step) for r in range(ranks)])
     return replace(found, cause=cause, suspects=(node,)) if cause == "node" else found
@@ -101,6 +106,9 @@ def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Pl
         ([crash(ECC)], ("n2",), means(requeue=True), "requeue", ("n2", "n1")),
         ([hang()], (), means(spares=1), "restart", ()),
         ([hang()] * 3, (), means(spares=1), "restart", ()),
+        ([mismatch()], (), means(spares=1), "restart", ()),
+        ([hang(), mismatch()], (), means(spares=1), "restart", ()),
+        ([hang("n1"), mismatch()] * 2, (), means(spares=1), "stop", ()),
         ([hang("n1")], (), means(spares=1), "restart", ()),
         ([hang("n1")] * 2, (), means(spares=1), "swap_spare", ("n1",)),
         ([hang("n1", "n2")] * 2, (), means(spares=2), "restart", ()),
@@ -228,6 +236,7 @@ def test_what_is_proven_is_never_withdrawn() -> None:
         ([crash("ValueError: x")] * 2, (), 0),  # the rank's own exit code
         ([crash(**KILLED)] * 4, (), 0),
         ([hang()] * 4, (), GAVE_UP),
+        ([mismatch()] * 2, (), GAVE_UP),  # flight recorders have shown it twice
         ([nan()] * 2, (), GAVE_UP),
         ([lost("n1")] * 4, ("n1",), GAVE_UP),
         ([lost("n1")], ("n1",), NOTHING_LEFT),
