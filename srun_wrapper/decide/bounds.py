@@ -13,8 +13,8 @@ RULE = (
     "progress, then those that this job has reported before, then in the order of the evidence. "
     "The first one leaves if a node can take its place; each further one only if another node can, "
     "and a copy of every newest snapshot stays in the job. Lost and proven bad nodes are not "
-    "bounded. The others stay, and robust-srun prints why; if the next hang names none but those that "
-    "stayed for their copies, they are not acquitted, and the next of them leaves, also beyond "
+    "bounded. The others stay, and robust-srun prints why; if the next hang names none but those "
+    "that stayed for their copies, it acquits nobody, and the next of them leaves, also beyond "
     "max_restarts."
 )
 NO_ROOM = "no node is left to take its place"

@@ -246,8 +246,8 @@ RUNGS = (
     ),
     Rung(
         "no-progress",
-        "more than max_restarts recoveries in a row without progress, no machine is proven bad, and "
-        "no suspect is left that stayed for its copies only (see below)",
+        "more than max_restarts recoveries in a row without progress, no machine is proven bad, "
+        "and no suspect is left that stayed for its copies only (see below)",
         f"stop with the rank's exit code; {GAVE_UP} if no rank ended by itself",
         _no_progress,
     ),

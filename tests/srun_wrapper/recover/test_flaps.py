@@ -36,7 +36,9 @@ class Site:
         ledger: Any = SimpleNamespace(
             dir=None,
             accuse=lambda _name, _incident, record: self.accused.append(record),
-            withdraw=lambda name, _incident, _job, _why, cause: self.withdrawn.append((name, cause)),
+            withdraw=lambda name, _incident, _job, _why, cause: self.withdrawn.append(
+                (name, cause)
+            ),
         )
         self.job = Job()
         self.reports = Reports(self.job.state, ledger, "u")
