@@ -108,7 +108,8 @@ WIDER = [
             "fault": lambda job: _slow_disk(job, pick),
             "program": "--data {scratch}/data",
             "options": "--robust-slow-after=2 --robust-interval=0.1",
-            "steps": 230,
+            "steps": 290,
+            "limit": 120.0,
         },
     ),
     Kind(
