@@ -133,8 +133,8 @@ def _storage(views: Sequence[RankView], slow: Sequence[RankView], nodes: Sequenc
     if own < STORED or rest > ELSEWHERE:
         return ""
     return (
-        f"file system {mount} is slow on {nodes[0]} alone: these ranks wait for it in "
-        f"{_percent(own)} of the looks, the ranks of other nodes in {_percent(rest)}"
+        f"these ranks wait for file system {mount} in {_percent(own)} of the looks, the ranks of "
+        f"other nodes in {_percent(rest)}: it is slow on {nodes[0]}, or they alone use it so much"
     )
 
 

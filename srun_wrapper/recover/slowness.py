@@ -74,7 +74,7 @@ class Slowness:
             why = "; no spare is idle" if self._state.config.slow == "replace" else ""
             return f"{node} is reported to the node gate and stays in the job{why}"
         if finding.slow.storage:
-            return f"nothing is done: look at that file system on {node}, and at what is read there"
+            return f"nothing is done: look at that file system on {node}, and at how much is read there"
         if finding.slow.loads:
             return "nothing is done: the rank waits for its data, which may be nobody's fault"
         if finding.slow.kind == "ranks":
@@ -87,7 +87,7 @@ class Slowness:
         rule, cause = "slow-rank", "unknown"
         if finding.corroborated:
             rule, cause = "slow-machine", "node"
-        elif slow.storage:
+        elif slow.storage and not slow.saves:  # a rank that saves for all waits for it alone
             rule, cause = "slow-storage", "storage"
         now = time.time()
         self._ledger.incident({

@@ -132,8 +132,8 @@ def test_a_slow_file_system_of_one_node_is_named(monkeypatch: pytest.MonkeyPatch
     w.mount, w.machine = "/data", lambda node: HOT if node == 1 else Machine()
     w.run()
     line = (
-        "file system /data is slow on n1 alone: these ranks wait for it in 100 % of the looks, "
-        "the ranks of other nodes in 0 %"
+        "these ranks wait for file system /data in 100 % of the looks, the ranks of other nodes "
+        "in 0 %: it is slow on n1, or they alone use it so much"
     )
     assert w.said[2] == f"  {line}"
     assert w.said[-1].startswith("  nothing is done: look at that file system on n1")
@@ -143,6 +143,12 @@ def test_a_slow_file_system_of_one_node_is_named(monkeypatch: pytest.MonkeyPatch
     )  # fmt: skip
     assert line in incident["evidence"]
     assert not w.ledger.accused, "a hot CPU does not explain a slow file system"
+    w = Watched(monkeypatch)
+    save = ("save (torch/serialization.py:9)", *WORK)
+    w.mount, w.stacks = "/data", lambda rank: save if rank == SLOW else REDUCE
+    w.run()
+    (incident,) = w.ledger.incidents
+    assert (incident["cause"], incident["rule"]) == ("unknown", "slow-rank"), "it saves for all"
 
 
 def test_nobody_is_named_where_all_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,8 @@ def test_a_file_system_that_is_slow_on_one_node(
     found = judge(rounds, WORLD)
     assert found.ranks == (5,) and said in found.storage and bool(found.storage) is bool(said)
     if said:
-        assert found.storage.startswith("file system /data is slow on n2 alone: ")
+        assert found.storage.startswith("these ranks wait for file system /data in ")
+        assert found.storage.endswith(": it is slow on n2, or they alone use it so much")
 
 
 def test_ranks_on_several_nodes_name_no_node() -> None:
