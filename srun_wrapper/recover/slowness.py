@@ -74,7 +74,7 @@ class Slowness:
             why = "; no spare is idle" if self._state.config.slow == "replace" else ""
             return f"{node} is reported to the node gate and stays in the job{why}"
         if finding.slow.storage:
-            return f"nothing is done: look at that file system on {node}, and at how much is read there"
+            return f"nothing is done: look at that file system on {node}, and at its use there"
         if finding.slow.loads:
             return "nothing is done: the rank waits for its data, which may be nobody's fault"
         if finding.slow.kind == "ranks":
