@@ -101,7 +101,8 @@ def print_job(report: JobReport, out: Console) -> None:
         out.print("phases in seconds")
         for incident in report.incidents:
             stuck = incident.evidence[:_HANG] if incident.symptom == "hang" else ()
-            for line in (*stuck, *incident.counters, *incident.tests, *incident.restored):
+            told = (*stuck, *incident.amended, *incident.counters, *incident.tests)
+            for line in (*told, *incident.restored):
                 out.print(f"{_clock(incident.time)} {line}")
     else:
         out.print(f"Job {report.job_id} had no incidents.")

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from bench.common import REPOSITORY
 from lab import Lab, LabError
 from lab.keeper.ranks import scan
 from lab.verbs.disruption import expand
+from robust_slurm.state_dir.files import read_incidents
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from srun_wrapper.agent.processes import guardian
 
@@ -168,10 +169,14 @@ class Job:
         os.kill(found[-1], number)
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Return the incidents that robust-srun recorded, in their order."""
-        files = (self.dir / "state").glob("jobs/*/incidents.jsonl")
-        lines = [line for path in files for line in path.read_text().splitlines()]
-        return sorted((json.loads(line) for line in lines), key=lambda record: record["time"])
+        """Return the incidents as robust-status JOB shows them, in their order."""
+        found = []
+        for path in (self.dir / "state").glob("jobs/*/incidents.jsonl"):
+            incidents, problems = read_incidents(path.parent)
+            if problems:
+                raise ChaosError("; ".join(problems))
+            found += [asdict(one) for one in incidents]
+        return sorted(found, key=lambda record: record["time"])
 
     def began(self) -> float:
         """Wall time of the fault: the program's mark of it, or else the moment of the case."""

@@ -121,6 +121,20 @@ def _flap(job: Job, pick: Pick) -> None:
         time.sleep(3)
 
 
+def _partition(seconds: int) -> Kind:
+    """Return an outage of two nodes, too short for a reboot."""
+    why = "they may be replaced, but not reported"
+    return Kind(
+        name=f"partition_{seconds}s",
+        broken=f"two nodes of four are cut off for {seconds} s: {why}",
+        causes=(),
+        make=lambda pick: {
+            "fault": lambda job: job.lab.outage(f"{pick.node},{pick.other}", seconds),
+            "expected": Expected(gone=frozenset((pick.node, pick.other))),
+        },
+    )
+
+
 def _slow_link(job: Job, pick: Pick) -> None:
     job.lab.slow(pick.node, delay_ms=400)
     time.sleep(10)
@@ -222,15 +236,8 @@ SHARED = [
         "all nodes but the batch host are cut off for 3 s",
         lambda job, pick: job.lab.outage(pick.nodes[1:], 3),
     ),
-    Kind(
-        name="partition_3s",
-        broken="two nodes of four are cut off for 3 s: they may be replaced, but not reported",
-        causes=(),
-        make=lambda pick: {
-            "fault": lambda job: job.lab.outage(f"{pick.node},{pick.other}", 3),
-            "expected": Expected(gone=frozenset((pick.node, pick.other))),
-        },
-    ),
+    _partition(3),
+    _partition(6),  # long enough for them to be replaced on a slow machine, too
     _harmless("flap", "the link of a node is off for 1 s, twice", _flap),
     _slow("slow_all", "steps take ten times as long on all nodes", (), "all"),
     _harmless("slow_link", "400 ms of delay to a node for 10 s", _slow_link),

@@ -102,7 +102,8 @@ class Pipeline:
             return False
         mark = Path(args.dir) / f"failed.{self.rank}"
         again = mark.exists()
-        mark.touch()
+        if not again:  # its time is that of the first fault
+            mark.touch()
         return fault in (SIZE, DEADLOCK) or not again
 
     def gradient(self, step: int) -> tuple[Tensor, float]:

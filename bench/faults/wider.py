@@ -10,16 +10,22 @@ from typing import Any
 
 from bench.chaos.job import Job
 from bench.chaos.verdict import Expected
-from bench.faults.kind import FAILS, NODE, PER_NODE, TRANSIENTS, USER, Kind, Pick
+from bench.faults.kind import FAILS, PER_NODE, TRANSIENTS, USER, Kind, Pick
 from lab import LabError
 
 TORCH = str(Path(__file__).with_name("torch_rank.py"))
 SLOW_DISK = 0.5  # s
+SLOW_AFTER = 150  # steps
 DEADLOCK = "deadlock"
 
 
 def _slow_disk(job: Job, pick: Pick) -> None:
-    """Let the scratch of a node answer in turns for the rest of the job."""
+    """Let the scratch of a node answer in turns for the rest of the job.
+
+    The job must know its usual step time first.
+    """
+    job.wait_steps(SLOW_AFTER)
+    job.fault_at = time.time()
 
     def turns() -> None:
         with contextlib.suppress(LabError, OSError):  # until the lab is gone
@@ -66,8 +72,8 @@ def _pair(pick: Pick) -> dict[str, Any]:
     return {
         **made,
         "expected": right,
-        "options": "--robust-start-limit=40",
-        "limit": 300.0,
+        "options": "--robust-start-limit=60",  # eight imports of torch on a busy machine took 40
+        "limit": 420.0,
         "epilog": True,
     }
 
@@ -96,11 +102,14 @@ WIDER = [
     Kind(
         name="slow_disk",
         broken="the local disk of a node takes 0.5 s for each read",
-        causes=(NODE,),
+        causes=("storage",),
         make=lambda pick: {
-            "expected": _bad(pick.node),
+            "expected": Expected(named=frozenset({pick.node})),
             "fault": lambda job: _slow_disk(job, pick),
             "program": "--data {scratch}/data",
+            "options": "--robust-slow-after=2 --robust-interval=0.1",
+            "steps": 290,
+            "limit": 120.0,
         },
     ),
     Kind(

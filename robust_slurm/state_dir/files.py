@@ -20,6 +20,7 @@ from robust_slurm.state_dir.records import (
     Incident,
     Roster,
     accusation_from,
+    amend,
     clean,
     decode,
     incidents_from,
@@ -218,12 +219,24 @@ def read_jobs(
     return found, problems
 
 
-def _listed(directory: Path, prefix: str, most: int, problems: list[str]) -> list[Path]:
+def _withdrawals(job_dir: Path, problems: list[str]) -> list[Accusation]:
+    """Return what takes reports back; what is wrong with reports themselves is told elsewhere."""
+    found = []
+    for path in _listed(job_dir / "accusations", "", MAX_ACCUSATIONS, problems, WITHDRAWN):
+        raw = _content(path, ACCUSATION_BYTES, problems)
+        if raw is not None and (one := accusation_from(decode(raw))) is not None:
+            found.append(one)
+    return found
+
+
+def _listed(
+    directory: Path, prefix: str, most: int, problems: list[str], end: str = ".json"
+) -> list[Path]:
     try:
         names = sorted(
             name
             for name in (path.name for path in directory.iterdir())
-            if name.startswith(prefix) and not name.startswith(".") and name.endswith(".json")
+            if name.startswith(prefix) and not name.startswith(".") and name.endswith(end)
         )
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -257,7 +270,7 @@ def log_of(job_dir: Path | None) -> str:
 
 
 def read_incidents(job_dir: Path | None) -> tuple[list[Incident], list[str]]:
-    """A job's incidents, oldest first, and what is wrong with their file."""
+    """A job's incidents as amended by withdrawals, oldest first, and problems with their files."""
     if job_dir is None:
         return [], []
     path = job_dir / "incidents.jsonl"
@@ -271,4 +284,4 @@ def read_incidents(job_dir: Path | None) -> tuple[list[Incident], list[str]]:
     problems = [f"{path}: {bad} unreadable lines skipped"] if bad else []
     if torn:
         problems.append(f"{path}: torn last line skipped")
-    return found, problems
+    return amend(found, _withdrawals(job_dir, problems)), problems

@@ -146,11 +146,13 @@ class JobLedger:
         name = f"accusations/{node}.{incident}.json"
         self._put(("replace", name, {"v": VERSION, "node": node, "incident": incident, **record}))
 
-    def withdraw(self, node: str, incident: str, job: int, why: str) -> None:
-        """Leave word beside an accusation that it was wrong, and why."""
+    def withdraw(self, node: str, incident: str, job: int, why: str, cause: str) -> None:
+        """Record beside an accusation that it was wrong, and the incident's cause as known now."""
         name = f"accusations/{node}.{incident}{WITHDRAWN}"
         about = {"v": VERSION, "node": node, "incident": incident, "job": job}
-        self._put(("replace", name, {**about, "time": time.time(), "withdrawn": why}))
+        self._put(
+            ("replace", name, {**about, "time": time.time(), "withdrawn": why, "cause": cause})
+        )
 
     def close(self, deadline: float = 5.0) -> None:
         """Write what waits, for at most ``deadline`` seconds."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from robust_slurm.text import one_line
@@ -93,6 +93,7 @@ class Incident:
     rung: str = ""  # id of the ladder's rung that was chosen; "" in older records
     swaps: tuple[tuple[str, str], ...] = ()  # nodes that left, and the nodes in their places
     counters: tuple[str, ...] = ()  # error counters of nodes that have grown
+    amended: tuple[str, ...] = ()  # what withdrawals have corrected in the record since
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Accusation:
     withdrawn: str = ""  # why it was wrong, as the job says
     rule: str = ""  # id of the rule of diagnosis behind it; "" in older records
     withdrawn_at: float | None = None
+    cause: str = ""  # of the incident, as a withdrawal corrects it
 
 
 def clean(value: object, limit: int = MAX_TEXT) -> str:
@@ -242,7 +244,28 @@ def accusation_from(data: object) -> Accusation | None:
         incident=clean(data.get("incident"), 60),
         withdrawn=clean(data.get("withdrawn")),
         rule=clean(data.get("rule"), 40),
+        cause=clean(data.get("cause"), 40),
     )
+
+
+def amend(incidents: Sequence[Incident], withdrawals: Iterable[Accusation]) -> list[Incident]:
+    """Correct incidents by the withdrawals of their reports: cause, suspects, a line that says so.
+
+    The cause changes once no suspect is left. A requeued job counts its incidents anew: of several
+    with the same id, the nearest in time is meant.
+    """
+    found = list(incidents)
+    for back in sorted(withdrawals, key=lambda one: one.time):
+        same = [n for n, one in enumerate(found) if one.id == back.incident]
+        if not same or not back.cause:  # an older record does not know the cause
+            continue
+        at = min(same, key=lambda n: abs(found[n].time - back.time))
+        one = found[at]
+        left = tuple(name for name in one.suspects if name != back.node)
+        line = f"the report against {back.node} is withdrawn: {back.withdrawn or 'wrong'}"
+        cause = one.cause if left else back.cause
+        found[at] = replace(one, suspects=left, cause=cause, amended=(*one.amended, line))
+    return found
 
 
 def _pairs(value: object) -> Iterator[tuple[str, str]]:

@@ -89,6 +89,16 @@ def _own_mounts() -> str:
     return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
 
 
+def point_of(pid: int, path: str) -> str:
+    """Return the mount point that a process's path is on; "" if that is not known."""
+    try:
+        text = Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+    mount = mount_of(path, parse_mounts(text))
+    return mount.point if mount is not None else ""
+
+
 def used_paths(pid: int) -> set[str]:
     """Return the paths that a process has as directory, program, open files and mappings."""
     base = Path(f"/proc/{pid}")

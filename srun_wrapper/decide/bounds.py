@@ -13,7 +13,9 @@ RULE = (
     "progress, then those that this job has reported before, then in the order of the evidence. "
     "The first one leaves if a node can take its place; each further one only if another node can, "
     "and a copy of every newest snapshot stays in the job. Lost and proven bad nodes are not "
-    "bounded. The others stay, and robust-srun prints why."
+    "bounded. The others stay, and robust-srun prints why; if the next hang names none but those "
+    "that stayed for their copies, it acquits nobody, and the next of them leaves, also beyond "
+    "max_restarts."
 )
 NO_ROOM = "no node is left to take its place"
 LAST_COPY = "the last copy of a snapshot would leave with it"
@@ -24,6 +26,11 @@ class Bounded(NamedTuple):
 
     leave: tuple[str, ...]
     stay: tuple[tuple[str, str], ...]
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The suspects that stay for their copies alone."""
+        return tuple(node for node, why in self.stay if why == LAST_COPY)
 
     @property
     def told(self) -> str:

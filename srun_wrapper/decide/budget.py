@@ -31,6 +31,7 @@ class Budget:
     evicted: dict[str, dict[str, str]] = field(default_factory=dict)
     spent: tuple[str, tuple[str, ...]] | None = None  # the last failure's signature, its nodes
     traces: dict[str, list[Trace]] = field(default_factory=dict)  # by signature
+    kept: frozenset[str] = frozenset()  # suspects that the last recovery let stay for their copies
 
     def spend(self, diagnosis: Diagnosis) -> None:
         self.failures += 1
@@ -66,11 +67,18 @@ class Budget:
         self.seen.clear()
         self.evicted.clear()
         self.traces.clear()
+        self.kept = frozenset()
 
     def evict(
-        self, diagnosis: Diagnosis, swaps: Iterable[tuple[str, str]], sure: Collection[str]
+        self,
+        diagnosis: Diagnosis,
+        swaps: Iterable[tuple[str, str]],
+        sure: Collection[str],
+        kept: Iterable[str] = (),
     ) -> None:
-        """Note which nodes left on suspicion; ``sure``: those that are lost."""
+        """Note which nodes left on suspicion; ``sure``: those that are lost; ``kept``: suspects
+        that only their copies of snapshots held back."""
+        self.kept = frozenset(kept)
         for old, new in swaps:
             if old not in sure and old not in diagnosis.proven:
                 self.evicted.setdefault(diagnosis.signature, {})[old] = new
@@ -82,7 +90,8 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
     Then it is the program, its data or a shared service. Two nodes in turn acquit each other,
     but where the error itself names the machine only a replacement with the same error acquits
     the node before it. Of a hang nobody knows for sure where it began: the next one acquits the
-    nodes that were evicted for it, as does a NaN that ranks of another node have alone then.
+    nodes that were evicted for it, as does a NaN that ranks of another node have alone then; not
+    one that names none but suspects that had to stay: without them nothing is known yet.
     Returns the diagnosis, and the nodes whose reports are wrong.
     """
     evicted = budget.evicted.get(diagnosis.signature, {})
@@ -92,7 +101,9 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
     if judged:
         diagnosis, again, why = followed, False, ""
     elif diagnosis.symptom == "hang":
-        again, why = bool(evicted), f"the same hang without {', '.join(sorted(evicted))}"
+        rest = bool(diagnosis.suspects) and budget.kept.issuperset(diagnosis.suspects)
+        again = bool(evicted) and not rest
+        why = f"the same hang without {', '.join(sorted(evicted))}"
     elif diagnosis.symptom == "nan":  # one on all ranks may come of a state that is spoilt by now
         again = diagnosis.exchange and bool(evicted)
         why = f"a NaN of these ranks alone without {', '.join(sorted(evicted))}"

@@ -64,6 +64,14 @@ def _differs(case: Case) -> Diagnosis | None:
     return Diagnosis("differs", "node", named, root.evidence, "differs", root, named)
 
 
+def _hang_of_collectives(case: Case) -> Diagnosis | None:
+    """Ranks wait in one collective that they have entered with other arguments."""
+    root = case.root
+    if root.symptom != "hang" or not root.mismatch:
+        return None
+    return Diagnosis("hang", "user", (), root.evidence, "hang: different collectives", root)
+
+
 def _hang(case: Case) -> Diagnosis | None:
     root = case.root
     if root.symptom != "hang":
@@ -183,6 +191,15 @@ RULES = (
         "unknown: the node of the one rank that had it first is tested first",
         "test",
         _nan,
+    ),
+    Rule(
+        "hang-of-collectives",
+        "hang",
+        "no rank makes a step for longer than the limit, and torch's flight recorders show a "
+        "collective that ranks have entered with other operations, sizes or types",
+        "the program is to blame, and no node",
+        "stop",
+        _hang_of_collectives,
     ),
     Rule(
         "hang",

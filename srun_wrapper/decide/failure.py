@@ -33,6 +33,7 @@ class Failure:
     suspects: tuple[str, ...] = ()
     step: int | None = None  # of a NaN, as the training numbers it
     shared: bool = False  # the node is lost, by a cause that it shares with others
+    mismatch: bool = False  # of a hang: flight recorders show that the ranks' collectives differ
     facts: tuple[str, ...] = ()  # lines of the node about a rank's end: the machine's words
 
 

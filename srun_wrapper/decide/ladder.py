@@ -53,6 +53,7 @@ class Plan:
     code: int = 0  # exit code for stop; 0: the failing rank's own
     rung: str = ""  # id of the rung that was chosen
     exchange: str = ""  # a node that gives its ranks to another one for that one's
+    kept: tuple[str, ...] = ()  # suspects that stay for their copies of snapshots alone
 
 
 BACK = Plan("restart", (), "the lost nodes answer again", rung="back")
@@ -146,7 +147,13 @@ def _same_error(now: Situation) -> Plan | None:
         return None
     if now.diagnosis.symptom == "nan" or now.diagnosis.ranks:
         return None  # a signal that follows a rank is no error that could be compared
-    return Plan("stop", (), "the same error twice without progress: it is the program's own")
+    why = "the same error twice without progress: it is the program's own"
+    return Plan("stop", (), why, _own_code(now))
+
+
+def _own_code(now: Situation) -> int:
+    """Return 0, for the rank's own exit code, if a rank has ended by itself."""
+    return 0 if now.diagnosis.symptom == "crash" else GAVE_UP
 
 
 def _same_nan(now: Situation) -> Plan | None:
@@ -159,8 +166,9 @@ def _no_progress(now: Situation) -> Plan | None:
     most = now.means.max_restarts
     if now.diagnosis.proven or now.budget.failures <= most:
         return None
-    code = 0 if now.diagnosis.symptom == "crash" else GAVE_UP
-    return Plan("stop", (), f"{most} recoveries in a row brought no progress", code)
+    if now.budget.kept.intersection(now.bound.leave):
+        return None  # the nodes in doubt are not all out of the job: each such try removes one
+    return Plan("stop", (), f"{most} recoveries in a row brought no progress", _own_code(now))
 
 
 def _exchange(now: Situation) -> Plan | None:
@@ -180,14 +188,14 @@ def _spare(now: Situation) -> Plan | None:
     if not 0 < len(now.go) <= now.means.spares:
         return None
     why = f"a spare of the allocation takes over{now.bound.told}"
-    return Plan("swap_spare", now.go, why)
+    return Plan("swap_spare", now.go, why, kept=now.bound.kept)
 
 
 def _standby(now: Situation) -> Plan | None:
     if not 0 < len(now.go) <= now.means.spares + now.means.companions:
         return None
     why = f"a node of the standby partition takes over{now.bound.told}"
-    return Plan("swap_companion", now.go, why)
+    return Plan("swap_companion", now.go, why, kept=now.bound.kept)
 
 
 def _keep(now: Situation) -> Plan | None:
@@ -226,7 +234,7 @@ RUNGS = (
     Rung(
         "same-error",
         "the program is to blame, the second time without progress",
-        "stop with the rank's exit code",
+        f"stop with the rank's exit code; {GAVE_UP} if no rank ended by itself",
         _same_error,
     ),
     Rung(
@@ -238,7 +246,8 @@ RUNGS = (
     ),
     Rung(
         "no-progress",
-        "more than max_restarts recoveries in a row without progress, and no machine is proven bad",
+        "more than max_restarts recoveries in a row without progress, no machine is proven bad, "
+        "and no suspect is left that stayed for its copies only (see below)",
         f"stop with the rank's exit code; {GAVE_UP} if no rank ended by itself",
         _no_progress,
     ),

@@ -232,6 +232,7 @@ class HangWatch:
         located: Located = Located()
         lines: Sequence[str] = ()
         closer = CloserFindings()
+        unlike: Located | None = None
         if not ending:  # at the end ranks work apart, and none of them stands out
             located, lines, _ = self._try_to_locate(replies)
             early = self._located
@@ -256,6 +257,7 @@ class HangWatch:
                 first,
                 evidence=(why, *lines[:first_lines], *closer.lines(), *lines[first_lines:]),
                 suspects=nodes,
+                mismatch=unlike is not None and not nodes,  # a stopped rank explains more
             )
         )
         state.changed.set()

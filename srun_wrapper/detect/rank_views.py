@@ -63,4 +63,6 @@ def _view(
     )
     failed = one_line(look.failed)
     shown = loaders[:MOST_LOADERS]
-    return RankView(number, node.name, look.main(), state, step, shown, failed, look.pid)
+    return RankView(
+        number, node.name, look.main(), state, step, shown, failed, look.pid, look.mount
+    )

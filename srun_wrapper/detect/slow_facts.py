@@ -67,7 +67,7 @@ def of_any(seen: Mapping[str, Seen]) -> Facts:
 
 def corroborated(found: Slow, facts: Facts) -> bool:
     """True if the machine that is slow has a fault that explains it, and nothing else does."""
-    innocent = found.loads or found.saves or facts.load
+    innocent = found.loads or found.saves or found.storage or facts.load
     return found.kind == "ranks" and bool(found.node and facts.hardware and not innocent)
 
 

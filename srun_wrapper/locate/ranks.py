@@ -23,6 +23,7 @@ class RankView:
     loaders: tuple[tuple[int, Stack], ...] = ()  # pid and stack of its data-loader workers
     failed: str = ""  # why its stack is not known
     pid: int = 0  # on its node; 0: not known
+    mount: str = ""  # the file system for which it waits; "" if it waits for none
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ OTHERS = 0.7  # the median of all ranks is at most so
 MARGIN = 0.3  # and over all rounds at least so much less
 SURE = 1.5  # standard deviations beyond the largest of so many ranks that are alike
 WAITING = 0.2  # all ranks wait: at most so, everywhere
+STORED = 0.5  # share of the looks in which ranks wait for one file system, at least
+ELSEWHERE = 0.1  # ... and of the looks at the other nodes' ranks, at most
 KNOWN = 0.75  # share of the ranks of which a round must know
 FRAMES = 3  # that are shown of a rank
 
@@ -46,6 +48,7 @@ class Slow:
     wins: int = 0
     loads: bool = False  # it is in a data loader
     saves: bool = False  # it is saving a checkpoint
+    storage: str = ""  # these ranks wait for a file system, and no other node's do: in words
 
     @property
     def node(self) -> str:
@@ -119,11 +122,28 @@ def judge(rounds: Sequence[Round], world: int) -> Slow:
     return Slow("unclear", "no rank stands out in enough rounds")
 
 
+def _storage(views: Sequence[RankView], slow: Sequence[RankView], nodes: Sequence[str]) -> str:
+    """Describe the one file system that the slow ranks wait for, if it is slow on their node."""
+    mounts = Counter(view.mount for view in slow if view.mount)
+    others = [view.mount for view in views if view.node not in nodes]
+    if not mounts or not others or len(nodes) != 1:
+        return ""
+    ((mount, count),) = mounts.most_common(1)
+    own, rest = count / len(slow), others.count(mount) / len(others)
+    if own < STORED or rest > ELSEWHERE:
+        return ""
+    return (
+        f"these ranks wait for file system {mount} in {_percent(own)} of the looks, the ranks of "
+        f"other nodes in {_percent(rest)}: it is slow on {nodes[0]}, or they alone use it so much"
+    )
+
+
 def _named(
     rounds: Sequence[Round], ranks: tuple[int, ...], whole: Mapping[int, float], wins: int
 ) -> Slow:
     chosen = set(ranks)
-    views = [v for looks in rounds for look in looks for v in look if v.rank in chosen]
+    every = [view for looks in rounds for look in looks for view in look]
+    views = [view for view in every if view.rank in chosen]
     nodes = nodes_of(views)
     stacks = Counter(
         tuple(map(without_line, v.stack)) for v in views if v.rank == ranks[0] and outside(v)
@@ -146,6 +166,7 @@ def _named(
         wins,
         loads=any("dataloader.py" in frame or "/data/_utils/" in frame for frame in stack),
         saves=any("checkpoint/" in frame or "serialization.py" in frame for frame in stack),
+        storage=_storage(every, views, nodes),
     )
 
 

@@ -33,6 +33,7 @@ class Look(msgspec.Struct, array_like=True, gc=False):
     local: int = -1  # LOCAL_RANK of its environment
     stacks: tuple[ThreadStack, ...] = ()  # the main thread first
     failed: str = ""  # why there are no stacks
+    mount: str = ""  # the file system for which it waits in a system call; quick looks only
 
     def main(self) -> tuple[str, ...]:
         """Return the frames of the main thread; () if they are not known."""

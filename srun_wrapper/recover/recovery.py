@@ -227,7 +227,7 @@ class Recovery:
             budget.spend(diagnosis)
         diagnosis, wrong = ladder.acquit(diagnosis, budget)
         if wrong:
-            self._nodes.reports.withdraw(wrong, diagnosis.evidence[-1])
+            self._nodes.reports.withdraw(wrong, diagnosis.evidence[-1], diagnosis.cause)
         root = diagnosis.root
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
         return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
@@ -267,7 +267,8 @@ class Recovery:
                 elif plan.exchange:
                     self._exchange(incident, plan.exchange)
                 incident.mark("replace")
-                budget.evict(diagnosis, incident.swaps, lost)
+                kept = plan.kept if incident.swaps else ()
+                budget.evict(diagnosis, incident.swaps, lost, kept)
                 return True
             incident.mark("replace")
             if state.signalled or state.failures:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
+from srun_wrapper.decide.diagnosis import Cause
 from srun_wrapper.decide.exclusions import BadNode, Strength, remembered
 from srun_wrapper.decide.flaps import WINDOW, Flap
 from srun_wrapper.decide.incident import Incident
@@ -104,7 +105,8 @@ class Reports:
         self.flaps.note(name, flap)
         if before is None:
             why = f"it answered again after {lasted:.1f} s, too soon for a reboot: a network outage"
-            self.withdraw((name,), f"{why}; a second one within {WINDOW / 60:g} min would stand")
+            why += f"; a second one within {WINDOW / 60:g} min would stand"
+            self.withdraw((name,), why, "transient")
         elif self.reported(name):
             text = before.text(name, flap.until)
             say(f"{name} answers again after {lasted:.1f} s, but its report stands: {text}")
@@ -155,12 +157,15 @@ class Reports:
             }
             self._ledger.accuse(name, incident.id, record)
 
-    def withdraw(self, names: tuple[str, ...], why: str) -> None:
-        """Take back wrong reports: the gate drops them, and the nodes may be used again."""
+    def withdraw(self, names: tuple[str, ...], why: str, cause: Cause) -> None:
+        """Take back wrong reports: the gate drops them, and the nodes may be used again.
+
+        ``cause``: of the reports' incidents, as it is known now.
+        """
         for name in names:
             if name in self._bad and (report := self._made.pop(name, None)):
                 self._bad.remove(name)
-                self._ledger.withdraw(name, *report, why)
+                self._ledger.withdraw(name, *report, why, cause)
                 say(f"the report against {name} is withdrawn: {why}")
 
     def reported(self, name: str) -> bool:

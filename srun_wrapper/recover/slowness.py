@@ -73,6 +73,8 @@ class Slowness:
         if finding.corroborated:
             why = "; no spare is idle" if self._state.config.slow == "replace" else ""
             return f"{node} is reported to the node gate and stays in the job{why}"
+        if finding.slow.storage:
+            return f"nothing is done: look at that file system on {node}, and at its use there"
         if finding.slow.loads:
             return "nothing is done: the rank waits for its data, which may be nobody's fault"
         if finding.slow.kind == "ranks":
@@ -82,7 +84,12 @@ class Slowness:
     def _record(self, finding: Finding, evidence: Sequence[str], done: str) -> None:
         state, slow = self._state, finding.slow
         number = f"{state.step_id}-slow{next(self._numbers)}"
-        rule, now = "slow-machine" if finding.corroborated else "slow-rank", time.time()
+        rule, cause = "slow-rank", "unknown"
+        if finding.corroborated:
+            rule, cause = "slow-machine", "node"
+        elif slow.storage and not slow.saves:  # a rank that saves for all waits for it alone
+            rule, cause = "slow-storage", "storage"
+        now = time.time()
         self._ledger.incident({
             "id": number,
             "job": state.job_id,
@@ -90,7 +97,7 @@ class Slowness:
             "epoch": state.world.epoch,
             "time": now,
             "symptom": "slow",
-            "cause": "node" if finding.corroborated else "unknown",
+            "cause": cause,
             "suspects": [slow.node] if slow.node else [],
             "evidence": list(evidence),
             "rule": rule,
@@ -116,4 +123,6 @@ def _lines(finding: Finding) -> list[str]:
     ]
     if slow.calls:
         lines.append(f"rank {slow.ranks[0]} is in {' < '.join(slow.calls)}")
+    if slow.storage:
+        lines.append(slow.storage)
     return lines

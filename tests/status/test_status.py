@@ -212,6 +212,18 @@ def test_the_rule_of_an_incident_is_shown_and_old_records_have_none(state_dir: P
     assert found == [("", ""), ("machine-error", "spare"), ("", "")]
 
 
+def test_a_withdrawn_report_changes_the_cause_that_is_shown(state_dir: Path) -> None:
+    job = state_dir / "jobs" / "7"
+    (job / "incidents.jsonl").write_text(json.dumps(incident(id="0-9", rule="node-lost")) + "\n")
+    back = {"node": "n2", "incident": "0-9", "time": incident()["time"] + 3, "job": 7}
+    text = json.dumps({**back, "withdrawn": "a network outage", "cause": "transient"})
+    (job / "accusations" / "n2.0-9.withdrawn.json").write_text(text)
+    _, said = shown(["7"], answering(UP), state_dir)
+    (row,) = (line for line in said.splitlines() if "node-lost" in line)
+    assert "transient" in row and "n2" not in row
+    assert "the report against n2 is withdrawn: a network outage" in said
+
+
 def test_no_jobs_is_said(tmp_path: Path, state_dir: Path) -> None:
     code, text = shown([], answering(UP), tmp_path / "empty")
     assert code == 0

@@ -37,6 +37,15 @@ _OF_A_FILE = re.compile(
     r"|recv(from|msg)|send(to|msg)|connect|accept4?"
 )
 
+_ON_STORAGE = re.compile(r"p?(read|write)(64|v)?|f(data)?sync|fstat|close|getdents64")
+_BY_PATH = {  # the argument that is the path
+    **dict.fromkeys(("open", "stat", "lstat", "rename", "mkdir", "unlink"), 0),
+    **dict.fromkeys(("openat", "newfstatat", "statx"), 1),
+}
+_NO_STORAGE = ("/dev/", "/proc/", "/sys/")
+_HERE = 0xFFFFFF9C  # AT_FDCWD as a descriptor
+_PATH = 1024  # bytes of a path that are read
+
 
 def _calls(machine: str) -> dict[str, str]:
     pairs = (pair.split() for pair in _TABLES.get(machine, "").split(",") if pair)
@@ -60,6 +69,30 @@ def facts(pid: int, proc: Path = Path("/proc")) -> str:
             text = _thread(proc / str(pid) / "task" / str(tid), tid)
             threads.append(f"thread {tid} {text}")
     return "; ".join(text for text in threads if text)
+
+
+def waited_file(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return the path of the file for which the main thread waits in a system call; "" if none.
+
+    For a process that runs, the kernel shows no system call. Locks of files are not storage.
+    """
+    base = proc / str(pid)
+    words = _read(base / "syscall").split()
+    if len(words) < 7 or not words[0].isdigit():
+        return ""
+    name = CALLS.get(words[0], "")
+    try:
+        if _ON_STORAGE.fullmatch(name):
+            path = _link(base, words[1])
+        elif (place := _BY_PATH.get(name)) is not None:
+            path = _string(base / "mem", int(words[1 + place], 16))
+            if not path.startswith("/"):
+                path = f"{_link(base, words[1] if place else hex(_HERE))}/{path}"
+        else:
+            return ""
+    except (OSError, ValueError, OverflowError):
+        return ""
+    return path if path.startswith("/") and not path.startswith(_NO_STORAGE) else ""
 
 
 def state(tid: int, directory: Path = Path("/proc")) -> str:
@@ -94,6 +127,18 @@ def _thread(directory: Path, tid: int) -> str:
         if _OF_A_FILE.fullmatch(name) and len(words) > 1:
             text += _file(directory, words[1])
     return text
+
+
+def _link(base: Path, word: str) -> str:
+    number = int(word, 16) & 0xFFFFFFFF
+    link = base / "cwd" if number == _HERE else base / "fd" / str(number)
+    return os.readlink(link)  # noqa: PTH115
+
+
+def _string(memory: Path, address: int) -> str:
+    with memory.open("rb", buffering=0) as file:
+        file.seek(address)
+        return file.read(_PATH).partition(b"\0")[0].decode(errors="replace")
 
 
 def _file(directory: Path, word: str) -> str:

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from srun_wrapper.agent.looking import fallback
+from robust_slurm.text import one_line
+from srun_wrapper.agent import filesystems
+from srun_wrapper.agent.looking import fallback, kernel
 from srun_wrapper.agent.looking.bounds import bounded
 from srun_wrapper.agent.looking.dumps import DEADLINE, Dump, dump_all
 from srun_wrapper.agent.looking.roles import MOST, TreeProcess, members, roles, seen_role, steppers
@@ -114,13 +116,21 @@ def _glance(
     named = dict([(p, r) for p, r in named.items() if r in (RANK, LAUNCHER)][:MOST])
     dumps = dump_all([p for p, role in named.items() if role == RANK])
     looks = [
-        member.seen(named[member.pid], dump.stacks[:1], dump.failed)
+        _seen_waiting(member, named[member.pid], dump)
         for member in seen
         if member.pid in named and (dump := dumps.get(member.pid, Dump()))
     ]
     own = next((member.state for member in seen if member.pid == pid), "R")
     looks.sort(key=_weight)
     return Sample(local, own, 0.0, 0, looks=bounded(looks, min(budget, GLANCE * len(looks))))
+
+
+def _seen_waiting(member: TreeProcess, role: str, dump: Dump) -> Look:
+    """Return a quick look, with the file system for which a rank waits."""
+    look = member.seen(role, dump.stacks[:1], dump.failed)
+    if role == RANK and (path := kernel.waited_file(member.pid)):
+        look.mount = one_line(filesystems.point_of(member.pid, path), kernel.WORD)
+    return look
 
 
 def _weight(look: Look) -> tuple[int, int, int]:

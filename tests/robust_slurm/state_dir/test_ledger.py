@@ -123,7 +123,7 @@ def test_the_ledger_writes_all_kinds(tmp_path: Path) -> None:
     book.event("epoch", epoch=2)
     book.roster("0", {"step": 3})
     book.accuse("n3", "0-1", {"symptom": "crash"})
-    book.withdraw("n3", "0-1", 7, "the same error on n3, s1")
+    book.withdraw("n3", "0-1", 7, "the same error on n3, s1", "shared")
     book.close()
     where = tmp_path / "jobs" / "7"
     assert lines(where / "incidents.jsonl") == [{"v": 1, "id": "0-1"}]

@@ -17,6 +17,7 @@ from status_records import accusation, incident, roster
 from robust_slurm.state_dir.files import INCIDENTS_BYTES, read_incidents, read_state
 from robust_slurm.state_dir.records import (
     accusation_from,
+    amend,
     incident_from,
     incidents_from,
     roster_from,
@@ -29,6 +30,59 @@ def test_torn_and_bad_lines_are_skipped_and_counted() -> None:
     assert (len(found), bad, torn) == (2, 2, True)
     assert incidents_from(b"") == ([], 0, False)
     assert incidents_from(good + b"\n")[2] is False
+
+
+def back(node: str, *, time: float, cause: str = "transient", **changes: Any) -> dict[str, Any]:
+    """Return a withdrawal; ``time``: seconds after the incident."""
+    made = accusation(node=node, time=incident()["time"] + time, cause=cause, **changes)
+    return {**made, "withdrawn": "answered again"}
+
+
+FLAP = "the report against n2 is withdrawn: answered again"
+
+
+@pytest.mark.parametrize(
+    ("suspects", "withdrawals", "cause", "left", "lines"),
+    [
+        ("n2", [back("n2", time=3)], "transient", "", 1),
+        ("n2 n3", [back("n2", time=3)], "node", "n3", 1),
+        ("n2 n3", [back("n2", time=3), back("n3", time=4)], "transient", "", 2),
+        ("n2 n3", [back("n3", time=9), back("n2", time=3)], "transient", "", 2),
+        ("n2", [back("n2", time=3, cause="shared")], "shared", "", 1),
+        ("n2", [back("n2", time=3, incident="i2")], "node", "n2", 0),
+        ("n2", [back("n2", time=3, cause="")], "node", "n2", 0),  # of an older version
+        ("n2", [], "node", "n2", 0),
+    ],
+)
+def test_a_withdrawal_amends_the_incident(
+    tmp_path: Path,
+    suspects: str,
+    withdrawals: list[dict[str, Any]],
+    cause: str,
+    left: str,
+    lines: int,
+) -> None:
+    reports = tmp_path / "accusations"
+    reports.mkdir()
+    record = incident(suspects=suspects.split())
+    (tmp_path / "incidents.jsonl").write_text(json.dumps(record) + "\n")
+    (reports / "n2.i1.json").write_text(json.dumps(accusation()))
+    for each in withdrawals:
+        name = f"{each['node']}.{each['incident']}.withdrawn.json"
+        (reports / name).write_text(json.dumps(each))
+    (found,), problems = read_incidents(tmp_path)
+    assert (found.cause, found.suspects, problems) == (cause, tuple(left.split()), [])
+    assert len(found.amended) == lines and (FLAP in found.amended) is bool(lines)
+    assert found.evidence == ("silent for 3 s", "ping failed"), "it is what was seen"
+
+
+def test_of_a_requeued_jobs_incidents_the_nearest_is_amended() -> None:
+    early, late = incident(), incident(time=incident()["time"] + 500)
+    both = [one for one in map(incident_from, (early, late)) if one]
+    for seconds, causes in ((3, ["transient", "node"]), (503, ["node", "transient"])):
+        withdrawal = accusation_from(back("n2", time=seconds))
+        assert withdrawal is not None
+        assert [one.cause for one in amend(both, [withdrawal])] == causes
 
 
 def texts(value: Any) -> Iterator[str]:

@@ -11,6 +11,7 @@ from robust_slurm.checkpoint.planning.survival import copies as copies_of
 from srun_wrapper.decide.bounds import LAST_COPY, NO_ROOM, Copies, bounded, likeliest, loses
 from srun_wrapper.decide.budget import Budget
 from srun_wrapper.decide.diagnose import diagnose
+from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.ladder import Means, acquit, plan
 
@@ -99,3 +100,39 @@ def test_a_group_that_hangs_again_leaves_unreported_and_is_acquitted() -> None:
     budget.spend(again)
     acquitted, wrong = acquit(again, budget)
     assert acquitted.suspects == () and acquitted.unreported == frozenset() and wrong == ("n1",)
+
+
+@pytest.mark.parametrize(
+    ("named", "leaves"),
+    [
+        (("n2",), ("n2",)),  # its hang is left: it could not be spared before
+        (("n2", "s1"), ()),  # the replacement hangs as well: the program, or what they share
+        (("n3",), ()),
+        ((), ()),
+    ],
+)
+def test_a_suspect_that_stayed_for_its_copies_leaves_at_the_next_hang(
+    named: tuple[str, ...], leaves: tuple[str, ...]
+) -> None:
+    def hang(*suspects: str) -> Diagnosis:
+        return diagnose([Failure("hang", 1.0, 0.0, (*suspects, "")[0], suspects=suspects)], 8)
+
+    budget, have = Budget(), Means(9, 0, False, 3, copies=PAIRS)
+    for _ in range(3):
+        budget.spend(both := hang("n1", "n2"))
+    first = plan(both, (), budget, have)
+    assert (first.replace, first.kept) == (("n1",), ("n2",))
+    budget.evict(both, [("n1", "s1")], (), first.kept)
+    budget.spend(again := hang(*named))
+    again, wrong = acquit(again, budget)
+    assert wrong == (() if leaves else ("n1",))
+    chosen = plan(again, (), budget, have)
+    assert (chosen.action, chosen.replace) == ("swap_spare" if leaves else "stop", leaves)
+    # Without a node for it the job ends: it must not restart for ever.
+    assert plan(again, (), budget, Means(0, 0, False, 3, copies=PAIRS)).action == "stop"
+    # And if it hangs once more without both of them, both are acquitted.
+    budget.evict(again, [("n2", "s2")] if leaves else [], (), chosen.kept)
+    budget.spend(last := hang("s2"))
+    last, wrong = acquit(last, budget)
+    assert wrong == ("n1", "n2")[: 1 + len(leaves)]
+    assert plan(last, (), budget, have).action == "stop"

@@ -49,6 +49,7 @@ EXAMPLES: dict[str, list[Failure]] = {
     "nan-of-machine": [nan(), end(ECC)],
     "local-nan": [nan()],
     "nan": [nan()],
+    "hang-of-collectives": [Failure("hang", 10.0, 0.0, "", evidence=("sizes",), mismatch=True)],
     "hang": [Failure("hang", 10.0, 0.0, "n1", suspects=("n1",))],
     "slow-machine": [Failure("slow", 10.0, 9.0, "n1", suspects=("n1",), evidence=("hot",))],
     "cannot-start-here": [end(code=2, launched=False)],

@@ -39,9 +39,9 @@ def lost(*nodes: str) -> Diagnosis:
     return diagnose([Failure("node_lost", 1.0, 0.0, n, evidence=("silent",)) for n in nodes])
 
 
-def hang(*suspects: str) -> Diagnosis:
+def hang(*suspects: str, mismatch: bool = False) -> Diagnosis:
     first = suspects[0] if suspects else ""
-    return diagnose([Failure("hang", 1.0, 0.0, first, suspects=suspects)])
+    return diagnose([Failure("hang", 1.0, 0.0, first, suspects=suspects, mismatch=mismatch)])
 
 
 def nan(*, step: int = 9, node: str = "n1", ranks: int = 1, cause: Cause = "unknown") -> Diagnosis:
@@ -101,6 +101,7 @@ def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Pl
         ([crash(ECC)], ("n2",), means(requeue=True), "requeue", ("n2", "n1")),
         ([hang()], (), means(spares=1), "restart", ()),
         ([hang()] * 3, (), means(spares=1), "restart", ()),
+        ([hang("n1"), hang(mismatch=True)] * 2, (), means(spares=1), "stop", ()),
         ([hang("n1")], (), means(spares=1), "restart", ()),
         ([hang("n1")] * 2, (), means(spares=1), "swap_spare", ("n1",)),
         ([hang("n1", "n2")] * 2, (), means(spares=2), "restart", ()),
@@ -228,6 +229,7 @@ def test_what_is_proven_is_never_withdrawn() -> None:
         ([crash("ValueError: x")] * 2, (), 0),  # the rank's own exit code
         ([crash(**KILLED)] * 4, (), 0),
         ([hang()] * 4, (), GAVE_UP),
+        ([hang(mismatch=True)] * 2, (), GAVE_UP),  # flight recorders have shown it twice
         ([nan()] * 2, (), GAVE_UP),
         ([lost("n1")] * 4, ("n1",), GAVE_UP),
         ([lost("n1")], ("n1",), NOTHING_LEFT),

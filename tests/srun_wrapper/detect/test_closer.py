@@ -8,6 +8,7 @@ import time
 import pytest
 from test_hang_locating import Watched
 
+from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.detect import hang_watch
 from srun_wrapper.detect.closer import in_depth
 from srun_wrapper.locate.locate import Located
@@ -100,6 +101,7 @@ def test_nobody_stands_out_by_stack_but_one_is_missing() -> None:
     assert w.hung()[1:2] == lines
     (failure,) = w.job.state.failures
     assert failure.suspects == (), "a recorder blames no machine"
+    assert not failure.mismatch
 
 
 def test_another_size_is_the_programs_and_no_node_is_suspect() -> None:
@@ -112,6 +114,7 @@ def test_another_size_is_the_programs_and_no_node_is_suspect() -> None:
     evidence = w.hung(3)
     (failure,) = w.job.state.failures
     assert (failure.suspects, failure.node, failure.rank) == ((), "", None)
+    assert failure.mismatch and diagnose([failure]).cause == "user"
     assert lines[0] in evidence
     assert not any("suspect node" in line for line in evidence)
 

@@ -65,6 +65,7 @@ class Watched:
         self.looks = 0
         self.stacks: Callable[[int], Sequence[str]] = lambda r: WORK if r == SLOW else REDUCE
         self.machine: Callable[[int], Machine] = lambda _node: Machine()
+        self.mount = ""  # for which the slow rank waits
         self.at: Callable[[int], None] = lambda _look: None
 
     def steps(self, seconds: float, _each: float = 0.0) -> None:
@@ -92,9 +93,12 @@ class Watched:
         self.at(self.looks)
         for node in range(NODES):
             looks = [
-                Look(9, RANK, "S", stacks=(ThreadStack("main", tuple(self.stacks(2 * node + n))),))
-                for n in range(2)
-            ]
+                Look(
+                    9, RANK, "S", stacks=(ThreadStack("main", tuple(self.stacks(rank))),),
+                    mount=self.mount if rank == SLOW else "",
+                )
+                for rank in (2 * node, 2 * node + 1)
+            ]  # fmt: skip
             samples = tuple(Sample(n, "S", 0.0, 0, looks=(look,)) for n, look in enumerate(looks))
             self.job.say(node, Inspected(order.token, 0.0, samples, (), self.machine(node)))
 
@@ -121,6 +125,30 @@ def test_the_slow_rank_is_named_and_nothing_is_done(monkeypatch: pytest.MonkeyPa
     assert len(w.asked()) == LOOKS * ROUNDS
     assert sum(order.machine for order in w.asked()) == 2
     assert all(order.quick and not order.ask for order in w.asked())
+
+
+def test_a_slow_file_system_of_one_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = Watched(monkeypatch)
+    w.mount, w.machine = "/data", lambda node: HOT if node == 1 else Machine()
+    w.run()
+    line = (
+        "these ranks wait for file system /data in 100 % of the looks, the ranks of other nodes "
+        "in 0 %: it is slow on n1, or they alone use it so much"
+    )
+    assert w.said[2] == f"  {line}"
+    assert w.said[-1].startswith("  nothing is done: look at that file system on n1")
+    (incident,) = w.ledger.incidents
+    assert (incident["cause"], incident["rule"], incident["suspects"]) == (
+        "storage", "slow-storage", ["n1"],
+    )  # fmt: skip
+    assert line in incident["evidence"]
+    assert not w.ledger.accused, "a hot CPU does not explain a slow file system"
+    w = Watched(monkeypatch)
+    save = ("save (torch/serialization.py:9)", *WORK)
+    w.mount, w.stacks = "/data", lambda rank: save if rank == SLOW else REDUCE
+    w.run()
+    (incident,) = w.ledger.incidents
+    assert (incident["cause"], incident["rule"]) == ("unknown", "slow-rank"), "it saves for all"
 
 
 def test_nobody_is_named_where_all_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:

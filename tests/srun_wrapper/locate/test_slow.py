@@ -99,6 +99,40 @@ def test_data_and_checkpoints_are_known() -> None:
     assert looks(one(1.0, 0.0, SAVE)).saves
 
 
+@pytest.mark.parametrize(
+    ("own", "same_node", "others", "said"),
+    [
+        (0.9, 0.9, 0.0, "in 90 % of the looks, the ranks of other nodes in 0 %"),
+        (0.6, 0.0, 0.0, "in 60 % of the looks, the ranks of other nodes in 0 %"),
+        (0.9, 0.9, 0.05, "in 90 % of the looks, the ranks of other nodes in 5 %"),
+        (0.9, 0.9, 0.3, ""),  # they wait for it as well: the server, or the program
+        (0.3, 0.0, 0.0, ""),  # it computes, and reads now and then
+    ],
+)
+def test_a_file_system_that_is_slow_on_one_node(
+    own: float, same_node: float, others: float, said: str
+) -> None:
+    def mount(rank: int, look: int) -> str:
+        share = own if rank == 5 else same_node if rank == 4 else others
+        return "/data" if look < round(share * LOOKS * ROUNDS) else ""
+
+    rounds = [
+        [
+            [
+                RankView(r, f"n{r // PER_NODE}", WORK if r == 5 else REDUCE, mount=mount(r, look))
+                for r in range(WORLD)
+            ]
+            for look in range(number * LOOKS, (number + 1) * LOOKS)
+        ]
+        for number in range(ROUNDS)
+    ]
+    found = judge(rounds, WORLD)
+    assert found.ranks == (5,) and said in found.storage and bool(found.storage) is bool(said)
+    if said:
+        assert found.storage.startswith("these ranks wait for file system /data in ")
+        assert found.storage.endswith(": it is slow on n2, or they alone use it so much")
+
+
 def test_ranks_on_several_nodes_name_no_node() -> None:
     found = looks(lambda rank, _, dice: busy(1.0 if rank in (2, 5) else 0.1, dice))
     assert (found.kind, found.ranks, found.nodes, found.node) == ("ranks", (2, 5), ("n1", "n2"), "")

@@ -36,7 +36,9 @@ class Site:
         ledger: Any = SimpleNamespace(
             dir=None,
             accuse=lambda _name, _incident, record: self.accused.append(record),
-            withdraw=lambda name, _incident, _job, why: self.withdrawn.append((name, why)),
+            withdraw=lambda name, _incident, _job, _why, cause: self.withdrawn.append(
+                (name, cause)
+            ),
         )
         self.job = Job()
         self.reports = Reports(self.job.state, ledger, "u")
@@ -91,7 +93,7 @@ def test_a_report_stands_only_where_no_outage_explains_it(
 
     asyncio.run(scene())
     assert [record["rule"] for record in site.accused] == ["node-lost"]
-    assert [name for name, _ in site.withdrawn] == ["n1"] * withdrawn
+    assert site.withdrawn == [("n1", "transient")] * withdrawn
     assert [bad.node for bad in site.reports.evidence()] == ["n1"] * (not withdrawn)
     assert site.reports.barred.bad == ["n1"] * (not withdrawn)
     assert site.reports.reported("n1") is not withdrawn

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from srun_wrapper.agent.looking import dumps, fallback
+from srun_wrapper.agent.looking import dumps, fallback, kernel
 from srun_wrapper.agent.looking.bounds import MOST, bounded, budget
 from srun_wrapper.agent.looking.dumps import stacks, why
 from srun_wrapper.agent.looking.roles import TreeProcess, roles, seen_role
@@ -230,3 +230,36 @@ def test_what_a_slot_says_is_bounded() -> None:
 @pytest.mark.parametrize(("slots", "most"), [(0, 32768), (1, 32768), (8, 32768), (64, 12288)])
 def test_all_slots_of_a_node_fit_in_a_message(slots: int, most: int) -> None:
     assert budget(slots) == most
+
+
+@pytest.mark.parametrize(
+    ("call", "words", "found"),
+    [
+        ("read", "0x3", "/data/shard"),
+        ("fsync", "0x3", "/data/shard"),
+        ("read", "0x4", ""),  # a socket
+        ("write", "0x5", ""),  # a terminal
+        ("flock", "0x3", ""),  # another process holds the lock
+        ("openat", "0xffffffffffffff9c 0x40", "/data/next"),
+        ("openat", "0xffffff9c 0x60", "/home/ada/part"),
+        ("openat", "0x6 0x60", "/data/part"),
+        ("openat", "0xffffff9c 0x9999999999999999", ""),
+        ("futex", "0x40", ""),
+        ("", "running", ""),
+    ],
+)
+def test_the_file_that_a_process_waits_for(
+    tmp_path: Path, call: str, words: str, found: str
+) -> None:
+    base = tmp_path / "7"
+    (base / "fd").mkdir(parents=True)
+    for number, target in ((3, "/data/shard"), (4, "socket:[9]"), (5, "/dev/pts/1"), (6, "/data")):
+        (base / "fd" / str(number)).symlink_to(target)
+    (base / "cwd").symlink_to("/home/ada")
+    (base / "mem").write_bytes(b"\0" * 0x40 + b"/data/next".ljust(0x20, b"\0") + b"part\0rest")
+    numbers = [n for n, name in kernel.CALLS.items() if name == call]
+    padding = "0x0 " * 7
+    text = f"{numbers[0]} {words} {padding}" if call else words
+    (base / "syscall").write_text(text + "\n")
+    assert kernel.waited_file(7, tmp_path) == found
+    assert kernel.waited_file(8, tmp_path) == ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 from places import PROGRAMS
 from slot_driver import Driver, drive, drivers
 
+from srun_wrapper.agent import filesystems
+from srun_wrapper.agent.looking import kernel
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, RANK, Look
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
@@ -134,3 +138,18 @@ def test_a_program_with_its_own_handler_is_not_sent_the_signal(
     sample = looked(d, "own")
     assert [look.failed for look in sample.looks] == ["py-spy was refused: no permission"]
     assert looked(d, token=4).state == "S"
+
+
+def test_the_file_that_a_real_process_waits_for(tmp_path: Path) -> None:
+    """A pipe with a name stands in for a file of a server that does not answer."""
+    os.mkfifo(tmp_path / "data")
+    inner = ("sh", "-c", "read line < data")
+    for words, call in ((("cat", str(tmp_path / "data")), "by path"), (inner, "relative")):
+        with subprocess.Popen(words, cwd=tmp_path) as process:
+            until = time.monotonic() + 10.0
+            while not (found := kernel.waited_file(process.pid)) and time.monotonic() < until:
+                time.sleep(0.01)
+            process.kill()
+        assert found == str(tmp_path / "data"), call
+    assert filesystems.point_of(os.getpid(), "/proc/self/x") == "/proc"
+    assert kernel.waited_file(os.getpid()) == "", "it runs"
