@@ -37,7 +37,7 @@ class Agreement:
         """Take an outcome; True if it shows that the ranks do not share a state any more."""
         first = self.first
         if not found.differ:
-            if first is not None and found.step > first.step and found.whole >= first.whole:
+            if first is not None and found.step > first.step and found.whole:
                 return True  # it went away: no bit that flipped
             self.alike = found.step if self.alike is None else self.alike
             if found.whole:

@@ -52,7 +52,8 @@ def apart(step: int, *, waits: bool = False) -> Outcome:
         ([alike(10), apart(20)], "apart"),
         ([alike(10), odd(20), apart(30)], "apart"),
         ([alike(10), odd(20), alike(30)], "apart"),
-        ([alike(10), odd(11, whole=FEW), alike(12, FEW)], "apart"),
+        ([alike(10), odd(11, whole=FEW), alike(12, FEW)], "waits"),  # of other bytes
+        ([alike(10), odd(11, whole=FEW), alike(12, FEW), odd(75, whole=FEW)], "rank 2"),
         ([alike(10), odd(11, whole=FEW), alike(20)], "apart"),
         # Each time another one: a late save, an evaluation with other weights, on one rank.
         ([alike(10), odd(20), odd(30, rank=1)], "apart"),
