@@ -75,8 +75,8 @@ class OddRank:
     """Its group has come further, and all its ranks held the same then."""
 
 
-class Finding(NamedTuple):
-    """What follows from an odd rank."""
+class OddRankVerdict(NamedTuple):
+    """The judgement of an odd rank, with the nodes that it acquits."""
 
     verdict: Literal["first", "node", "program", "unclear"]
     why: str = ""
@@ -86,25 +86,27 @@ class Finding(NamedTuple):
 
 def judge(
     before: Sequence[OddRank], rank: int, node: str, held: Collection[int], peers: Collection[str]
-) -> Finding:
+) -> OddRankVerdict:
     """Judge by the odd ranks before. ``held``: all ranks of the node; ``peers``: the other ranks'
     nodes."""
     if len(set(peers)) == 1 and node not in peers:
-        return Finding("unclear", f"all others are on {next(iter(peers))}: either may be wrong")
+        return OddRankVerdict(
+            "unclear", f"all others are on {next(iter(peers))}: either may be wrong"
+        )
     if came := [each for each in before if each.rank == rank and each.node != node]:
         why = f"rank {rank} was it on {came[-1].node} before, too: the program or the rank's data"
-        return Finding("program", why, _evicted(came))
+        return OddRankVerdict("program", why, _evicted(came))
     here = [each for each in before if each.node == node]
     if moved := [each for each in here if each.rank not in held]:
         why = f"rank {moved[-1].rank} was it on {node} before, and has moved to another node since"
-        return Finding("node", why)
+        return OddRankVerdict("node", why)
     if here:
         why = f"the second time on {node}, whose ranks could not be moved: it or the program"
-        return Finding("unclear", why)
+        return OddRankVerdict("unclear", why)
     if elsewhere := [each for each in before if not each.passed]:
         why = f"rank {elsewhere[-1].rank} on {elsewhere[-1].node} was it at this spot before"
-        return Finding("program", why, _evicted(elsewhere))
-    return Finding("first")
+        return OddRankVerdict("program", why, _evicted(elsewhere))
+    return OddRankVerdict("first")
 
 
 def _evicted(those: Sequence[OddRank]) -> tuple[str, ...]:

@@ -59,9 +59,9 @@ class Outcome(NamedTuple):
 
     step: int
     whole: bool
-    """Of every byte."""
+    """True if the checksums are of every byte."""
     differ: str = ""
-    """Who differs, in words; empty: all members have reported, and all hold the same."""
+    """The ranks that differ, in words; empty: all members have reported, and all hold the same."""
     odd: int | None = None
     """The one rank that differs from all others, which are alike; known once all have reported."""
     open: bool = False

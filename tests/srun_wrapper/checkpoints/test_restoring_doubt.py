@@ -88,7 +88,7 @@ def test_what_is_restored(
 def test_after_replicas_that_differ_it_is_a_step_from_before(
     tmp_path: Path, certified: int | None, step: int
 ) -> None:
-    """Where no step is certified, as no loss is reported, the last one that they held alike."""
+    """The last one that they held alike, if none is certified as no loss is reported."""
     committed(tmp_path, certified, 4, 8, 10)
 
     async def run() -> tuple[Answering, Restoring]:
