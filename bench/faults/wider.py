@@ -78,6 +78,16 @@ def _pair(pick: Pick) -> dict[str, Any]:
     }
 
 
+def _flip(pick: Pick) -> dict[str, Any]:
+    node = pick.nodes[pick.rank // PER_NODE]
+    # Of the steps on disk, some 50 of these short ones apart, two must show it.
+    return {
+        **_gloo("flip", pick.step, pick.rank),
+        "expected": Expected(named=frozenset({node})),
+        "steps": 260,
+    }
+
+
 WIDER = [
     Kind(
         name="hang_pair",
@@ -98,7 +108,12 @@ WIDER = [
         TRANSIENTS,
         "stuck",
     ),
-    _torch("bit_flip", "a bit of a parameter flips on one rank", (), "flip"),
+    Kind(
+        name="bit_flip",
+        broken="a bit of a parameter flips on one rank",
+        causes=("unknown",),
+        make=_flip,
+    ),
     Kind(
         name="slow_disk",
         broken="the local disk of a node takes 0.5 s for each read",

@@ -16,7 +16,7 @@ from robust_slurm.checkpoint.durable import tier as tier
 from robust_slurm.checkpoint.durable.marks import Mark
 from robust_slurm.checkpoint.planning.alike import is_whole
 from robust_slurm.checkpoint.planning.plan import Holder
-from robust_slurm.checkpoint.planning.sound import Trust
+from robust_slurm.checkpoint.planning.sound import Bound, Trust
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.job.reporting.journal import Journal
@@ -36,6 +36,8 @@ def spoils(diagnosis: Diagnosis) -> str:
     """
     if diagnosis.symptom == "nan":
         return "a loss was not finite"
+    if diagnosis.symptom == "sdc":
+        return "a rank's state was spoilt"
     evidence = [line for line in diagnosis.evidence if "active-" in line or "replay" in line]
     wrong = not evidence or any(not SLOW.search(line) for line in evidence)
     if diagnosis.proven and wrong:
@@ -120,6 +122,7 @@ class Certificates:
         self._journal = journal
         self.suspicion = ""
         """Reason why the newest states may be spoiled, until an epoch resumes; see ``Trust``."""
+        self._behind: int | None = None
         self.line = Timeline()
         self.newest: int | None = None
         """Newest certified step on disk."""
@@ -140,13 +143,32 @@ class Certificates:
         """Note that a step was committed."""
         self._open.add(step)
 
-    def compared(self, rank: int, checksums: Sequence[tuple[int, int]], *, alike: bool) -> None:
-        """Note how a sharer's checksums (step, checksum) compare with those of its peers."""
-        if not alike:
-            self.line.differ(min(step for step, _ in checksums))
+    def compared(self, rank: int, checksums: Sequence[tuple[int, int]], differ: int | None) -> None:
+        """Note how a sharer's checksums (step, checksum) compare with those of its peers.
+
+        ``differ``: the first step at which sharers differ, if they do.
+        """
+        if differ is not None:
+            self.line.differ(differ)
         for step, checksum in checksums:
-            if alike and is_whole(checksum):
+            if is_whole(checksum) and (differ is None or step < differ):
                 self.line.alike(step, rank)
+
+    def suspect(self, why: str, behind: int) -> None:
+        """Have the next recovery go back to a certified step, or if there is none to one that is
+        not after ``behind``; 0: no such step is known."""
+        self.suspicion, self._behind = why, behind or None
+
+    def trust_again(self) -> None:
+        """Take back ``suspect``."""
+        self.suspicion, self._behind = "", None
+
+    def bound(self) -> Bound | None:
+        """Return the last state that is known to be sound, where newer ones are in doubt."""
+        bound, behind = self._state.nonfinite.bound, self._behind
+        if behind is None or (bound is not None and bound.step <= behind):
+            return bound
+        return Bound(behind, self._state.world.epoch)
 
     def look(self, now: float) -> None:
         """Mark the steps that have become certified since the last call."""

@@ -45,6 +45,8 @@ class Enrolments:
     here: set[int] = field(default_factory=set)
     """Ranks that enrolled in the running epoch."""
     saved: dict[int, Saved] = field(default_factory=dict)
+    count: int = 0
+    """Number of enrolments so far."""
     newest: int = 0
     """Newest step that any rank saved in the running epoch."""
 
@@ -56,6 +58,7 @@ class Enrolments:
 
     def enrol(self, rank: int, enrolment: Enrolment) -> None:
         self.ranks[rank] = enrolment
+        self.count += 1
         self.here.add(rank)
 
     def save(self, message: Saved) -> None:

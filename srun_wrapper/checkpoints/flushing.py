@@ -68,7 +68,7 @@ class Flushing:
         steps = [(c.step, c.world) for c in kept]
         if certified:
             places = only(places, trust.memory)
-        before = self._state.nonfinite.bound
+        before = self._certificates.bound()
         flush = plan_flush(only_sound(places, before), world, steps)
         if flush.writes and limit > SIGNALLED:  # time to see which copies are good
             checked = await self._stores.stock(self._ended, flush.step)

@@ -52,7 +52,9 @@ class Checkpoints:
         self.certificates = Certificates(state, self.enrolments, journal)
         self.schedule = Schedule(state, bus, self.enrolments, journal)
         self.replicas = Replicas(state, bus, self.enrolments, journal, leaves)
-        self._shared = SharedStates(bus, self.enrolments, self.certificates, journal, self._notices)
+        self.shared = SharedStates(
+            state, self.enrolments, self.certificates, self.schedule, journal, self._notices
+        )
         self.on_enrolled: Callable[[StoreAt, Enrolled], None] = lambda _at, _said: None
         self.durable_step: int | None = None
         self.resumed_in = 0
@@ -64,7 +66,7 @@ class Checkpoints:
         self.enrolments.begin()
         self.schedule.begin(restored=from_memory)
         self.certificates.begin(self._state.world.epoch, step)
-        self._shared.begin()
+        self.shared.begin(step)
         self._saving_since = 0.0
 
     # -- messages
@@ -119,7 +121,7 @@ class Checkpoints:
         progress = self._state.progress
         progress.saved = max(progress.saved or 0, message.step)
         self._look_at_size(message)
-        self._shared.compare(message)
+        self.shared.compare(message)
 
     def _committed(self, message: Committed) -> None:
         self._journal.event("durable", step=message.step, ok=message.ok, why=message.why)
@@ -146,6 +148,7 @@ class Checkpoints:
         if self.enrolments.saved:
             self.replicas.make_room()
             self.schedule.look(now)
+            self.shared.look(now)
             self._saving_since = self._saving_since or now
             if now - self._saving_since > PARTIAL:
                 self._say_missing()

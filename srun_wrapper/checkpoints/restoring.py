@@ -109,7 +109,7 @@ class Restoring:
         for _ in range(TRIES):
             if self._interrupted():
                 return False
-            before = state.nonfinite.bound
+            before = certificates.bound()
             trust = certificates.trust(places, on_disk)
             world = self._world()
             plan = await run_in_thread(
@@ -131,7 +131,7 @@ class Restoring:
                 self._journal.event("restore", step=plan.step, tier=plan.tier, plan=plan.lines)
                 if certificates.suspicion and plan.doubt and plan.tier:
                     await self._leave_out(plan.step, places, on_disk)
-                certificates.suspicion = ""
+                certificates.trust_again()
                 return not self._interrupted()
             failed |= bad
         say("checkpoints: no restore plan succeeded; each rank looks for its state on disk")

@@ -175,6 +175,7 @@ def innocent(diagnosis: Diagnosis) -> bool:
     echo = echo or (diagnosis.tests == "only" and diagnosis.cause == "unknown")
     alone = diagnosis.symptom == "nan" and diagnosis.exchange
     nobody = unproven_nan(diagnosis) and not alone
+    nobody = nobody or (diagnosis.symptom == "sdc" and diagnosis.cause == "unknown")
     return echo or diagnosis.cause in ("shared", "user") or nobody
 
 

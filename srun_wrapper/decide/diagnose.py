@@ -64,6 +64,23 @@ def _differs(case: Case) -> Diagnosis | None:
     return Diagnosis("differs", "node", named, root.evidence, "differs", root, named)
 
 
+def _odd_rank_again(case: Case) -> Diagnosis | None:
+    """Diagnose a machine on which replicas' states were spoilt twice, of different ranks."""
+    root = case.root
+    if root.symptom != "sdc" or not root.again:
+        return None
+    return Diagnosis("sdc", "node", root.suspects, root.evidence, "sdc", root)
+
+
+def _odd_rank(case: Case) -> Diagnosis | None:
+    """Diagnose a rank whose state was spoilt, see ``checkpoints/odd_ranks.py``."""
+    root = case.root
+    if root.symptom != "sdc":
+        return None
+    found = Diagnosis("sdc", "unknown", root.suspects, root.evidence, "sdc", root)
+    return replace(found, exchange=True)
+
+
 def _hang_of_collectives(case: Case) -> Diagnosis | None:
     """Ranks wait in one collective that they have entered with other arguments."""
     root = case.root
@@ -166,6 +183,24 @@ RULES = (
         "the nodes that the tests name are to blame",
         "evict",
         _differs,
+    ),
+    Rule(
+        "odd-rank-again",
+        "sdc",
+        "as odd-rank, on a node on which that happened in this job before, to a rank that has "
+        "moved to another node since",
+        "that node is to blame",
+        "evict",
+        _odd_rank_again,
+    ),
+    Rule(
+        "odd-rank",
+        "sdc",
+        "ranks that share their state held the same bits; then one of them, alone of at least "
+        "three, holds others at two steps",
+        "unknown: its node is a suspect; the next time tells the machine from the program",
+        "exchange sdc",
+        _odd_rank,
     ),
     Rule(
         "nan-of-machine",

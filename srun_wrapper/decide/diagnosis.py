@@ -19,6 +19,7 @@ Then = Literal[
     "second",
     "exchange",
     "exchange nan",
+    "exchange sdc",
     "test",
     "test first",
     "test only",
@@ -33,7 +34,7 @@ NODES_SHOWN = 8
 TESTED, REPLAYED = "tests", "replay"  # ids of the rules by which these have named a node
 # Lost nodes come first: they explain the ends of ranks. A program that ends itself when its loss
 # is NaN has not failed by itself.
-SYMPTOMS = ("node_lost", "stuck", "differs", "nan", "crash", "hang", "slow", "update")
+SYMPTOMS = ("node_lost", "stuck", "differs", "sdc", "nan", "crash", "hang", "slow", "update")
 ORDER = {symptom: place for place, symptom in enumerate(SYMPTOMS)}
 
 

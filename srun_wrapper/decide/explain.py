@@ -77,6 +77,10 @@ def follows(then: Then, config: Config) -> str:
         + "the second time without progress the node exchanges its ranks with another one; if the "
         "NaN stays on the node, it is evicted the third time; if it follows the ranks, the job "
         "stops",
+        "exchange sdc": (f"{tests} now; " if tests else "")
+        + "restart from the newest certified step; the node exchanges its ranks with another one. "
+        "If it happens on this node again, it is evicted; if it follows the rank, these ranks no "
+        "longer share their state, and the job continues",
         "test first": (f"{tests} now; " if tests else "restart in place; ")
         + "the node is evicted the second time without progress",
         "test only": (f"{tests} now; " if tests else "restart in place; ")

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-Symptom = Literal["crash", "node_lost", "hang", "stuck", "nan", "differs", "slow", "update"]
+Symptom = Literal["crash", "node_lost", "hang", "stuck", "nan", "sdc", "differs", "slow", "update"]
 
 EXCEPTION = re.compile(r"^(\[rank\d+\]:?\s*)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 WARNING = re.compile(r"(\[rank\d+\]:?\s*)?\[[WI]\d{3,4} ")  # as torch logs them: no cause of an end
@@ -31,7 +31,8 @@ class Failure:
     launched: bool = True
     evidence: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
-    step: int | None = None  # of a NaN, as the training numbers it
+    step: int | None = None  # of a NaN or a spoilt state, as the training numbers it
+    again: bool = False  # a spoilt state: on this node before, with other ranks
     shared: bool = False  # the node is lost, by a cause that it shares with others
     mismatch: bool = False  # of a hang: flight recorders show that the ranks' collectives differ
     facts: tuple[str, ...] = ()  # lines of the node about a rank's end: the machine's words

@@ -173,7 +173,12 @@ def _no_progress(now: Situation) -> Plan | None:
 
 def _exchange(now: Situation) -> Plan | None:
     node = now.diagnosis.root.node
-    if now.leave or not now.diagnosis.exchange or now.budget.nodes.get(node, 0) < 2:
+    if now.leave or not now.diagnosis.exchange:
+        return None
+    if now.diagnosis.symptom == "sdc":
+        why = f"a rank's state was spoilt on {node}: its ranks move to another node"
+        return Plan("restart", (), why, exchange=node)
+    if now.budget.nodes.get(node, 0) < 2:
         return None
     what = "had a NaN alone again" if now.diagnosis.symptom == "nan" else "died again"
     why = f"a rank on {node} {what} without a known cause: its ranks move to another node"
@@ -253,7 +258,8 @@ RUNGS = (
     ),
     Rung(
         "exchange",
-        "a rank was killed without a known cause, or had a NaN alone, the second time on this node",
+        "a rank was killed without a known cause, or had a NaN alone, the second time on this "
+        "node; or a rank's state was spoilt",
         "restart; the node exchanges its ranks with another one: the next time shows whether it "
         "follows the rank or the node",
         _exchange,

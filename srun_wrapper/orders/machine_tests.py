@@ -67,7 +67,7 @@ def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
         return False
     if diagnosis.tests == "never":
         return False
-    if diagnosis.symptom == "nan" or diagnosis.tests != "later":
+    if diagnosis.symptom in ("nan", "sdc") or diagnosis.tests != "later":
         return True
     if PROGRAM_ERRORS.match(last_error(diagnosis.root.tail)):
         return False

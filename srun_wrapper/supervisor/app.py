@@ -173,6 +173,7 @@ class Supervisor:
             ended,
             lambda: self.checkpoints.replicas.copies,
         )
+        self.checkpoints.shared.on_acquitted = nodes.reports.withdraw
         self.first_world = FirstWorld(
             state, self.launch, self.finishing, self.topology, nodes.replacement
         )

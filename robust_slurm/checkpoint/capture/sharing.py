@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..copying import gpu
+from ..copying.portions import Portions, turn
 from ..copying.sample import Sample, on_host
 from ..copying.snapshot import CHUNK, pieces
 from ..copying.watch import WHOLE
@@ -119,26 +120,33 @@ class Fingerprint:
     """A checksum of the tensors that the ranks of a group should hold alike.
 
     At every step it covers two items of each tensor, which costs next to nothing: ranks that did
-    not do the same step differ in nearly all of them. At a durable step it covers every byte.
+    not do the same step differ in nearly all of them. Besides it covers a portion of all bytes,
+    another one at each step: a flipped bit shows in no items. At a durable step it covers all.
     """
 
     def __init__(self, tensors: Sequence[tuple[Entry, torch.Tensor]]) -> None:
         self._tensors = list(tensors)
         self._names = checksum((entry, None) for entry, _ in self._tensors)
         self._sample = Sample([tensor for _, tensor in self._tensors])
+        self._portions = Portions(self._sample.tensors)
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
         return self._sample.tensors
 
-    def take(self, *, whole: bool, sampled: list[torch.Tensor] | None = None) -> Callable[[], int]:
+    def take(
+        self, *, whole: bool, sampled: list[torch.Tensor] | None = None, step: int | None = None
+    ) -> Callable[[], int]:
         """Begin in the training's thread; what ends it, in any thread. ``whole``: of all bytes.
         What lies on a device is read there, in the order of its current stream. ``sampled``: their
-        sample, if it was taken."""
+        sample, if it was taken. ``step``: which portion; None: none."""
         parts: list[torch.Tensor] = []
         here: list[tuple[Entry, torch.Tensor]] = []
         if not whole:
             parts = self._sample.take() if sampled is None else sampled
+            if step is not None:
+                portion = self._portions.take(turn(step, len(self._portions.runs)))
+                parts = [*parts, *(each.view(torch.uint8) for each in portion)]
         else:
             here = [each for each in self._tensors if each[1].is_cpu]
             sums = [_sum(tensor) for _, tensor in self._tensors if not tensor.is_cpu]

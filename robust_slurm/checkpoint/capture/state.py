@@ -149,13 +149,13 @@ class State:
         return self._fingerprint.tensors if self.share is not None else ()
 
     def fingerprint(
-        self, *, whole: bool, sampled: list[torch.Tensor] | None = None
+        self, *, whole: bool, sampled: list[torch.Tensor] | None = None, step: int | None = None
     ) -> Callable[[], int]:
         """Checksum of all that is shared, as this rank holds it, of the state last captured; -1:
         nothing is. As ``Fingerprint.take``."""
         if self.share is None:
             return lambda: -1
-        return self._fingerprint.take(whole=whole, sampled=sampled)
+        return self._fingerprint.take(whole=whole, sampled=sampled, step=step)
 
     def still_there(self) -> bool:
         """True if parameters and optimizer state lie where ``capture`` found them."""

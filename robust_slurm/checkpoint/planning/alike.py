@@ -7,10 +7,12 @@ the other kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-KEPT = 512  # steps of a group for which the first checksum is remembered
+KEPT = 512  # steps of a group of which checksums are remembered until all ranks have reported
+VOTERS = 3  # ranks; of two that differ nobody knows which one is wrong
 
 
 class Claim(NamedTuple):
@@ -52,25 +54,75 @@ def apart(claims: Mapping[int, Claim]) -> list[int]:
     return found
 
 
+class Outcome(NamedTuple):
+    """Comparison of one step of a group, by one kind of checksum."""
+
+    step: int
+    whole: bool
+    """True if the checksums are of every byte."""
+    differ: str = ""
+    """The ranks that differ, in words; empty: all members have reported, and all hold the same."""
+    odd: int | None = None
+    """The one rank that differs from all others, which are alike; known once all have reported."""
+    open: bool = False
+    """Members have yet to report, and one rank may turn out to be the only one that differs."""
+
+
+class _Votes:
+    """The checksums of one step by rank."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, int] = {}
+        self.counts: Counter[int] = Counter()
+
+    def add(self, rank: int, same: int) -> None:
+        if rank not in self.ranks:
+            self.ranks[rank] = same
+            self.counts[same] += 1
+
+    def outcome(self, step: int, members: Collection[int]) -> Outcome | None:
+        """Return what is known by now; None: nobody differs so far, and some are missing."""
+        first, same = next(iter(self.ranks.items()))
+        missing, whole = len(self.ranks) < len(members), is_whole(same)
+        if len(self.counts) == 1:
+            return None if missing else Outcome(step, whole)
+        other = next(rank for rank, each in self.ranks.items() if each != same)
+        why = f"ranks {first} and {other} differ at step {step}"
+        _, (few, least) = self.counts.most_common(2)
+        if len(members) < VOTERS or len(self.counts) > 2 or least > 1:
+            return Outcome(step, whole, why)
+        if missing:
+            return Outcome(step, whole, why, open=True)
+        odd = next(rank for rank, each in self.ranks.items() if each == few)
+        return Outcome(step, whole, why, odd)
+
+
 class Comparison:
     """Compares the checksums that ranks report while they train, step by step as they come."""
 
     def __init__(self) -> None:
-        self._first: dict[int, dict[tuple[int, int], tuple[int, int]]] = {}
+        self._votes: dict[int, dict[tuple[int, int], _Votes]] = {}
 
-    def add(self, group: int, rank: int, reported: Iterable[tuple[int, int]]) -> str:
-        """Take (step, checksum) of a rank. Returns who differs where; empty if nobody does.
+    def add(
+        self, group: int, members: Collection[int], rank: int, reported: Iterable[tuple[int, int]]
+    ) -> list[Outcome]:
+        """Take (step, checksum) of a rank. Returns what has become known by them.
 
-        ``group``: its lowest rank."""
-        first = self._first.setdefault(group, {})
+        ``group``: its lowest rank; ``members``: all its ranks."""
+        votes, found = self._votes.setdefault(group, {}), []
         for step, same in reported:
-            other, known = first.setdefault((step, same & 1), (rank, same))
-            if known != same:
-                return f"ranks {other} and {rank} differ at step {step}"
-        while len(first) > KEPT:
-            del first[next(iter(first))]  # the one that came first
-        return ""
+            key = step, same & 1
+            known = votes.setdefault(key, _Votes())
+            known.add(rank, same)
+            if (outcome := known.outcome(step, members)) is None:
+                continue
+            found.append(outcome)
+            if not outcome.open and len(known.ranks) >= len(members):
+                del votes[key]
+        while len(votes) > KEPT:
+            del votes[next(iter(votes))]  # the one that came first
+        return found
 
     def forget(self, group: int) -> None:
         """Forget what was reported of this group."""
-        self._first.pop(group, None)
+        self._votes.pop(group, None)

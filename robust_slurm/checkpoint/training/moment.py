@@ -105,20 +105,20 @@ class Moments:
         return HeldMoment(moment, self._fingerprint, whole=whole)
 
     def read(
-        self, late: list[torch.Tensor], *, whole: bool, copied: bool
+        self, late: list[torch.Tensor], step: int, *, whole: bool, copied: bool
     ) -> tuple[Callable[[], int], Expected | None]:
         """Read the state that was looked at last: what gives the checksum of all that is shared
         (see ``Fingerprint``), and what a copy of ``late`` will be compared with; that is None if
         they are ``copied`` inside save(). In that case only, ``whole`` may be true."""
         if copied:
-            return self._state.fingerprint(whole=whole), None
+            return self._state.fingerprint(whole=whole, step=step), None
         shared, joint = self._state.shared_tensors(), self._joint
         if not (_same(late, joint.others) and _same(shared, joint.ones)):
             joint = self._joint = Joint(shared, late)
             self._portions = Portions(late)
         self._turn = (self._turn + 1) % len(self._portions.runs)
         sampled, items = joint.take()
-        same = self._state.fingerprint(whole=False, sampled=sampled)
+        same = self._state.fingerprint(whole=False, sampled=sampled, step=step)
         return same, Expected(items, joint.order, self._portions, self._turn)
 
     def distrust(self, names: Collection[str] | None = None) -> None:

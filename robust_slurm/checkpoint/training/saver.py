@@ -187,7 +187,7 @@ class Saver:
         if slot is None:
             self._client.skipped(step)
             raise RuntimeError(f"step {step} is skipped: all slots are still being written")
-        same, expected = self._moments.read(late, whole=persist, copied=careful)
+        same, expected = self._moments.read(late, step, whole=persist, copied=careful)
         try:
             copy = Copy(
                 step, slot, form, late, early, lambda: self._moments.encode(values), same,

@@ -112,6 +112,7 @@ def test_an_epoch_abandons_what_comes_after_where_it_resumes() -> None:
     ("symptom", "proven", "evidence", "why"),
     [
         ("nan", (), ("loss of rank 0 on n1 is nan",), "a loss was not finite"),
+        ("sdc", (), ("rank 2 on n2 held other bits",), "a rank's state was spoilt"),
         ("crash", ("n1",), ("n1: active-gemm-wrong cpu: 1 of 256",), "n1 computed wrongly"),
         ("hang", ("n1",), ("n1: active-gemm-slow gpu 0: 3 TFLOP/s",), ""),
         ("hang", ("n1",), ("x", "n1: active-pair-slow", "n1: active-memory-wrong"), "n1 computed"),

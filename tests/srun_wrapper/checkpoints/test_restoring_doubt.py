@@ -49,11 +49,12 @@ class Answering(CheckpointedJob):
             self.bus.deliver(node, Moved(message.token, 0, (done,)))
 
 
-def committed(tier: Path, certified: int, *steps: int) -> None:
+def committed(tier: Path, certified: int | None, *steps: int) -> None:
     for step in steps:
         write(str(tiny(tier.parent / "own.safetensors", step)), tier, "7.e1")
         commit_now(tier, step, attempt="7.e1", keep=99)
-    marks.write(durable.step_dir(tier, certified), "7.e1", Mark(True, True))
+    if certified is not None:
+        marks.write(durable.step_dir(tier, certified), "7.e1", Mark(True, True))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,27 @@ def test_what_is_restored(
     assert found.step == step and job.certificates.suspicion == ""
     assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == doubted
     assert job.state.nonfinite.bound == (Bound(step, 1) if doubt else None)
+
+
+@pytest.mark.parametrize(("certified", "step"), [(4, 4), (None, 8)])
+def test_after_replicas_that_differ_it_is_a_step_from_before(
+    tmp_path: Path, certified: int | None, step: int
+) -> None:
+    """The last one that they held alike, if none is certified as no loss is reported."""
+    committed(tmp_path, certified, 4, 8, 10)
+
+    async def run() -> tuple[Answering, Restoring]:
+        job = Answering(tmp_path, 2)
+        job.certificates.suspect("ranks 0 and 2 differ at step 10", 8)
+        assert await job.restoring.prepare()
+        return job, job.restoring
+
+    job, found = asyncio.run(run())
+    assert (found.step, found.from_memory) == (step, False)
+    assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == [
+        each for each in (8, 10) if each > step
+    ]
+    assert job.state.nonfinite.bound == Bound(step, 1)  # the next epoch is newer
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,19 @@ def test_one_bit_anywhere_changes_a_fingerprint_of_the_whole() -> None:
     assert before[False]() == state.fingerprint(whole=False)()
 
 
+def test_one_bit_of_a_small_state_shows_at_each_step() -> None:
+    """A larger one has its turn in a portion; it is the same one on all ranks."""
+    found = objects()
+    state = State(found, rank=0, share=Share((0, 1)))
+    state.capture()
+    assert state.fingerprint(whole=False, step=7)() == state.fingerprint(whole=False, step=7)()
+    truth = state.fingerprint(whole=False, step=7)()
+    found["model"][0].weight.data.view(-1).view(torch.int32)[1] ^= 1
+    assert state.fingerprint(whole=False, step=7)() != truth
+    found["model"][0].weight.data.view(-1).view(torch.int32)[1] ^= 1
+    assert state.fingerprint(whole=False, step=7)() == truth
+
+
 def test_what_is_not_shared_has_no_fingerprint() -> None:
     state = State(objects(), rank=0)
     state.capture()

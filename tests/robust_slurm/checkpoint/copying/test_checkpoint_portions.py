@@ -17,8 +17,17 @@ from robust_slurm.checkpoint.copying.portions import (
     divide,
     portions_of,
     sums,
+    turn,
     views,
 )
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 10, 64, 100])
+@pytest.mark.parametrize("count", [1, 7, PORTIONS])
+def test_each_portion_has_its_turn_whichever_steps_are_saved(count: int, every: int) -> None:
+    for began in (0, 10**6):
+        saved = range(began, began + 4 * PORTIONS * every, every)
+        assert {turn(step, count) for step in saved} == set(range(count))
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def test_one_sample_serves_the_other_ranks_and_the_copy(
     taken: list[Sample] = []
     take = Sample.take
     monkeypatch.setattr(Sample, "take", lambda self: (taken.append(self), take(self))[1])
-    same, expected = moments.read(late, whole=False, copied=False)
+    same, expected = moments.read(late, 5, whole=False, copied=False)
     assert len(taken) == 1
-    assert same() == state.fingerprint(whole=False)()
+    assert same() == state.fingerprint(whole=False, step=5)()
     slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     copy = Copy(1, slot, form, late, early, lambda: "{}", expected=expected)
     late[-1].data.zero_()
@@ -54,5 +54,5 @@ def test_what_save_copies_itself_is_compared_with_nothing() -> None:
     state = State({"model": model, "optimizer": optimizer}, rank=0, share=Share((0, 1)))
     moments = Moments(state, ABOUT, steady=True)
     late = moments.look().late
-    same, expected = moments.read(late, whole=True, copied=True)
+    same, expected = moments.read(late, 5, whole=True, copied=True)
     assert expected is None and same() == state.fingerprint(whole=True)()

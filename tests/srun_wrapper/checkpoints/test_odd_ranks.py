@@ -1,0 +1,250 @@
+"""One rank that differs from all that share its state: who is named, and who never is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import checkpointed_job
+import pytest
+from checkpointed_job import CheckpointedJob, settled
+
+from robust_slurm.checkpoint.planning.alike import Outcome, mark
+from robust_slurm.checkpoint.planning.sound import Bound
+from srun_wrapper.checkpoints.odd_ranks import CONFIRM, SETTLE, Agreement, OddRank, judge
+from srun_wrapper.protocol.checkpoint_messages import PersistAt, Saved, Unshare
+
+said = checkpointed_job.said
+FEW, WHOLE = False, True
+
+
+def alike(step: int, whole: bool = WHOLE) -> Outcome:
+    return Outcome(step, whole)
+
+
+def odd(step: int, rank: int = 2, whole: bool = WHOLE) -> Outcome:
+    return Outcome(step, whole, "they differ", rank)
+
+
+def apart(step: int, *, waits: bool = False) -> Outcome:
+    return Outcome(step, WHOLE, "they differ", open=waits)
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ([alike(10), odd(20), odd(30)], "rank 2"),
+        ([alike(9, FEW), odd(20), odd(30)], "rank 2"),
+        ([alike(10), odd(11, whole=FEW), odd(12, whole=FEW)], "rank 2"),
+        ([alike(10), odd(11, whole=FEW), odd(20)], "rank 2"),
+        # Two items of each tensor do not show what all bytes showed.
+        ([alike(10), odd(20), alike(21, FEW), alike(22, FEW), odd(30)], "rank 2"),
+        ([alike(10), odd(20), apart(30, waits=True), odd(30)], "rank 2"),
+        ([alike(10), odd(20)], "waits"),
+        ([alike(10), odd(20), odd(20, whole=FEW)], "waits"),  # of the same step
+        ([alike(10), apart(20, waits=True)], "waits"),
+        ([alike(10)], ""),
+        # Never seen alike, in this epoch and before it.
+        ([odd(20), odd(30)], "apart"),
+        ([odd(20), alike(30), odd(40)], "apart"),
+        # Local SGD, DiLoCo: several go their own way, or all are alike again after a while.
+        ([alike(10), apart(20)], "apart"),
+        ([alike(10), odd(20), apart(30)], "apart"),
+        ([alike(10), odd(20), alike(30)], "apart"),
+        ([alike(10), odd(11, whole=FEW), alike(12, FEW)], "waits"),  # of other bytes
+        ([alike(10), odd(11, whole=FEW), alike(12, FEW), odd(75, whole=FEW)], "rank 2"),
+        ([alike(10), odd(11, whole=FEW), alike(20)], "apart"),
+        # Each time another one: a late save, an evaluation with other weights, on one rank.
+        ([alike(10), odd(20), odd(30, rank=1)], "apart"),
+    ],
+)
+def test_what_is_seen_of_a_group(seen: list[Outcome], told: str) -> None:
+    group, ended = Agreement(), False
+    for each in seen:
+        ended = ended or group.take(each, 100.0)
+    if ended:
+        assert told == "apart"
+    elif group.confirmed is not None:
+        assert told == f"rank {group.confirmed.odd}" and not group.expired(1e9)
+    else:
+        assert told == ("waits" if group.since else "")
+        limit = SETTLE if group.first is None else CONFIRM
+        assert not group.expired(99.0 + limit)
+        assert group.expired(101.0 + limit) == bool(group.since)
+
+
+def was(rank: int, node: str, *, evicted: bool = False, passed: bool = False) -> OddRank:
+    return OddRank(rank, node, 40, evicted, passed)
+
+
+@pytest.mark.parametrize(
+    ("before", "held", "peers", "told"),
+    [
+        ([], (4, 5), ("n1", "n2", "n4"), ("first", ())),
+        ([], (4, 5), ("n3", "n1"), ("first", ())),  # a peer on its own node agrees with the others
+        ([], (4, 5), ("n3", "n3"), ("first", ())),  # all ranks are there
+        ([], (4, 5), ("n1", "n1"), ("unclear", ())),  # one machine against one
+        # Its ranks have moved since, and it happens on this node again.
+        ([was(2, "n3")], (4, 5), ("n1", "n2"), ("node", ())),
+        ([was(2, "n3", passed=True)], (4, 5), ("n1", "n2"), ("node", ())),
+        ([was(2, "n1", passed=True), was(2, "n3")], (4, 5), ("n1", "n2"), ("node", ())),
+        # It follows the rank: what only rank 0 does, such as an average of its weights.
+        ([was(4, "n2")], (4, 5), ("n1", "n2"), ("program", ())),
+        ([was(4, "n2", passed=True)], (4, 5), ("n1", "n2"), ("program", ())),
+        ([was(4, "n2", evicted=True)], (4, 5), ("n1", "n2"), ("program", ("n2",))),
+        # Its ranks could not be moved, or another rank of those that stayed.
+        ([was(4, "n3")], (4, 5), ("n1", "n2"), ("unclear", ())),
+        ([was(5, "n3")], (4, 5), ("n1", "n2"), ("unclear", ())),
+        # On another machine before all were alike again: not two machines at once.
+        ([was(2, "n2")], (4, 5), ("n1", "n2"), ("program", ())),
+        ([was(2, "n2", evicted=True)], (4, 5), ("n1", "n2"), ("program", ("n2",))),
+        ([was(2, "n2", passed=True)], (4, 5), ("n1", "n2"), ("first", ())),
+    ],
+)
+def test_whose_fault_it_is(
+    before: list[OddRank],
+    held: tuple[int, ...],
+    peers: tuple[str, ...],
+    told: tuple[str, tuple[str, ...]],
+) -> None:
+    found = judge(before, 4, "n3", held, peers)
+    assert (found.verdict, found.acquitted) == told
+    assert bool(found.why) == (found.verdict != "first")
+
+
+class Replicas(CheckpointedJob):
+    """Ranks 0 to 3 on a node each share a state, in groups as a test says."""
+
+    def __init__(self, group: tuple[int, ...] = (0, 1, 2, 3), directory: str = "/ckpt") -> None:
+        super().__init__()
+        self.acquitted: list[tuple[str, ...]] = []
+        self.checkpoints.shared.on_acquitted = lambda nodes, _why: self.acquitted.append(nodes)
+        self._directory, self.group = directory, group
+        asyncio.run(self.enrolled())
+
+    async def enrolled(self) -> None:
+        for rank in range(4):
+            self.enrol(rank, needs=self.group, directory=self._directory)
+        await settled(self)
+
+    def saved(self, step: int, *others: int, whole: bool = True) -> None:
+        """All save a step; these ranks hold other bits, each its own."""
+        for rank in range(4):
+            same = mark(100 + rank if rank in others else step, whole=whole)
+            message = Saved(
+                self.state.world.epoch, rank, step, None, 1000, 0.0, 0.0, ((step, same),)
+            )
+            self.checkpoints.heard(self.nodes[rank], message)
+
+    def look(self, after: float = 0.0) -> list[Any]:
+        self.checkpoints.shared.look(time.monotonic() + after)
+        return self.state.failures
+
+    def unshared(self) -> list[tuple[int, ...]]:
+        """The groups that share no more; each order goes to all nodes."""
+        orders = [order.ranks for _, order in self.sent if isinstance(order, Unshare)]
+        return list(dict.fromkeys(orders))
+
+    def restart(self, step: int, *, exchange: tuple[int, int] | None = None) -> None:
+        """Begin an epoch; two nodes exchange their ranks."""
+        if exchange:
+            one, other = exchange
+            self.nodes[one], self.nodes[other] = self.nodes[other], self.nodes[one]
+            self.state.members.arrange(self.nodes)
+        self.state.members.stop_epoch()
+        self.state.new_epoch()
+        self.certificates.trust_again()
+        self.checkpoints.new_epoch(step, from_memory=False)
+        asyncio.run(self.enrolled())
+
+
+def test_a_rank_that_alone_differs_twice_is_named_and_training_goes_back(said: list[str]) -> None:
+    job = Replicas()
+    job.saved(10)
+    job.saved(20, 2)
+    assert job.look() == []
+    assert job.certificates.bound() == Bound(10, 1) and job.certificates.suspicion
+    job.checkpoints.schedule.look(time.monotonic())
+    assert [o.step for _, o in job.sent if isinstance(o, PersistAt)]  # not only in ten minutes
+    job.saved(21, whole=False)
+    job.saved(60, 2)
+    (failure,) = job.look()
+    assert (failure.symptom, failure.suspects, failure.rank) == ("sdc", ("n2",), 2)
+    assert (failure.step, failure.again) == (20, False)
+    assert failure.evidence == (
+        "rank 2 on n2 held other bits than the 3 ranks that share its state, which agree, at "
+        "steps 20 and 60; all agreed at step 10",
+    )
+    assert job.look() == [failure] and not job.unshared()
+
+
+def test_the_next_time_tells_the_node_from_the_program(said: list[str]) -> None:
+    job = Replicas()
+    for step in (10, 20, 30):
+        job.saved(step, *([2] if step > 10 else []))
+    assert job.look()
+    job.restart(10, exchange=(2, 3))
+    job.saved(11)
+    job.saved(20, 3)
+    job.saved(30, 3)
+    (failure,) = job.look()
+    assert (failure.suspects, failure.again) == (("n2",), True)
+    assert failure.evidence[1] == (
+        "rank 2 was it on n2 before, and has moved to another node since"
+    )
+    job.restart(10, exchange=(3, 0))  # n2 is evicted; what was its rank differs on its new node
+    job.saved(11)
+    job.saved(20, 3)
+    job.saved(30, 3)
+    assert job.look() == [] and job.acquitted == [("n2",)] and job.unshared() == [(0, 1, 2, 3)]
+
+
+def test_what_follows_the_rank_ends_the_sharing_and_no_more(said: list[str]) -> None:
+    job = Replicas()
+    for step in (10, 20, 30):
+        job.saved(step, *([2] if step > 10 else []))
+    assert job.look()
+    job.restart(10, exchange=(2, 3))
+    job.saved(11)
+    job.saved(20, 2)
+    job.saved(30, 2)
+    assert job.look() == [] and job.unshared() == [(0, 1, 2, 3)]
+    assert "rank 2 was it on n2 before, too: the program or the rank's data" in said[-1]
+    assert job.certificates.suspicion == "" and job.certificates.bound() is None
+
+
+@pytest.mark.parametrize(
+    ("directory", "steps"),
+    [
+        ("/ckpt", [(10, ()), (20, (0, 1, 2, 3))]),  # local SGD
+        ("/ckpt", [(10, ()), (20, (2, 3))]),
+        ("/ckpt", [(10, (2,)), (20, (2,))]),  # never alike
+        ("/ckpt", [(10, ()), (20, (2,)), (30, ())]),  # it goes away
+        ("/ckpt", [(10, ()), (20, (2,)), (30, (1,))]),
+        ("", [(10, ()), (20, (2,))]),  # nothing to go back to
+    ],
+)
+def test_ranks_that_differ_otherwise_share_no_more(
+    said: list[str], directory: str, steps: list[tuple[int, tuple[int, ...]]]
+) -> None:
+    job = Replicas(directory=directory)
+    for step, others in steps:
+        job.saved(step, *others)
+        assert job.look() == []
+    assert job.unshared() == [(0, 1, 2, 3)]
+    assert job.certificates.suspicion == "" and job.certificates.bound() is None
+
+
+def test_a_rank_that_does_not_report_does_not_hold_up_the_end_of_the_sharing(
+    said: list[str],
+) -> None:
+    job = Replicas()
+    job.saved(10)
+    for rank in (0, 1, 2):
+        same = mark(7 + (rank == 2), whole=True)
+        message = Saved(1, rank, 20, None, 1000, 0.0, 0.0, ((20, same),))
+        job.checkpoints.heard(job.nodes[rank], message)
+    assert job.look() == [] and not job.unshared()
+    assert job.look(after=SETTLE + 1) == [] and job.unshared() == [(0, 1, 2, 3)]
+    assert "(ranks 0 and 2 differ at step 20)" in said[-1]
