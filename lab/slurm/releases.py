@@ -150,7 +150,9 @@ def _mirror() -> str:
     known |= {"stable", "oldstable", "oldoldstable", "testing", "unstable"}
     found = pick_mirror(lines, known)
     if not found:
-        raise LabError("apt's sources name no archive of Debian (component main) to take Slurm from")
+        raise LabError(
+            "apt's sources name no archive of Debian (component main) to take Slurm from"
+        )
     return found
 
 
@@ -184,7 +186,9 @@ def _prepare(work: Path, mirror: str, suite: str) -> list[str]:
         "Acquire::Check-Valid-Until": "false",
         "Acquire::Retries": "2",
     }
-    (work / "apt.conf").write_text("".join(f'{key} "{value}";\n' for key, value in settings.items()))
+    (work / "apt.conf").write_text(
+        "".join(f'{key} "{value}";\n' for key, value in settings.items())
+    )
     options = ["-c", str(work / "apt.conf")]
     _run(["apt-get", *options, "-q", "update"], _APT_S)
     return options

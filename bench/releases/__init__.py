@@ -1,0 +1,1 @@
+"""What works on which release of Slurm: ``python -m bench.releases``."""
