@@ -27,16 +27,40 @@ SUITES = {"22.05": ("bookworm",), "24.11": ("trixie",), "26.05": ("forky", "sid"
 
 _RECIPE = 1  # a change of what a root holds: roots of another recipe are not used
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_PACKAGES = (
-    "slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmdbd slurm-wlm-mysql-plugin "
-    "libslurm-dev patchelf"
-).split()
+_PACKAGES = [
+    "slurmctld",
+    "slurmd",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "slurmdbd",
+    "slurm-wlm-mysql-plugin",
+    "libslurm-dev",
+    "patchelf",
+]
 _UNPACKED = re.compile(r"lib|slurm|zlib1g$|patchelf$")  # the rest is for a system that boots
 _DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "slurmdbd")
-_COMMANDS = (
-    "sacct sacctmgr salloc sattach sbatch sbcast scancel scontrol scrontab scrun sdiag sinfo "
-    "sprio squeue sreport srun sshare sstat strigger"
-).split()
+_COMMANDS = [
+    "sacct",
+    "sacctmgr",
+    "salloc",
+    "sattach",
+    "sbatch",
+    "sbcast",
+    "scancel",
+    "scontrol",
+    "scrontab",
+    "scrun",
+    "sdiag",
+    "sinfo",
+    "sprio",
+    "squeue",
+    "sreport",
+    "srun",
+    "sshare",
+    "sstat",
+    "strigger",
+]
+_FIELDS = "$(REPO_URI) $(RELEASE) $(COMPONENT)"  # of apt-get indextargets
 _APT_S = 600.0
 _RUN_S = 60.0
 
@@ -141,11 +165,7 @@ def _fill(release: str, work: Path, final: Path) -> None:
 
 def _mirror() -> str:
     """Return the address of Debian's archive that apt is set up to use here."""
-    lines = _run(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)"]
-        + ["Created-By: Packages"],
-        _RUN_S,
-    )
+    lines = _run(["apt-get", "indextargets", "--format", _FIELDS, "Created-By: Packages"], _RUN_S)
     known = {suite for suites in SUITES.values() for suite in suites}
     known |= {"stable", "oldstable", "oldoldstable", "testing", "unstable"}
     found = pick_mirror(lines, known)
