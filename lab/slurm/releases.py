@@ -8,6 +8,7 @@ node binds them over the host's files of the same names in its mount namespace (
 
 import contextlib
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ CACHE = Path("/var/cache/robust-slurm-lab")
 VARIABLE = "ROBUST_LAB_SLURM"
 SUITES = {"22.05": ("bookworm",), "24.11": ("trixie",), "26.05": ("forky", "sid")}
 """The suites of Debian that serve a release, the likeliest first."""
+HELP = f"{', '.join(SUITES)} (default: ${VARIABLE}, else the host's)"
 
 _RECIPE = 1  # a change of what a root holds: roots of another recipe are not used
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -99,6 +101,7 @@ def why_not(release: str) -> str:
     return ""
 
 
+@functools.cache
 def host_release() -> str:
     """Return the release of the host's own packages, "22.05"."""
     program = shutil.which("slurmd", path="/usr/sbin:/sbin")
