@@ -200,6 +200,9 @@ def _prepare(work: Path, mirror: str, suite: str) -> list[str]:
         "Dir::State::Lists": work / "lists",
         "Dir::State::status": work / "status",
         "Dir::Cache": work,
+        "Dir::Cache::pkgcache": "pkgcache.bin",  # container images switch these off
+        "Dir::Cache::srcpkgcache": "srcpkgcache.bin",
+        "Acquire::GzipIndexes": "false",
         "Dir::Etc::SourceList": work / "sources.list",
         "Dir::Etc::SourceParts": "/dev/null",
         "APT::Install-Recommends": "false",
