@@ -140,14 +140,15 @@ class Run:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.demo")
-    parser.add_argument("--slurm", default="", metavar="RELEASE", help=releases.HELP)
+    choices = f"{', '.join(releases.SUITES)} (default: the newest that needs no build)"
+    parser.add_argument("--slurm", default="", metavar="RELEASE", help=choices)
     args = parser.parse_args(argv)
     story = Story()
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
     try:
         check_host()
-        same = _demo(story, args.slurm)
+        same = _demo(story, releases.asked(args.slurm) or releases.newest_here())
     except (DemoError, LabError) as error:
         story.console.print(f"demo: {error}", style="bold red", markup=False)
         return 1

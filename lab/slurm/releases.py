@@ -92,6 +92,12 @@ def find(release: str) -> Release:
     return Release(release, build(release))
 
 
+def newest_here() -> str:
+    """Return the newest release that runs here without building anything."""
+    built = [release for release in SUITES if root_of(release).is_dir()]
+    return max([host_release(), *built])
+
+
 def why_not(release: str) -> str:
     """Return why the release cannot be used here; "" if it can (its root is built if needed)."""
     try:
@@ -114,9 +120,14 @@ def version_of(slurmd: Path) -> str:
     return text[-1] if text else ""
 
 
+def root_of(release: str) -> Path:
+    """Return where the root of a release is, once it is built."""
+    return CACHE / f"{release}-{_RECIPE}"
+
+
 def build(release: str) -> Path:
     """Return the root of a release, built if it is not there; safe for several at once."""
-    root = CACHE / f"{release}-{_RECIPE}"
+    root = root_of(release)
     if root.is_dir():
         return root
     if os.geteuid() != 0:

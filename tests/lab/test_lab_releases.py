@@ -87,6 +87,14 @@ def test_a_root_is_built_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert {path.name for path in cache.iterdir()} == {"24.11.lock", root.name}
 
 
+def test_the_demo_builds_nothing(cache: Path) -> None:
+    assert releases.newest_here() == "22.05"
+    releases.root_of("24.11").mkdir(parents=True)
+    assert releases.newest_here() == "24.11"
+    (cache / f".{releases.root_of('26.05').name}" / "root").mkdir(parents=True)  # being built
+    assert releases.newest_here() == "24.11"
+
+
 def test_what_a_killed_build_left_is_no_root(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut_off(release: str, work: Path, final: Path) -> None:
         fill(release, work, final)
