@@ -58,7 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--accounting", action="store_true", help="slurmdbd: accounts, limits, QOS")
     up.add_argument("--switch", action="append", default=[], metavar="NODES", help="a leaf switch")
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf")
-    up.add_argument("--slurm", default="", metavar="RELEASE", help=releases.HELP)
+    known = f"{', '.join(releases.SUITES)} (default: ${releases.VARIABLE}, else the host's)"
+    up.add_argument("--slurm", default="", metavar="RELEASE", help=known)
     verb("down", _down, "end a lab; nothing of it stays").add_argument("--all", action="store_true")
     verb("status", _status, "show each node's state in the lab and in Slurm")
     verb("env", _env, "print what a shell needs to know about a lab, as exports")

@@ -1,1 +1,1 @@
-"""What works on which release of Slurm: ``python -m bench.releases``."""
+"""The matrix of Slurm releases and what works on each: ``python -m bench.releases``."""

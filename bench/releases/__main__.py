@@ -1,4 +1,4 @@
-"""What works on which release of Slurm: ``python -m bench.releases`` (root).
+"""The matrix of Slurm releases and what works on each: ``python -m bench.releases`` (root).
 
 One lab for each release that Debian's archive serves, its root built if needed; in it every cell
 of bench/releases/cells.py. Prints the matrix: the time of each cell, or the reason why there is
@@ -30,7 +30,7 @@ WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
 
 
 class Cell(NamedTuple):
-    """What was found: seconds, or the reason why there are none; ``wrong``: it should have any."""
+    """A cell's seconds, or the reason why there are none; ``wrong``: there should be some."""
 
     seconds: Sequence[float] = ()
     reason: str = ""

@@ -25,7 +25,6 @@ CACHE = Path("/var/cache/robust-slurm-lab")
 VARIABLE = "ROBUST_LAB_SLURM"
 SUITES = {"22.05": ("bookworm",), "24.11": ("trixie",), "26.05": ("forky", "sid")}
 """The suites of Debian that serve a release, the likeliest first."""
-HELP = f"{', '.join(SUITES)} (default: ${VARIABLE}, else the host's)"
 
 _RECIPE = 1  # a change of what a root holds: roots of another recipe are not used
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
