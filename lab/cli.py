@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from lab import host
 from lab.cluster import Lab
 from lab.errors import LabError
+from lab.slurm import releases
 from lab.slurm.records import parse_state
 from lab.spec import HEAD, UID, USER, LabSpec, address
 from lab.verbs import breakage_cli, disruption_cli
@@ -57,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--accounting", action="store_true", help="slurmdbd: accounts, limits, QOS")
     up.add_argument("--switch", action="append", default=[], metavar="NODES", help="a leaf switch")
     up.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="slurm.conf")
+    known = f"{', '.join(releases.SUITES)} (default: ${releases.VARIABLE}, else the host's)"
+    up.add_argument("--slurm", default="", metavar="RELEASE", help=known)
     verb("down", _down, "end a lab; nothing of it stays").add_argument("--all", action="store_true")
     verb("status", _status, "show each node's state in the lab and in Slurm")
     verb("env", _env, "print what a shell needs to know about a lab, as exports")
@@ -101,16 +104,18 @@ def _up(args: argparse.Namespace) -> int:
         slurm_conf={key: value for key, _, value in pairs},
         switches=tuple(args.switch),
         accounting=args.accounting,
+        slurm=releases.asked(args.slurm),
         visible=host.default_visible(),
     )
-    host.bring_up(spec)
+    spec = host.bring_up(spec)
     try:
         Lab(spec.name).wait_ready()
     except BaseException:
         host.take_down(spec.name)
         raise
     nodes = f"{' '.join(spec.compute_names)}"
-    print(f"lab {spec.name} is up in {time.monotonic() - began:.1f} s: {nodes}; login node: {HEAD}")
+    took = f"{time.monotonic() - began:.1f} s"
+    print(f"lab {spec.name} is up in {took}: {nodes}; login node: {HEAD}; Slurm {spec.slurm}")
     return 0
 
 

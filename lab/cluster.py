@@ -17,7 +17,7 @@ import msgspec
 
 from lab import host
 from lab.errors import LabError
-from lab.slurm import records
+from lab.slurm import records, releases
 from lab.slurm.logs import complaints
 from lab.spec import HEAD, ROOT, ROOTS, UID, USER, LabSpec, check_name, user_env
 from lab.verbs.breakage import Breakage
@@ -288,12 +288,14 @@ class Cluster(Lab):
         scratch: bool = False,
         switches: Sequence[str] = (),
         accounting: bool = False,
+        slurm: str = "",
     ) -> None:
         """`slurm_conf` overrides settings; `visible`: more paths that the user must reach.
 
         `switches`: the nodes under each leaf switch, as Slurm writes them ("n[1-2],s1").
         `scratch`: a mount in every node, at the property of that name, for `stale_mount`.
         `accounting`: a slurmdbd in the head; the user is in the account `lab`.
+        `slurm`: the release, by default the environment's ROBUST_LAB_SLURM or the host's own.
         """
         extra = [str(Path(p).resolve()) for p in visible]
         self.spec = LabSpec(
@@ -306,11 +308,12 @@ class Cluster(Lab):
             slurm_conf={key: str(value) for key, value in (slurm_conf or {}).items()},
             switches=tuple(switches),
             accounting=accounting,
+            slurm=releases.asked(slurm),
             visible=tuple(dict.fromkeys([*host.default_visible(), *extra])),
         )
 
     def __enter__(self) -> Self:
-        host.bring_up(self.spec, owner=os.getpid())
+        self.spec = host.bring_up(self.spec, owner=os.getpid())
         try:
             self.wait_ready()
         except BaseException:

@@ -6,13 +6,14 @@ Exit codes: 0 the training recovered from memory, lost no more than one step, an
 those of the uninterrupted run; 1 not; 130 interrupted. What the two runs wrote is in demo-out/.
 """
 
+import argparse
 import json
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from lab import curves
 from lab.cluster import Cluster, Lab
 from lab.errors import LabError
 from lab.host import REPOSITORY, check_host
+from lab.slurm import releases
 from lab.spec import HEAD
 
 OUT = REPOSITORY / "demo-out"
@@ -136,13 +138,17 @@ class Run:
         return "; the end of its output:\n  " + "\n  ".join(lines)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab.demo")
+    choices = f"{', '.join(releases.SUITES)} (default: the newest that needs no build)"
+    parser.add_argument("--slurm", default="", metavar="RELEASE", help=choices)
+    args = parser.parse_args(argv)
     story = Story()
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
     try:
         check_host()
-        same = _demo(story)
+        same = _demo(story, releases.asked(args.slurm) or releases.newest_here())
     except (DemoError, LabError) as error:
         story.console.print(f"demo: {error}", style="bold red", markup=False)
         return 1
@@ -156,14 +162,16 @@ def _end(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)  # leaves the lab's `with` block
 
 
-def _demo(story: Story) -> bool:
+def _demo(story: Story, release: str) -> bool:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     story.console.rule("robust-slurm: a node dies under a running training")
-    with Cluster(f"demo-{os.getpid()}", nodes=4, standby=1) as lab:
+    with Cluster(f"demo-{os.getpid()}", nodes=4, standby=1, slurm=release) as lab:
         timeout = _slurmd_timeout(lab)
         nodes = " ".join(lab.spec.train_names)
-        story.say("lab", f"a real Slurm is up: {nodes} in partition train, s1 in standby")
+        story.say(
+            "lab", f"a real Slurm {lab.spec.slurm} is up: {nodes} in partition train, s1 in standby"
+        )
         try:
             same = _runs(lab, story, timeout)
         finally:

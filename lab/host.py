@@ -18,7 +18,7 @@ import msgspec
 from lab import spec as texts
 from lab.errors import LabError
 from lab.machine import fake_nvml
-from lab.slurm import accounting
+from lab.slurm import accounting, releases
 from lab.spec import ROOT, UID, LabSpec
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -48,13 +48,19 @@ def default_visible() -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(p.resolve()) for p in paths if p.exists()))
 
 
-def bring_up(spec: LabSpec, owner: int = 0) -> None:
+def bring_up(spec: LabSpec, owner: int = 0) -> LabSpec:
     """Start a lab; return when all its daemons are started (Slurm may still be registering).
+
+    The description that is returned names the release of Slurm that was asked for.
 
     The lab ends with the process `owner` (0: only by `take_down`). LabError if it cannot be.
     """
     check_host()
     texts.check_spec(spec)
+    release = releases.find(spec.slurm)
+    spec = msgspec.structs.replace(
+        spec, slurm=release.name, slurm_root=str(release.root) if release.root else ""
+    )
     if spec.gpus:
         fake_nvml.check_compiler()
     if spec.accounting:
@@ -75,6 +81,7 @@ def bring_up(spec: LabSpec, owner: int = 0) -> None:
     except BaseException:
         take_down(spec.name)
         raise
+    return spec
 
 
 def _start_reaper(spec: LabSpec, lock: int, owner: int) -> int:
@@ -151,7 +158,7 @@ def _write_files(spec: LabSpec) -> None:
     files = {
         "slurm.conf": texts.slurm_conf(spec),
         "gres.conf": texts.gres_conf(spec),
-        "cgroup.conf": texts.CGROUP_CONF,
+        "cgroup.conf": texts.cgroup_conf(spec),
         "hosts": texts.hosts_file(spec),
         "passwd": texts.passwd_file(Path("/etc/passwd").read_text(), spec.shared),
         "group": texts.group_file(Path("/etc/group").read_text()),

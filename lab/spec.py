@@ -35,6 +35,8 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
     slurm_conf: dict[str, str] = {}
     switches: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
+    slurm: str = ""  # the release: "24.11"; "" is the host's, until the lab is brought up
+    slurm_root: str = ""  # where its programs are, if they are not the host's
 
     @property
     def dir(self) -> Path:
@@ -176,8 +178,12 @@ def topology_conf(spec: LabSpec) -> str:
     return "\n".join([*leaves, f"SwitchName=w0 Switches=w[1-{len(leaves)}]"]) + "\n"
 
 
-# 22.05 has no CgroupPlugin=disabled; cgroup/v1 is the one that starts with no cgroups in sight.
-CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
+def cgroup_conf(spec: LabSpec) -> str:
+    """Slurm without cgroups: the host's would be changed by a slurmd of root's.
+
+    22.05 has no plugin "disabled"; its cgroup/v1 is the one that starts with none in sight.
+    """
+    return f"CgroupPlugin={'cgroup/v1' if spec.slurm == '22.05' else 'disabled'}\n"
 
 
 def slurm_conf(spec: LabSpec) -> str:

@@ -1,8 +1,9 @@
-"""The product's epilog in a lab, as robust-admin writes it on a site."""
+"""The product's stubs in a lab, as robust-admin writes them on a site."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from health.admin.render import Site, find_prefix, node_files
@@ -15,11 +16,16 @@ def epilog_of(lab_dir: Path) -> Path:
 
 def install_epilog(lab_dir: Path) -> None:
     """Write the epilog and its settings, before a job runs."""
-    path = epilog_of(lab_dir)
-    path.parent.mkdir(mode=0o755)
-    spool = str(path.parent / "spool")
-    site = Site(find_prefix(sys.prefix), str(path.parent), "", spool)
-    files = {Path(wanted.path).name: wanted for wanted in node_files(site, "")}
-    (path.parent / "robust.toml").write_text(f'[gate]\nspool = "{spool}"\n')
-    path.write_text(files["epilog"].text)
-    path.chmod(0o755)
+    etc = epilog_of(lab_dir).parent
+    write_site(etc, f'[gate]\nspool = "{etc}/spool"\n', ("epilog",))
+
+
+def write_site(etc: Path, settings: str, stubs: Sequence[str]) -> None:
+    """Make the directory, with robust.toml and some of the stubs in it."""
+    etc.mkdir(mode=0o755)
+    (etc / "robust.toml").write_text(settings)
+    site = Site(find_prefix(sys.prefix), str(etc), "", f"{etc}/spool")
+    texts = {Path(wanted.path).name: wanted.text for wanted in node_files(site, "")}
+    for name in stubs:
+        (etc / name).write_text(texts[name])
+        (etc / name).chmod(0o755)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from lab import linux
 from lab.machine import plant
+from lab.slurm import releases
 from lab.spec import HEAD, LabSpec
 
 OWN_DIRS = {"/tmp": 0o1777, "/dev/shm": 0o1777, "/run": 0o755}
@@ -96,6 +97,9 @@ def build_view(spec: LabSpec, node: str, covers: Iterable[Cover]) -> None:
         linux.bind(str(etc / "fstab"), "/etc/fstab")
     if Path("/etc/slurm").is_dir():  # commands find the lab even without SLURM_CONF
         linux.bind(str(etc), "/etc/slurm")
+    if spec.slurm_root:
+        for source, target in releases.overlays(Path(spec.slurm_root)):
+            linux.bind(source, target)
     library = plant.copy_library(spec)
     quiet = linux.MS_NOSUID | linux.MS_NODEV
     linux.mount("tmpfs", str(spec.node_dir), "tmpfs", quiet, "mode=755")

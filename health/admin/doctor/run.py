@@ -105,6 +105,7 @@ def _slurm(
     facts = SiteFacts(config, found.gate, etc, runs(config))
     return [
         site_rules.of_release(show_config.release(config), version),
+        *site_rules.of_crashes(version),
         *site_rules.of_wants(rules.wants(facts)),
         *site_rules.of_settings(toml, path is not None, list(dict.fromkeys(problems))),
         *site_rules.of_state_dir(look_at_state(found.state_dir), toml),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,6 +43,29 @@ def of_release(release: tuple[int, int] | None, text: str) -> Remark:
         return Remark("ok", "Slurm", text)
     span = " to ".join(f"{major}.{minor:02}" for major, minor in (OLDEST, NEWEST))
     return Remark("advice", "Slurm", f"{text or 'unknown release'}: robust-slurm knows {span}")
+
+
+# A release, the first patch that is without the crash, and what crashed slurmctld before it.
+_CRASHES = (
+    ((24, 11), 6, "many requeues under heavy load"),
+    ((26, 5), 4, "the requeue of a job that is completing"),
+)
+
+
+def of_crashes(text: str) -> list[Remark]:
+    """Warn of releases in which a requeue, which robust-srun and the gate ask for, is dangerous."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    major, minor, patch = map(int, found.groups()) if found else (0, 0, 0)
+    return [
+        Remark(
+            "advice",
+            f"Slurm {text}",
+            f"{what} can crash slurmctld; robust-srun and the gate requeue jobs; update Slurm to "
+            f"{major}.{minor:02}.{fixed} or later",
+        )
+        for release, fixed, what in _CRASHES
+        if (major, minor) == release and patch < fixed
+    ]
 
 
 class Bare(NamedTuple):

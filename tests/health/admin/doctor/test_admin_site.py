@@ -20,6 +20,27 @@ def test_release() -> None:
     assert site_rules.of_release((22, 5), "22.05.8").level == "ok"
     assert site_rules.of_release((21, 8), "21.08.1").level == "advice"
     assert "22.05 to 26.05" in site_rules.of_release(None, "").what
+
+
+@pytest.mark.parametrize(
+    ("version", "fixed"),
+    [
+        ("24.11.5", "24.11.6"),
+        ("24.11.6", ""),
+        ("26.05.0", "26.05.4"),
+        ("26.05.3-rc1", "26.05.4"),
+        ("26.05.4", ""),
+        ("26.05.12", ""),
+        ("22.05.8", ""),
+        ("25.11.2", ""),
+        ("26.05", ""),
+        ("", ""),
+    ],
+)
+def test_a_requeue_that_may_crash_slurmctld(version: str, fixed: str) -> None:
+    found = site_rules.of_crashes(version)
+    assert [remark.level for remark in found] == (["advice"] if fixed else [])
+    assert all(f"update Slurm to {fixed} or later" in remark.what for remark in found)
     assert show_config.release({"SLURM_VERSION": "26.05.5"}) == (26, 5)
 
 

@@ -1,0 +1,147 @@
+"""Roots of other releases of Slurm: where they come from, when they are built, what they cover."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab import host
+from lab.errors import LabError
+from lab.slurm import releases
+from lab.spec import LabSpec, cgroup_conf
+
+SUITES = {"bookworm", "trixie", "stable"}
+Fill = Callable[[str, Path, Path], None]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, on a machine of root's with Slurm 22.05."""
+    monkeypatch.setattr(releases, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(releases, "host_release", lambda: "22.05")
+    monkeypatch.setattr(releases.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(releases.shutil, "which", lambda name, path="": f"/usr/bin/{name}")
+    return tmp_path / "cache"
+
+
+def fill(release: str, work: Path, final: Path) -> None:
+    """Make a root without a network."""
+    (work / "root").mkdir(parents=True)
+    (work / "root" / "release").write_text(release)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("http://a/debian/ bookworm main\n", "http://a/debian/"),
+        ("http://a/debian/ stable main\nhttp://b/ trixie main\n", "http://a/debian/"),
+        ("http://s/ bookworm-security main\nhttp://a/ trixie main", "http://a/"),
+        ("http://n/ nodistro main\nhttp://a/ trixie contrib\nhttp://b/ trixie main", "http://b/"),
+        ("http://s/ bookworm-security main", ""),
+        ("something else entirely, of an old apt", ""),
+        ("", ""),
+    ],
+)
+def test_the_mirror_is_the_one_that_apt_uses(lines: str, found: str) -> None:
+    assert releases.pick_mirror(lines, SUITES) == found
+
+
+def test_the_hosts_own_release_needs_no_root(cache: Path) -> None:
+    for asked in ("", "22.05"):
+        assert releases.find(asked) == releases.Release("22.05", None)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("asked", ["23.11", "26.5", "26.05.5", "newest", "../x"])
+def test_an_unknown_release_is_refused(cache: Path, asked: str) -> None:
+    with pytest.raises(LabError, match=r"choose from 22\.05, 24\.11, 26\.05 \(here: 22\.05\)"):
+        releases.find(asked)
+    assert asked in releases.why_not(asked) and not cache.exists()
+
+
+def test_the_environment_names_the_release_of_all_labs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(releases.VARIABLE, raising=False)
+    assert releases.asked() == "" and releases.asked("24.11") == "24.11"
+    monkeypatch.setenv(releases.VARIABLE, "26.05")
+    assert releases.asked() == "26.05" and releases.asked("24.11") == "24.11"
+
+
+def test_a_root_is_built_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    def count(release: str, work: Path, final: Path) -> None:
+        built.append(release)
+        fill(release, work, final)
+
+    monkeypatch.setattr(releases, "_fill", count)
+    threads = [threading.Thread(target=releases.build, args=("24.11",)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    root = releases.find("24.11").root
+    assert root and (root / "release").read_text() == "24.11" and built == ["24.11"]
+    assert {path.name for path in cache.iterdir()} == {"24.11.lock", root.name}
+
+
+def test_the_demo_builds_nothing(cache: Path) -> None:
+    assert releases.newest_here() == "22.05"
+    releases.root_of("24.11").mkdir(parents=True)
+    assert releases.newest_here() == "24.11"
+    (cache / f".{releases.root_of('26.05').name}" / "root").mkdir(parents=True)  # being built
+    assert releases.newest_here() == "24.11"
+
+
+def test_what_a_killed_build_left_is_no_root(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut_off(release: str, work: Path, final: Path) -> None:
+        fill(release, work, final)
+        raise LabError("no network")
+
+    monkeypatch.setattr(releases, "_fill", cut_off)
+    assert releases.why_not("26.05") == "no network"
+    assert [path.name for path in cache.iterdir()] == ["26.05.lock"]
+    (cache / f".26.05-{releases._RECIPE}" / "root").mkdir(parents=True)  # of a SIGKILL
+    monkeypatch.setattr(releases, "_fill", fill)
+    assert releases.why_not("26.05") == ""
+
+
+def test_a_root_that_cannot_be_built_here(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releases.shutil, "which", lambda name, path="": None)
+    assert "built by apt-get, on Debian" in releases.why_not("24.11")
+    monkeypatch.setattr(releases.os, "geteuid", lambda: 1000)
+    assert "by root only" in releases.why_not("24.11")
+
+
+@pytest.mark.parametrize("names", [{}, {"slurmd": "slurmd-wlm", "slurmctld": "slurmctld-wlm"}])
+def test_a_roots_programs(tmp_path: Path, names: dict[str, str]) -> None:
+    """Daemons lie there under their own names, or under those of Debian's alternatives."""
+    for place, program in (("sbin", "slurmd"), ("sbin", "slurmctld"), ("bin", "srun")):
+        path = tmp_path / "usr" / place / names.get(program, program)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "usr/bin/squeue").symlink_to("srun")  # a link would cover its target's place
+    assert {path: found.name for path, found in releases.programs_of(tmp_path).items()} == {
+        "/usr/sbin/slurmctld": names.get("slurmctld", "slurmctld"),
+        "/usr/sbin/slurmd": names.get("slurmd", "slurmd"),
+        "/usr/bin/srun": "srun",
+    }
+    with pytest.raises(LabError, match="no Slurm plugins"):
+        releases.overlays(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("release", "plugin"), [("22.05", "cgroup/v1"), ("24.11", "disabled"), ("26.05", "disabled")]
+)
+def test_no_cgroups_by_the_releases_own_word(release: str, plugin: str) -> None:
+    assert cgroup_conf(LabSpec(name="x", slurm=release)) == f"CgroupPlugin={plugin}\n"
+
+
+def test_a_lab_names_the_release_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown one is refused before anything is made."""
+    monkeypatch.setattr(host, "check_host", lambda: None)
+    with pytest.raises(LabError, match="choose from"):
+        host.bring_up(LabSpec(name="never", slurm="1.0"))
+    assert not (host.ROOT / "never").exists()
