@@ -47,7 +47,7 @@ ResumeTimeout=3600
 NodeName=DEFAULT CPUs=8 RealMemory=4000 Gres=gpu:h100:4 Feature=fast,big State=CLOUD
 NodeName=c[1-{nodes}] NodeHostname=nobody NodeAddr=127.0.0.1 Port=[20001-{last_port}]
 PartitionName=train Nodes=c[1-{nodes}] Default=YES State=UP OverSubscribe=EXCLUSIVE
-PartitionName=spare Nodes=c[1-2] State=UP
+PartitionName=spare Nodes=c[1-{few}] State=UP
 """
 
 
@@ -89,6 +89,7 @@ class Controller:
                 user=user.stdout.strip(),
                 dir=self._dir,
                 nodes=self._nodes,
+                few=min(2, self._nodes),
                 last_port=20_000 + self._nodes,  # nobody is there: refused without a look-up
             )
         )

@@ -36,10 +36,11 @@ class PySlurm(Slurm):
         environ: Mapping[str, str] | None = None,
         *,
         required: bool = False,
+        ping_first: bool = True,
         argv: Sequence[str] = COMMAND,
     ) -> None:
         """``required``: raise SlurmError instead of going on by commands without pyslurm."""
-        super().__init__(runner, deadline_s, environ, ping_first=True)
+        super().__init__(runner, deadline_s, environ, ping_first=ping_first)
         self._child = PyslurmChild(argv, query_env(self._environ))
         self._required = required
         self._lost = ""  # why the commands are used from now on
