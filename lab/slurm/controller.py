@@ -1,7 +1,7 @@
 """A slurmctld alone, with nodes that have no slurmd: for what only asks and orders Slurm.
 
 It serves 10,000 nodes in some 30 MB. Jobs are given nodes and stay CONFIGURING: no node ever
-comes up. It listens on the loopback interface only, and believes every user (auth/none).
+comes up. It believes every user (auth/none), and listens on the address of the host's name only.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _START_S = 60.0
 _PLACES = "/usr/sbin:/usr/local/sbin:/sbin:" + os.defpath
 _CONF = """\
 ClusterName=alone
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}
 SlurmctldPort={port}
 CommunicationParameters=NoCtldInAddrAny
 SlurmUser={user}

@@ -43,6 +43,7 @@ class PySlurm(Slurm):
         super().__init__(runner, deadline_s, environ, ping_first=ping_first)
         self._child = PyslurmChild(argv, query_env(self._environ))
         self._required = required
+        self._fits = False  # its release does
         self._lost = ""  # why the commands are used from now on
 
     def backend(self) -> tuple[str, str]:
@@ -102,9 +103,9 @@ class PySlurm(Slurm):
         """Start pyslurm's process, if it is the cluster's. Raises ChildLost."""
         if self._lost:
             raise ChildLost(self._lost)
-        if self._child.version:
-            return
         self._child.start(until)
+        if self._fits:
+            return
         theirs = release(self._child.version)
         try:
             ours = self.version()
@@ -117,6 +118,7 @@ class PySlurm(Slurm):
                 " of this machine"
             )
             raise ChildLost(self._lost)
+        self._fits = True
 
     def _question(self, request: Mapping[str, Any], until: float) -> Any:
         """Return the answer, or None: ask the commands."""
@@ -126,7 +128,6 @@ class PySlurm(Slurm):
             self._ready(until)
             return self._child.ask(request, until)
         except ChildLate as error:
-            self._lost = str(error)
             raise SlurmError("timeout", argv, str(error)) from None
         except ChildLost as error:
             self._lose(argv, str(error))
@@ -144,6 +145,8 @@ class PySlurm(Slurm):
         self._sure(argv)
         try:
             self._ready(until)
+        except ChildLate as error:
+            raise SlurmError("timeout", argv, str(error)) from None
         except ChildLost as error:
             self._lose(argv, str(error))
             return False
@@ -152,11 +155,12 @@ class PySlurm(Slurm):
         except PyslurmRefusal as error:
             raise _classified(argv, str(error)) from None
         except ChildLost as error:
-            self._lose(argv, str(error))
-            if not again or isinstance(error, ChildLate):
-                raise SlurmError(
-                    "timeout", argv, f"pyslurm: {error}; the order may have been carried out"
-                ) from None
+            late = isinstance(error, ChildLate)
+            if not late:
+                self._lose(argv, str(error))
+            if late or not again:
+                said = f"{error}; the order may have been carried out"
+                raise SlurmError("timeout", argv, said) from None
             return False
         return True
 

@@ -38,7 +38,8 @@ class PyslurmRefusal(Exception):
 
 
 class PyslurmChild:
-    """One process, used by one thread at a time. Once lost it stays lost."""
+    """One process, used by one thread at a time. Once lost it stays lost; once late, it is started
+    again for the next question."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.version = ""  # of pyslurm, once the process runs
@@ -122,8 +123,8 @@ class PyslurmChild:
         while b"\n" not in parts[-1]:
             left = until - time.monotonic()
             if left <= 0 or not poll.poll(left * 1000):
-                self._lose("it did not answer in time and was killed")
-                raise ChildLate(self._why)
+                self._end()
+                raise ChildLate("pyslurm did not answer in time, and its process was killed")
             part = os.read(fd, 1 << 20)
             size += len(part)
             if not part or size > _MOST:
@@ -150,7 +151,7 @@ class PyslurmChild:
         return f"{_LIBRARY}{said}" if said else ""
 
     def _end(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._rest = self._process, None, b""
         if process is None:
             return
         try:

@@ -264,6 +264,8 @@ def test_submit_gives_the_job_its_environment_and_nothing_of_ours() -> None:
         ("MIXED+DRAIN", "robust: older", True),
         ("DOWN+NOT_RESPONDING", "Not responding", True),
         ("IDLE+DRAIN", "operator: disk", False),
+        ("IDLE", "operator: disk", True),  # 24.11 keeps the reason of a drain that was ended
+        ("IDLE+REBOOT_REQUESTED", "operator: firmware", False),
         ("IDLE+DRAIN", "Prolog error", False),
     ],
 )
@@ -283,6 +285,8 @@ def test_drain_overwrites_nobodys_reason(state: str, reason: str, done: bool) ->
         ("IDLE+DRAIN", "robust: bad GPU", True),
         ("IDLE", "robust: bad GPU", False),
         ("IDLE+DRAIN", "operator: disk", False),
+        ("IDLE", "operator: disk", True),  # 24.11 keeps the reason of a drain that was ended
+        ("IDLE+REBOOT_REQUESTED", "operator: firmware", False),
         ("IDLE+DRAIN", "", False),
     ],
 )
