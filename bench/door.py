@@ -1,6 +1,6 @@
 """The two ways to Slurm side by side: ``python -m bench.door``.
 
-A slurmctld with 1, 1,200 and 10,000 nodes (no slurmd: ``lab/slurm/controller.py``), asked by
+A slurmctld with 1, 1,200, 3,000 and 10,000 nodes (no slurmd: ``lab/slurm/controller.py``), asked by
 Slurm's commands and by pyslurm, in turn. ``first``: pyslurm's process is started for it, as in a
 program that makes one call. Cases: ``nodes`` all nodes as typed values; ``orders`` drain (read and
 order) and requeue; ``down`` the time to the error when slurmctld has gone. Without a pyslurm of
@@ -19,7 +19,7 @@ from lab.slurm.controller import Controller
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.by_pyslurm import PySlurm
 
-SIZES = (1, 1200, 10_000)
+SIZES = (1, 1200, 3000, 10_000)
 DEADLINE_S = 60.0
 SCRIPT = "#!/bin/sh\nsleep 60\n"
 
@@ -50,7 +50,9 @@ class Door:
         self.running.close()
 
     def _pyslurm(self) -> PySlurm:
-        return PySlurm(deadline_s=DEADLINE_S, environ=self._environ, ping_first=False)
+        return PySlurm(
+            deadline_s=DEADLINE_S, environ=self._environ, required=True, ping_first=False
+        )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ nodes, and all that robust-slurm asks of one job: its text has fields that pyslu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from robust_slurm.slurm.errors import SlurmError, classify
 from robust_slurm.slurm.model import Node
 from robust_slurm.slurm.run import Runner, query_env, run_command
 
+PAYS_FROM = 3000  # nodes: below, a process with pyslurm starts no sooner than scontrol is read
 _HINT = "install the pyslurm of the cluster's release, or set slurm_backend = auto"
 
 
@@ -44,14 +46,23 @@ class PySlurm(Slurm):
         self._child = PyslurmChild(argv, query_env(self._environ))
         self._required = required
         self._fits = False  # its release does
+        self._counting = threading.Lock()
+        self._size = -1  # nodes of the largest partition; -1: not counted
         self._lost = ""  # why the commands are used from now on
 
     def backend(self) -> tuple[str, str]:
+        until = self._until()
+        pays = self._pays(until)
         try:
-            self._ready(self._until())
+            self._ready(until)
         except ChildLost as error:
             return "commands", f"pyslurm cannot be used: {error}"
-        return "pyslurm", f"version {self._child.version}"
+        which = f"pyslurm {self._child.version}"
+        if not pays:
+            self.close()
+            count = f"Slurm's commands are faster below {PAYS_FROM} nodes"
+            return "commands", f"{which} fits, but {count}"
+        return "pyslurm", which
 
     def close(self) -> None:
         self._child.close()
@@ -59,7 +70,7 @@ class PySlurm(Slurm):
     # ---- what pyslurm answers
 
     def _nodes(self, names: Iterable[str] | None, until: float) -> dict[str, Node]:
-        if names is not None:
+        if names is not None or not self._pays(until):
             return super()._nodes(names, until)
         rows = self._question({"do": "nodes"}, until)
         if rows is None:
@@ -72,6 +83,8 @@ class PySlurm(Slurm):
         return {node.name: node for node in found}
 
     def _squeue(self, columns: str, until: float) -> dict[int, list[str]]:
+        if not self._required:  # squeue's few columns are read as soon, and beside the nodes
+            return super()._squeue(columns, until)
         order = {"%U": 1, "%u": 2, "%T": 3, "%P": 4, "%N": 5}
         wanted = [order[column] for column in columns.split("|")]
         rows = self._question({"do": "jobs"}, until)
@@ -87,17 +100,35 @@ class PySlurm(Slurm):
             "state": words["State"],
             "reason": words.get("Reason"),
         }
-        if not self._order(argv, request, until, again=True):
+        if not self._ready_now() or not self._order(argv, request, until, again=True):
             super()._set_nodes(names, words, until)
 
     def requeue(self, job_id: int | str) -> None:
         argv = ("pyslurm", "requeue", str(job_id))
         request = {"do": "requeue", "job": job_id}
-        plain = isinstance(job_id, int)  # an array's task has a number of its own for pyslurm
-        if not plain or not self._order(argv, request, self._until(), again=False):
+        # "120_4" has a number of its own for pyslurm.
+        by_it = isinstance(job_id, int) and self._ready_now()
+        if not by_it or not self._order(argv, request, self._until(), again=False):
             super().requeue(job_id)
 
     # ---- inside
+
+    def _ready_now(self) -> bool:
+        """True if an order by pyslurm needs no new process, or must be by pyslurm."""
+        return self._required or self._child.running
+
+    def _pays(self, until: float) -> bool:
+        """True if reading all nodes by pyslurm is worth its process."""
+        if self._ready_now():
+            return True
+        if self._lost:
+            return False
+        with self._counting:
+            if self._size < 0:
+                argv = ("scontrol", "-a", "-o", "show", "partition")
+                found = self._records(argv, self._run(argv, until=until).stdout, "partition")
+                self._size = max((values.integer(r.get("TotalNodes")) for r in found), default=0)
+        return self._size >= PAYS_FROM
 
     def _ready(self, until: float) -> None:
         """Start pyslurm's process, if it is the cluster's. Raises ChildLost."""
@@ -184,20 +215,22 @@ def _classified(argv: Sequence[str], words: str) -> SlurmError:
     return error
 
 
-def _node(row: Mapping[str, Any]) -> Node:
-    gres = ",".join(f"{kind}:{int(count)}" for kind, count in (row["gres"] or {}).items())
+def _node(row: Sequence[Any]) -> Node:
+    name, hostname, port, state, partitions, kinds, cpus, comment, features, why = row
+    reason, author, given = why or (None, None, None)
+    gres = ",".join(f"{kind}:{int(count)}" for kind, count in (kinds or {}).items())
     return Node(
-        name=str(row["name"]),
-        hostname=str(row["hostname"] or row["name"]),
-        port=row["port"] or None,
-        state=values.state_flags(row["state"]),
-        reason=values.optional(row["reason"]),
-        reason_by=row["reason_by"],
-        reason_time=float(row["reason_time"]) if row["reason_time"] else None,
-        partitions=tuple(row["partitions"] or ()),
+        name=str(name),
+        hostname=str(hostname or name),
+        port=port or None,
+        state=values.state_flags(state),
+        reason=values.optional(reason),
+        reason_by=author,
+        reason_time=float(given) if given else None,
+        partitions=tuple(partitions or ()),
         gres=gres or None,
-        cpus=int(row["cpus"] or 0),
-        comment=values.optional(row["comment"]),
+        cpus=int(cpus or 0),
+        comment=values.optional(comment),
         raw={},
-        features=tuple(row["features"] or ()),
+        features=tuple(features or ()),
     )

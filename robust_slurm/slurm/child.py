@@ -51,6 +51,11 @@ class PyslurmChild:
         self._rest = b""
         self._why = ""  # the process is lost for
 
+    @property
+    def running(self) -> bool:
+        """True if the process was started and has not been lost."""
+        return self._process is not None and bool(self.version)
+
     def start(self, until: float) -> None:
         """Start the process if it does not run. Raises ChildLost."""
         with self._entered(until):
@@ -78,10 +83,9 @@ class PyslurmChild:
         os.close(self._said)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; another question starts it again."""
         with self._lock:
             self._end()
-            self._why = self._why or "it was closed"
 
     # ---- inside; the lock is held
 

@@ -21,23 +21,22 @@ from collections.abc import Callable
 from typing import Any
 
 
-def nodes(pyslurm: Any, request: dict[str, Any]) -> list[dict[str, Any]]:
+def nodes(pyslurm: Any, request: dict[str, Any]) -> list[list[Any]]:
+    """Name, hostname, port, state, partitions, gres, CPUs, comment, features, and the reason with
+    its author and time; each look-up of a user's name may be a request over the network."""
     return [
-        {
-            "name": node.name,
-            "hostname": node.hostname,
-            "port": node.slurmd_port,
-            "state": node.state,
-            # Each lookup of a user's name may be a request over the network.
-            "reason": node.reason,
-            "reason_by": node.reason_user if node.reason else None,
-            "reason_time": node.reason_time if node.reason else None,
-            "partitions": node.partitions,
-            "gres": node.configured_gres,
-            "cpus": node.total_cpus,
-            "comment": node.comment,
-            "features": node.available_features,
-        }
+        [
+            node.name,
+            node.hostname,
+            node.slurmd_port,
+            node.state,
+            node.partitions,
+            node.configured_gres,
+            node.total_cpus,
+            node.comment,
+            node.available_features,
+            (node.reason, node.reason_user, node.reason_time) if node.reason else None,
+        ]
         for node in pyslurm.Nodes.load().values()
     ]
 

@@ -56,7 +56,7 @@ def opened(
         return clients[-1]
 
     if request.param == "pyslurm":
-        looked = PySlurm(deadline_s=DEADLINE_S, environ=environ)
+        looked = PySlurm(deadline_s=DEADLINE_S, environ=environ, required=True)
         which, why = looked.backend()
         looked.close()
         if which != "pyslurm":

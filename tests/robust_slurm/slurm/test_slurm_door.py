@@ -285,8 +285,6 @@ def test_drain_overwrites_nobodys_reason(state: str, reason: str, done: bool) ->
         ("IDLE+DRAIN", "robust: bad GPU", True),
         ("IDLE", "robust: bad GPU", False),
         ("IDLE+DRAIN", "operator: disk", False),
-        ("IDLE", "operator: disk", True),  # 24.11 keeps the reason of a drain that was ended
-        ("IDLE+REBOOT_REQUESTED", "operator: firmware", False),
         ("IDLE+DRAIN", "", False),
     ],
 )
