@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from bench.common import MIN_SAMPLES, BenchError, Results, main
 from lab.slurm.controller import Controller
@@ -69,7 +70,7 @@ def nodes(results: Results) -> None:
     """Milliseconds until all nodes are typed values."""
     for size in SIZES:
         with opened(size, results) as (door, _):
-            found = _measure(door, results, lambda slurm, size=size: _all(slurm, size))
+            found = _measure(door, results, partial(_all, size))
         _record(results, f"nodes_{size}", found)
 
 
@@ -103,7 +104,7 @@ def down(results: Results) -> None:
         _record(results, "down", _measure(door, results, refused))
 
 
-def _all(slurm: Slurm, size: int) -> None:
+def _all(size: int, slurm: Slurm) -> None:
     if len(slurm.nodes()) != size:
         raise BenchError(f"not {size} nodes were found")
 

@@ -1,4 +1,4 @@
-"""Which way to Slurm a program takes: its commands, or pyslurm."""
+"""The choice of the way to Slurm: its commands, or pyslurm."""
 
 from __future__ import annotations
 
