@@ -47,7 +47,7 @@ class PyslurmChild:
         self._environ = dict(environ)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._said = os.memfd_create("pyslurm")  # its standard error; a pipe could fill up
+        self._said = -1  # the file of its standard error; a pipe could fill up
         self._rest = b""
         self._why = ""  # the process is lost for
 
@@ -79,9 +79,6 @@ class PyslurmChild:
             raise ChildLost(str(answer.get("error")))
         return answer["value"]
 
-    def __del__(self) -> None:
-        os.close(self._said)
-
     def close(self) -> None:
         """End the process; another question starts it again."""
         with self._lock:
@@ -97,6 +94,7 @@ class PyslurmChild:
             raise ChildLost(self._why)
         if self._process is not None:
             return self._process
+        self._said = os.memfd_create("pyslurm")
         try:
             self._process = subprocess.Popen(
                 self._argv,
@@ -107,9 +105,11 @@ class PyslurmChild:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            self._why = f"{self._argv[0]} cannot be started: {error}"
-            raise ChildLost(self._why) from None
-        hello = self._read(min(until, time.monotonic() + START_S))
+            raise self._lose(f"{self._argv[0]} cannot be started: {error}") from None
+        try:
+            hello = self._read(min(until, time.monotonic() + START_S))
+        except ChildLate:
+            raise self._lose(f"it did not start within {START_S:g} s") from None
         if "value" not in hello:
             raise self._lose(str(hello.get("error")))
         self.version = str(hello["value"]["pyslurm"])
@@ -145,8 +145,8 @@ class PyslurmChild:
 
     def _lose(self, why: str) -> ChildLost:
         """Kill the process. Without a reason the last of what it printed is the reason."""
-        self._end()
         self._why = why or self._last_words() or "it died"
+        self._end()
         return ChildLost(self._why)
 
     def _last_words(self) -> str:
@@ -156,6 +156,9 @@ class PyslurmChild:
 
     def _end(self) -> None:
         process, self._process, self._rest = self._process, None, b""
+        if self._said >= 0:
+            os.close(self._said)
+            self._said = -1
         if process is None:
             return
         try:
