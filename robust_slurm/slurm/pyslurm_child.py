@@ -3,7 +3,7 @@
 It is the only code that imports pyslurm, and runs in a process of its own: importing pyslurm ends
 the process where Slurm has no configuration, a call to an absent slurmctld blocks 9 s and cannot
 be interrupted, and pyslurm's licence is the GPL. It needs the standard library and pyslurm only, so
-that the Python that has pyslurm need not have robust-slurm. Its API is that of 23.2 and later.
+that the Python that has pyslurm need not have robust-slurm. Its API is that of 23.11 and later.
 
 Requests: {"do": "nodes"}, {"do": "jobs"}, {"do": "set_node", "nodes", "state", "reason"},
 {"do": "requeue", "job"}. Answers: {"value": …}, {"slurm_error": Slurm's words}, or
@@ -100,7 +100,7 @@ def _pyslurm() -> Any:
     import pyslurm
 
     if not hasattr(pyslurm, "Nodes"):
-        raise ImportError(f"pyslurm {pyslurm.__version__} is older than 23.2")
+        raise ImportError(f"pyslurm {pyslurm.__version__} has no Nodes: 23.11 or later is needed")
     return pyslurm
 
 

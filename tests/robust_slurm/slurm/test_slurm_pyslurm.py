@@ -44,6 +44,7 @@ class Job:
 """
 GOOD = 'return {"n1": Node()}'
 FATAL = "import os; os.write(2, b'fatal: Could not establish a configuration source'); os._exit(1)"
+OLD = '__version__ = "22.5.3"'
 LATE_S = 5.0
 
 
@@ -93,7 +94,7 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
         deadline_s: float = 30.0,
     ) -> PySlurm:
         text = FAKE.format(version=version, load=load, order=order)
-        (tmp_path / "pyslurm.py").write_text(text if load != FATAL else FATAL)
+        (tmp_path / "pyslurm.py").write_text(load if load in (FATAL, OLD) else text)
         start = (
             f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r});"
             f"runpy.run_path({COMMAND[-1]!r}, run_name='__main__')"
@@ -142,6 +143,7 @@ def test_orders_go_by_pyslurm_once_its_process_runs(opened: Opener) -> None:
         ({"version": "25.05.0"}, "newer than the Slurm 24.11 of this machine"),
         ({"version": "?"}, "its version is"),
         ({"load": "import os; os._exit(3)"}, "it died"),
+        ({"load": OLD}, "23.11 or later is needed"),
         ({"load": "return {'n1': object()}"}, "AttributeError"),
         ({"load": "raise RPCError('Insane message length')"}, "does not fit this slurmctld"),
     ],
