@@ -72,6 +72,12 @@ class Config:
         "how long after an update of the code a failure of the program rolls the update back",
         unit="s",
     )
+    slurm_backend: str = _setting(
+        "auto",
+        "how robust-status and robust-admin doctor reach Slurm: by its commands, or by the Python "
+        "package pyslurm; auto: by pyslurm where it is installed and fits",
+        choices=("auto", "commands", "pyslurm"),
+    )
     spares: int = _setting(0, "nodes of the allocation that stay idle to replace a lost node")
     standby_partition: str = _setting(
         "standby", "partition whose idle nodes replace lost nodes; empty: do not use standby nodes"

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from robust_slurm.config import Config, ConfigError, load
-from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.slurm import Client, Slurm, SlurmError
+from robust_slurm.slurm.choose import connect
 from robust_slurm.state_dir.files import log_of, read_incidents, read_state
 from robust_slurm.state_dir.records import clean
 from standby.pool.stock import read_pool
@@ -29,7 +30,7 @@ _DEADLINE_S = 8.0
 JSON_VERSION = 1
 
 
-def ask_slurm(slurm: Slurm, with_nodes: bool = True, with_places: bool = False) -> SlurmView:
+def ask_slurm(slurm: Client, with_nodes: bool = True, with_places: bool = False) -> SlurmView:
     """One node call, one partition call and two job lists, side by side; where the jobs run, too.
 
     ``ping`` goes first because it answers at once when slurmctld is down; the others block 9 s.
@@ -159,7 +160,11 @@ def _show(args: argparse.Namespace, config: Config, slurm: Slurm | None, out: IO
         named = config.signatures_file
         site = args.signatures or (Path(named).expanduser() if named else None)
         return _diagnose(args.diagnose, site, args.json, out)
-    door = slurm if slurm is not None else Slurm(deadline_s=_DEADLINE_S)
+    try:
+        door = slurm if slurm is not None else connect(config.slurm_backend, _DEADLINE_S)
+    except SlurmError as error:
+        print(f"robust-status: {error}", file=sys.stderr)
+        return 1
     if isinstance(args.subject, int):
         return _show_job(args.subject, config.state_dir, door, args.json, out)
     if args.subject is not None:

@@ -1,5 +1,6 @@
 """The one typed door to Slurm: commands with deadlines in, immutable values or SlurmError out."""
 
+from robust_slurm.slurm.client import Client
 from robust_slurm.slurm.door import DrainResult, Slurm
 from robust_slurm.slurm.errors import Kind, SlurmError, classify
 from robust_slurm.slurm.model import (
@@ -17,6 +18,7 @@ from robust_slurm.slurm.run import Completed, Runner, run_command
 __all__ = [
     "FINISHED",
     "Allotted",
+    "Client",
     "Completed",
     "DrainResult",
     "Job",

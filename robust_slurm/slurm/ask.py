@@ -24,9 +24,13 @@ from robust_slurm.slurm.model import (
 )
 from robust_slurm.slurm.run import Completed, Runner, query_env, run_command
 from robust_slurm.slurm.values import ParseError
+from robust_slurm.text import one_line
 
 _JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?", re.ASCII)
 _RETRY_PAUSE_S = 0.2
+_PING_S = 0.8
+_VERSION = ("scontrol", "version")  # which needs no slurmctld
+_HEARD_S = 1.0  # as long slurmctld is taken to be up, after it answered
 _STEP = re.compile(
     r"^ *StepId=(\d+\.\d+) .*\bState=RUNNING\b.* NodeList=(\S+) .*\bSrunHost:Pid=(\S+):(\d+)"
 )
@@ -40,23 +44,44 @@ class Questions:
         runner: Runner = run_command,
         deadline_s: float = 10.0,
         environ: Mapping[str, str] | None = None,
+        *,
+        ping_first: bool = False,
+        why: str = "",
     ) -> None:
+        """``ping_first``: raise ``unreachable`` at once where no slurmctld answers, instead of
+        waiting for it until the deadline. ``why``: the reason for this backend, for people."""
         self._runner = runner
         self._deadline_s = deadline_s
+        self._ping_first = ping_first
+        self._heard = -_HEARD_S  # when a slurmctld answered last, in monotonic seconds
+        self._why = why
         self._environ = dict(os.environ if environ is None else environ)
         self._query_env = query_env(self._environ)
 
     def ping(self) -> bool:
         """True if a slurmctld, primary or backup, answers."""
         try:
-            done = self._runner(("scontrol", "ping"), self._deadline_s, None, self._query_env, None)
+            return self._ping(self._deadline_s)
         except SlurmError:
             return False
-        return " is UP" in done.stdout
+
+    def _ping(self, deadline_s: float) -> bool:
+        done = self._runner(("scontrol", "ping"), deadline_s, None, self._query_env, None)
+        up = " is UP" in done.stdout
+        if up:
+            self._heard = time.monotonic()
+        return up
+
+    def backend(self) -> tuple[str, str]:
+        """ "commands" or "pyslurm", and why."""
+        return "commands", self._why
+
+    def close(self) -> None:
+        """End what was started to reach Slurm."""
 
     def version(self) -> tuple[int, int]:
         """Release of the commands on this machine, e.g. (22, 5). The server's is in config()."""
-        argv = ("scontrol", "version")
+        argv = _VERSION
         match = re.search(r"(\d+)\.(\d+)", self._run(argv, retry=True).stdout)
         if match is None:
             raise SlurmError("other", argv, "it printed no version")
@@ -238,6 +263,9 @@ class Questions:
         ``until`` (monotonic seconds) is the deadline of a call that makes several commands.
         """
         until = self._until() if until is None else until
+        asks = tuple(argv) != _VERSION
+        if asks:
+            self._sure(argv)
         while True:
             left = until - time.monotonic()
             if left <= 0:
@@ -245,7 +273,10 @@ class Questions:
             done = self._runner(argv, left, input, self._query_env if env is None else env, cwd)
             error = classify(argv, done.returncode, done.stdout, done.stderr)
             if error is None or error.kind in allow:
+                self._heard = time.monotonic() if asks else self._heard
                 return done
+            if error.kind == "version":
+                raise self._skewed(error)
             if AMBIGUOUS in error.message.lower() and not self.ping():
                 raise SlurmError("unreachable", argv, "no slurmctld answers")
             left = until - time.monotonic()
@@ -253,6 +284,31 @@ class Questions:
                 raise error
             retry = False
             time.sleep(_RETRY_PAUSE_S)
+
+    def _sure(self, argv: Sequence[str]) -> None:
+        """Raise ``unreachable`` if all slurmctlds are known to be down.
+
+        A slurmctld that is only slow, or whose host is silent, is left to the deadline.
+        """
+        if not self._ping_first or time.monotonic() - self._heard < _HEARD_S:
+            return
+        try:
+            up = self._ping(min(_PING_S, self._deadline_s))
+        except SlurmError as error:
+            if error.kind == "timeout":
+                return
+            raise
+        if not up:
+            raise SlurmError("unreachable", argv, "no slurmctld answers")
+
+    def _skewed(self, error: SlurmError) -> SlurmError:
+        """Name our own release: neither side of a protocol error does."""
+        try:
+            done = self._runner(_VERSION, _PING_S, None, self._query_env, None)
+        except SlurmError:
+            return error
+        ours = one_line(done.stdout, 40)
+        return SlurmError("version", error.command, f"{error.message} (commands: {ours})")
 
     def _records(self, argv: Sequence[str], text: str, kind: parse.Record) -> list[dict[str, str]]:
         try:

@@ -119,7 +119,8 @@ class Node:
     gres: str | None
     cpus: int
     comment: str | None
-    raw: Mapping[str, str] = field(repr=False, compare=False)
+    raw: Mapping[str, str] = field(repr=False, compare=False)  # empty by pyslurm
+    features: tuple[str, ...] = ()  # that a job can ask for
 
     @property
     def usable(self) -> bool:
@@ -212,6 +213,7 @@ def job_from(record: Mapping[str, str]) -> Job:
 def node_from(record: Mapping[str, str]) -> Node:
     """Raises ParseError when name or state is missing."""
     name = _required(record, "NodeName")
+    features = values.optional(record.get("AvailableFeatures"))
     return Node(
         name=name,
         hostname=record.get("NodeHostName", name),
@@ -225,6 +227,7 @@ def node_from(record: Mapping[str, str]) -> Node:
         cpus=values.integer(record.get("CPUTot")),
         comment=values.optional(record.get("Comment")),
         raw=record,
+        features=tuple(features.split(",")) if features else (),
     )
 
 

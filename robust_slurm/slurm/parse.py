@@ -85,7 +85,11 @@ _NODE_TAIL = (
     "Topology",
     "Parameters",
 )
-_TAIL: dict[Record, tuple[str, ...]] = {"job": _JOB_TAIL, "node": _NODE_TAIL, "partition": ()}
+_RANK: dict[Record, dict[str, int]] = {
+    "job": {key: index for index, key in enumerate(_JOB_TAIL)},
+    "node": {key: index for index, key in enumerate(_NODE_TAIL)},
+    "partition": {},
+}
 
 REASON_BY = "Reason.by"
 REASON_TIME = "Reason.time"
@@ -114,8 +118,11 @@ def fields(line: str, kind: Record) -> dict[str, str]:
     """
     if not line.startswith(_HEAD[kind]):
         raise ParseError(f"not a {kind} record: {line[:80]!r}")
-    tail = _TAIL[kind]
-    rank = {key: index for index, key in enumerate(tail)}
+    rank = _RANK[kind]
+    _, *parts = _KEY.split(line)
+    keys = parts[0::2]
+    if kind != "job" and rank.keys().isdisjoint(keys):  # no free text in it: most nodes
+        return dict(zip(reversed(keys), map(str.strip, reversed(parts[1::2])), strict=True))
     out: dict[str, str] = {}
     position = 0
     while (match := _KEY.match(line, position)) is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from functools import lru_cache
 
 from robust_slurm import hostlist
 
@@ -99,6 +100,7 @@ def megabytes(value: str | None) -> int | None:
     return round(float(match[1]) * unit) or None
 
 
+@lru_cache(maxsize=256)
 def state_flags(value: str) -> frozenset[str]:
     """A node's state as a set: "IDLE+DRAIN*" is {IDLE, DRAIN, NOT_RESPONDING}."""
     flags: set[str] = set()

@@ -73,7 +73,7 @@ def able_nodes(
     def fits(node: Node) -> bool:
         if not node.usable or not set(partitions).intersection(node.partitions):
             return False
-        has = set(node.raw.get("AvailableFeatures", "").split(","))
+        has = set(node.features)
         return not words or (words <= has if plain else not words.isdisjoint(has))
 
     return {node.name for node in nodes if fits(node)}

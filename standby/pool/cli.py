@@ -44,7 +44,7 @@ def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = 
     except SystemExit as stop:  # argparse has printed the usage, or the help
         return stop.code if isinstance(stop.code, int) else 2
     target = sys.stdout if out is None else out
-    door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S)
+    door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S, ping_first=True)
     try:
         place = settings.pool_settings(args.state_dir, os.environ, os.geteuid())
         return int(args.run(args, place, door, target))

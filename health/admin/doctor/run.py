@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from health import settings
 from health.admin import install, node, render, show_config, trust
-from health.admin.doctor import rules, say, site_rules
+from health.admin.doctor import backend, rules, say, site_rules
 from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
 from health.admin.install import InstallError, Present
 from health.admin.want import SiteFacts, Want
@@ -43,7 +43,7 @@ def main(
     bare: Callable[[Mapping[str, Any]], Bare] | None = None,
 ) -> int:
     """Exit code 0 nothing to fix, 1 something to fix, 2 Slurm could not be asked."""
-    door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S)
+    door = slurm if slurm is not None else backend.door(_used(etc), SLURM_S)
     config: Mapping[str, str] = {}
     code = 0
     try:
@@ -55,6 +55,7 @@ def main(
         hosts = {name for node in nodes.values() for name in (node.name, node.hostname)}
         remarks = [
             *_slurm(door, config, nodes, etc),
+            backend.remark(door, _used(etc), _toml(etc)),
             *site_rules.of_bare((bare or bare_slurm)(_settings(etc).gate), config, _toml(etc)),
             *_machine(etc, socket.gethostname() in hosts or _short() in hosts),
         ]
@@ -264,7 +265,7 @@ def _named_in(path: str) -> list[str]:
 
 def ask_wants(etc: str, gate: Mapping[str, Any]) -> tuple[list[Want], bool]:
     """The settings that slurm.conf should have; and True, or False if Slurm could not be asked."""
-    door = Slurm(deadline_s=SLURM_S)
+    door = Slurm(deadline_s=SLURM_S, ping_first=True)
     try:
         config = door.config() if door.ping() else {}
     except SlurmError:

@@ -264,6 +264,8 @@ def test_submit_gives_the_job_its_environment_and_nothing_of_ours() -> None:
         ("MIXED+DRAIN", "robust: older", True),
         ("DOWN+NOT_RESPONDING", "Not responding", True),
         ("IDLE+DRAIN", "operator: disk", False),
+        ("IDLE", "operator: disk", True),  # 24.11 keeps the reason of a drain that was ended
+        ("IDLE+REBOOT_REQUESTED", "operator: firmware", False),
         ("IDLE+DRAIN", "Prolog error", False),
     ],
 )
@@ -291,6 +293,36 @@ def test_undrain_takes_back_only_what_is_ours(state: str, reason: str, done: boo
     assert slurm.undrain("n1").done is done
     expected = [("scontrol", "update", "NodeName=n1", "State=UNDRAIN")]
     assert runner.orders() == (expected if done else [])
+
+
+def test_a_protocol_error_names_the_release_of_the_commands() -> None:
+    ours = Completed(0, "slurm 26.05.5\n", "")
+    slurm, _ = door({"show node": failed("Insane message length"), "version": ours})
+    with pytest.raises(SlurmError) as caught:
+        slurm.nodes()
+    assert caught.value.kind == "version"
+    assert "Insane message length (commands: slurm 26.05.5)" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("ping", "kind"),
+    [
+        (Completed(1, "Slurmctld(primary) at head is DOWN\n", ""), "unreachable"),
+        (SlurmError("timeout", ("scontrol", "ping"), "no answer"), None),  # slow: wait for it
+        (SlurmError("other", ("scontrol", "ping"), "scontrol is not in PATH"), "other"),
+        (Completed(0, "Slurmctld(primary) at head is UP\n", ""), None),
+    ],
+)
+def test_ping_first(ping: Completed | SlurmError, kind: str | None) -> None:
+    runner = Recorded({"ping": ping, "show node": node_text("IDLE")})
+    slurm = Slurm(runner, environ=ENVIRON, ping_first=True)
+    if kind is None:
+        assert slurm.nodes() and slurm.nodes()
+        assert len(runner.calls) == 3  # one ping for both
+        return
+    with pytest.raises(SlurmError) as caught:
+        slurm.nodes()
+    assert caught.value.kind == kind and len(runner.calls) == 1
 
 
 def test_drain_takes_one_known_node() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -287,3 +288,16 @@ def test_folding_round_trips_with_one_bracket_per_item(names: set[str]) -> None:
     folded = values.fold(names)
     assert set(values.expand(folded)) == names
     assert all(item.count("[") <= 1 for item in folded.replace("],", "]\n").split("\n"))
+
+
+def test_records_without_free_text_read_as_those_with_it() -> None:
+    """Without free text a record is split in one pass."""
+    lines = parse.split_records((DATA / "22.05-nodes.txt").read_text(), "node")
+    short = [line for line in lines if not re.search(r" (Reason|Comment|Extra)=", line)]
+    assert len(short) > 1
+    for line in short:
+        assert parse.fields(line + " Comment=x", "node") == {
+            **parse.fields(line, "node"),
+            "Comment": "x",
+        }
+    assert parse.fields("NodeName=a State=IDLE State=DOWN", "node")["State"] == "IDLE"

@@ -1,0 +1,36 @@
+"""The doctor's way to Slurm, which is the site's, and what it says about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from health.admin.doctor.site_rules import Remark
+from robust_slurm import config as jobs
+from robust_slurm.slurm import Slurm
+from robust_slurm.slurm.choose import connect
+
+
+def wanted(path: str | None) -> str:
+    """Return slurm_backend of robust.toml; the default where there is none or it is wrong."""
+    default = jobs.Config().slurm_backend
+    try:
+        found = jobs.load(env={}, cwd=Path("/nonexistent"), site_file=Path(path)) if path else None
+    except (jobs.ConfigError, OSError):  # a remark of its own
+        return default
+    return found.slurm_backend if found else default
+
+
+def door(path: str | None, deadline_s: float) -> Slurm:
+    """Open the way that robust.toml wants; by commands where pyslurm is wanted and not there."""
+    asked = wanted(path)
+    return connect("auto" if asked == "pyslurm" else asked, deadline_s)
+
+
+def remark(slurm: Slurm, path: str | None, toml: str) -> Remark:
+    used, why = slurm.backend()
+    asked = wanted(path)
+    name = f"slurm_backend = {asked}"
+    if asked == "pyslurm" and used != "pyslurm":
+        line = 'slurm_backend = "auto"'
+        return Remark("fix", name, f"robust-status fails: {why}", toml, line)
+    return Remark("ok", name, f"{used} ({why})" if why else used)

@@ -1,0 +1,109 @@
+"""A Debian of its own with Slurm 24.11 and the pyslurm of that release, to run tests in (root).
+
+``python -m lab.slurm.pyslurm_root [--source FILE] [COMMAND…]`` builds it at first use: of Debian's
+packages and of FILE, the source of pyslurm 24.11 (a tar.gz of its tag v24.11.0), in about 4 min.
+Then it runs COMMAND in it, in the repository; by default the contract of the door to Slurm.
+pyslurm is GPL-2.0: it stays in that root, and no part of it is in this repository.
+"""
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.errors import LabError
+
+CACHE = Path("/var/cache/robust-slurm-lab")
+NAME = "pyslurm-24.11-1"  # the last number: of this recipe
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONTRACT = ["python3", "-m", "pytest", "-q", "tests/robust_slurm/slurm/test_slurm_contract.py"]
+_PACKAGES = [
+    *("slurmctld", "slurm-client", "slurm-wlm-basic-plugins", "libslurm-dev"),
+    *("python3-dev", "python3-setuptools", "cython3", "gcc", "libc6-dev"),
+    *("python3-pytest", "python3-pytest-timeout", "python3-hypothesis"),
+    *("python3-msgspec", "python3-clustershell", "python3-rich"),
+]
+_SOURCE = "opt/pyslurm"
+_LIBRARIES = "/usr/lib/x86_64-linux-gnu/slurm-wlm"
+_BUILD = ["python3", "setup.py", "build_ext", "-j2", "--inplace"]
+# What follows is run by sh in namespaces of its own: nothing of it is left, whatever ends it.
+_ENTER = """\
+set -e
+mount --make-rprivate /
+mount -t proc proc "$1/proc"
+mount --rbind /dev "$1/dev"
+mkdir -p "$1$2"
+mount --bind "$2" "$1$2"
+cd "$1$2"
+root=$1; where=$2; shift 2
+exec chroot "$root" sh -c 'cd "$0" && exec "$@"' "$where" "$@"
+"""
+
+
+def build(root: Path, source: Path | None) -> None:
+    """Make the root if it is not there. Raises LabError."""
+    if root.is_dir():
+        return
+    if source is None:
+        raise LabError(f"{root} is not there: name the source of pyslurm 24.11 by --source")
+    if not shutil.which("debootstrap"):
+        raise LabError("debootstrap is not installed (apt-get install debootstrap)")
+    work = root.with_name(f".{root.name}")
+    shutil.rmtree(work, ignore_errors=True)  # of a build that was cut off
+    root.parent.mkdir(parents=True, exist_ok=True)
+    _run(["debootstrap", "--variant=minbase", "trixie", str(work)])
+    policy = work / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")  # no daemon is started
+    policy.chmod(0o755)
+    env = {"DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "-q", "install", "-y", "--no-install-recommends", *_PACKAGES]
+    _run(_entered(work, install), env)
+    with tarfile.open(source) as archive:
+        archive.extractall(work / "opt", filter="data")
+    next((work / "opt").glob("pyslurm-*")).rename(work / _SOURCE)
+    env = {"SLURM_INCLUDE_DIR": "/usr/include", "SLURM_LIB_DIR": _LIBRARIES}
+    _run(_entered(work, ["sh", "-c", f'cd /{_SOURCE} && exec "$@"', "sh", *_BUILD]), env)
+    path = work / "usr/lib/python3/dist-packages/pyslurm.pth"
+    path.write_text(f"/{_SOURCE}\n")
+    work.rename(root)
+
+
+def run(root: Path, command: Sequence[str]) -> int:
+    """Run the command in the root, in the repository; its exit code."""
+    (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # its Python is another one
+    return subprocess.run(_entered(root, command), env=env).returncode
+
+
+def _entered(root: Path, command: Sequence[str]) -> list[str]:
+    apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    return [*apart, "sh", "-c", _ENTER, "sh", str(root), str(REPOSITORY), *command]
+
+
+def _run(argv: Sequence[str], env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(argv, env=os.environ | (env or {}), stdout=sys.stderr)
+    if done.returncode != 0:
+        raise LabError(f"{argv[0]} failed with exit code {done.returncode}; see above")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m lab.slurm.pyslurm_root")
+    parser.add_argument("--source", type=Path, metavar="FILE", help="source of pyslurm 24.11")
+    parser.add_argument("--root", type=Path, default=CACHE / NAME, help="default: %(default)s")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    args = parser.parse_args(argv)
+    try:
+        build(args.root, args.source)
+    except (LabError, OSError, tarfile.TarError) as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 1
+    return run(args.root, args.command or CONTRACT)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,130 @@
+"""A program that answers questions about Slurm by pyslurm, one JSON line for each that it reads.
+
+It is the only code that imports pyslurm, and runs in a process of its own: importing pyslurm ends
+the process where Slurm has no configuration, a call to an absent slurmctld blocks 9 s and cannot
+be interrupted, and pyslurm's licence is the GPL. It needs the standard library and pyslurm only, so
+that the Python that has pyslurm need not have robust-slurm. Its API is that of 23.11 and later.
+
+Requests: {"do": "nodes"}, {"do": "jobs"}, {"do": "set_node", "nodes", "state", "reason"},
+{"do": "requeue", "job"}. Answers: {"value": …}, {"slurm_error": Slurm's words}, or
+{"error": what went wrong here}. The first line is {"value": {"pyslurm": its version}}, unasked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def nodes(pyslurm: Any, request: dict[str, Any]) -> list[list[Any]]:
+    """Name, hostname, port, state, partitions, gres, CPUs, comment, features, and the reason with
+    its author and time; each look-up of a user's name may be a request over the network."""
+    return [
+        [
+            node.name,
+            node.hostname,
+            node.slurmd_port,
+            node.state,
+            node.partitions,
+            node.configured_gres,
+            node.total_cpus,
+            node.comment,
+            node.available_features,
+            (node.reason, node.reason_user, node.reason_time) if node.reason else None,
+        ]
+        for node in pyslurm.Nodes.load().values()
+    ]
+
+
+def jobs(pyslurm: Any, request: dict[str, Any]) -> list[list[Any]]:
+    """Id, uid, user, state, partition and nodes of every job."""
+    users: dict[int, str] = {}
+    return [
+        [
+            job.id,
+            job.user_id,
+            _user(job.user_id, users),
+            job.state,
+            job.partition,
+            job.allocated_nodes or "",
+        ]
+        for job in pyslurm.Jobs.load().values()
+    ]
+
+
+def set_node(pyslurm: Any, request: dict[str, Any]) -> None:
+    changes = {"state": request["state"]}
+    if request.get("reason"):
+        changes["reason"] = request["reason"]
+    # Slurm reads a host list where the name of one node would stand.
+    pyslurm.Node(request["nodes"]).modify(pyslurm.Node(**changes))
+
+
+def requeue(pyslurm: Any, request: dict[str, Any]) -> None:
+    pyslurm.Job(request["job"]).requeue()
+
+
+DOES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "nodes": nodes,
+    "jobs": jobs,
+    "set_node": set_node,
+    "requeue": requeue,
+}
+
+
+def _user(uid: int, known: dict[int, str]) -> str:
+    if uid not in known:
+        try:
+            known[uid] = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            known[uid] = str(uid)
+    return known[uid]
+
+
+def _answer(pyslurm: Any, line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+        return {"value": DOES[request["do"]](pyslurm, request)}
+    except pyslurm.RPCError as error:
+        return {"slurm_error": str(error)}
+    except Exception as error:  # noqa: BLE001 - whatever it was, the parent must hear of it
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _pyslurm() -> Any:
+    import pyslurm
+
+    if not hasattr(pyslurm, "Nodes"):
+        raise ImportError(f"pyslurm {pyslurm.__version__} has no Nodes: 23.11 or later is needed")
+    return pyslurm
+
+
+def main() -> int | None:
+    # A requeue signals the whole job, and Ctrl-C the terminal: our end is the end of our input.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # what the libraries print is no answer
+
+        def say(answer: dict[str, Any]) -> None:
+            out.write(json.dumps(answer).encode() + b"\n")
+            out.flush()
+
+        try:
+            pyslurm = _pyslurm()
+        except ImportError as error:
+            say({"error": str(error)})
+            return 1
+        say({"value": {"pyslurm": pyslurm.__version__}})
+        for line in sys.stdin.buffer:
+            say(_answer(pyslurm, line))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
