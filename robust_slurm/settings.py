@@ -40,6 +40,12 @@ def _setting(
 class Config:
     """All settings with their defaults. Times are seconds."""
 
+    mode: str = _setting(
+        "full",
+        "full: recover from faults; observe: only detect and report them, and touch nothing; off: "
+        "run plain srun",
+        choices=("full", "observe", "off"),
+    )
     state_dir: Path = _setting(
         Path("~/.robust-slurm"), "directory on a file system that all nodes share"
     )

@@ -22,7 +22,7 @@ from srun_wrapper.checkpoints.verify.rules import refused
 from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.code.listing import CodeError
 from srun_wrapper.code.start import start_with_code
-from srun_wrapper.command import output_rules
+from srun_wrapper.command import handover, output_rules
 from srun_wrapper.command.batch_script import (
     NO_KILL_LINE,
     batch_script,
@@ -68,9 +68,21 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def run(argv: list[str], env: Mapping[str, str]) -> int:
-    """Returns the exit code. Raises UsageError or ConfigError for bad input."""
-    command = split(argv, flags())
+def run(argv: list[str], started: Mapping[str, str]) -> int:
+    """Returns the exit code. Raises UsageError or ConfigError for bad input.
+
+    ``started``: the environment that we were started with.
+    """
+    by, env = handover.handed(started), handover.own_environment(started)
+    try:
+        command = split(argv, flags())
+    except UsageError as error:
+        if by is None:
+            raise
+        say(f"this line runs as plain srun: {error}")
+        handover.to_srun(argv, started)
+    if by is not None:
+        command.robust.setdefault("robust-mode", by.mode)
     if "robust-help" in command.robust:
         print(help_text())
         return 0
@@ -80,16 +92,24 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
     if shutil.which("srun") is None:
         raise UsageError("srun is not on PATH: Slurm's commands must be installed on this host")
     if command.informational:
-        os.execvp("srun", ["srun", *argv])
+        handover.to_srun(argv, started)
     config = settings(load(command.robust, env))
+    if config.mode == "off":
+        handover.to_srun([*command.argv(), *command.command], started)
     check_regex(config)
     catalogue = signatures(config)
     topology.check(config.mesh, config.place_alpha)
     nodes = allocation(env)
     request = effective(command, env)
+    if by is not None:
+        why = handover.why_plain(command, request, env, config.spares)
+        if why is not None:
+            if why:
+                say(f"this line runs as plain srun: {why}")
+            handover.to_srun(argv, started)
     refuse_multi_prog(request)
     plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
-    job_id, size = int(env["SLURM_JOB_ID"]), job_size(env)
+    job_id, size = int(env["SLURM_JOB_ID"]), job_size(env, by.mode if by is not None else "")
     records = prepared(config, job_id)
     job_log.begin(records, config)
     if accused(records):
@@ -198,9 +218,14 @@ def remains(
     return plan, corrected(env, left.nodes)
 
 
-def job_size(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the size and script words that a copy of this job must have (see ``resubmit``)."""
+def job_size(env: Mapping[str, str], plugin: str = "") -> dict[str, str]:
+    """Return the size and script words that a copy of this job must have (see ``resubmit``).
+
+    ``plugin``: the mode of ``sbatch --robust``.
+    """
     size = {name: env[name] for name in SIZE if name in env}
+    if plugin:
+        size[handover.BY_PLUGIN] = plugin
     words = script_words(env)
     if words:
         size[SCRIPT_WORDS] = json.dumps(words[1:])
