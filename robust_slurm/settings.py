@@ -85,6 +85,12 @@ class Config:
         "requeue the job without the bad nodes if no node can replace them",
         choices=("auto", "never"),
     )
+    early_restart: bool = _setting(
+        True,
+        "restart a program that fails in its first minute before any step is seen",
+        off="let a program that fails in its first minute, before any step is seen and with no "
+        "node to blame, end as under srun: the default in jobs of sbatch --robust",
+    )
     max_restarts: int = _setting(3, "recoveries in a row without progress before giving up")
     drain: str = _setting(
         "never",

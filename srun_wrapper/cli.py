@@ -29,10 +29,11 @@ from srun_wrapper.command.batch_script import (
     has_no_kill,
     script_words,
 )
+from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
 from srun_wrapper.command.input_rules import Feed, feed
 from srun_wrapper.command.layout import StepPlan, plan_step
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
-from srun_wrapper.command.step_request import StepRequest, effective
+from srun_wrapper.command.step_request import StepRequest, effective, refuse_multi_prog
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.decide.explain import explain
@@ -73,7 +74,10 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
 
     ``started``: the environment that we were started with.
     """
-    by, env = handover.handed(started), handover.own_environment(started)
+    by = handover.handed(started)
+    env: Mapping[str, str] = handover.own_environment(started)
+    if by is not None:
+        os.environ["PATH"] = env.get("PATH", "")  # Slurm's commands are beside the user's srun
     try:
         command = split(argv, flags())
     except UsageError as error:
@@ -87,16 +91,18 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         print(help_text())
         return 0
     if "robust-explain" in command.robust:
-        print("\n".join(explain(settings(load(command.robust, env)))))
+        print("\n".join(explain(in_force(load(command.robust, env)))))
         return 0
     if shutil.which("srun") is None:
         raise UsageError("srun is not on PATH: Slurm's commands must be installed on this host")
     if command.informational:
         handover.to_srun(argv, started)
-    config = settings(load(command.robust, env))
+    given = load(command.robust, env)
+    config = in_force(given)
     if config.mode == "off":
         handover.to_srun([*command.argv(), *command.command], started)
     check_regex(config)
+    observed = given if config.mode == "observe" else None
     catalogue = signatures(config)
     topology.check(config.mesh, config.place_alpha)
     nodes = allocation(env)
@@ -115,7 +121,8 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     if accused(records):
         plan, env = remains(config, records, request, plan, nodes, env)
     deployment = start_code(config, records, command, env)
-    warn(config, env)
+    if observed is None:
+        warn(config, env)
     command, kept, out, companion = take_output(command, request, env)
     options = TaskOptions(
         out,
@@ -138,23 +145,16 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         task_start_limit=config.task_start_limit,
         checkpoint_interface=config.checkpoint_interface,
     )
+    if observed is not None:
+        options = observing(options, request)
     ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}
     source = feed(request.input, os.isatty(0))
     wanted = (request.nodes_cli or nodes) + config.spares
     check_verify(config, command, min(nodes, wanted), source, env)
     if source is Feed.FILE:
         companion += (f"--input={request.input}",)
-    launch = Launch(command, plan, options, kept, companion, ranks, source)
+    launch = Launch(command, plan, options, kept, companion, ranks, source, observed)
     return asyncio.run(supervise(config, launch, catalogue, deployment))
-
-
-def settings(config: Config) -> Config:
-    """The settings in force: independent tasks have no steps in common, and nothing to restore."""
-    if config.rank_env:
-        return config
-    return replace(
-        config, hang=False, nan="ignore", checkpoint=False, warm=False, standby_partition=""
-    )
 
 
 async def supervise(
@@ -252,30 +252,6 @@ def rank_env(command: SrunCommand, request: StepRequest, env: Mapping[str, str])
     if request.label and not request.pty:
         found["SLURM_LABELIO"] = "1"
     return found
-
-
-def checkpoint_env(config: Config) -> dict[str, str]:
-    """Return a Checkpointer's defaults, as variables, for arguments that the script leaves out."""
-    return {
-        "ROBUST_CHECKPOINT_DIR": absolute(config.checkpoint_dir),
-        "ROBUST_CHECKPOINT_LOCAL_DIR": absolute(config.checkpoint_local_dir),
-        "ROBUST_CHECKPOINT_EVERY": str(config.checkpoint_every),
-        "ROBUST_CHECKPOINT_KEEP": str(config.checkpoint_keep),
-    }
-
-
-def absolute(directory: str) -> str:
-    """The tasks may run in another directory (srun --chdir); "" stays ""."""
-    return str(Path(directory).expanduser().absolute()) if directory else ""
-
-
-def refuse_multi_prog(request: StepRequest) -> None:
-    if request.multi_prog:
-        raise UsageError(
-            "--multi-prog is not supported: every task runs robust-task, which starts one command; "
-            "let a shell choose by rank instead: robust-srun bash -c 'case $SLURM_PROCID in "
-            "0) exec first;; *) exec others;; esac'"
-        )
 
 
 def check_regex(config: Config) -> None:

@@ -46,6 +46,8 @@ def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return our environment: the plugin leaves alone every srun that we or our ranks start."""
     by = handed(env)
     env = {name: value for name, value in env.items() if name != BY_PLUGIN}
+    if by is not None:  # many an srun line is no training, and must not run twice
+        env.setdefault("ROBUST_EARLY_RESTART", "0")
     if OPTION in env:
         env[OPTION] = "off"
     if by and by.srun.startswith("/") and shutil.which("srun", path=env.get("PATH")) is None:
