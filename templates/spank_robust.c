@@ -163,8 +163,14 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char **av)
 	(void) spank;
 	if (spank_context() != S_CTX_LOCAL || (mode != FULL && mode != OBSERVE))
 		return 0;
-	if (handed_back || !job || !*job || in_step())
+	if (handed_back || in_step())
 		return 0;
+	if (!job || !*job) {
+		if (!getenv(INHERITED)) /* it was typed */
+			slurm_error("robust: --robust needs a job (sbatch --robust, salloc "
+				    "--robust); plain srun goes on");
+		return 0;
+	}
 	for (int i = 0; i < ac; i++)
 		if (!strncmp(av[i], TARGET, strlen(TARGET)))
 			target = av[i] + strlen(TARGET);

@@ -1,4 +1,4 @@
-"""What the doctor says about the SPANK plugin, where it is installed or asked for."""
+"""The doctor's remarks on the SPANK plugin, where it is installed or asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which srun lines of a --robust job are robust-srun's, and how the others go back to srun."""
+"""The srun lines of a --robust job: those that are robust-srun's, and those that go back."""
 
 from __future__ import annotations
 
