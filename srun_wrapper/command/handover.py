@@ -19,6 +19,7 @@ BY_PLUGIN = "ROBUST_BY_PLUGIN"  # MODE:PATH-OF-SRUN, set by the plugin alone
 OPTION = "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
 MODES = ("full", "observe")
 SILENT = ("pty", "interactive")  # a person sees that this is a shell
+NO_WORLD = ("none", "openmpi")  # values of --mpi under which srun sets up nothing
 _REFUSED = {
     "overlap": "it shares its nodes with another step",
     "multi-prog": "its tasks are several programs",
@@ -79,6 +80,12 @@ def why_plain(
     for option, why in _REFUSED.items():
         if option in given or (option == "multi-prog" and request.multi_prog):
             return f"--{option}: {why}"
+    mpi = command.get("mpi")
+    if mpi is not None and mpi.value not in NO_WORLD:
+        return (
+            f"--mpi={mpi.value}: its ranks are one MPI world, which cannot be started again in the "
+            "step; torch needs no --mpi: leave it out"
+        )
     job = command.get("jobid")
     if job is not None and job.value != env.get("SLURM_JOB_ID"):
         return f"--jobid={job.value}: it is a step of another job"

@@ -43,6 +43,8 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "32"}
         (("--pack-group=1",), 0, "--het-group: it is a part of a heterogeneous job"),
         (("-Z",), 0, "--no-allocate: it has no allocation"),
         (("--bcast=/tmp/x",), 0, "--bcast: srun copies its program to the nodes"),
+        (("--mpi=pmi2",), 0, "--mpi=pmi2: its ranks are one MPI world, which cannot be started "),
+        (("--mpi", "pmix_v4"), 0, "--mpi=pmix_v4: its ranks are one MPI world, which cannot "),
         (("--jobid=8",), 0, "--jobid=8: it is a step of another job"),
         (("-N3",), 0, "it uses 3 of the job's 4 nodes; if the others are spares, set "),
         (("-n1",), 0, "it uses 1 of the job's 4 nodes; if the others are spares, set "),
