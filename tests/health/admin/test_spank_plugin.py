@@ -33,7 +33,7 @@ class Host:
         subprocess.run([*build, "-ldl"], check=True, timeout=60)
         self.object.write_bytes(plugin.compiled().encode("utf-8", "surrogateescape"))
         self.target.write_text(
-            "#!/bin/sh\nprintf 'exec'; for word; do printf ' [%s]' \"$word\"; done\n"
+            "#!/bin/bash\nprintf 'exec'; for word; do printf ' [%s]' \"$word\"; done\n"
             'echo " by=$ROBUST_BY_PLUGIN A=$A"; grep SigBlk /proc/self/status\n'
         )
         self.target.chmod(0o755)
