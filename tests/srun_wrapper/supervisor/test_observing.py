@@ -10,7 +10,7 @@ from made_job import Job, KeptJournal, beat
 
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.job.model import Role
-from srun_wrapper.protocol.messages import Exited, Report
+from srun_wrapper.protocol.messages import Exited, Finish, Report
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.supervisor.observing import Observing
 from srun_wrapper.supervisor.step.real_step import RealStep
@@ -105,3 +105,12 @@ def test_steps_in_between_make_a_new_incident_and_a_hang_is_looked_for_once() ->
     tasks = []
     records = observed(job, lambda life: tasks.append(asyncio.ensure_future(later(life))))
     assert len(records) == 2 and still == [True, False]
+
+
+def test_a_node_that_was_lost_and_connects_again_keeps_its_ranks() -> None:
+    """With recovery it is told to end, since another node has its ranks."""
+    for mode, told in (("observe", False), ("full", True)):
+        job = Job(2, 0, mode=mode)
+        job.state.lose(job.node(1), "it did not start its ranks in time")
+        line = job.join(1)
+        assert any(isinstance(m, Finish) for m in line.sent) is told
