@@ -10,8 +10,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 TORCH := torch==2.13.0
 PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps python3 python3-venv
-# For the lab's emulated GPUs, its slurmdbd, and robust-admin over a real sshd of the tests' own.
-MORE_PACKAGES := gcc libc6-dev openssh-server \
+# For the lab's emulated GPUs, the plugin, the lab's slurmdbd, and robust-admin over a real sshd of
+# the tests' own.
+MORE_PACKAGES := gcc libc6-dev libslurm-dev lua5.1 openssh-server \
   slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 BENCHES := heartbeat overhead recovery chaos gate
 WORKERS ?= 4

@@ -40,6 +40,12 @@ def _setting(
 class Config:
     """All settings with their defaults. Times are seconds."""
 
+    mode: str = _setting(
+        "full",
+        "full: recover from faults; observe: only detect and report them, and touch nothing; off: "
+        "run plain srun",
+        choices=("full", "observe", "off"),
+    )
     state_dir: Path = _setting(
         Path("~/.robust-slurm"), "directory on a file system that all nodes share"
     )
@@ -90,6 +96,12 @@ class Config:
         "auto",
         "requeue the job without the bad nodes if no node can replace them",
         choices=("auto", "never"),
+    )
+    early_restart: bool = _setting(
+        True,
+        "restart a program that fails in its first minute before any step is seen",
+        off="let a program that fails in its first minute, before any step is seen and with no "
+        "node to blame, end as under srun: the default in jobs of sbatch --robust",
     )
     max_restarts: int = _setting(3, "recoveries in a row without progress before giving up")
     drain: str = _setting(

@@ -22,17 +22,18 @@ from srun_wrapper.checkpoints.verify.rules import refused
 from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.code.listing import CodeError
 from srun_wrapper.code.start import start_with_code
-from srun_wrapper.command import output_rules
+from srun_wrapper.command import handover, output_rules
 from srun_wrapper.command.batch_script import (
     NO_KILL_LINE,
     batch_script,
     has_no_kill,
     script_words,
 )
+from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
 from srun_wrapper.command.input_rules import Feed, feed
 from srun_wrapper.command.layout import StepPlan, plan_step
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
-from srun_wrapper.command.step_request import StepRequest, effective
+from srun_wrapper.command.step_request import StepRequest, effective, refuse_multi_prog
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.decide.explain import explain
@@ -68,34 +69,60 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def run(argv: list[str], env: Mapping[str, str]) -> int:
-    """Returns the exit code. Raises UsageError or ConfigError for bad input."""
-    command = split(argv, flags())
+def run(argv: list[str], started: Mapping[str, str]) -> int:
+    """Returns the exit code. Raises UsageError or ConfigError for bad input.
+
+    ``started``: the environment that we were started with.
+    """
+    by = handover.handed(started)
+    env: Mapping[str, str] = handover.own_environment(started)
+    if by is not None:
+        os.environ["PATH"] = env.get("PATH", "")  # Slurm's commands are beside the user's srun
+    try:
+        command = split(argv, flags())
+    except UsageError as error:
+        if by is None:
+            raise
+        say(f"this line runs as plain srun: {error}")
+        handover.to_srun(argv, started)
+    if by is not None:
+        command.robust.setdefault("robust-mode", by.mode)
     if "robust-help" in command.robust:
         print(help_text())
         return 0
     if "robust-explain" in command.robust:
-        print("\n".join(explain(settings(load(command.robust, env)))))
+        print("\n".join(explain(in_force(load(command.robust, env)))))
         return 0
     if shutil.which("srun") is None:
         raise UsageError("srun is not on PATH: Slurm's commands must be installed on this host")
     if command.informational:
-        os.execvp("srun", ["srun", *argv])
-    config = settings(load(command.robust, env))
+        handover.to_srun(argv, started)
+    given = load(command.robust, env)
+    config = in_force(given)
+    if config.mode == "off":
+        handover.to_srun([*command.argv(), *command.command], started)
     check_regex(config)
+    observed = given if config.mode == "observe" else None
     catalogue = signatures(config)
     topology.check(config.mesh, config.place_alpha)
     nodes = allocation(env)
     request = effective(command, env)
+    if by is not None:
+        why = handover.why_plain(command, request, env, config.spares)
+        if why is not None:
+            if why:
+                say(f"this line runs as plain srun: {why}")
+            handover.to_srun(argv, started)
     refuse_multi_prog(request)
     plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
-    job_id, size = int(env["SLURM_JOB_ID"]), job_size(env)
+    job_id, size = int(env["SLURM_JOB_ID"]), job_size(env, by.mode if by is not None else "")
     records = prepared(config, job_id)
     job_log.begin(records, config)
     if accused(records):
         plan, env = remains(config, records, request, plan, nodes, env)
     deployment = start_code(config, records, command, env)
-    warn(config, env)
+    if observed is None:
+        warn(config, env)
     command, kept, out, companion = take_output(command, request, env)
     options = TaskOptions(
         out,
@@ -118,23 +145,16 @@ def run(argv: list[str], env: Mapping[str, str]) -> int:
         task_start_limit=config.task_start_limit,
         checkpoint_interface=config.checkpoint_interface,
     )
+    if observed is not None:
+        options = observing(options, request)
     ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}
     source = feed(request.input, os.isatty(0))
     wanted = (request.nodes_cli or nodes) + config.spares
     check_verify(config, command, min(nodes, wanted), source, env)
     if source is Feed.FILE:
         companion += (f"--input={request.input}",)
-    launch = Launch(command, plan, options, kept, companion, ranks, source)
+    launch = Launch(command, plan, options, kept, companion, ranks, source, observed)
     return asyncio.run(supervise(config, launch, catalogue, deployment))
-
-
-def settings(config: Config) -> Config:
-    """The settings in force: independent tasks have no steps in common, and nothing to restore."""
-    if config.rank_env:
-        return config
-    return replace(
-        config, hang=False, nan="ignore", checkpoint=False, warm=False, standby_partition=""
-    )
 
 
 async def supervise(
@@ -198,9 +218,14 @@ def remains(
     return plan, corrected(env, left.nodes)
 
 
-def job_size(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the size and script words that a copy of this job must have (see ``resubmit``)."""
+def job_size(env: Mapping[str, str], plugin: str = "") -> dict[str, str]:
+    """Return the size and script words that a copy of this job must have (see ``resubmit``).
+
+    ``plugin``: the mode of ``sbatch --robust``.
+    """
     size = {name: env[name] for name in SIZE if name in env}
+    if plugin:
+        size[handover.BY_PLUGIN] = plugin
     words = script_words(env)
     if words:
         size[SCRIPT_WORDS] = json.dumps(words[1:])
@@ -227,30 +252,6 @@ def rank_env(command: SrunCommand, request: StepRequest, env: Mapping[str, str])
     if request.label and not request.pty:
         found["SLURM_LABELIO"] = "1"
     return found
-
-
-def checkpoint_env(config: Config) -> dict[str, str]:
-    """Return a Checkpointer's defaults, as variables, for arguments that the script leaves out."""
-    return {
-        "ROBUST_CHECKPOINT_DIR": absolute(config.checkpoint_dir),
-        "ROBUST_CHECKPOINT_LOCAL_DIR": absolute(config.checkpoint_local_dir),
-        "ROBUST_CHECKPOINT_EVERY": str(config.checkpoint_every),
-        "ROBUST_CHECKPOINT_KEEP": str(config.checkpoint_keep),
-    }
-
-
-def absolute(directory: str) -> str:
-    """The tasks may run in another directory (srun --chdir); "" stays ""."""
-    return str(Path(directory).expanduser().absolute()) if directory else ""
-
-
-def refuse_multi_prog(request: StepRequest) -> None:
-    if request.multi_prog:
-        raise UsageError(
-            "--multi-prog is not supported: every task runs robust-task, which starts one command; "
-            "let a shell choose by rank instead: robust-srun bash -c 'case $SLURM_PROCID in "
-            "0) exec first;; *) exec others;; esac'"
-        )
 
 
 def check_regex(config: Config) -> None:

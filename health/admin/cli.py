@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from health.admin import flow, render
+from health.admin import flow, render, show_config
 from health.admin.install import ETC, InstallError, WantedFile
 from health.admin.node import AdminReply, AdminRequest, perform
 from health.settings_last import SUFFIX
@@ -90,10 +90,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of systemd's tmpfiles.d (default: %(default)s; empty: write none)",
     )
-    install = commands.add_parser("install", parents=[change, where], help="install the node gate")
+    plugin = argparse.ArgumentParser(add_help=False)
+    plugin.add_argument(
+        "--plugin",
+        action="store_true",
+        help="the SPANK plugin for srun, sbatch and salloc (--robust) instead of the node gate",
+    )
+    install = commands.add_parser(
+        "install", parents=[change, where, plugin], help="install the node gate, or the plugin"
+    )
+    install.add_argument(
+        "--slurm-include",
+        default="",
+        metavar="DIR",
+        help="directory that holds slurm/spank.h, to compile the plugin (default: Slurm's own)",
+    )
     install.set_defaults(run=_install)
     uninstall = commands.add_parser(
-        "uninstall", parents=[change, where], help="uninstall the node gate"
+        "uninstall", parents=[change, where, plugin], help="uninstall the node gate, or the plugin"
     )
     uninstall.set_defaults(run=_uninstall)
     doctor = commands.add_parser(
@@ -121,6 +135,8 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     from health.checks import ALL
 
     ask, names = _targets(args)
+    if args.plugin:
+        return _install_plugin(args, ask, names, out)
     own = Path(args.etc) / render.SETTINGS
     there, last = own.exists(), own.with_name(own.name + SUFFIX)
     if not there and last.exists():
@@ -162,10 +178,40 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     return code
 
 
+def _install_plugin(args: argparse.Namespace, ask: flow.Ask, names: list[str], out: IO[str]) -> int:
+    from health.admin import plugin
+    from health.admin.doctor import run as doctor
+
+    prefix = render.find_prefix(args.prefix)
+    files = plugin.files(args.etc, args.prefix, args.slurm_include)
+    config = doctor.slurm_config()
+    made, runs = plugin.built_for(files[0].text), show_config.release(config)
+    if made is None or (runs is not None and made != runs):
+        built = plugin.release_text(made) if made is not None else "another Slurm"
+        raise InstallError(
+            f"the headers are those of Slurm {built}, and {config['SLURM_VERSION']} runs: name the "
+            "right ones with --slurm-include=DIR"
+        )
+    top = plugin.directory(args.etc)
+    request = AdminRequest("install", top, "", files, plugin.directories(args.etc), *prefix)
+    code = _run(dict.fromkeys(names, request), ask, args, out)
+    lines = plugin.site_lines(args.etc, config)
+    if lines and not code:
+        out.write("\nYour own files still need these lines (docs/plugin.md):\n")
+        for line in lines:
+            out.write(f"\n{line.file}:\n{line.text}")
+    return code
+
+
 def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
     from health.admin.doctor import run as doctor
 
     ask, names = _targets(args)
+    if args.plugin:  # Slurm passes by an include of a file that is gone
+        from health.admin import plugin
+
+        gone = AdminRequest("uninstall", plugin.directory(args.etc))
+        return _run(dict.fromkeys(names, gone), ask, args, out)
     used = doctor.in_use(args.etc)
     if used is None:
         print(

@@ -205,6 +205,9 @@ def _mode_change(path: str, there: Present, mode: int, uid: int) -> FileChange:
 
 
 def _diff(path: str, before: str, after: str) -> str:
+    if "\0" in before or "\0" in after:
+        sizes = [f"{len(text)} bytes" if text else "nothing" for text in (before, after)]
+        return f"binary file {path}: {sizes[0]} -> {sizes[1]}\n"
     old, new = before.splitlines(), after.splitlines()
     names = (path if before else "/dev/null", path if after else "/dev/null")
     lines = difflib.unified_diff(old, new, *names, lineterm="")

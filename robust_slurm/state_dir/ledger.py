@@ -111,7 +111,9 @@ def _make_everybodys(jobs: Path) -> None:
 class JobLedger:
     """Writes one job's records without ever making its caller wait; "" for the directory: none."""
 
-    def __init__(self, job_dir: Path | str) -> None:
+    def __init__(self, job_dir: Path | str, *, observes: bool = False) -> None:
+        """``observes``: no node is reported."""
+        self.observes = observes
         self.dir = Path(job_dir) if job_dir else None
         self._queue: queue.Queue[Any] = queue.Queue(MAX_WAITING)
         self.error = ""  # why the last write failed; empty when it did not
@@ -142,7 +144,10 @@ class JobLedger:
         self._put(("replace", "code.json", book))
 
     def accuse(self, node: str, incident: str, record: Mapping[str, Any]) -> None:
-        """Leave an accusation for the root plane to verify."""
+        """Leave an accusation for the root plane to verify; in observe mode only an event."""
+        if self.observes:
+            self.event("would_report", node=node, incident=incident, **record)
+            return
         name = f"accusations/{node}.{incident}.json"
         self._put(("replace", name, {"v": VERSION, "node": node, "incident": incident, **record}))
 

@@ -52,7 +52,9 @@ from srun_wrapper.protocol.messages import (
     Stopped,
     decode_to_agent,
 )
+from srun_wrapper.protocol.task_options import TaskOptions
 
+TOLD = 0.2  # s for the news of a rank's end to reach robust-srun before the shims end
 FAST = 0.05  # look at the records this often until every rank has made its first beat
 
 
@@ -106,6 +108,8 @@ class Agent:
         self._finished = False
         self.mute = MUTE  # s without a word of robust-srun while its host answers
         self.lost_host = LOST_HOST  # s without an answer of robust-srun's host until it is lost
+        self.alone: TaskOptions | None = None  # set: the shims end by themselves
+        self._exits: dict[int, tuple[int, int]] = {}
         self._running: dict[int, int] = {}  # slot -> epoch of its rank
         self._missed: set[int] = set()  # slots that the last Start did not reach
         self._uplink = Uplink(
@@ -130,7 +134,9 @@ class Agent:
         self._event(StdinRead(0, local, False))  # the input that it has kept died with it
         if epoch:
             text = f"the robust-task of {self._place.node} died and took its rank with it"
-            self._event(Exited(0, epoch, local, None, int(signal.SIGKILL), 0.0, text))
+            died = Exited(0, epoch, local, None, int(signal.SIGKILL), 0.0, text)
+            self._event(died)
+            self._exited(local, died)
         self._check_stopped()
 
     # -- from the slots, this process's own included
@@ -152,6 +158,8 @@ class Agent:
                 self._running.pop(local, None)
                 self._report()  # the rank's last step, before the news of its end
             self._event(message)
+            if isinstance(message, Exited):
+                self._exited(local, message)
         elif isinstance(message, Saved):
             # Goes with the next report.
             self._saved[message.rank] = message.after(self._saved.get(message.rank))
@@ -161,6 +169,22 @@ class Agent:
             self._event(message)  # of the slot's store
         else:
             self._to_server(message)
+
+    def _exited(self, local: int, message: Exited) -> None:
+        """In observe mode the node's shims end by themselves, as its ranks did."""
+        if self.alone is None:
+            return
+        self._exits[local] = message.code or 0, message.signal or 0
+        bad = self.alone.kill_on_bad and any(self._exits[local])
+        if len(self._exits) == self._place.local_tasks or bad:
+            running = 0, int(signal.SIGTERM)
+            slots = range(self._place.local_tasks)
+            order = Finish(tuple(self._exits.get(slot, running) for slot in slots))
+            self._loop.later(TOLD, lambda: self._end_alone(order))
+
+    def _end_alone(self, order: Finish) -> None:
+        self._finish()
+        self.broadcast(order)
 
     def signalled(self, signum: int) -> None:
         if signum in (signal.SIGTERM, signal.SIGINT):

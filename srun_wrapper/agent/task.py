@@ -114,6 +114,7 @@ class Shim:
                 self._life,
             )
             self._agent.mute = self._options.suspend_limit
+            self._agent.alone = self._options if self._options.alone else None
             self._agent.lost_host = self._options.outage_wait + AFTER_SUPERVISOR
             self._announce()
         else:

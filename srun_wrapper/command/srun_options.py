@@ -159,6 +159,9 @@ class _Parser:
 
     def _robust(self, word: str) -> None:
         name, equals, value = word[2:].partition("=")
+        if name == "robust":  # the SPANK plugin's option: its value is never the next word
+            self.robust["robust-mode"] = value or "full"
+            return
         takes = self._robust_flags.get(name)
         if takes is None:
             close = difflib.get_close_matches(name, self._robust_flags, 1, 0.6)

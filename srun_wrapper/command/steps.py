@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from robust_slurm import commands
+from robust_slurm.config import Config
 from robust_slurm.slurm import Job
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.layout import StepPlan
@@ -64,6 +65,8 @@ class Launch:
     companion_output: tuple[str, ...] = ()  # srun options for a companion's streams
     rank_env: Mapping[str, str] = field(default_factory=dict)  # what only our srun sees otherwise
     feed: Feed = Feed.EVERY
+    observed: Config | None = None
+    """Observe mode: the settings that a recovery would have; None: recover."""
 
 
 def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list[str]:
@@ -74,19 +77,24 @@ def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list
     return [*head, msgspec.json.encode(options).decode(), "--", *command]
 
 
-def main_argv(command: SrunCommand, env: Mapping[str, str]) -> list[str]:
-    """srun's argv for the job's own step, without the task's own words."""
+def main_argv(command: SrunCommand, env: Mapping[str, str], *, observe: bool = False) -> list[str]:
+    """srun's argv for the job's own step, without the task's own words.
+
+    ``observe``: the step ends when the user's options say so.
+    """
     command = with_export(command, env)
     if command.get("job-name") is None:  # the step is named after the user's program, not ours
         command = command.with_option("job-name", step_name(command.command))
-    for name, value in (("no-kill", None), ("kill-on-bad-exit", "0")):
+    stays = () if observe else (("no-kill", None), ("kill-on-bad-exit", "0"))
+    for name, value in stays:
         command = command.with_option(name, value)
     return ["srun", *command.argv()]
 
 
 def step_argv(launch: Launch, python: str) -> list[str]:
     """Return srun's argv for the job's own step, with the task's words."""
-    argv = main_argv(launch.plan.apply(launch.command), launch.env)
+    observe = launch.observed is not None
+    argv = main_argv(launch.plan.apply(launch.command), launch.env, observe=observe)
     return argv + task_argv(python, launch.options, launch.command.command)
 
 

@@ -39,6 +39,8 @@ class Means:
     requeue: bool
     max_restarts: int
     never: str = ""  # why the ranks cannot be started again at all
+    early: bool = False
+    """No step was ever seen, in the program's first minute, and it is not to be restarted then."""
     other_code: str = ""  # another version of the code that the ranks can start with, in words
     copies: Copies = field(default_factory=dict)
     before: Mapping[str, int] = field(default_factory=dict)
@@ -125,6 +127,12 @@ def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: M
 
 def _no_start(now: Situation) -> Plan | None:
     return Plan("stop", now.must, now.means.never) if now.means.never else None
+
+
+def _early(now: Situation) -> Plan | None:
+    if not now.means.early or now.leave:
+        return None
+    return Plan("stop", (), "it failed before its first step, and no node is to blame")
 
 
 def _other_code(now: Situation) -> Plan | None:
@@ -223,6 +231,12 @@ def _nothing_left(now: Situation) -> Plan:
 
 RUNGS = (
     Rung("no-start", "the ranks cannot be started again at all", "stop", _no_start),
+    Rung(
+        "early",
+        "without early_restart, in the first minute: no step was seen yet, and no node is to leave",
+        "stop with the rank's exit code",
+        _early,
+    ),
     Rung(
         "other-code",
         "the program is to blame, and an update of its code waits, or the code was updated less "

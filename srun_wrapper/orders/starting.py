@@ -42,7 +42,8 @@ def start_orders(
         step_id=state.step_id,
     )
     shared |= extra
-    cut = dict if state.config.rank_env else only_slurm
+    trains = state.config.rank_env and state.config.mode != "observe"
+    cut = dict if trains else only_slurm
     peers = tuple(
         Peer(i, n.address, n.hello.probe_port) for i, n in enumerate(world.places[:PEERS])
     )

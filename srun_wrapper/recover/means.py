@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from srun_wrapper.command import steps
@@ -13,6 +14,8 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.standby.nodes import MOST_UNFIT
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
+
+EARLY = 60.0  # s; a program that fails later was at work
 
 
 class AvailableMeans:
@@ -29,7 +32,7 @@ class AvailableMeans:
         self._state = state
         self._reports = reports
         self._copies = copies
-        self._config = state.config
+        self._config = launch.observed or state.config
         self._launch = launch
         self._unfit: set[str] = set()  # came, and could not start a rank
         self._told_feed = False
@@ -37,6 +40,13 @@ class AvailableMeans:
     def unfit(self, names: tuple[str, ...]) -> None:
         """Newcomers could not start a rank."""
         self._unfit.update(names)
+
+    def _early(self) -> bool:
+        """See ``Means.early``."""
+        state = self._state
+        first = state.world.epoch == 1 and state.progress.best is None and not state.progress.beats
+        lived = time.monotonic() - state.pace.epoch_since
+        return first and lived < EARLY and not self._config.early_restart
 
     def now(self, standby_nodes: int | None = None) -> Means:
         """Return the means that the ladder may count on now."""
@@ -46,12 +56,15 @@ class AvailableMeans:
         batch = self._launch.env.get("SLURM_JOB_BATCH_HOST") or self._launch.env.get("ENVIRONMENT")
         requeue = self._config.requeue == "auto" and bool(batch)
         spares = len(self._state.spares())
+        if self._launch.observed is not None:  # where they all run ranks
+            spares = self._config.spares
         before = {bad.node: int(bad.strength) for bad in self._reports.evidence()}
         means = Means(
             spares,
             standby_nodes,
             requeue,
             self._config.max_restarts,
+            early=self._early(),
             copies=self._copies(),
             before=before,
         )

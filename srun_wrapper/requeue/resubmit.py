@@ -14,13 +14,14 @@ from typing import NamedTuple
 from robust_slurm.slurm import Job, Slurm
 
 # Of robust-srun's environment: the size that the allocation had before any node left it, with
-# sbatch's option for each.
+# sbatch's option for each; the last one is the SPANK plugin's.
 SIZE = {
     "SLURM_JOB_NUM_NODES": "nodes",
     "SLURM_NTASKS": "ntasks",
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
     "SLURM_GPUS": "gpus",
     "SLURM_GPUS_PER_TASK": "gpus-per-task",
+    "ROBUST_BY_PLUGIN": "robust",
 }
 SCRIPT_WORDS = "script"  # and the words behind the script's name, as JSON
 

@@ -54,6 +54,7 @@ from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.supervisor.epoch import Begun, Epochs
 from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
+from srun_wrapper.supervisor.observing import Observing
 from srun_wrapper.supervisor.step.ending import Ending
 from srun_wrapper.supervisor.step.real_step import RealStep
 from srun_wrapper.supervisor.step.signals import StepSignals
@@ -82,7 +83,7 @@ class Supervisor:
         self.state = JobState(config, job_id, own, catalogue)
         self.inbox = Inbox(self.state)
         self.bus = self.state.bus
-        self.ledger = JobLedger(launch.options.records)
+        self.ledger = JobLedger(launch.options.records, observes=bool(launch.observed))
         self.journal = Journal(self.ledger, config.verbose)
         self.state.on_news = self.journal.news
         self.state.on_spike = self.journal.spike
@@ -177,9 +178,10 @@ class Supervisor:
         self.first_world = FirstWorld(
             state, self.launch, self.finishing, self.topology, nodes.replacement
         )
+        settling = Settling(state, self.node_watch, nodes.prerequest.for_vacant, ended)
         recovery = Recovery(
             state,
-            Settling(state, self.node_watch, nodes.prerequest.for_vacant, ended),
+            settling,
             FaultLocalization(
                 state, self.stop_tests, self.replay, self.stopping.end_world, nodes.release.evict
             ),
@@ -200,7 +202,10 @@ class Supervisor:
             record=self._record,
             start_epoch=self.epochs.start,
         )
-        self._life = Life(state, self.verify, recovery, self.finishing, self.ending)
+        watch = state, self.step, settling, nodes.means.now, self.journal, self.ledger.incident
+        whole = state, self.verify, recovery, self.finishing, self.ending
+        observes = self.launch.observed
+        self._life: Life | Observing = Observing(*watch) if observes else Life(*whole)
         return nodes
 
     def _record(self, incident: Incident) -> None:
@@ -276,9 +281,8 @@ class Supervisor:
     # -- an epoch
 
     def _note_epoch(self, begun: Begun) -> None:
-        world = self.state.world
-        names = [n.name for n in world.places]
-        self.ledger.event("epoch", epoch=world.epoch, nodes=names, why=begun.reason)
+        epoch, places = self.state.world.epoch, self.state.world.places
+        self.ledger.event("epoch", epoch=epoch, nodes=[n.name for n in places], why=begun.reason)
         if self.phase not in ("recovering", "checking"):
             self._phase.name = "running"
 
@@ -300,7 +304,7 @@ class Supervisor:
             say(f"seen from {self.state.own_node}: {'; '.join(found)}")
 
     def _excused(self) -> bool:
-        return self.stalls.standing() or self.verify.held_up
+        return self.stalls.standing() or self.verify.held_up or self._life.standing_still()
 
     def _build_watches(self) -> Watches:
         state, bus, excused = self.state, self.bus, self._excused

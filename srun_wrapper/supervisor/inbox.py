@@ -83,7 +83,8 @@ class Inbox:
         if reborn:
             self._reborn(node)
         self._acknowledge(node)
-        if node.gone or (state.ending and node.order is None):
+        replaceable = node.gone and state.config.mode != "observe"  # there, nobody has its ranks
+        if replaceable or (state.ending and node.order is None):
             # It has been given up, and others may have its ranks: nothing of it may go on. Or it
             # comes when all is over.
             state.bus.send_once(node, Finish(tuple((0, 0) for _ in hello.tasks)))

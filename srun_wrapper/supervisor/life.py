@@ -191,7 +191,8 @@ class FirstWorld:
         for node in state.world.places:
             state.members.move(node, Role.ACTIVE)
         asked = restarts_itself(self._launch.command.command, self._launch.env)
-        if asked and self._state.config.rank_env and all(len(numbers) == 1 for numbers in ranks):
+        ours = self._state.config.rank_env and self._state.config.mode != "observe"
+        if asked and ours and all(len(numbers) == 1 for numbers in ranks):
             say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
         if self._state.config.verbose or state.spares():
             spare = ", ".join(n.name for n in state.spares()) or "none"
@@ -237,6 +238,10 @@ class Life:
             end = await self._recovery.handle()
             if end is not None:
                 return await self._end(end)
+
+    def standing_still(self) -> bool:
+        """Return False: a hang is recovered from."""
+        return False
 
     async def _end(self, end: RecoveryEnd) -> int:
         """Carry out what a recovery came to."""

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from health import settings
 from health.admin import install, node, render, show_config, trust
-from health.admin.doctor import backend, rules, say, site_rules
+from health.admin.doctor import backend, plugin_rules, rules, say, site_rules
 from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
 from health.admin.install import InstallError, Present
 from health.admin.want import SiteFacts, Want
@@ -57,6 +57,7 @@ def main(
             *_slurm(door, config, nodes, etc),
             backend.remark(door, _used(etc), _toml(etc)),
             *site_rules.of_bare((bare or bare_slurm)(_settings(etc).gate), config, _toml(etc)),
+            *plugin_rules.of_plugin(etc, config),
             *_machine(etc, socket.gethostname() in hosts or _short() in hosts),
         ]
     except SlurmError as error:
@@ -265,12 +266,17 @@ def _named_in(path: str) -> list[str]:
 
 def ask_wants(etc: str, gate: Mapping[str, Any]) -> tuple[list[Want], bool]:
     """The settings that slurm.conf should have; and True, or False if Slurm could not be asked."""
+    config = slurm_config()
+    return rules.wants(SiteFacts(config, gate, etc, runs(config))), bool(config)
+
+
+def slurm_config() -> Mapping[str, str]:
+    """Return ``scontrol show config``; empty when Slurm cannot be asked."""
     door = Slurm(deadline_s=SLURM_S, ping_first=True)
     try:
-        config = door.config() if door.ping() else {}
+        return door.config() if door.ping() else {}
     except SlurmError:
-        config = {}
-    return rules.wants(SiteFacts(config, gate, etc, runs(config))), bool(config)
+        return {}
 
 
 def in_use(etc: str) -> list[str] | None:

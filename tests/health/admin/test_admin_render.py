@@ -313,8 +313,12 @@ def test_uninstall_where_slurm_cannot_be_asked(
     assert "nothing is installed" in out.getvalue()
 
 
-def test_templates_hold_jinja_only() -> None:
-    assert {path.suffix for path in (REPOSITORY / "templates").iterdir()} == {".j2"}
+def test_templates_hold_what_the_wheel_has() -> None:
+    """Jinja, and the sources of the plugin."""
+    kinds = {path.suffix for path in (REPOSITORY / "templates").iterdir()}
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    packed = project["tool"]["setuptools"]["package-data"]["robust_slurm._rooms.templates"]
+    assert kinds == {pattern.removeprefix("*") for pattern in packed} == {".c", ".j2", ".lua"}
 
 
 def test_stubs_are_for_any_shell() -> None:

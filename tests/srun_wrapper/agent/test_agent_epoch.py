@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import agent_node
+import pytest
 from agent_node import FakeSupervisor, Shim, crash, start, wait
 
 from robust_slurm.record import RecordWriter, create, record_path
 from srun_wrapper.protocol.messages import Finish, Hello, Report, Started, Stop
+from srun_wrapper.protocol.task_options import TaskOptions
 
 supervisor, shim = agent_node.supervisor, agent_node.shim
 
@@ -37,6 +40,30 @@ def test_an_epoch(supervisor: FakeSupervisor, shim: Shim) -> None:
     wait(lambda: node.stopped == 1)
     supervisor.order(Finish(((1, 0),)))
     wait(lambda: Finish(((1, 0),)) in shim.orders)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "bad", "ends"),
+    [(1, False, ((3, 0),)), (2, False, None), (2, True, ((3, 0), (0, 15)))],
+)
+def test_alone_the_nodes_shims_end_as_its_ranks(
+    supervisor: FakeSupervisor,
+    tmp_path: Path,
+    tasks: int,
+    bad: bool,
+    ends: tuple[tuple[int, int], ...] | None,
+) -> None:
+    """Observe mode: all ranks of the node have ended, or one badly where srun ends the step."""
+    shim = Shim(supervisor, tmp_path, local_tasks=tasks)
+    shim.agent.alone = TaskOptions(alone=True, kill_on_bad=bad)
+    shim.emit(crash(code=3))
+    if ends is None:
+        shim.emit(Report(1, ()))
+        time.sleep(0.4)  # nothing comes
+        assert not shim.orders
+    else:
+        wait(lambda: shim.orders == [Finish(ends)])
+    shim.close()
 
 
 def test_beats_are_read_and_old_records_forgotten(

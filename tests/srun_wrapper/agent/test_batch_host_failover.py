@@ -183,8 +183,9 @@ def job(**changes: Any) -> Job:
 
 
 def test_copy_args_make_the_same_job_elsewhere() -> None:
-    env = {"SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS_PER_NODE": "2"}
+    env = {"SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS_PER_NODE": "2", "ROBUST_BY_PLUGIN": "full"}
     args = copy_args(job(), Limits(("n9", "n1")), "train,standby", env)
+    assert "--robust=full" in args, "its srun lines go through robust-srun, as before"
     assert "--exclude=n9,n1" in args
     assert "--nodes=4" in args  # as it was before nodes left it
     assert {"--partition=train,standby", "--no-kill", "--exclusive", "--gres=gpu:4"} <= set(args)

@@ -88,7 +88,7 @@ def test_robust_options_are_taken_out_anywhere() -> None:
     ("line", "text"),
     [
         ("--robust-spare=1 cmd", r"unknown option --robust-spare; did you mean --robust-spares\?"),
-        ("--robust cmd", "unknown option --robust;"),
+        ("--robustly cmd", "unknown option --robustly;"),
         ("--robust-spares", "--robust-spares needs a value"),
         ("--robust-no-auto=1 cmd", "takes no value"),
         ("-n", r"-n \(--ntasks\) needs a value"),

@@ -348,3 +348,20 @@ def test_other_code_is_for_the_programs_own_failures() -> None:
     for failures in ([hang()] * 3, [crash(**KILLED)] * 3, [nan()] * 3):
         assert decide(failures, (), have).rung != "other-code"
     assert decide([hang()] * 3, (), have).action == "stop"
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "vacant", "action"),
+    [
+        (crash("ValueError: x"), (), "stop"),
+        (crash(ECC), (), "swap_spare"),
+        (lost("n1"), ("n1",), "swap_spare"),
+    ],
+)
+def test_a_line_that_fails_before_its_first_step_is_not_repeated(
+    diagnosis: Diagnosis, vacant: tuple[str, ...], action: str
+) -> None:
+    """A job of sbatch --robust has helper lines, too; a bad node is evicted all the same."""
+    chosen = decide([diagnosis], vacant, replace(means(1), early=True))
+    assert (chosen.action, chosen.code) == (action, 0)
+    assert (chosen.rung == "early") is (action == "stop")

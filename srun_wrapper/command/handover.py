@@ -1,0 +1,103 @@
+"""srun lines that the SPANK plugin gives to robust-srun, and those that go back to srun.
+
+In a job of ``sbatch --robust`` every srun becomes robust-srun (templates/spank_robust.c). What
+robust-srun cannot run, and what is not the job's training, runs as plain srun.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from srun_wrapper.command.srun_options import SrunCommand
+from srun_wrapper.command.step_request import StepRequest
+
+BY_PLUGIN = "ROBUST_BY_PLUGIN"  # MODE:PATH-OF-SRUN, set by the plugin alone
+# Slurm's variable for the plugin's option: what each srun of the job takes it from.
+OPTION = "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
+MODES = ("full", "observe")
+SILENT = ("pty", "interactive")  # a person sees that this is a shell
+NO_WORLD = ("none", "openmpi")  # values of --mpi under which srun sets up nothing
+_REFUSED = {
+    "overlap": "it shares its nodes with another step",
+    "multi-prog": "its tasks are several programs",
+    "het-group": "it is a part of a heterogeneous job",
+    "no-allocate": "it has no allocation",
+    "external-launcher": "another launcher starts its ranks",
+    "bcast": "srun copies its program to the nodes",
+}
+
+
+class Handed(NamedTuple):
+    """The mode that the plugin took from the job, and the srun that the user called."""
+
+    mode: str
+    srun: str
+
+
+def handed(env: Mapping[str, str]) -> Handed | None:
+    """Return what the plugin says; None: robust-srun was called by its name."""
+    mode, _, srun = env.get(BY_PLUGIN, "").partition(":")
+    return Handed(mode, srun) if mode in MODES else None
+
+
+def own_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return our environment: the plugin leaves alone every srun that we or our ranks start."""
+    by = handed(env)
+    env = {name: value for name, value in env.items() if name != BY_PLUGIN}
+    if by is not None:  # many an srun line is no training, and must not run twice
+        env.setdefault("ROBUST_EARLY_RESTART", "0")
+    if OPTION in env:
+        env[OPTION] = "off"
+    if by and by.srun.startswith("/") and shutil.which("srun", path=env.get("PATH")) is None:
+        directory = os.path.dirname(by.srun)  # noqa: PTH120 - a word of PATH
+        env["PATH"] = f"{env['PATH']}:{directory}" if env.get("PATH") else directory
+    return env
+
+
+def to_srun(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Become the srun that the user has called, with these words after ``srun``."""
+    by = handed(env)
+    kept = dict(env)
+    program = "srun"
+    if by is not None:
+        kept[BY_PLUGIN] = f"back:{os.getpid()}"  # the plugin lets this process alone, once
+        program = by.srun if by.srun.startswith("/") else program
+    elif OPTION in kept:
+        kept[OPTION] = "off"
+    os.execvpe(program, ["srun", *argv], kept)
+
+
+def why_plain(
+    command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int
+) -> str | None:
+    """Return why a line is srun's own; "": a person sees it; None: it is robust-srun's."""
+    given = request.given
+    if given.intersection(SILENT):
+        return ""
+    for option, why in _REFUSED.items():
+        if option in given or (option == "multi-prog" and request.multi_prog):
+            return f"--{option}: {why}"
+    mpi = command.get("mpi")
+    if mpi is not None and mpi.value not in NO_WORLD:
+        return (
+            f"--mpi={mpi.value}: its ranks are one MPI world, which cannot be started again in the "
+            "step; torch needs no --mpi: leave it out"
+        )
+    job = command.get("jobid")
+    if job is not None and job.value != env.get("SLURM_JOB_ID"):
+        return f"--jobid={job.value}: it is a step of another job"
+    nodes = request.nodes_env or 1
+    tasks = request.ntasks_cli
+    fewest = nodes - spares
+    asked = request.nodes_cli if request.nodes_cli is not None else nodes
+    if tasks is not None:
+        asked = min(asked, tasks)
+    if asked < fewest:
+        return (
+            f"it uses {asked} of the job's {nodes} nodes; if the others are spares, "
+            f"set ROBUST_SPARES={nodes - asked}"
+        )
+    return None

@@ -1,0 +1,147 @@
+"""The SPANK plugin on a real Slurm, in jobs with and without --robust, intact and broken."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from jobs import TOY, Training, prepared
+
+from health.admin import plugin
+from lab import Cluster
+
+HEADERS = Path("/usr/include/slurm/spank.h").exists() and shutil.which("cc") is not None
+WHY = "Slurm's headers (libslurm-dev) and a C compiler are needed to build the plugin"
+pytestmark = pytest.mark.skipif(not HEADERS, reason=WHY)
+
+
+class Site:
+    """A lab whose plugstack.conf includes the plugin, and whose cli_filter.lua calls robust.lua."""
+
+    def __init__(self, lab: Cluster) -> None:
+        self.lab = lab
+        self.etc = str(lab.spec.dir / "robust")
+        self.top = Path(plugin.directory(self.etc))
+        self.top.mkdir(parents=True)
+        prefix = str(Path(sys.executable).parents[1])
+        # Where a lab runs another release than this machine's, its headers are elsewhere.
+        for file in plugin.files(self.etc, prefix, os.environ.get("ROBUST_LAB_HEADERS", "")):
+            path = Path(file.path)
+            path.write_bytes(file.text.encode("utf-8", "surrogateescape"))
+            path.chmod(file.mode)
+        slurm = lab.spec.dir / "etc"
+        (slurm / "plugstack.conf").write_text(plugin.include_line(self.etc) + "\n")
+        lua = slurm / "cli_filter.lua"
+        lua.write_text(plugin.with_call(lua.name, "", self.etc))
+
+    @property
+    def object(self) -> Path:
+        return self.top / plugin.OBJECT
+
+    def submit(self, training: Training, body: Sequence[str], sbatch: Sequence[str]) -> str:
+        """Submit these lines; returns what sbatch printed to stderr."""
+        lines = [f"export {name}={value}" for name, value in training.exports().items()]
+        head = ["sbatch", "--parsable", "-D", str(training.dir), "-o", str(training.dir / "out")]
+        done = self.run([*head, *sbatch], "\n".join(["#!/bin/bash", *lines, *body, ""]))
+        assert done.returncode == 0, done.stderr
+        training.job = int(done.stdout)
+        return done.stderr
+
+    def run(self, argv: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+        return self.lab.exec("head", list(argv), input=text, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with Cluster(nodes=3, standby=1, slurm_conf={"CliFilterPlugins": "lua"}) as lab:
+        yield Site(lab)
+
+
+def test_a_plain_job_is_untouched_also_by_a_broken_plugin(site: Site) -> None:
+    """The same words, environment, signals, output and exit code, whatever is installed."""
+    names = "env | sed 's/=.*//' | sort"
+    show = f"grep -E 'SigBlk|SigIgn' /proc/self/status; {names}; exit 3"
+    body = [f'srun -N1 -n1 bash -c "{show}"', "echo code $?"]
+    intact, stack = site.object.read_bytes(), (site.top / plugin.STACK).read_text()
+    found = re.search(rb"robust-built-for:0x([0-9a-f]+):", intact)
+    assert found is not None
+    number = int(found[1], 16).to_bytes(4, "little")
+    release = (site.object, intact.replace(number, bytes([number[0], number[1], 15, 0])))
+    broken: list[tuple[Path, bytes | None]] = [
+        (site.object, intact),
+        (site.object, b"no object"),
+        release,
+        (site.object, None),
+        (site.top / plugin.STACK, None),
+    ]
+    outputs = []
+    try:
+        for path, content in broken:
+            path.unlink() if content is None else path.write_bytes(content)
+            argv = ["salloc", "-Q", "-N1", "bash", "-c", "; ".join(body)]
+            done = site.run(argv)
+            assert done.returncode == 0, done.stderr
+            outputs.append(done.stdout)
+    finally:
+        site.object.write_bytes(intact)
+        (site.top / plugin.STACK).write_text(stack)
+    assert outputs[0].endswith("code 3\n") and "ROBUST" not in outputs[0]
+    assert len(set(outputs)) == 1, outputs
+
+
+def test_a_script_with_plain_srun_survives_a_lost_node(site: Site) -> None:
+    training = prepared(site.lab, 2, 40)
+    line = training.line([], []).replace("robust-srun", "srun")
+    told = site.submit(training, ["srun -N1 -n1 hostname", line], ["--robust", "-N2"])
+    assert "this job also gets --no-kill --requeue --open-mode=append" in told
+    training.wait_step(5)
+    site.lab.crash(training.nodes().replace("[1-2]", "2"))
+    training.check_done()
+    assert training.says("this line runs as plain srun: it uses 1 of the job's 2 nodes")
+    training.only_incident(symptom="node_lost", action="swap_companion", outcome="recovered")
+    site.lab.heal("n2")
+
+
+def test_observe_and_off(site: Site) -> None:
+    """Observe mode reports what it would do, and the step is as srun's own."""
+    training = prepared(site.lab, 2, 12)
+    script = training.dir / "rank.sh"
+    toy = f"python {TOY} --dir {training.dir} --steps 12 --fault exit --at 6"
+    own = "RANK=$SLURM_PROCID WORLD_SIZE=2 MASTER_ADDR=$(hostname) MASTER_PORT=45000"
+    script.write_text(f"#!/bin/bash\n[ $SLURM_PROCID = 0 ] || sleep 0.1\n{own} exec {toy}\n")
+    script.write_text(script.read_text().replace("$(hostname)", "$SLURM_LAUNCH_NODE_IPADDR"))
+    script.chmod(0o755)
+    body = [f"srun {script}", "echo observed $?", f"srun --robust=off {script}", "echo plain $?"]
+    sizes = ["-N2", "-w", "n1,n3", "--ntasks-per-node=1"]
+    site.submit(training, body, ["--robust=observe", *sizes])
+    assert training.wait_end() == 0, training.story()
+    assert training.says("^observed 3$") and training.says("^plain 0$"), training.story()
+    [record] = training.incidents()
+    assert record["outcome"] == "observed: would restart all ranks in place"
+    assert not training.accusations() and len(training.events("epoch")) == 1
+    assert training.says("would restart all ranks in place .*nothing was done")
+
+
+def test_salloc_from_a_login_shell_and_a_prefix_that_is_gone(site: Site) -> None:
+    state = f"export ROBUST_STATE_DIR={site.lab.shared}/state ROBUST_WARM=0"
+    lines = [state, "srun bash -c 'echo rank $RANK; exit 4'", "echo code $?", "srun --pty true"]
+    argv = ["salloc", "-Q", "--robust", "-N1", "bash", "-c", "; ".join(lines)]
+    done = site.run(argv)
+    assert done.stdout == "rank 0\ncode 4\n", "once, and with its exit code"
+    assert "failed before its first step" in done.stderr
+    stack = site.top / plugin.STACK
+    kept = stack.read_text()
+    try:
+        stack.write_text(kept.replace("robust-srun", "gone"))
+        done = site.run(["salloc", "-Q", "--robust", "-N1", "srun", "bash", "-c", "echo $RANK-"])
+    finally:
+        stack.write_text(kept)
+    assert done.stdout == "-\n" and done.returncode == 0
+    assert "No such file or directory; plain srun goes on" in done.stderr
+    assert site.run(["sbatch", "--robust=all", "--wrap=true"]).returncode != 0

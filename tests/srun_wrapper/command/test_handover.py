@@ -1,0 +1,129 @@
+"""The srun lines of a --robust job: those that are robust-srun's, and those that go back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from robust_slurm import commands
+from robust_slurm.config import Config, flags, load
+from srun_wrapper.command.handover import (
+    BY_PLUGIN,
+    OPTION,
+    handed,
+    own_environment,
+    why_plain,
+)
+from srun_wrapper.command.in_force import in_force
+from srun_wrapper.command.srun_options import split
+from srun_wrapper.command.step_request import effective
+from srun_wrapper.command.steps import main_argv
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "32"}
+
+
+@pytest.mark.parametrize(
+    ("words", "spares", "why"),
+    [
+        ((), 0, None),
+        (("-N4", "-n32", "--mpi=none"), 0, None),
+        (("-N4-8",), 0, None),
+        (("--jobid=7",), 0, None),
+        (("-N3",), 1, None),
+        (("--pty",), 0, ""),
+        (("--interactive", "--preserve-env"), 0, ""),
+        (("--overlap",), 0, "--overlap: it shares its nodes with another step"),
+        (("--overlap=force",), 0, "--overlap: it shares its nodes with another step"),
+        (("--multi-prog",), 0, "--multi-prog: its tasks are several programs"),
+        (("--het-group=1",), 0, "--het-group: it is a part of a heterogeneous job"),
+        (("--pack-group=1",), 0, "--het-group: it is a part of a heterogeneous job"),
+        (("-Z",), 0, "--no-allocate: it has no allocation"),
+        (("--bcast=/tmp/x",), 0, "--bcast: srun copies its program to the nodes"),
+        (("--mpi=pmi2",), 0, "--mpi=pmi2: its ranks are one MPI world, which cannot be started "),
+        (("--mpi", "pmix_v4"), 0, "--mpi=pmix_v4: its ranks are one MPI world, which cannot "),
+        (("--jobid=8",), 0, "--jobid=8: it is a step of another job"),
+        (("-N3",), 0, "it uses 3 of the job's 4 nodes; if the others are spares, set "),
+        (("-n1",), 0, "it uses 1 of the job's 4 nodes; if the others are spares, set "),
+        (("-N2",), 1, "it uses 2 of the job's 4 nodes; if the others are spares, set "),
+    ],
+)
+def test_why_plain(words: tuple[str, ...], spares: int, why: str | None) -> None:
+    command = split([*words, "python", "train.py"], flags())
+    found = why_plain(command, effective(command, JOB), JOB, spares)
+    assert found == why or (why and found is not None and found.startswith(why))
+
+
+def test_the_mode_is_never_the_next_word_nor_the_commands() -> None:
+    for words, mode in (
+        (["--robust", "full"], "full"),
+        (["--robust=observe", "x"], "observe"),
+        (["-N2", "--robust=off", "x"], "off"),
+        (["--robust=off", "--robust", "x"], "full"),
+    ):
+        command = split(words, flags())
+        assert command.robust == {"robust-mode": mode} and len(command.command) == 1
+    command = split(["x", "--robust=off"], flags())
+    assert command.robust == {} and command.command == ("x", "--robust=off")
+
+
+def test_srun_that_we_start_is_left_alone() -> None:
+    started = {OPTION: "full", BY_PLUGIN: "full:/opt/slurm/bin/srun", "PATH": "/nowhere"}
+    env = own_environment(started)
+    assert env == {
+        OPTION: "off",
+        "PATH": "/nowhere:/opt/slurm/bin",
+        "ROBUST_EARLY_RESTART": "0",
+    }
+    assert own_environment({**started, "ROBUST_EARLY_RESTART": "1"})["ROBUST_EARLY_RESTART"] == "1"
+    assert own_environment({"A": "b"}) == {"A": "b"}, "without the plugin nothing is added"
+
+
+@pytest.mark.parametrize("text", ["", "back:7", "off:/bin/srun", ":/bin/srun", "$(x)"])
+def test_what_is_not_the_plugins(text: str) -> None:
+    assert handed({BY_PLUGIN: text}) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "got"),
+    [
+        (["--pty", "sh"], {BY_PLUGIN: "full:"}, "--pty sh|back:|full"),
+        (["a", ":", "b"], {BY_PLUGIN: "full:"}, "a : b|back:|full"),
+        (["--robust=off", "x", "--robust"], {BY_PLUGIN: "full:"}, "x --robust|back:|full"),
+        (["--robust=off", "x"], {}, "x||off"),
+        (["--help"], {BY_PLUGIN: "observe:"}, "--help|back:|full"),
+    ],
+)
+def test_back_to_srun(tmp_path: Path, words: list[str], env: dict[str, str], got: str) -> None:
+    """In the same process, with the words of the user, and so that the plugin sees that."""
+    srun = tmp_path / "srun"
+    srun.write_text(f'#!/bin/sh\necho "$*|${{{BY_PLUGIN}%$$}}|${OPTION}"\n')
+    srun.chmod(0o755)
+    base = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), OPTION: "full", **JOB}
+    done = subprocess.run(
+        [sys.executable, *commands.words("srun_wrapper.cli"), *words],
+        env=base | env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{got}\n"), done.stderr
+
+
+def test_observe_mode_has_nothing_to_act_with(tmp_path: Path) -> None:
+    named = {"robust-mode": "observe", "robust-spares": "2", "robust-slow": "replace"}
+    config = in_force(load(dict(named), {}, tmp_path, tmp_path / "none"))
+    assert not (config.spares or config.standby_partition or config.stop_tests or config.replay)
+    assert not (config.checkpoint or config.warm or config.verify_every)
+    assert (config.requeue, config.drain, config.slow) == ("never", "never", "warn")
+    assert in_force(Config()) == Config()
+
+
+def test_observe_mode_leaves_the_end_of_the_step_to_srun() -> None:
+    command = split(["-K1", "python"], flags())
+    assert main_argv(command, {}, observe=True) == ["srun", "-K1", "--job-name=python"]
+    assert os.environ.get(BY_PLUGIN) is None
