@@ -39,7 +39,8 @@ class Site:
             withdraw=lambda name, _incident, _job, why: self.withdrawn.append((name, why)),
         )
         self.job = Job()
-        self.reports = Reports(self.job.state, ledger, "u")
+        self.reports = Reports(self.job.state.nodes, ledger, "u")
+        self.job.state.on_back = self.reports.came_back
 
     async def probe(self, *_: Any) -> str:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
