@@ -18,6 +18,8 @@ from srun_wrapper.job.membership import Membership
 if TYPE_CHECKING:
     from torch_forks import TorchForks
 
+CLUSTER = Path(__file__).parent / "cluster"
+
 # How long an example takes says nothing on a machine that does something else too.
 settings.register_profile(
     "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -30,6 +32,13 @@ Membership.strict = True  # a slip of ours must not pass unseen
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests go first: what a worker has left at the end is short."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    long |= {item.path for item in items if item.path.is_relative_to(CLUSTER)}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,21 +1,17 @@
 """The examples: the two job scripts, and the training that must resume exactly."""
 
-import contextlib
 import importlib.util
 import json
 import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
 import jinja2
 import pytest
-from torch_forks import TorchForks, all_end_well
+from torch_forks import Fork, TorchForks, all_end_well
+from waiting import until
 
 from lab import curves
 from robust_slurm.checkpoint.durable import tier
@@ -151,16 +147,13 @@ def test_batch_follows_from_seed_and_step(train_lm: ModuleType) -> None:
 
 RANKS = 3  # with two the order of a sum could not matter
 EVERY = 4  # steps between checkpoints
-# Argument: the script, and its own. torch is imported once for all ranks; only rank 0 is heard.
-# Saving does not wait for the disk: here each checkpoint is waited for in the step after it, in
-# which the ranks then stop for good if the variable HOLD says so.
-_LAUNCH = f"""
+# Arguments: the script, and its own. Saving does not wait for the disk: here each checkpoint is
+# waited for in the step after it, in which the ranks then stop for good if HOLD says so.
+_RANK = f"""
 import os, runpy, sys, time
 sys.argv.pop(0)
-sys.path[0] = os.path.dirname(sys.argv[0])
-import torch, torch.distributed, torch.nn.parallel, torch._dynamo
 import robust_slurm
-out = sys.argv[sys.argv.index("--out") + 1]
+out = sys.argv[sys.argv.index("--out") + 1] if "--out" in sys.argv else ""
 beat = robust_slurm.beat
 def beat_and_wait(step, **more):
     beat(step, **more)
@@ -170,44 +163,28 @@ def beat_and_wait(step, **more):
             time.sleep(0.02)
     while step == int(os.environ.get("HOLD", 0)):
         time.sleep(1)
-robust_slurm.beat = beat_and_wait
-ranks = []
-for rank in range({RANKS}):
-    child = os.fork()
-    if child == 0:
-        os.environ |= {{"RANK": str(rank), "LOCAL_RANK": str(rank)}}
-        if rank:
-            sys.stdout = sys.stderr = open(os.devnull, "w")
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        sys.stdout.flush()
-        os._exit(0)  # to take torch apart takes 2 s more
-    ranks.append(child)
-sys.exit(max(os.waitpid(child, 0)[1] for child in ranks) != 0)
+if out:
+    robust_slurm.beat = beat_and_wait
+runpy.run_path(sys.argv[0], run_name="__main__")
+sys.stdout.flush()
+os._exit(0)  # to take torch apart takes 2 s more
 """
 
 
-def start(out: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+def start(forks: TorchForks, ranks: int, env: dict[str, str], *words: str) -> list[Fork]:
+    """Start an example's ranks, where torch is imported already."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "ROBUST"))}
-    clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-    script = [str(TRAIN), "--out", str(out), "--steps", "16"]
-    script += ["--save-every", str(EVERY)]
-    return subprocess.Popen(
-        [sys.executable, "-c", _LAUNCH, *script],
-        env=clean | env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    return [
+        forks.start(_RANK, *words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(ranks)
+    ]
 
 
-def end(ranks: subprocess.Popen[str]) -> str:
-    """Kill the ranks; returns what stood on their stderr."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(ranks.pid, signal.SIGKILL)
-    return ranks.communicate(timeout=30)[1]
+def train(forks: TorchForks, out: Path, env: dict[str, str]) -> list[Fork]:
+    words = [str(TRAIN), "--out", str(out), "--steps", "16", "--save-every", str(EVERY)]
+    return start(forks, RANKS, env, *words)
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -221,19 +198,19 @@ def durable_steps(out: Path) -> list[int]:
     return [each.step for each in tier.committed(out / "checkpoints")]
 
 
-def test_stopped_training_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+def test_stopped_training_goes_on_with_the_same_losses(
+    tmp_path: Path, torch_forks: TorchForks
+) -> None:
     """Killed in step 12, it does the three steps after its last checkpoint once more."""
     pytest.importorskip("torch")
     out = tmp_path / "out"
-    first = start(out, {"HOLD": "12"})
+    first = train(torch_forks, out, {"HOLD": "12"})
     try:
-        deadline = time.monotonic() + 120
-        while max(losses(out), default=0) < 11:
-            assert time.monotonic() < deadline and first.poll() is None
-            time.sleep(0.01)
+        until(lambda: max(losses(out), default=0) >= 11, "step 11", 60)
     finally:
-        complaints = end(first)
-    assert "robust-slurm" not in complaints
+        for rank in first:
+            rank.kill()
+    assert "robust-slurm" not in first[0].err()
     expected = losses(out)
     assert list(expected) == list(range(1, 12))
     assert durable_steps(out) == [4, 8]
@@ -250,12 +227,10 @@ def test_stopped_training_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     with (out / "loss.jsonl").open("a") as file:
         file.write('{"step": 1')
 
-    again = start(out, {"ROBUST_EPOCH": "2", "ROBUST_RESTART_REASON": "rank_exit: a test"})
-    try:
-        printed, complaints = again.communicate(timeout=120)
-        assert again.returncode == 0, complaints
-    finally:
-        end(again)
+    env = {"ROBUST_EPOCH": "2", "ROBUST_RESTART_REASON": "rank_exit: a test"}
+    again = train(torch_forks, out, env)
+    all_end_well(again, 120)
+    printed, complaints = again[0].out(), again[0].err()
     assert "resumed after step 8 (epoch 2, restarted: rank_exit: a test)" in printed
     assert "step 99 is skipped" in complaints
     found = losses(out)
@@ -266,24 +241,10 @@ def test_stopped_training_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows] == [0] * 8 + [2] * 8
 
 
-_RANK = """
-import runpy, sys
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 def test_fsdp2_goes_on_where_it_was_stopped(tmp_path: Path, torch_forks: TorchForks) -> None:
     def run() -> list[str]:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        env |= {"ROBUST_CHECKPOINT_EVERY": "2"}
         words = [str(EXAMPLES / "fsdp2.py"), "--steps=6", f"--out={tmp_path}"]
-        ranks = [
-            torch_forks.start(_RANK, *words, env=env | {"RANK": str(r), "LOCAL_RANK": str(r)})
-            for r in range(2)
-        ]
+        ranks = start(torch_forks, 2, {"ROBUST_CHECKPOINT_EVERY": "2"}, *words)
         all_end_well(ranks)
         return [line for line in ranks[0].out().splitlines() if line.startswith("step ")]
 

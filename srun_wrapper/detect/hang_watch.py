@@ -51,6 +51,9 @@ class HangWatch:
         """``excused``: whether the ranks wait for a file system that does not answer; ``mesh``: the
         job's parallel dimensions, as far as they are known."""
         self._state = state
+        self._config = state.config
+        self._pace = state.pace
+        self._world = state.world
         self._bus = bus
         self._excused = excused
         self._mesh = mesh
@@ -69,10 +72,10 @@ class HangWatch:
 
     def look(self, now: float) -> None:
         """Start an inspection when one is due."""
-        pace = self._state.pace
+        pace = self._pace
         if self._excused():
             pace.excuse(now)
-        if not self._state.config.hang or now < self._next:
+        if not self._config.hang or now < self._next:
             return
         if pace.silent(now) < pace.inspect_after():
             self._frozen_rounds = 0
@@ -89,10 +92,10 @@ class HangWatch:
             self._busy = asyncio.create_task(self._inspect())
 
     def _beating(self) -> bool:
-        return self._state.progress.best is not None or self._state.pace.slowest > 0
+        return self._state.progress.best is not None or self._pace.slowest > 0
 
     def _look_early(self, now: float) -> None:
-        pace = self._state.pace
+        pace = self._pace
         if self._looked_for != pace.last:
             self._located = None
         after = pace.locate_after()
@@ -101,11 +104,11 @@ class HangWatch:
         tasks = (self._busy, self._early)
         if all(task is None or task.done() for task in tasks):
             self._looked_for = pace.last
-            if self._beating() and not self._state.world.is_ending():
+            if self._beating() and not self._world.is_ending():
                 self._early = asyncio.create_task(self._locate_early())
 
     async def _locate_early(self) -> None:
-        state, last, epoch = self._state, self._state.pace.last, self._state.world.epoch
+        state, last, epoch = self._state, self._pace.last, self._world.epoch
         # Nobody says that this job hangs: its ranks are read, and sent no signal.
         nodes = active(state)
         replies = await inspect(state, self._bus, nodes, EARLY_WINDOW, signals=False)
@@ -149,7 +152,7 @@ class HangWatch:
 
     def _since(self) -> tuple[float, float]:
         """Return what tells one stall from another: the last step, and the last change of phase."""
-        return self._state.pace.last, self._state.pace.phase_since
+        return self._pace.last, self._pace.phase_since
 
     def _try_to_locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
         try:
@@ -160,7 +163,7 @@ class HangWatch:
 
     def _locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
         nodes = [(node, replies[node.key].samples) for node in active(self._state, replies)]
-        views = rank_views(self._state.world, nodes)
+        views = rank_views(self._world, nodes)
         located = locate(views, self._mesh())
         return located, story(views, located), views
 

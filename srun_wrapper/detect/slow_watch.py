@@ -70,6 +70,9 @@ class SlowWatch:
     ) -> None:
         """``excused``: whether the ranks wait for something known."""
         self._state = state
+        self._config = state.config
+        self._pace = state.pace
+        self._tempo = state.pace.tempo
         self._bus = bus
         self._excused = excused
         self._hearer = hearer
@@ -81,8 +84,8 @@ class SlowWatch:
 
     def look(self, now: float) -> None:
         """Start to look at the ranks when the job has become slow."""
-        tempo = self._state.pace.tempo
-        if self._state.config.slow == "ignore" or tempo.closed == self._closed:
+        tempo = self._tempo
+        if self._config.slow == "ignore" or tempo.closed == self._closed:
             return
         self._closed = tempo.closed
         if self._task is not None and not self._task.done():
@@ -93,7 +96,7 @@ class SlowWatch:
             self._usual = None
         slow = tempo.slow()
         if slow is not None and now >= self._next and self._may():
-            self._next = now + self._state.config.slow_after
+            self._next = now + self._config.slow_after
             self._task = asyncio.create_task(self._rounds(slow))
 
     def _may(self) -> bool:
@@ -108,11 +111,11 @@ class SlowWatch:
         try:
             finding = await self._look_in_rounds(slow)
             if finding is not None:
-                wait = AGAIN * self._state.config.slow_after * 2 ** min(DOUBLED, self._nameless)
+                wait = AGAIN * self._config.slow_after * 2 ** min(DOUBLED, self._nameless)
                 self._next = time.monotonic() + wait
                 self._nameless += finding.slow.kind != "ranks"
                 self._usual = self._usual or slow.usual
-                self._state.pace.tempo.accept(slow.now)
+                self._tempo.accept(slow.now)
                 self._hearer.found(finding)
         except Exception:  # noqa: BLE001 - whatever it is, the job goes on
             _log.exception("internal error: which rank is slow is not known")
@@ -166,7 +169,7 @@ class SlowWatch:
 
     def _waits(self, step: float) -> Iterator[float]:
         """Yield the seconds before each look; uneven, so as not to be in step with the training."""
-        most = self._state.config.slow_after
+        most = self._config.slow_after
         between = min(PAUSE, max(step, most / ROUND_SHARE))
         gap = min(PAUSE, max(STEP_SHARE * step, most / LOOK_SHARE))
         for number in range(LOOKS * ROUNDS):
@@ -174,8 +177,8 @@ class SlowWatch:
             yield gap * uneven + (between if number and number % LOOKS == 0 else 0.0)
 
     def _near_hang(self) -> bool:
-        after = self._state.pace.locate_after()
-        return after is None or self._state.pace.silent(time.monotonic()) >= NEAR_HANG * after
+        after = self._pace.locate_after()
+        return after is None or self._pace.silent(time.monotonic()) >= NEAR_HANG * after
 
     @staticmethod
     def _ranks(rounds: Sequence[Sequence[Sequence[RankView]]], slots: int) -> int:

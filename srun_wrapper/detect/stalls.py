@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from robust_slurm.slurm.values import fold
+from srun_wrapper.job.changes import Changes
+from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.reporting.report import say
-from srun_wrapper.job.state import JobState
 
 SETTLE = 1.5  # s for other nodes to report the same
 AGAIN = 60.0  # s until it is said again
@@ -24,12 +25,19 @@ class Stalls:
 
     def __init__(
         self,
-        state: JobState,
+        members: Membership,
+        changed: Changes,
+        limit: float,
         say: Callable[[str], None] = say,
         disturbed: Callable[[], float] = lambda: float("-inf"),
     ) -> None:
-        """``disturbed``: when nodes were last silent by a shared cause, or this process slept."""
-        self._state = state
+        """``limit``: see ``stall_limit``.
+
+        ``disturbed``: when nodes were last silent by a shared cause, or this process slept.
+        """
+        self._members = members
+        self._changed = changed
+        self._limit = limit
         self._disturbed = disturbed
         self._say = say
         self._told: dict[str, tuple[float, float]] = {}  # mount -> since, last said
@@ -39,17 +47,15 @@ class Stalls:
 
     def standing(self) -> bool:
         """True if a file system in use does not answer, and the limit for waiting is not over."""
-        oldest = time.monotonic() - self._state.config.stall_limit
-        return any(node.stalled and node.stalled_at > oldest for node in self._state.live())
+        oldest = time.monotonic() - self._limit
+        return any(node.stalled and node.stalled_at > oldest for node in self._members.live())
 
     async def until(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Wait as ``JobState.until`` does; count the time anew after each stall or disturbance."""
+        """Wait as ``Changes.until`` does; count the time anew after each stall or disturbance."""
         began = time.monotonic()
-        while not await self._state.until(ready, began + seconds - time.monotonic()):
+        while not await self._changed.until(ready, began + seconds - time.monotonic()):
             if self.standing():
-                await self._state.until(
-                    lambda: ready() or not self.standing(), self._state.config.stall_limit
-                )
+                await self._changed.until(lambda: ready() or not self.standing(), self._limit)
                 began = time.monotonic()
             elif self._disturbed() > began:
                 began = self._disturbed()
@@ -60,7 +66,7 @@ class Stalls:
     def look(self, now: float) -> None:
         """Say what is new; called all the time."""
         found: dict[str, list[Node]] = {}
-        for node in self._state.live():
+        for node in self._members.live():
             for mount in node.stalled:
                 found.setdefault(mount, []).append(node)
         for mount, nodes in found.items():
@@ -86,8 +92,7 @@ class Stalls:
         waited = now - since
         text = f"{what} on {where}: file system {mount} does not answer"
         if first:
-            limit = self._state.config.stall_limit
-            text += f"; waiting for up to {limit:g} s (stall_limit), no node is blamed for it"
+            text += f"; waiting for up to {self._limit:g} s (stall_limit), no node is blamed for it"
         else:
             text += f" since {waited:.0f} s"
         self._say(text)

@@ -22,6 +22,28 @@ class Membership:
         self.world = World(0, [], [])
         self.stopping_epoch = 0  # exits of this epoch and older ones are of our own making
 
+    # -- views
+
+    def live(self) -> list[Node]:
+        return [n for n in self.nodes.values() if not n.gone]
+
+    def spares(self) -> list[Node]:
+        """Idle nodes of the allocation that answer, the freshest word first."""
+        ready = [
+            n
+            for n in self.nodes.values()
+            if n.role is Role.SPARE and n.connection and not n.companion
+        ]
+        return sorted(ready, key=lambda n: -n.last_word)
+
+    def vacant(self) -> tuple[str, ...]:
+        return tuple(n.name for n in self.world.places if n.gone)
+
+    def named(self, name: str) -> Node | None:
+        """Return the node of that name that is in the job now, else the last that was."""
+        matches = [n for n in self.nodes.values() if n.name == name]
+        return next((n for n in matches if not n.gone), matches[-1] if matches else None)
+
     # -- roles
 
     def join(self, node: Node) -> None:
@@ -46,7 +68,7 @@ class Membership:
 
     def lay_out(self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]]) -> None:
         """Lay out the world: these nodes with these ranks each, before its first epoch."""
-        self.world = World(0, list(places), list(ranks))
+        self.world.lay_out(places, ranks)
 
     def arrange(self, places: Sequence[Node]) -> None:
         """Order the nodes anew, from the next epoch on; roles stay as they are."""

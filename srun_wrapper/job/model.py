@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from robust_slurm.record import NotFinite
@@ -170,6 +171,11 @@ class World:
     # Numbers of the ranks that have ever made a step: where steps are seen in the output, that
     # may be rank 0 alone.
     steppers: set[int] = field(default_factory=set)
+
+    def lay_out(self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]]) -> None:
+        """Give these nodes these ranks each, before the first epoch."""
+        self.epoch = 0
+        self.places[:], self.ranks[:] = places, ranks
 
     def begin(self, epoch: int) -> None:
         """Forget the last epoch's ranks; ranks get local ids in order."""

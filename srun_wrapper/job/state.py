@@ -41,7 +41,10 @@ class JobState:
         self.own_node = own_node
         self.step_id = "?"
         self.code: Code | None = None  # that ranks start with; None: as the user's files are
-        self.members = Membership(lambda text: self.on_news(text))
+        self.members = members = Membership(lambda text: self.on_news(text))
+        self.nodes: Mapping[AgentKey, Node] = members.nodes
+        self.live, self.spares, self.vacant = members.live, members.spares, members.vacant
+        self.named = members.named
         self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
         self.pace.tempo.window = config.slow_after
         self.progress = Progress()
@@ -73,10 +76,6 @@ class JobState:
     # -- views
 
     @property
-    def nodes(self) -> Mapping[AgentKey, Node]:
-        return self.members.nodes
-
-    @property
     def world(self) -> World:
         return self.members.world
 
@@ -91,29 +90,9 @@ class JobState:
             return self.config.interval
         return next((s for most, s in INTERVALS if len(self.nodes) <= most), SLOWEST)
 
-    def live(self) -> list[Node]:
-        return [n for n in self.nodes.values() if not n.gone]
-
-    def spares(self) -> list[Node]:
-        """Idle nodes of the allocation that answer, the freshest word first."""
-        ready = [
-            n
-            for n in self.nodes.values()
-            if n.role is Role.SPARE and n.connection and not n.companion
-        ]
-        return sorted(ready, key=lambda n: -n.last_word)
-
-    def vacant(self) -> tuple[str, ...]:
-        return tuple(n.name for n in self.world.places if n.gone)
-
     def stopped(self) -> bool:
         """The ranks are down, or told to be, until the next epoch begins."""
         return self.stopping_epoch >= self.world.epoch
-
-    def named(self, name: str) -> Node | None:
-        """Return the node of that name that is in the job now, else the last that was."""
-        matches = [n for n in self.nodes.values() if n.name == name]
-        return next((n for n in matches if not n.gone), matches[-1] if matches else None)
 
     # -- signals
 

@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from robust_slurm.checkpoint.planning.topology import leaves
+from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.srun_options import UsageError
 from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import sorts_nodes, starts_ranks
+from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
-from srun_wrapper.job.state import JobState
 from srun_wrapper.run_in_thread import run_in_thread
 from standby.placement.choose import UNKNOWN, choose
 from standby.placement.place import order
@@ -59,15 +60,18 @@ class Topology:
 
     def __init__(
         self,
-        state: JobState,
+        members: Membership,
+        config: Config,
         launch: Launch,
         journal: Journal,
         read: Callable[[], str],
         trained: Callable[[], Mapping[str, int]],
     ) -> None:
         """``read``: return Slurm's topology; ``trained``: the mesh that the ranks named, or {}."""
-        self._state = state
-        self._config = state.config
+        self._members = members
+        self._world = members.world
+        self._config = config
+        self._command = launch.command.command
         self._launch = launch
         self._journal = journal
         self._read = read
@@ -104,7 +108,7 @@ class Topology:
 
     def prefer(self, lost: Sequence[str], candidates: Sequence[str]) -> dict[str, str]:
         """Return the best candidate for each lost node; {} if none is better than another."""
-        world, mesh = self._state.world, self.mesh()
+        world, mesh = self._world, self.mesh()
         places = [node.name for node in world.places]
         lost = [name for name in lost if name in places]
         if not lost or len({self._minipods.get(name) for name in candidates}) < 2:
@@ -128,7 +132,7 @@ class Topology:
         if not self._config.place:
             return
         await self.leaves()
-        world, mesh = self._state.world, self.mesh()
+        world, mesh = self._world, self.mesh()
         size, ranks = prod(mesh.values()), sum(map(len, world.ranks))
         if mesh and size != ranks and not isinstance(self.ranks_of_places(mesh), int):
             say(f"--robust-mesh={self._config.mesh} describes {size} ranks, the job has {ranks}")
@@ -137,7 +141,7 @@ class Topology:
         elif self._sorted_by_torchrun():
             say("--robust-place: this torchrun numbers its nodes itself: use --rdzv-backend=static")
         else:
-            spares = sorted(self._state.spares(), key=lambda node: node.key[2])
+            spares = sorted(self._members.spares(), key=lambda node: node.key[2])
             await self._arrange(spares, settled=False)
 
     async def arrange(self) -> None:
@@ -147,7 +151,7 @@ class Topology:
 
     def ranks_of_places(self, mesh: Mapping[str, int]) -> Layout:
         """Return the ranks of each place; see ``layout``."""
-        return layout(mesh, self._state.world.ranks, self._launch.command.command)
+        return layout(mesh, self._world.ranks, self._command)
 
     def movable(self) -> bool:
         """True if a node's ranks can be given to another node without losing their input."""
@@ -155,10 +159,10 @@ class Topology:
         return not own and not self._sorted_by_torchrun()
 
     def _sorted_by_torchrun(self) -> bool:
-        return sorts_nodes(self._launch.command.command, self._launch.env)
+        return sorts_nodes(self._command, self._launch.env)
 
     async def _arrange(self, spares: Sequence[Node], settled: bool) -> None:
-        world, mesh = self._state.world, self.mesh()
+        world, mesh = self._world, self.mesh()
         known = {node.name: node for node in (*world.places, *spares)}
         ranks, alpha = self.ranks_of_places(mesh), self._config.place_alpha
         places, pods = len(world.places), self._minipods
@@ -181,7 +185,7 @@ class Topology:
         before, after = (self._spread(job, nodes) for nodes in (world.places, chosen))
         switches = f"switches per DP group: at most {after.dp}, per PP group: {after.pp}"
         if chosen != world.places:
-            self._state.members.arrange(chosen)
+            self._members.arrange(chosen)
             self._journal.event("placed", nodes=[node.name for node in chosen])
             say(f"nodes ordered by the network; {switches} (were {before.dp} and {before.pp})")
         elif not settled:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.agent.batch_host_failover import claim
 from srun_wrapper.command import steps
 from srun_wrapper.job.reporting.report import say
-from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.requeue.requeue import put_back
 from srun_wrapper.requeue.slurm_wait import Controller
@@ -22,15 +22,16 @@ class LastRung:
 
     def __init__(
         self,
-        state: JobState,
+        job_id: int,
+        config: Config,
         launch: steps.Launch,
         controller: Controller,
         reports: Reports,
         directory: Path | None,
     ) -> None:
         """``directory``: the job's records, if they are kept."""
-        self._state = state
-        self._config = state.config
+        self._job_id = job_id
+        self._config = config
         self._launch = launch
         self._slurm, self._wait = controller
         self._reports = reports
@@ -48,7 +49,7 @@ class LastRung:
                 "put the job back in the queue",
                 lambda: put_back(
                     self._slurm,
-                    self._state.job_id,
+                    self._job_id,
                     self._reports.evidence(),
                     self._config.standby_partition,
                     self._launch.options.size,
@@ -59,8 +60,8 @@ class LastRung:
             )
         except SlurmError as err:
             return f"cannot requeue: {err}"
-        if job != self._state.job_id:
-            say(f"Slurm cannot requeue job {self._state.job_id} again: it continues as job {job}")
+        if job != self._job_id:
+            say(f"Slurm cannot requeue job {self._job_id} again: it continues as job {job}")
         return ""
 
     async def _claim(self, restarts: int) -> bool:

@@ -29,6 +29,7 @@ class FaultLocalization:
     ) -> None:
         """``stop_world``: end all ranks, False if another failure came; ``evict``: given nodes."""
         self._state = state
+        self._config = state.config
         self._machine_tests = tests
         self._job_replay = replay
         self._stop_world = stop_world
@@ -73,7 +74,7 @@ class FaultLocalization:
         return True
 
     def _tests_due(self, diagnosis: Diagnosis) -> bool:
-        if not self._state.config.stop_tests:
+        if not self._config.stop_tests:
             return False
         return machine_tests.due(diagnosis, self.budget.failures, self._tested)
 
@@ -88,7 +89,7 @@ class FaultLocalization:
         return found
 
     def _replay_due(self, diagnosis: Diagnosis) -> bool:
-        if not self._state.config.replay:
+        if not self._config.replay:
             return False
         blamed = ladder.suspect_nodes(diagnosis, self.budget.nodes)
         return replaying.due(diagnosis, self.budget.failures, blamed, self._replayed)

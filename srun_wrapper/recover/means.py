@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from robust_slurm.config import Config
 from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
 from srun_wrapper.decide.bounds import Copies
 from srun_wrapper.decide.ladder import Means
+from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.reporting.report import say
-from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.standby.nodes import MOST_UNFIT
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
@@ -23,16 +24,18 @@ class AvailableMeans:
 
     def __init__(
         self,
-        state: JobState,
+        members: Membership,
+        config: Config,
         launch: steps.Launch,
         reports: Reports,
         copies: Callable[[], Copies],
     ) -> None:
         """``copies``: see ``Means``."""
-        self._state = state
+        self._members = members
+        self._world = members.world
         self._reports = reports
         self._copies = copies
-        self._config = launch.observed or state.config
+        self._config = launch.observed or config
         self._launch = launch
         self._unfit: set[str] = set()  # came, and could not start a rank
         self._told_feed = False
@@ -55,7 +58,7 @@ class AvailableMeans:
             standby_nodes = MAX_STANDBY_NODES if some else 0
         batch = self._launch.env.get("SLURM_JOB_BATCH_HOST") or self._launch.env.get("ENVIRONMENT")
         requeue = self._config.requeue == "auto" and bool(batch)
-        spares = len(self._state.spares())
+        spares = len(self._members.spares())
         if self._launch.observed is not None:  # where they all run ranks
             spares = self._config.spares
         before = {bad.node: int(bad.strength) for bad in self._reports.evidence()}
@@ -68,7 +71,7 @@ class AvailableMeans:
             copies=self._copies(),
             before=before,
         )
-        had = [whole for n in self._state.world.places for whole in n.stdin.values()]
+        had = [whole for n in self._world.places for whole in n.stdin.values()]
         left = limited(means, self._launch.feed, had)
         if left.companions < means.companions and not self._told_feed:
             self._told_feed = True

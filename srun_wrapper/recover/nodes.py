@@ -56,24 +56,28 @@ def node_parts(
 ) -> NodeParts:
     """Build them; ``ended``: True if the job's srun has ended; ``copies``: see ``Means``."""
 
+    def ending() -> bool:
+        return state.signalled > 0 or ended()
+
     def over() -> bool:
-        return state.signalled > 0 or state.ending or ended()
+        return state.ending or ending()
 
     def interrupted() -> bool:
-        return bool(state.failures) or state.signalled > 0 or ended()
+        return bool(state.failures) or ending()
 
-    launch = requester.launch
-    controller = Controller(requester.slurm, SlurmWait(state.config.slurm_wait, over, say))
-    reports = Reports(state, ledger, launch.env.get("SLURM_JOB_USER", ""))
+    launch, config, members = requester.launch, state.config, state.members
+    controller = Controller(requester.slurm, SlurmWait(config.slurm_wait, over, say))
+    reports = Reports(state.nodes, ledger, launch.env.get("SLURM_JOB_USER", ""))
+    state.on_back = reports.came_back
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
     return NodeParts(
-        AvailableMeans(state, launch, reports, copies),
+        AvailableMeans(members, config, launch, reports, copies),
         reports,
         Release(state, controller, reports, requests, journal),
         requests,
-        Prerequest(state, requests, node_watch, ended),
-        Replacement(state, standby, topology, reports, over),
-        LastRung(state, launch, controller, reports, ledger.dir),
+        Prerequest(members, requests, node_watch, ending),
+        Replacement(members, standby, topology, reports, lambda: bool(state.failures) or over()),
+        LastRung(state.job_id, config, launch, controller, reports, ledger.dir),
         Slowness(state, ledger, reports),
     )

@@ -75,7 +75,12 @@ class Recovery:
         self._state = state
         self._settling = settling
         self._localization = localization
-        self._nodes = nodes
+        self._means = nodes.means
+        self._release = nodes.release
+        self._replacement = nodes.replacement
+        self._reports = nodes.reports
+        self._request_ahead = nodes.prerequest.for_vacant
+        self._last_rung = nodes.last_rung
         self._stopping = stopping
         self._restoring, self._flushing, self._certificates = restoration
         self._restarted = restarted
@@ -154,7 +159,7 @@ class Recovery:
         diagnosis = incident.diagnosis
         self._code.before_start("; ".join(diagnosis.evidence) if diagnosis.cause == "user" else "")
         self._start_epoch(f"{diagnosis.symptom}: {next(iter(diagnosis.evidence), '')}")
-        self._nodes.release.release(incident)
+        self._release.release(incident)
         outcome = await self._restarted.prove(incident, lived)
         if outcome != "recovered":
             cut = SUPERSEDED if self._state.failures else UPDATED
@@ -216,18 +221,18 @@ class Recovery:
             self._localization.forgive()  # its failures are those of other code
         state.progress.failed()
         budget.spent = None
-        just_joined = self._nodes.replacement.just_joined()
+        just_joined = self._replacement.just_joined()
         names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
         local = state.nonfinite.local(state.world.running())
         diagnosis = diagnose(failures, places, just_joined, state.catalogue, names, local)
         if just_joined.issuperset(diagnosis.suspects or ("",)):
-            self._nodes.means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
+            self._means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
             budget.spend(diagnosis)
         diagnosis, wrong = ladder.acquit(diagnosis, budget)
         if wrong:
-            self._nodes.reports.withdraw(wrong, diagnosis.evidence[-1], diagnosis.cause)
+            self._reports.withdraw(wrong, diagnosis.evidence[-1], diagnosis.cause)
         root = diagnosis.root
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
         return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
@@ -244,7 +249,7 @@ class Recovery:
         """
         state, budget = self._state, self._localization.budget
         await self._settling.settle_spares(len(state.vacant()))
-        means = replace(self._nodes.means.now(), other_code=self._code.other())
+        means = replace(self._means.now(), other_code=self._code.other())
         lost = state.vacant()
         while True:
             diagnosis = without_returned(incident.diagnosis, state.vacant())
@@ -263,7 +268,7 @@ class Recovery:
                     incident.diagnosis = without_returned(diagnosis, ())
                     incident.plan = ladder.BACK
                 elif plan.replace:
-                    await self._nodes.replacement.arrange()
+                    await self._replacement.arrange()
                 elif plan.exchange:
                     self._exchange(incident, plan.exchange)
                 incident.mark("replace")
@@ -277,17 +282,15 @@ class Recovery:
                 self._close(incident, self._why_cut_short())
                 return False
             # No replacement came: the next rung, with what is left.
-            self._nodes.release.reinstate(plan.replace)
-            means = self._nodes.means.now(standby_nodes=0)
+            self._release.reinstate(plan.replace)
+            means = self._means.now(standby_nodes=0)
 
     async def _stop_and_fill(self, incident: Incident, plan: ladder.Plan) -> bool:
         """End the ranks and put a node in every place. False: not possible, or a new failure."""
-        self._nodes.release.evict(plan.replace, incident)
+        self._release.evict(plan.replace, incident)
         if plan.action == "swap_companion":
-            self._nodes.prerequest.for_vacant()
-        filled = await self._stopping.end_world(incident) and await self._nodes.replacement.fill(
-            incident
-        )
+            self._request_ahead()
+        filled = await self._stopping.end_world(incident) and await self._replacement.fill(incident)
         if filled and any(
             isinstance(n.order, Stop) and n.stopped < n.order.epoch
             for n in self._state.world.places
@@ -296,7 +299,7 @@ class Recovery:
         return filled
 
     def _exchange(self, incident: Incident, name: str) -> None:
-        other = self._nodes.replacement.exchange(name)
+        other = self._replacement.exchange(name)
         done = f"{name} exchanges its ranks with {other}"
         line = done if other else f"no node can take the ranks of {name}: they stay"
         say(line)
@@ -319,8 +322,8 @@ class Recovery:
         root = incident.diagnosis.root
         own = root.code if root.code is not None else 128 + (root.signal or 0)
         # Accused, for whoever is next.
-        self._nodes.release.evict(incident.diagnosis.proven, incident)
-        self._nodes.reports.report_silent()
+        self._release.evict(incident.diagnosis.proven, incident)
+        self._reports.report_silent()
         await self._stopping.end_world(incident)
         await self._state.counters_read()
         self._close(incident, f"stopped: {plan.why}")
@@ -332,10 +335,10 @@ class Recovery:
         return RecoveryEnd(plan.code or own or ladder.GAVE_UP)
 
     async def _requeue(self, incident: Incident, plan: ladder.Plan) -> RecoveryEnd:
-        self._nodes.release.evict(plan.replace, incident)
+        self._release.evict(plan.replace, incident)
         await self._stopping.end_world(incident)
         await self._flushing.flush(flushing.END)  # memory does not outlive the job's step
-        error = await self._nodes.last_rung.requeue()
+        error = await self._last_rung.requeue()
         incident.mark("replace")
         if error:
             say(error)
@@ -344,7 +347,7 @@ class Recovery:
             return RecoveryEnd(ladder.NOTHING_LEFT)
         self._phase.name = "requeued"
         self._close(incident, "requeued")
-        bad = ",".join(name for name in plan.replace if name in self._nodes.last_rung.excluded)
+        bad = ",".join(name for name in plan.replace if name in self._last_rung.excluded)
         without = f" without {bad}" if bad else ""
         say(f"no node can replace {','.join(plan.replace)}: the job is requeued{without}")
         return RecoveryEnd(ladder.REQUEUED)

@@ -27,6 +27,9 @@ class Release:
         journal: Journal,
     ) -> None:
         self._state = state
+        self._members = state.members
+        self._world = state.world
+        self._bus = state.bus
         self._config = state.config
         self._slurm, self._wait = controller
         self._reports = reports
@@ -39,21 +42,21 @@ class Release:
     def evict(self, names: tuple[str, ...], incident: Incident) -> None:
         """Take nodes out of the job: no later epoch will use them."""
         for name in names:
-            node = self._state.named(name)
+            node = self._members.named(name)
             if node is None:
                 continue
             if not node.gone:
-                self._state.members.move(node, Role.EVICTED)
+                self._members.move(node, Role.EVICTED)
                 self._suspected.add(node.key)
-                self._state.bus.send(node, Stop(self._state.world.epoch, 0.0))
+                self._bus.send(node, Stop(self._world.epoch, 0.0))
             self._reports.judge(node, incident)
 
     def reinstate(self, names: tuple[str, ...]) -> None:
         """Nothing can replace them: suspects that are alive go on, lost nodes cannot."""
-        for node in self._state.world.places:  # not those whose place another one has by now
+        for node in self._world.places:  # not those whose place another one has by now
             if node.name in names and node.key in self._suspected and node.connection:
                 self._suspected.discard(node.key)
-                self._state.members.move(node, Role.ACTIVE)
+                self._members.move(node, Role.ACTIVE)
                 self._reports.stays(node.name)
 
     def release(self, incident: Incident) -> None:
@@ -61,7 +64,7 @@ class Release:
         self._reports.report_silent()
         gone = [n for n in self._state.nodes.values() if n.gone]
         for node in gone:
-            self._state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
+            self._bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
             self._requests.end(node.companion)
         names = [
             n.name

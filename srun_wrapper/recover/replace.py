@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from srun_wrapper.decide.incident import Incident
+from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.model import Node
-from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.standby.nodes import StandbyNodes
@@ -17,14 +17,15 @@ class Replacement:
 
     def __init__(
         self,
-        state: JobState,
+        members: Membership,
         standby: StandbyNodes,
         topology: Topology,
         reports: Reports,
         over: Callable[[], bool],
     ) -> None:
-        """``over``: True if the job is ending, so that nothing more is requested from Slurm."""
-        self._state = state
+        """``over``: True after a new failure or if the job is ending: nothing more is requested."""
+        self._members = members
+        self._world = members.world
         self._standby = standby
         self._topology = topology
         self._reports = reports
@@ -33,7 +34,7 @@ class Replacement:
 
     def just_joined(self) -> set[str]:
         """Return the nodes that have just taken a place and have not started a rank."""
-        ran = {rank.node.name for rank in self._state.world.by_rank.values() if rank.started}
+        ran = {rank.node.name for rank in self._world.by_rank.values() if rank.started}
         return self._came - ran
 
     async def fill(self, incident: Incident) -> bool:
@@ -44,28 +45,28 @@ class Replacement:
         the plan names first are replaced.
         """
         self._came.clear()
-        world = self._state.world
+        world = self._world
         while wanted := self._fill_with_spares(incident):
             came = await self._standby.take(
                 {place: (len(world.ranks[place]), world.places[place].name) for place in wanted},
                 vacant=lambda place: world.places[place].gone,
-                enough=lambda: any(self._fits(spare, wanted) for spare in self._state.spares()),
+                enough=lambda: any(self._fits(spare, wanted) for spare in self._members.spares()),
             )
             for place, node in self._by_need(wanted, came).items():
                 self._take_place(place, node, incident)
             self._reports.report_unfit(self._standby.to_report(bool(came)), incident)
-            back = any(self._fits(spare, wanted) for spare in self._state.spares())
-            if not back or self._state.failures or self._over():
-                return not self._state.vacant()
+            back = any(self._fits(spare, wanted) for spare in self._members.spares())
+            if not back or self._over():
+                return not self._members.vacant()
         return True
 
     def _fill_with_spares(self, incident: Incident) -> list[int]:
         """Give the vacant places to spares; returns those for which there is none."""
-        world = self._state.world
+        world = self._world
         vacant = [i for i, n in enumerate(world.places) if n.gone]
         first = {name: i for i, name in enumerate(incident.plan.replace if incident.plan else ())}
         vacant.sort(key=lambda place: first.get(world.places[place].name, -1))
-        spares = {n.name: n for n in self._state.spares() if n.slots >= 1}
+        spares = {n.name: n for n in self._members.spares() if n.slots >= 1}
         best = self._topology.prefer([world.places[p].name for p in vacant], list(spares))
         wanted: list[int] = []
         for place in vacant:
@@ -93,7 +94,7 @@ class Replacement:
 
     def _fits(self, spare: Node, places: Sequence[int]) -> bool:
         """True if one of the places is vacant and the spare has the slots for its ranks."""
-        world = self._state.world
+        world = self._world
         return any(world.places[p].gone and spare.slots >= len(world.ranks[p]) for p in places)
 
     async def reinforce(self, count: int, slots: int) -> list[Node]:
@@ -103,7 +104,7 @@ class Replacement:
 
     def exchange(self, name: str) -> str:
         """Have a node exchange its place with the next one that fits; return that one, or ""."""
-        places, ranks = list(self._state.world.places), self._state.world.ranks
+        places, ranks = list(self._world.places), self._world.ranks
         own = next((i for i, node in enumerate(places) if node.name == name), None)
         if own is None or not self._topology.movable():
             return ""
@@ -112,7 +113,7 @@ class Replacement:
             counts = len(ranks[own]), len(ranks[other])
             if counts[0] == counts[1] and not places[other].gone:
                 places[own], places[other] = places[other], places[own]
-                self._state.members.arrange(places)
+                self._members.arrange(places)
                 return places[own].name
         return ""
 
@@ -121,7 +122,7 @@ class Replacement:
         await self._topology.arrange()
 
     def _take_place(self, place: int, node: Node, incident: Incident) -> None:
-        old = self._state.world.places[place]
-        self._state.members.take_place(place, node)
+        old = self._world.places[place]
+        self._members.take_place(place, node)
         self._came.add(node.name)
         incident.swaps.append((old.name, node.name))

@@ -13,7 +13,6 @@ from srun_wrapper.decide.flaps import WINDOW, Flap
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.reporting.report import say
-from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.flaps import Flaps
 from srun_wrapper.recover.standby.request import Barred
 
@@ -33,8 +32,8 @@ class Reports:
     and answers again at once, its report is withdrawn, unless that has happened before.
     """
 
-    def __init__(self, state: JobState, ledger: JobLedger, user: str) -> None:
-        self._state = state
+    def __init__(self, nodes: Mapping[AgentKey, Node], ledger: JobLedger, user: str) -> None:
+        self._nodes = nodes
         self._ledger = ledger
         self._user = user
         self._bad: list[str] = []  # every node that ever left this job, less those acquitted
@@ -46,7 +45,6 @@ class Reports:
         self._shared: set[str] = set()  # lost by a cause that may be shared: not bad
         self._slow: set[str] = set()  # reported as slow
         self.barred = Barred(self._bad, self._remembered)
-        state.on_back = self._came_back
 
     def judge(self, node: Node, incident: Incident) -> None:
         """Take down why a node leaves the job; report it where the evidence is against it."""
@@ -77,7 +75,7 @@ class Reports:
             self._shared.remove(name)
             self._bad.remove(name)
 
-    def _came_back(self, node: Node) -> None:
+    def came_back(self, node: Node) -> None:
         """A lost node answers again before it was replaced."""
         lost = self._silent.pop(node.key, None)
         if lost is not None and not lost.stands:
@@ -89,13 +87,13 @@ class Reports:
     def report_silent(self) -> None:
         """Report the nodes that were lost and have not come back; now they are not waited for."""
         for key, lost in self._silent.items():
-            node, now = self._state.nodes[key], time.monotonic()
+            node, now = self._nodes[key], time.monotonic()
             before = self.flaps.before(node.name, now)
             self._accuse(node, lost.incident, before.text(node.name, now) if before else "")
             if not lost.stands:
                 self.flaps.watch(node, lost.since)
         self._silent.clear()
-        for node in self._state.nodes.values():
+        for node in self._nodes.values():
             node.silent_as = None
 
     def _answers_again(self, node: Node, flap: Flap) -> None:

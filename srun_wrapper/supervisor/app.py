@@ -80,41 +80,45 @@ class Supervisor:
         self.slurm = slurm
         job_id = int(env["SLURM_JOB_ID"])
         own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-        self.state = JobState(config, job_id, own, catalogue)
-        self.inbox = Inbox(self.state)
-        self.bus = self.state.bus
+        self.state = state = JobState(config, job_id, own, catalogue)
+        self.inbox = Inbox(state)
+        self.bus = bus = state.bus
         self.ledger = JobLedger(launch.options.records, observes=bool(launch.observed))
         self.journal = Journal(self.ledger, config.verbose)
-        self.state.on_news = self.journal.news
-        self.state.on_spike = self.journal.spike
-        self.state.on_counters = self.journal.counters
-        self.code = CodeUpdates(self.state, deployment, self.ledger, self.journal)
+        state.on_news = self.journal.news
+        state.on_spike = self.journal.spike
+        state.on_counters = self.journal.counters
+        self.code = CodeUpdates(state, deployment, self.ledger, self.journal)
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
         self._phase = Phase()
         self.account = Account()
-        self.step = RealStep(self.state)
+        self.step = RealStep(state)
         self._next_roster = 0.0
         self.outside_hosts = OutsideHosts()
-        self.node_watch = NodeWatch(self.state, self.outside_hosts, self._shared_cause)
+        self.node_watch = NodeWatch(state, self.outside_hosts, self._shared_cause)
         self._beside: set[asyncio.Task[None]] = set()
-        self.stalls = Stalls(self.state, disturbed=lambda: self.node_watch.disturbed)
-        self.ending = Ending(self.state, self.node_watch.doubted)
-        self.stopping = Stopping(self.state, self.bus, self.stalls)
+        self.stalls = Stalls(
+            state.members,
+            state.changed,
+            config.stall_limit,
+            disturbed=lambda: self.node_watch.disturbed,
+        )
+        self.ending = Ending(state, self.node_watch.doubted)
+        self.stopping = Stopping(state, bus, self.stalls)
         self.topology = Topology(
-            self.state,
+            state.members,
+            config,
             launch,
             self.journal,
             slurm.topology,
             lambda: self.checkpoints.enrolments.mesh(),
         )
         self.stop_tests = StopTests(
-            self.state, self.bus, self.facts, self.topology, self.journal, self._interrupted
+            state, bus, self.facts, self.topology, self.journal, self._interrupted
         )
-        worlds = SmallWorlds(
-            self.state, self.bus, self.stopping, self.facts, self.journal, self._interrupted
-        )
+        worlds = SmallWorlds(state, bus, self.stopping, self.facts, self.journal, self._interrupted)
         how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
-        self.replay = Replay(Asked(*how), self.state, worlds, self.topology)
+        self.replay = Replay(Asked(*how), state, worlds, self.topology)
         self._build_checkpoints()
 
     def _build_checkpoints(self) -> None:

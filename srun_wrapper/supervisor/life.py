@@ -119,7 +119,9 @@ class FirstWorld:
         replacement: Replacement,
     ) -> None:
         self._state = state
+        self._config = state.config
         self._launch = launch
+        self._plan = launch.plan
         self._finishing = finishing
         self._step = finishing.step
         self._topology = topology
@@ -137,17 +139,17 @@ class FirstWorld:
             wanted = next(iter(state.nodes.values())).hello.step_nodes if state.nodes else 1
             return len(state.nodes) >= wanted or self._step.ended or state.signalled > 0
 
-        await state.until(complete, self._state.config.task_start_limit)
+        await state.until(complete, self._config.task_start_limit)
         if self._step.ended:
             code = self._step.code or 1
             say(f"srun could not start the step (exit code {code}); its message is above")
             return code
         wanted = next(iter(state.nodes.values())).hello.step_nodes
-        plan = self._launch.plan
-        needed = plan.active_nodes - plan.short if plan.active_nodes is not None else wanted
+        planned = self._plan.active_nodes
+        needed = wanted if planned is None else planned - self._plan.short
         missing = wanted - len(state.nodes)
         if missing > 0 and not state.signalled:
-            limit = self._state.config.task_start_limit
+            limit = self._config.task_start_limit
             came = fold(node.name for node in state.nodes.values())
             what = f"{missing} of {wanted} nodes did not start robust-task within {limit:g} s"
             look = f"look at slurmd's log on the nodes missing from: {came}"
@@ -163,8 +165,8 @@ class FirstWorld:
     async def form(self) -> int | None:
         """Give the places to nodes; an exit code if there are too few."""
         state = self._state
-        if short := self._launch.plan.short:
-            came = await self._replacement.reinforce(short, self._launch.plan.slots_per_node or 1)
+        if short := self._plan.short:
+            came = await self._replacement.reinforce(short, self._plan.slots_per_node or 1)
             if state.signalled:
                 return None
             if self._step.ended:
@@ -174,7 +176,7 @@ class FirstWorld:
                 return ladder.NOTHING_LEFT
             names = ", ".join(node.name for node in came)
             say(f"{names} replaced nodes released in an earlier step of this job")
-        nodes, planned = list(state.nodes.values()), self._launch.plan.ranks_per_active_node
+        nodes, planned = list(state.nodes.values()), self._plan.ranks_per_active_node
         try:
             places, ranks = first_places(nodes, planned)
         except LookupError as err:
@@ -183,7 +185,7 @@ class FirstWorld:
         except ValueError as err:
             say(str(err))
             return BAD_SIZE
-        if self._state.config.verify_every and len(places) + len(state.spares()) < 2:
+        if self._config.verify_every and len(places) + len(state.spares()) < 2:
             say(f"error: --robust-verify-every: {ONE_NODE}")
             return BAD_SIZE
         state.members.lay_out(places, ranks)
@@ -191,10 +193,10 @@ class FirstWorld:
         for node in state.world.places:
             state.members.move(node, Role.ACTIVE)
         asked = restarts_itself(self._launch.command.command, self._launch.env)
-        ours = self._state.config.rank_env and self._state.config.mode != "observe"
+        ours = self._config.rank_env and self._config.mode != "observe"
         if asked and ours and all(len(numbers) == 1 for numbers in ranks):
             say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
-        if self._state.config.verbose or state.spares():
+        if self._config.verbose or state.spares():
             spare = ", ".join(n.name for n in state.spares()) or "none"
             say(f"{len(places)} nodes, {state.world.size} ranks, spares: {spare}")
         return None

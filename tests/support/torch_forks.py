@@ -11,13 +11,16 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
+import writer_by_fork
 from places import REPOSITORY, SUPPORT
 
 _LIMIT = 1 << 17  # bytes of a request, program and environment included
@@ -78,10 +81,12 @@ class TorchForks:
         """``modules``: what else to import in the process that forks."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
         env |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        self._dir = tempfile.TemporaryDirectory(prefix="forks-")
+        self._python = writer_by_fork.stand_in(self._dir.name)
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *modules],
+                [sys.executable, __file__, str(theirs.fileno()), self._dir.name, *modules],
                 env=env, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         self._env = env
@@ -100,6 +105,7 @@ class TorchForks:
             fork.close()
         self._line.close()
         self._server.wait()
+        self._dir.cleanup()
 
     def start(
         self,
@@ -115,6 +121,7 @@ class TorchForks:
         """
         out, err = os.memfd_create("out"), os.memfd_create("err")
         request = {"code": code, "argv": argv, "env": {**self._env, **(env or {})}}
+        request["python"] = self._python
         with open(os.devnull, "rb") as nothing:
             files = [
                 nothing.fileno() if stdin is None else stdin,
@@ -137,16 +144,28 @@ def all_end_well(programs: Sequence[Fork], timeout: float = 200) -> None:
     assert codes == [0] * len(programs), "\n".join(fork.err() for fork in programs)
 
 
-def _serve(line: socket.socket) -> str:
+def _serve(line: socket.socket, writers: socket.socket) -> str:
     """Fork and wait as asked. Returns in the forks only, with the program."""
+    awaited: dict[int, int] = {}  # pids by their file descriptors
     while True:
+        ready, _, _ = select.select([line, writers, *awaited], [], [])
+        for ended in [file for file in awaited if file in ready]:
+            code = os.waitstatus_to_exitcode(os.waitpid(awaited.pop(ended), 0)[1])
+            os.close(ended)
+            line.sendall(str(code).encode())
+        if writers in ready:
+            program = writer_by_fork.forked(writers)
+            if program is not None:
+                line.close()
+                return program
+        if line not in ready:
+            continue
         raw, files, _, _ = socket.recv_fds(line, _LIMIT, 3)
         if not raw:
             os._exit(0)
         request = json.loads(raw)
         if "wait" in request:
-            code = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
-            line.sendall(str(code).encode())
+            awaited[os.pidfd_open(request["wait"])] = request["wait"]
             continue
         pid = os.fork()
         if pid:
@@ -155,12 +174,12 @@ def _serve(line: socket.socket) -> str:
                 os.close(file)
             continue
         line.close()
-        for number, file in enumerate(files):
-            os.dup2(file, number)
-            os.close(file)
+        writers.close()
+        writer_by_fork.take(files)
         os.environ.clear()
         os.environ.update(request["env"])
         sys.argv = ["-c", *request["argv"]]
+        sys.executable = request["python"]  # which starts a rank's writer
         return str(request["code"])
 
 
@@ -180,6 +199,7 @@ def _import_torch(modules: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     sys.path[:1] = SUPPORT
-    _import_torch(sys.argv[2:])
-    program = _serve(socket.socket(fileno=int(sys.argv[1])))
+    asked = writer_by_fork.listen(sys.argv[2])
+    _import_torch(sys.argv[3:])
+    program = _serve(socket.socket(fileno=int(sys.argv[1])), asked)
     exec(compile(program, "<program>", "exec", dont_inherit=True), {"__name__": "__main__"})

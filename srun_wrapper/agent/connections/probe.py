@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from srun_wrapper.agent.connections.guests import Guests
+from srun_wrapper.agent.connections.guests import Guests, Limits
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.messages import PeerAsk, PeerSay, decode_ask
@@ -22,31 +22,12 @@ class Probe:
         self, loop: Loop, key: bytes, server: str, answer: Callable[[PeerAsk], PeerSay | None]
     ) -> None:
         """``server``: the supervisor's address, of the family that is listened on."""
-        self._loop = loop
-        self._key = key
         self._answer = answer
-        self._guests = Guests(loop)
-        self._sock = socket.socket(socket.AF_INET6 if ":" in server else socket.AF_INET)
-        self._sock.bind(("", 0))
-        self._sock.listen(64)
-        self._sock.setblocking(False)
-        self.port: int = self._sock.getsockname()[1]
-        loop.watch(self._sock, lambda _mask: self._accept(), write=False)
-
-    def _accept(self) -> None:
-        peer = self._loop.accept(self._sock)
-        if peer is None:
-            return
-        link = Link(
-            self._loop,
-            peer,
-            self._key,
-            server=True,
-            on_payload=self._heard,
-            on_close=lambda _link, _reason: None,
-        )
-        self._guests.admit(link)
-        self._loop.later(OPEN, link.close)
+        sock = socket.socket(socket.AF_INET6 if ":" in server else socket.AF_INET)
+        sock.bind(("", 0))
+        sock.listen(64)
+        self.port: int = sock.getsockname()[1]
+        self._guests = Guests(loop, sock, key, self._heard, limits=Limits(stay=OPEN))
 
     def _heard(self, link: Link, payload: bytes) -> None:
         try:
@@ -59,5 +40,4 @@ class Probe:
             link.send(reply)
 
     def close(self) -> None:
-        self._loop.forget(self._sock)
-        self._sock.close()
+        self._guests.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from srun_wrapper.agent.connections.guests import MOST, Guests
+from srun_wrapper.agent.connections.guests import MOST, Guests, Limits
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.place import Place, shim_address
@@ -39,7 +39,6 @@ class Shims:
     ) -> None:
         """``lost``: a shim that ``died`` was not started again by its guardian."""
         self._loop = loop
-        self._key = key
         self._run_dir = run_dir
         self._joined = joined
         self._heard = heard
@@ -52,26 +51,11 @@ class Shims:
         """Slots whose shims have died and are not back."""
         self._slot_of: dict[Link, int] = {}
         self._over = False
-        self._guests = Guests(loop, MOST + place.local_tasks, SHIM_HANDSHAKE)
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.bind(shim_address(key, place))
-        self._sock.listen(1024)
-        self._sock.setblocking(False)
-        loop.watch(self._sock, lambda _mask: self._accept(), write=False)
-
-    def _accept(self) -> None:
-        peer = self._loop.accept(self._sock)
-        if peer is None:
-            return
-        link = Link(
-            self._loop,
-            peer,
-            self._key,
-            server=True,
-            on_payload=self._received,
-            on_close=self._closed,
-        )
-        self._guests.admit(link)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(shim_address(key, place))
+        sock.listen(1024)
+        limits = Limits(MOST + place.local_tasks, SHIM_HANDSHAKE)
+        self._guests = Guests(loop, sock, key, self._received, self._closed, limits)
 
     def _received(self, link: Link, payload: bytes) -> None:
         try:
@@ -117,5 +101,4 @@ class Shims:
         self._over = True
         for link in self.links.values():
             link.close()
-        self._loop.forget(self._sock)
-        self._sock.close()
+        self._guests.close()

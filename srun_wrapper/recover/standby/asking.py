@@ -58,8 +58,12 @@ class StandbyRequests:
     ) -> None:
         self._state = state
         self._config = state.config
+        self._nodes = state.nodes
+        self._awaited = state.awaited
         self._requester = requester
+        self._door = requester.slurm
         self._slurm = slurm
+        self._outage = slurm.outage
         self._journal = journal
         self._barred = barred
         self.unfit = UnfitNodes()
@@ -87,6 +91,8 @@ class StandbyRequests:
 
         Called again and again; returns at once.
         """
+        if not self._config.standby_partition:
+            return
         if self.asking is not None and not self.asking.done():
             return
         self._sweep()
@@ -111,7 +117,7 @@ class StandbyRequests:
 
     def _sweep(self) -> None:
         """Forget those that went before they were needed."""
-        lost = {n.companion for n in self._state.nodes.values() if n.gone}
+        lost = {n.companion for n in self._nodes.values() if n.gone}
         for request in self._unused():
             if request.number in lost or (request.ended and request.outcome != "waiting"):
                 if request.outcome == "unfit":
@@ -151,7 +157,7 @@ class StandbyRequests:
         if not missing:
             return ""
         without = list(dict.fromkeys([*self._barred.bad, *suspects, *self.unfit.names()]))
-        partition, slurm = self._config.standby_partition, self._requester.slurm
+        partition, slurm = self._config.standby_partition, self._door
         try:
             job, partitions, nodes = await asyncio.gather(
                 self._question(lambda: slurm.job(self._state.job_id), over),
@@ -189,10 +195,10 @@ class StandbyRequests:
         launch, number = self._requester.launch, request.number
         task = steps.task_argv(self._config.task_python, launch.options, launch.command.command)
         env = {**without_slurm(launch.env), **self._requester.secrets.env(number)}
-        self._state.awaited.add(number)
+        self._awaited.add(number)
         self._requests[number] = request
         request.process, request.since = None, time.monotonic()
-        request.outages = self._slurm.outage.count
+        request.outages = self._outage.count
         argv = [request.argv[0], *request.prefer, *request.argv[1:], *task]
         try:
             # Nobody's input but the job's own srun's.
@@ -210,7 +216,7 @@ class StandbyRequests:
         self, request: StandbyRequest, process: asyncio.subprocess.Process
     ) -> None:
         await process.wait()
-        joined = any(n.companion == request.number for n in self._state.nodes.values())
+        joined = any(n.companion == request.number for n in self._nodes.values())
         if not joined and request.number in self._requests:
             found = await self._judge(request)
             preferred, request.prefer = request.prefer, []
@@ -231,7 +237,7 @@ class StandbyRequests:
             jobs = await self._slurm.call("read which standby node Slurm allocated", self._allotted)
         except SlurmError:
             return "refused"
-        away = self._slurm.outage.count != request.outages
+        away = self._outage.count != request.outages
         code = request.process.returncode if request.process is not None else None
         return outcome(request.look(jobs, time.monotonic()), code or 0, lasted, away)
 
@@ -261,19 +267,19 @@ class StandbyRequests:
             request.look(jobs, time.monotonic())
 
     def _allotted(self) -> list[Allotted]:
-        return self._requester.slurm.allotted(steps.companion_name(self._state.job_id))
+        return self._door.allotted(steps.companion_name(self._state.job_id))
 
     async def held_up(self, over: Callable[[], bool]) -> str:
         """Return why Slurm grants no node (waiting on a limit is in vain); "" if Slurm was away."""
-        before = self._slurm.outage.count
+        before = self._outage.count
         name = steps.companion_name(self._state.job_id)
         try:
             reasons = await self._slurm.call(
-                "get a standby node", lambda: self._requester.slurm.waiting_reasons(name), over
+                "get a standby node", lambda: self._door.waiting_reasons(name), over
             )
         except SlurmError:
             return "Slurm gives no reason"
-        if self._slurm.outage.count != before:
+        if self._outage.count != before:
             return ""
         told = ", ".join(sorted(reasons - BUSY))
         return f"Slurm's reason: {told}" if told else "none became free"
@@ -294,8 +300,8 @@ class StandbyRequests:
     # -- leaving
 
     def drop(self, number: int) -> None:
-        self._state.awaited.discard(number)
-        for node in self._state.nodes.values():
+        self._awaited.discard(number)
+        for node in self._nodes.values():
             if node.companion == number and node.role is Role.SPARE:
                 self._state.members.move(node, Role.RELEASED)
                 self._state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
@@ -306,7 +312,7 @@ class StandbyRequests:
         request = self._requests.pop(number, None)
         if request is None:
             return
-        nodes = [n for n in self._state.nodes.values() if n.companion == number]
+        nodes = [n for n in self._nodes.values() if n.companion == number]
         if not nodes or any(n.connection is not None for n in nodes):
             # robust-task tidies its node before Slurm kills it: it was told to finish, or will be
             # as soon as it reports, if it is just being started.
@@ -326,7 +332,7 @@ class StandbyRequests:
             await asyncio.wait(starting, timeout=END)
         requests = [*self._requests.values(), *self._leaving]
         processes = [request.process for request in requests if request.process is not None]
-        joined = {n.companion for n in self._state.nodes.values()}
+        joined = {n.companion for n in self._nodes.values()}
         self.send_away()
         for request in requests:
             if request.number not in joined:  # the end of the job does not wait for it

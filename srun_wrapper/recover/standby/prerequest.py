@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from srun_wrapper.detect.node_watch import NodeWatch
+from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.model import Role
-from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
 
@@ -16,16 +16,17 @@ class Prerequest:
 
     def __init__(
         self,
-        state: JobState,
+        members: Membership,
         requests: StandbyRequests,
         node_watch: NodeWatch,
-        ended: Callable[[], bool],
+        over: Callable[[], bool],
     ) -> None:
-        """``ended``: True if the job's srun has ended."""
-        self._state = state
+        """``over``: True if the step is being ended, or has ended."""
+        self._members = members
+        self._world = members.world
         self._requests = requests
         self._node_watch = node_watch
-        self._ended = ended
+        self._over = over
 
     def for_doubtful(self, now: float) -> None:
         """Request standby nodes while nodes are in doubt; called all the time while the job runs.
@@ -36,18 +37,17 @@ class Prerequest:
         watch = self._node_watch
         doubtful = {
             place: node.name
-            for place, node in enumerate(self._state.world.places)
+            for place, node in enumerate(self._world.places)
             if node.role is Role.ACTIVE and watch.doubted(node, now)
         }
-        over = self._state.signalled or self._ended() or watch.seems_shared(now)
+        over = self._over() or watch.seems_shared(now)
         self._request({} if over or len(doubtful) > MAX_STANDBY_NODES else doubtful)
 
     def for_vacant(self) -> None:
         """Request standby nodes for the vacant places now: to end the ranks takes time as well."""
-        places = enumerate(self._state.world.places)
+        places = enumerate(self._world.places)
         self._request({place: node.name for place, node in places if node.gone})
 
     def _request(self, leaving: dict[int, str]) -> None:
-        if self._state.config.standby_partition:
-            wanted = sorted((len(self._state.world.ranks[p]), name) for p, name in leaving.items())
-            self._requests.prerequest(wanted[len(self._state.spares()) :], list(leaving.values()))
+        wanted = sorted((len(self._world.ranks[p]), name) for p, name in leaving.items())
+        self._requests.prerequest(wanted[len(self._members.spares()) :], list(leaving.values()))

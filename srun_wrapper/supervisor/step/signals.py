@@ -20,6 +20,7 @@ class StepSignals:
 
     def __init__(self, state: JobState, step: RealStep) -> None:
         self._state = state
+        self._bus = state.bus
         self._step = step
         self._interrupts: list[float] = []
 
@@ -34,7 +35,7 @@ class StepSignals:
 
     def _forward(self, signum: int) -> None:
         self._state.pass_on(signum)
-        self._state.bus.broadcast(Signal(signum))
+        self._bus.broadcast(Signal(signum))
 
     def _terminate(self, signum: int) -> None:
         """Pass the signal on as srun does; a second Ctrl-C within a second ends the step."""
@@ -43,7 +44,7 @@ class StepSignals:
         self._state.signalled = signum
         if not self._state.nodes:
             self._step.send_signal(signum)
-        self._state.bus.broadcast(Signal(signum))
+        self._bus.broadcast(Signal(signum))
         if signum == signal.SIGINT and len(self._interrupts) > 1:
-            self._state.bus.broadcast(Signal(signal.SIGKILL))
+            self._bus.broadcast(Signal(signal.SIGKILL))
         self._state.changed.set()

@@ -128,6 +128,7 @@ def test_when_it_does_not_look(why: str) -> None:
         w.hang = HangWatch(state, state.bus, lambda: True)
     elif why == "off":
         state.config = state.config.__class__(hang=False)
+        w.hang = HangWatch(state, state.bus)
     elif why == "no step":
         state.progress.best, state.pace.slowest = None, 0.0
     w.early()

@@ -180,7 +180,12 @@ class Prerequested:
     def __init__(self, job: Job) -> None:
         self.watch, self.ended = NodeWatch(job.state), False
         requests: Any = SimpleNamespace(prerequest=self._prerequest)
-        self._parts = Prerequest(job.state, requests, self.watch, lambda: self.ended)
+        self._parts = Prerequest(
+            job.state.members,
+            requests,
+            self.watch,
+            lambda: job.state.signalled > 0 or self.ended,
+        )
         self._suspects: list[str] = []
 
     def _prerequest(self, _wanted: Any, suspects: list[str]) -> None:

@@ -56,7 +56,7 @@ class Watched:
         state.step_id = "0"
         self.ledger = Ledger()
         ledger: Any = self.ledger
-        self.slowness = Slowness(state, ledger, Reports(state, ledger, "ada"))
+        self.slowness = Slowness(state, ledger, Reports(state.nodes, ledger, "ada"))
         self.watch = SlowWatch(state, state.bus, lambda: self.excused, self.slowness)
         state.pace.steps, state.pace.slowest = 99, 5.0
         state.pace.last = state.pace.epoch_since + 100.0

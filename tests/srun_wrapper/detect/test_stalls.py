@@ -6,11 +6,11 @@ import asyncio
 import time
 
 import pytest
-from made_job import Job, as_connection
+from made_job import Job, as_connection, made_stalls
 
 from srun_wrapper.agent import node_files
 from srun_wrapper.detect.hang_watch import HangWatch
-from srun_wrapper.detect.stalls import AGAIN, SETTLE, Stalls
+from srun_wrapper.detect.stalls import AGAIN, SETTLE
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample, Stalled
 
 HOME = "/home"
@@ -22,7 +22,7 @@ class Told:
     def __init__(self, **config: float) -> None:
         self.job = Job(3, 0, **config)
         self.said: list[str] = []
-        self.stalls = Stalls(self.job.state, self.said.append)
+        self.stalls = made_stalls(self.job.state, self.said.append)
         self._numbers = 0
 
     def report(

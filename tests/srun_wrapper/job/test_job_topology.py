@@ -71,7 +71,14 @@ class Job:
         own = [tuple(range(ranks * i, ranks * (i + 1))) for i in range(places)]
         self.state.members.lay_out(list(self.state.nodes.values())[:places], own)
         self.journal = KeptJournal()
-        self.network = Topology(self.state, made_launch(*command), self.journal, lambda: tree, dict)
+        self.network = Topology(
+            self.state.members,
+            self.state.config,
+            made_launch(*command),
+            self.journal,
+            lambda: tree,
+            dict,
+        )
 
     def start(self) -> list[str]:
         async def first() -> None:
@@ -117,7 +124,9 @@ def test_an_error_of_ours_in_reading_it_costs_the_order_alone(
     def broken() -> str:
         raise KeyError("SwitchName")
 
-    job.network = Topology(job.state, made_launch("python"), job.journal, broken, dict)
+    job.network = Topology(
+        job.state.members, job.state.config, made_launch("python"), job.journal, broken, dict
+    )
     assert job.start() == ["n1", "n2", "n3", "n4"]
     assert "no topology: internal error: KeyError: 'SwitchName'" in capfd.readouterr().err
     assert job.journal.told

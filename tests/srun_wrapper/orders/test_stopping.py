@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from made_job import Job
+from made_job import Job, made_stalls
 
 from srun_wrapper.decide.diagnose import diagnose
-from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stopped
 
@@ -25,7 +24,7 @@ def test_processes_that_survive_on_many_nodes_at_once_are_no_nodes_fault(
     for index in range(nodes):
         pids = (77,) if index in stuck else ()
         job.say(index, Stopped(1, job.state.world.epoch, 0, pids))
-    stopping = Stopping(job.state, job.state.bus, Stalls(job.state))
+    stopping = Stopping(job.state, job.state.bus, made_stalls(job.state))
     asyncio.run(stopping.end_ranks(job.state.world.places, lambda: False))
     assert [failure.node for failure in job.state.failures] == [f"n{i}" for i in stuck]
     diagnosis = diagnose(job.state.failures, nodes)

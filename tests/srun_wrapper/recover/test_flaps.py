@@ -41,7 +41,8 @@ class Site:
             ),
         )
         self.job = Job()
-        self.reports = Reports(self.job.state, ledger, "u")
+        self.reports = Reports(self.job.state.nodes, ledger, "u")
+        self.job.state.on_back = self.reports.came_back
 
     async def probe(self, *_: Any) -> str:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]

@@ -21,7 +21,7 @@ from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import REQUEUED, Plan
 from srun_wrapper.detect.node_watch import NodeWatch
-from srun_wrapper.job.model import Node, Role, World
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
@@ -67,7 +67,8 @@ class Scene:
         self.nodes = [self.node(i, role) for i, role in enumerate("aas")]
         self.spare = self.nodes[2]
         self.spare.connection, self.spare.closed_at = None, time.monotonic()
-        self.state.members.world = World(1, self.nodes[:2], [tuple(range(slots)), (slots,)])
+        self.state.members.lay_out(self.nodes[:2], [tuple(range(slots)), (slots,)])
+        self.state.world.epoch = 1
         self.state.lose(self.nodes[1], "no word")
         self.state.failures.clear()
         self.silent = {"n3"}
@@ -77,7 +78,7 @@ class Scene:
         launch = dataclasses.replace(made_launch(), feed=feed)
         watch = NodeWatch(self.state)
         watch.suspected = lambda node, _now: node.name in self.silent  # type: ignore[method-assign]
-        topology = Topology(self.state, launch, self.journal, dict, dict)
+        topology = Topology(self.state.members, self.state.config, launch, self.journal, dict, dict)
         requester = Requester(launch, Secrets(b"", 1), self.slurm, topology.prefer)
         self.parts = node_parts(
             self.state, requester, self.ledger, self.journal, topology, watch, lambda: False
@@ -188,7 +189,7 @@ def test_a_node_in_doubt_exchanges_its_ranks(
     """From the next epoch on; nobody leaves, and spares stay spares."""
     scene = Scene(tmp_path, feed=feed)
     nodes = [scene.node(index, "a") for index in range(10, 13)]
-    scene.state.members.world = World(1, list(nodes), ranks)
+    scene.state.members.lay_out(nodes, ranks)
     other = scene.replacement.exchange(nodes[1].name)
     places = scene.state.world.places
     assert "".join(str(nodes.index(node) + 1) for node in places) == order

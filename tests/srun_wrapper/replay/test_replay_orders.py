@@ -6,7 +6,7 @@ import pytest
 
 from health.active.coordinator.replay import ReplayLayoutError, groups, next_groups
 from robust_slurm.config import Config
-from srun_wrapper.job.model import Node, Role, World
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Hello
 from srun_wrapper.replay.orders import WorldShape, replay_orders, shape
@@ -103,7 +103,8 @@ def job(places: int = 8, each: int = 2) -> JobState:
         hello = Hello(12, "3", i, f"n{i}", tasks, places, places * each, 7000 + i, 5000 + i, 0, 0)
         node = Node((12, "3", i), f"n{i}", f"10.0.0.{i}", hello, None, Role.ACTIVE, 0.0, 5000 + i)
         nodes.append(node)
-    state.members.world = World(4, nodes, slots(places, each))
+    state.members.lay_out(nodes, slots(places, each))
+    state.world.epoch = 4
     return state
 
 

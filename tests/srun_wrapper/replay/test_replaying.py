@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from made_job import KeptJournal, SentBus, made_launch
+from made_job import KeptJournal, SentBus, made_launch, made_stalls
 
 from robust_slurm.config import Config
-from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.state import JobState
@@ -109,8 +108,8 @@ class Job:
 
         async def run() -> MachineResults | None:
             state, launch = self.state, made_launch("python", "t.py")
-            topology = Topology(state, launch, self.journal, str, dict)
-            stopping = Stopping(state, self.bus, Stalls(state))
+            topology = Topology(state.members, state.config, launch, self.journal, str, dict)
+            stopping = Stopping(state, self.bus, made_stalls(state))
             facts = JobFacts(launch, 12, b"")
             worlds = SmallWorlds(
                 state,

@@ -69,3 +69,47 @@ def restart(store: FakeStore, step: int, file: str) -> FakeStore:
     """The next epoch's welcome; the same store."""
     store.welcome["restore"] = {"step": step, "shards": {"0": file}, "tier": "memory"}
     return store
+
+
+class CalledTraining:
+    """What a script changes once a step: weights, schedule, average, tokens."""
+
+    def __init__(
+        self, *, lacks: str = "", extra: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        given = {"schedule": self.schedule, "average": self.average, "tokens": 0, **(extra or {})}
+        given.pop(lacks, None)
+        self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer, extra=given, **options)
+        self.ckpt.resume()
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return next(self.model.parameters())
+
+    def backward(self) -> None:
+        self.model(torch.randn(3, 6)).square().mean().backward()
+
+    def rest(self, *, skip: str = "") -> None:
+        for name in ("schedule", "average", "tokens"):
+            if name != skip:
+                self.finish(name)
+
+    def finish(self, name: str) -> None:
+        if name == "schedule":
+            self.schedule.step()
+        elif name == "average":
+            self.average.update_parameters(self.model)
+        else:
+            self.ckpt.extra["tokens"] = self.ckpt.extra.get("tokens", 0) + 3
+
+    def step(self, number: int) -> None:
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.rest()
+        self.ckpt.save(number)

@@ -48,7 +48,9 @@ class CheckpointedJob:
         state.members.lay_out(list(self.nodes), [(i,) for i in range(4)])
         state.new_epoch()
         self._text = topology
-        self.topology = Topology(state, made_launch("train.py"), journal, self._read, dict)
+        self.topology = Topology(
+            state.members, state.config, made_launch("train.py"), journal, self._read, dict
+        )
         self.checkpoints = Checkpoints(state, bus, journal, self._leaves)
         self.enrolments = self.checkpoints.enrolments
         self.certificates = self.checkpoints.certificates

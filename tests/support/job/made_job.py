@@ -9,6 +9,7 @@ from robust_slurm.config import Config
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import SrunCommand
 from srun_wrapper.command.steps import Launch
+from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import Node, Role, planned_world
 from srun_wrapper.job.reporting.journal import Journal
@@ -53,6 +54,10 @@ class SentBus(Bus):
 
     def broadcast(self, message: Message) -> None:
         self.sent.append(("*", message))
+
+
+def made_stalls(state: JobState, *tell: Callable[[str], None]) -> Stalls:
+    return Stalls(state.members, state.changed, state.config.stall_limit, *tell)
 
 
 class KeptJournal(Journal):

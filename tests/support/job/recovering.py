@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from made_job import KeptJournal, SentBus
+from made_job import KeptJournal, SentBus, made_stalls
 
 from robust_slurm.config import Config
 from srun_wrapper.checkpoints.flushing import Flushing
@@ -16,7 +16,6 @@ from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.detect.node_watch import NodeWatch
-from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
 from srun_wrapper.job.state import JobState
@@ -58,7 +57,7 @@ class Recovering:
         self.phase = Phase()
         self.books: list[dict[str, Any]] = []
         self.bus = SentBus(state, self.obey)
-        stopping = Stopping(state, self.bus, Stalls(state))
+        stopping = Stopping(state, self.bus, made_stalls(state))
         journal = KeptJournal()
         checkpoints = Checkpoints(state, self.bus, journal, no_leaves)
         certificates, known = checkpoints.certificates, checkpoints.enrolments
@@ -119,4 +118,12 @@ def no_nodes(max_restarts: int) -> Any:
         fill=fill, just_joined=lambda: set[str](), exchange=lambda _node: ""
     )
     reports = SimpleNamespace(report_silent=nothing)
-    return SimpleNamespace(means=means, release=release, replacement=replacement, reports=reports)
+    ahead = SimpleNamespace(for_vacant=nothing)
+    return SimpleNamespace(
+        means=means,
+        release=release,
+        replacement=replacement,
+        reports=reports,
+        prerequest=ahead,
+        last_rung=None,
+    )

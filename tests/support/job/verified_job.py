@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from checkpointed_job import CheckpointedJob
+from made_job import made_stalls
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.events import FetchOutcome, Holding
@@ -13,7 +14,6 @@ from srun_wrapper.checkpoints.verify.machine_verdict import Evict, MachineVerdic
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
-from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
 from srun_wrapper.orders.machine_tests import MachineResults
@@ -47,7 +47,7 @@ def verify_of(
         standing,
         job.stores,
         job.restoring,
-        Stopping(state, bus, Stalls(state)),
+        Stopping(state, bus, made_stalls(state)),
         journal,
         pod=job.topology.pod,
         start_epoch=start_epoch,

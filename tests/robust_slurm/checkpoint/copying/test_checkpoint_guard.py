@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpointed_training import fake_store
+from checkpointed_training import CalledTraining, fake_store
 from fake_checkpoint_store import FakeStore
 from waiting import until
 
-from robust_slurm import Checkpointer
 from robust_slurm.checkpoint.copying import guard, portions
 from robust_slurm.checkpoint.copying.guard import CAREFUL
 from robust_slurm.checkpoint.copying.portions import PORTIONS
@@ -46,48 +45,8 @@ def zero_a_few(weight: torch.Tensor) -> None:
     weight.data[0].zero_()
 
 
-class Script:
-    """A training whose calls come in the order that a test wants."""
-
-    def __init__(
-        self, *, lacks: str = "", extra: dict[str, Any] | None = None, **options: Any
-    ) -> None:
-        torch.manual_seed(1)
-        self.model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-        self.average = torch.optim.swa_utils.AveragedModel(self.model)
-        given = {"schedule": self.schedule, "average": self.average, "tokens": 0, **(extra or {})}
-        given.pop(lacks, None)
-        self.ckpt = Checkpointer(model=self.model, optimizer=self.optimizer, extra=given, **options)
-        self.ckpt.resume()
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return next(self.model.parameters())
-
-    def backward(self) -> None:
-        self.model(torch.randn(3, 6)).square().mean().backward()
-
-    def rest(self, *, skip: str = "") -> None:
-        for name in ("schedule", "average", "tokens"):
-            if name != skip:
-                self.finish(name)
-
-    def finish(self, name: str) -> None:
-        if name == "schedule":
-            self.schedule.step()
-        elif name == "average":
-            self.average.update_parameters(self.model)
-        else:
-            self.ckpt.extra["tokens"] = self.ckpt.extra.get("tokens", 0) + 3
-
-    def step(self, number: int) -> None:
-        self.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.rest()
-        self.ckpt.save(number)
+class Script(CalledTraining):
+    """Its weights can be changed while they are copied."""
 
     def step_swapped_while_copied(
         self, number: int, change: Change = zero, *, portion: int | None = None
@@ -317,90 +276,6 @@ def test_steps_that_no_hook_sees_end_the_copy_in_the_background(
     assert "no optimizer given to the Checkpointer was seen to step" in said
     assert said.count("robust-slurm:") == 1
     assert torch.equal(saved_weight(store), kept)
-
-
-def test_steps_that_a_gradient_scaler_leaves_out_are_no_trouble(
-    store: FakeStore, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = Script()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    for number in range(1, 10):
-        loss = script.model(torch.randn(3, 6)).square().mean() * (
-            1e39 if number in (2, 3, 6) else 1
-        )
-        scaler.scale(loss).backward()
-        scaler.step(script.optimizer)
-        scaler.update()
-        script.rest()
-        script.ckpt.save(number)
-        script.optimizer.zero_grad()
-    script.ckpt.close()
-    assert capfd.readouterr().err == ""
-    assert [m["step"] for m in store.wait("saved", 9)] == list(range(1, 10))
-
-
-@pytest.mark.parametrize("name", ["schedule", "average", "tokens"])
-def test_what_comes_after_save_is_named(
-    store: FakeStore, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = Script()
-    for number in range(1, 4):
-        script.backward()
-        script.optimizer.step()
-        script.rest(skip=name)
-        script.ckpt.save(number)
-        script.finish(name)
-    script.ckpt.close()
-    said = capfd.readouterr().err
-    assert f"extra.{name} changed between save(1) and the next optimizer step" in said
-    assert "Call save() last" in said and said.count("robust-slurm:") == 1
-
-
-@pytest.mark.parametrize("zero", ["none", "zeros", "late"])
-def test_the_right_order_is_met_with_silence(
-    store: FakeStore, zero: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Whenever the gradients are cleared, and with accumulation over two batches."""
-    script = Script(extra={"generator": torch.Generator()})
-    for number in range(1, 6):
-        if zero == "late":
-            script.optimizer.zero_grad()
-        script.backward()
-        script.backward()
-        script.optimizer.step()
-        if zero != "late":
-            script.optimizer.zero_grad(set_to_none=zero == "none")
-        script.rest()
-        script.ckpt.save(number)
-        script.ckpt.extra["generator"].manual_seed(number)  # as the next step draws from it
-    script.ckpt.close()
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("where", ["before the step", "while accumulating"])
-def test_gradients_that_would_be_lost_are_named(
-    store: FakeStore, where: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = Script()
-    for number in range(1, 4):
-        script.backward()
-        if where == "before the step" or number % 2:
-            script.ckpt.save(number)
-        if where == "before the step" or not number % 2:
-            script.optimizer.step()
-            script.optimizer.zero_grad()
-    script.ckpt.close()
-    said = capfd.readouterr().err
-    assert "save(1) comes before an optimizer step has used the gradients of optimizer: 0.w" in said
-
-
-def test_a_schedule_that_nobody_saves_is_named(
-    store: FakeStore, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = Script(lacks="schedule")
-    script.step(1)
-    script.ckpt.close()
-    assert "optimizer: a learning-rate scheduler steps with it" in capfd.readouterr().err
 
 
 def test_in_debug_mode_nothing_is_ever_copied_in_the_background(

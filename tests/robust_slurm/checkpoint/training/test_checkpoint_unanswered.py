@@ -14,6 +14,7 @@ import pytest
 from checkpointed_training import Training
 from isolated import isolated
 from stalled_mount import stalling
+from torch_forks import TorchForks, all_end_well
 from waiting import until
 
 from robust_slurm.checkpoint.capture.sharing import Share
@@ -48,11 +49,11 @@ def start(directory: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path: Path, torch_forks: TorchForks) -> Path:
     """A durable checkpoint of step 1."""
-    with start(tmp_path / "saved") as first:
-        out, err = first.communicate("\n", timeout=100)
-    assert out.split() == ["ready", "resumed", "0"], err
+    first = torch_forks.start(TRAINING, str(tmp_path / "saved"))
+    all_end_well([first])
+    assert first.out().split() == ["ready", "resumed", "0"]
     return tmp_path / "saved"
 
 

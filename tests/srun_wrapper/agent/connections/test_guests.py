@@ -14,11 +14,21 @@ from srun_wrapper.agent import (
     loop,
     task_log,  # noqa: F401 - it writes the log on stderr
 )
-from srun_wrapper.agent.connections.guests import Guests
+from srun_wrapper.agent.connections.guests import Guests, Limits
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 
 KEY = bytes(range(32))
+
+
+class KeptGuests(Guests):
+    """Keeps all that were accepted."""
+
+    links: list[Link]
+
+    def admit(self, link: Link) -> None:
+        self.links.append(link)
+        super().admit(link)
 
 
 class Host:
@@ -26,27 +36,19 @@ class Host:
 
     def __init__(self, most: int, seconds: float = 30.0) -> None:
         self.loop = Loop()
-        self.guests = Guests(self.loop, most, seconds)
         self.links: list[Link] = []
         self.closed: list[str] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.listener.setblocking(False)
-        self.loop.watch(self.listener, self._accept, write=False)
+        self.guests = KeptGuests(
+            self.loop,
+            self.listener,
+            KEY,
+            lambda *_: None,
+            lambda _link, why: self.closed.append(why),
+            Limits(most, seconds),
+        )
+        self.guests.links = self.links
         self.strangers: list[socket.socket] = []
-
-    def _accept(self, _mask: int) -> None:
-        peer = self.loop.accept(self.listener)
-        if peer is not None:
-            link = Link(
-                self.loop,
-                peer,
-                KEY,
-                server=True,
-                on_payload=lambda *_: None,
-                on_close=lambda _link, why: self.closed.append(why),
-            )
-            self.links.append(link)
-            self.guests.admit(link)
 
     def connect(self) -> socket.socket:
         before = len(self.links)
@@ -67,7 +69,7 @@ class Host:
             sock.close()
         for link in self.links:
             link.close()
-        self.listener.close()
+        self.guests.close()
 
 
 @pytest.fixture
