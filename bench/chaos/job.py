@@ -162,10 +162,14 @@ class Job:
         return found[0]
 
     def signal_rank(self, rank: int, number: signal.Signals) -> None:
-        """Send a signal to a rank's process."""
-        found = self.pids("rank.py", rank=rank)
-        if not found:
-            raise ChaosError(f"no process of rank {rank} is running")
+        """Send a signal to a rank's process, once there is one: a restart may be under way."""
+        found: list[int] = []
+
+        def running() -> bool:
+            found[:] = self.pids("rank.py", rank=rank)
+            return bool(found)
+
+        self.wait(running, f"a process of rank {rank}")
         os.kill(found[-1], number)
 
     def incidents(self) -> list[dict[str, Any]]:

@@ -131,6 +131,8 @@ def _partition(seconds: int) -> Kind:
         make=lambda pick: {
             "fault": lambda job: job.lab.outage(f"{pick.node},{pick.other}", seconds),
             "expected": Expected(gone=frozenset((pick.node, pick.other))),
+            # Slurm may kill their robust-task before it can clean up.
+            "epilog": True,
         },
     )
 
