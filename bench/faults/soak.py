@@ -265,6 +265,7 @@ def soak(args: argparse.Namespace, results: Results) -> int:
             error = f"{type(failure).__name__}: {failure}"
             print(error, file=sys.stderr, flush=True)
             lab.exec("head", ["scancel", str(job.id)])
+            job.steps = one.steps.best  # nobody computes the reference of all that were allowed
         seen = job.observe(job.wait_end(STUCK))
         incidents = job.incidents()
         if args.keep:
