@@ -11,10 +11,13 @@ from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.checkpoints.odd_ranks import Agreement, OddRank, judge
 from srun_wrapper.checkpoints.schedule import Schedule
+from srun_wrapper.decide.diagnosis import Cause
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import Saved, Unshare
+
+Acquitted = Callable[[tuple[str, ...], str, Cause], None]
 
 AT_ONCE = "ranks on several nodes differ at once: no machine is to blame"
 
@@ -40,7 +43,7 @@ class SharedStates:
         self._schedule = schedule
         self._journal = journal
         self._notices = notices
-        self.on_acquitted: Callable[[tuple[str, ...], str], None] = lambda _nodes, _why: None
+        self.on_acquitted: Acquitted = lambda _nodes, _why, _cause: None
         self._before: list[OddRank] = []  # in this job
         self._members: Mapping[int, tuple[int, ...]] = {}  # of each group, by its lowest rank
         self._enrolled = -1  # when these were found
@@ -100,7 +103,7 @@ class SharedStates:
         evict = found.verdict == "node"
         self._before.append(OddRank(rank, node, first.step, evict))
         if found.acquitted:
-            self.on_acquitted(found.acquitted, found.why)
+            self.on_acquitted(found.acquitted, found.why, "user")
         line = (
             f"rank {rank} on {node} held other bits than the {len(others)} ranks that share its "
             f"state, which agree, at steps {first.step} and {again.step}; all agreed at step "

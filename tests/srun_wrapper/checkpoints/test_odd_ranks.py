@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import checkpointed_job
@@ -13,7 +14,9 @@ from checkpointed_job import CheckpointedJob, settled
 from robust_slurm.checkpoint.planning.alike import Outcome, mark
 from robust_slurm.checkpoint.planning.sound import Bound
 from srun_wrapper.checkpoints.odd_ranks import CONFIRM, SETTLE, Agreement, OddRank, judge
+from srun_wrapper.decide.diagnosis import Cause
 from srun_wrapper.protocol.checkpoint_messages import PersistAt, Saved, Unshare
+from srun_wrapper.recover.reports import Reports
 
 said = checkpointed_job.said
 FEW, WHOLE = False, True
@@ -119,7 +122,15 @@ class Replicas(CheckpointedJob):
     def __init__(self, group: tuple[int, ...] = (0, 1, 2, 3), directory: str = "/ckpt") -> None:
         super().__init__()
         self.acquitted: list[tuple[str, ...]] = []
-        self.checkpoints.shared.on_acquitted = lambda nodes, _why: self.acquitted.append(nodes)
+        ledger: Any = SimpleNamespace(dir=None)
+        reports = Reports(self.state, ledger, "u")
+
+        def withdraw(nodes: tuple[str, ...], why: str, cause: Cause) -> None:
+            assert cause == "user"
+            reports.withdraw(nodes, why, cause)
+            self.acquitted.append(nodes)
+
+        self.checkpoints.shared.on_acquitted = withdraw
         self._directory, self.group = directory, group
         asyncio.run(self.enrolled())
 
