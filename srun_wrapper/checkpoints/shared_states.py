@@ -70,7 +70,7 @@ class SharedStates:
         if self._named:
             return  # training goes back in any case
         if any(each.first for each in self._groups.values()):
-            self._certificates.trust_again()
+            self._certificates.unsuspect()
         self._alike, self._groups, self._from = Comparison(), {}, 0
 
     def compare(self, saved: Saved) -> None:
@@ -167,8 +167,8 @@ class SharedStates:
     def _unshare(self, lowest: int, why: str) -> None:
         self._alike.forget(lowest)
         self._groups.pop(lowest, None)
-        if not any(each.first for each in self._groups.values()):
-            self._certificates.trust_again()
+        if not self._named and not any(each.first for each in self._groups.values()):
+            self._certificates.unsuspect()
         if not (ranks := self._group(lowest)):
             return
         self._state.bus.broadcast(Unshare(ranks))

@@ -215,7 +215,6 @@ class Replicas(CheckpointedJob):
             self.state.members.arrange(self.nodes)
         self.state.members.stop_epoch()
         self.state.new_epoch()
-        self.certificates.trust_again()
         self.checkpoints.new_epoch(step, from_memory=from_memory)
         asyncio.run(self.enrolled())
 
@@ -354,3 +353,30 @@ def test_steps_before_ranks_began_anew_in_an_epoch_are_not_compared_with_later_o
     job.saved(20, 2)
     job.saved(30, 2)
     assert job.look()  # the comparison goes on
+
+
+def test_a_doubt_ends_with_its_epoch_however_that_resumed(said: list[str]) -> None:
+    """Restoring may give up, and each rank looks for its state on disk."""
+    job = Replicas()
+    job.saved(10)
+    job.saved(20, 2)
+    assert job.certificates.bound() == Bound(10, 1)
+    job.restart(0)
+    assert job.certificates.suspicion == "" and job.certificates.bound() is None
+
+
+@pytest.mark.parametrize(("odd_ranks", "behind"), [((), None), ((2,), Bound(10, 1))])
+def test_what_is_heard_during_a_recovery_takes_its_reason_not_away(
+    said: list[str], odd_ranks: tuple[int, ...], behind: Bound | None
+) -> None:
+    job = Replicas()
+    job.saved(10)
+    if odd_ranks:
+        job.saved(20, *odd_ranks)
+        job.saved(30, *odd_ranks)
+    assert len(job.look()) == len(odd_ranks)
+    job.certificates.suspicion = "a loss was not finite"  # as the recovery says
+    job.saved(31, 1, 2)
+    assert job.unshared()
+    assert job.certificates.suspicion == "a loss was not finite"
+    assert job.certificates.bound() == behind
