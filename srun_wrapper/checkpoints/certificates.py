@@ -122,6 +122,7 @@ class Certificates:
         self._journal = journal
         self.suspicion = ""
         """Reason why the newest states may be spoiled, until an epoch resumes; see ``Trust``."""
+        self._suspected = ""  # the reason of ``suspect``
         self._behind: int | None = None
         self.line = Timeline()
         self.newest: int | None = None
@@ -133,6 +134,7 @@ class Certificates:
 
     def begin(self, epoch: int, step: int) -> None:
         """Begin an epoch; see ``Timeline.begin``."""
+        self.trust_again()  # restoring may have given up before it did
         self.line.begin(epoch, step)
         self._epoch = epoch
         self._open = {at for at in self._open if at <= step}
@@ -157,11 +159,18 @@ class Certificates:
     def suspect(self, why: str, behind: int) -> None:
         """Have the next recovery go back to a certified step, or if there is none to one that is
         not after ``behind``; 0: no such step is known."""
-        self.suspicion, self._behind = why, behind or None
+        self.suspicion = self._suspected = why
+        self._behind = behind or None
+
+    def unsuspect(self) -> None:
+        """Take back ``suspect``, and no reason that a recovery has given since."""
+        if self.suspicion == self._suspected:
+            self.suspicion = ""
+        self._suspected, self._behind = "", None
 
     def trust_again(self) -> None:
-        """Take back ``suspect``."""
-        self.suspicion, self._behind = "", None
+        """Forget all suspicion: an epoch resumes."""
+        self.suspicion, self._suspected, self._behind = "", "", None
 
     def bound(self) -> Bound | None:
         """Return the last state that is known to be sound, where newer ones are in doubt."""

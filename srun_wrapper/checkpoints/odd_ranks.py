@@ -15,6 +15,8 @@ from robust_slurm.checkpoint.planning.alike import Outcome
 
 SETTLE = 10.0  # s for all ranks of a group to report a step at which some differ
 CONFIRM = 900.0  # s for a second step; a slow write to disk may come in between
+RECENT = 86400.0  # s in which machines that spoil a rank's state are rare
+RARE = 2  # of them
 
 
 @dataclass(slots=True)
@@ -31,7 +33,8 @@ class Agreement:
     first: Outcome | None = None
     """The first step at which one rank alone differed."""
     confirmed: Outcome | None = None
-    """A later step at which the same rank did."""
+    """A later step at which the same rank did. One of the two was compared in every byte: sums of
+    a portion also differ where tensors lie in memory in another way."""
 
     def take(self, found: Outcome, now: float) -> bool:
         """Take an outcome; True if it shows that the ranks do not share a state any more."""
@@ -46,13 +49,15 @@ class Agreement:
         self.since, self.why = self.since or now, self.why or found.differ
         if found.open:
             return False
-        if found.odd is None or self.alike is None or self.alike >= found.step:
+        if found.odd is None or self.alike is None:
+            return True
+        if max(self.alike, self.whole or 0) >= found.step:
             return True
         if first is None:
             self.first = found
         elif found.odd != first.odd:
             return True
-        elif found.step > first.step:
+        elif found.step > first.step and (found.whole or first.whole):
             self.confirmed = self.confirmed or found
         return False
 
@@ -73,6 +78,7 @@ class OddRank:
     evicted: bool
     passed: bool = False
     """Its group has come further, and all its ranks held the same then."""
+    at: float = 0.0
 
 
 class OddRankVerdict(NamedTuple):
@@ -85,7 +91,12 @@ class OddRankVerdict(NamedTuple):
 
 
 def judge(
-    before: Sequence[OddRank], rank: int, node: str, held: Collection[int], peers: Collection[str]
+    before: Sequence[OddRank],
+    rank: int,
+    node: str,
+    held: Collection[int],
+    peers: Collection[str],
+    now: float,
 ) -> OddRankVerdict:
     """Judge by the odd ranks before. ``held``: all ranks of the node; ``peers``: the other ranks'
     nodes."""
@@ -96,6 +107,11 @@ def judge(
     if came := [each for each in before if each.rank == rank and each.node != node]:
         why = f"rank {rank} was it on {came[-1].node} before, too: the program or the rank's data"
         return OddRankVerdict("program", why, _evicted(came))
+    recent = [each for each in before if each.node != node and now - each.at < RECENT]
+    if len({each.node for each in recent}) >= RARE:
+        names = ", ".join(dict.fromkeys(each.node for each in recent))
+        why = f"ranks on {names} were it within {RECENT / 3600:g} h: so many machines are not bad"
+        return OddRankVerdict("program", why, _evicted(recent))
     here = [each for each in before if each.node == node]
     if moved := [each for each in here if each.rank not in held]:
         why = f"rank {moved[-1].rank} was it on {node} before, and has moved to another node since"

@@ -66,7 +66,7 @@ class Checkpoints:
         self.enrolments.begin()
         self.schedule.begin(restored=from_memory)
         self.certificates.begin(self._state.world.epoch, step)
-        self.shared.begin(step)
+        self.shared.begin(step, from_memory=from_memory)
         self._saving_since = 0.0
 
     # -- messages
@@ -110,6 +110,8 @@ class Checkpoints:
         if place is None:
             return
         at = StoreAt(node, message.local)
+        if message.rank in self.enrolments.here:
+            self.shared.anew()
         self.enrolments.enrol(message.rank, Enrolment(message.epoch, place, at, message))
         self.on_enrolled(at, message)
         self.schedule.enrolled(message.rank, message.every)
@@ -128,6 +130,7 @@ class Checkpoints:
         if message.ok:
             self.durable_step = max(message.step, self.durable_step or 0)
             self.certificates.durable(message.step)
+            self.shared.committed(message.step)
             self._journal.news(f"checkpoint of step {message.step} is on disk")
         elif message.step > (self.durable_step or 0):
             self._say_missing()

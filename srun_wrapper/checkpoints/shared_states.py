@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from robust_slurm.checkpoint.planning.alike import Comparison
+from robust_slurm.checkpoint.planning.alike import Comparison, Outcome
 from srun_wrapper.checkpoints.alarms import Notices
 from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.checkpoints.odd_ranks import Agreement, OddRank, judge
 from srun_wrapper.checkpoints.schedule import Schedule
+from srun_wrapper.decide.diagnosis import Cause
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import Saved, Unshare
+
+Acquitted = Callable[[tuple[str, ...], str, Cause], None]
 
 AT_ONCE = "ranks on several nodes differ at once: no machine is to blame"
 
@@ -40,18 +43,35 @@ class SharedStates:
         self._schedule = schedule
         self._journal = journal
         self._notices = notices
-        self.on_acquitted: Callable[[tuple[str, ...], str], None] = lambda _nodes, _why: None
+        self.on_acquitted: Acquitted = lambda _nodes, _why, _cause: None
         self._before: list[OddRank] = []  # in this job
         self._members: Mapping[int, tuple[int, ...]] = {}  # of each group, by its lowest rank
         self._enrolled = -1  # when these were found
+        self._on_disk = 0  # the newest step that is, 0: none is known
         self.begin(0)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, *, from_memory: bool = False) -> None:
         """Begin an epoch that resumes at ``step``; 0: from nothing, or from an unknown step."""
         self._alike = Comparison()
         self._groups: dict[int, Agreement] = {}
         self._from = step
+        if not from_memory:
+            self._on_disk = step
+        elif self._on_disk > step:
+            self._on_disk = 0
         self._named = False  # a rank of this epoch
+
+    def committed(self, step: int) -> None:
+        """Note a step that is on disk, and at which all ranks that share a state held the same."""
+        self._on_disk = max(self._on_disk, step)
+
+    def anew(self) -> None:
+        """Ranks begin anew within the epoch (torchrun), at an earlier step than was reported."""
+        if self._named:
+            return  # training goes back in any case
+        if any(each.first for each in self._groups.values()):
+            self._certificates.unsuspect()
+        self._alike, self._groups, self._from = Comparison(), {}, 0
 
     def compare(self, saved: Saved) -> None:
         """Compare a rank's checksums with its peers', and stop the sharing if several differ."""
@@ -96,21 +116,22 @@ class SharedStates:
         rank, node = first.odd, self._node(first.odd)
         held = [r for r in self._enrolments.here if self._node(r) == node]
         others = [r for r in self._group(lowest) if r != rank]
-        found = judge(self._before, rank, node, held, [self._node(r) for r in others])
+        at = time.monotonic()
+        found = judge(self._before, rank, node, held, [self._node(r) for r in others], at)
         evict = found.verdict == "node"
-        self._before.append(OddRank(rank, node, first.step, evict))
+        self._before.append(OddRank(rank, node, first.step, evict, at=at))
         if found.acquitted:
-            self.on_acquitted(found.acquitted, found.why)
+            self.on_acquitted(found.acquitted, found.why, "user")
         line = (
             f"rank {rank} on {node} held other bits than the {len(others)} ranks that share its "
             f"state, which agree, at steps {first.step} and {again.step}; all agreed at step "
-            f"{self._behind(group)}"
+            f"{self._behind(group, first)}"
         )
         if found.verdict in ("program", "unclear"):
             self._unshare(lowest, f"{line}; {found.why}")
             return
         self._named = True
-        evidence, at = (line, found.why) if found.why else (line,), time.monotonic()
+        evidence = (line, found.why) if found.why else (line,)
         self._state.failures.append(
             Failure(
                 "sdc",
@@ -128,23 +149,26 @@ class SharedStates:
 
     def _doubt(self, lowest: int, group: Agreement) -> None:
         """Ask for a second comparison, and have a recovery meanwhile go back before the first."""
-        behind, odd = self._behind(group), group.first.odd if group.first else None
-        if not behind:
-            where = f"rank {odd} on {self._node(odd)} differs from all others"
+        if (first := group.first) is None:
+            return
+        if not (behind := self._behind(group, first)):
+            where = f"rank {first.odd} on {self._node(first.odd)} differs from all others"
             self._unshare(lowest, f"{group.why}; {where}, and no step from before is on disk")
             return
         self._certificates.suspect(group.why, behind)
         self._schedule.durable.hurry(time.monotonic())
 
-    def _behind(self, group: Agreement) -> int:
-        """Return the newest step that is known to be from before, on disk; 0: none is."""
-        return (group.whole or self._from) if self._enrolments.directory else 0
+    def _behind(self, group: Agreement, first: Outcome) -> int:
+        """Return the newest step that is known to be from before; 0: none is on disk."""
+        if not 0 < self._on_disk < first.step:
+            return 0
+        return max(group.whole or self._from, self._on_disk)
 
     def _unshare(self, lowest: int, why: str) -> None:
         self._alike.forget(lowest)
         self._groups.pop(lowest, None)
-        if not any(each.first for each in self._groups.values()):
-            self._certificates.trust_again()
+        if not self._named and not any(each.first for each in self._groups.values()):
+            self._certificates.unsuspect()
         if not (ranks := self._group(lowest)):
             return
         self._state.bus.broadcast(Unshare(ranks))

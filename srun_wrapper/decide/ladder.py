@@ -174,6 +174,8 @@ def _no_progress(now: Situation) -> Plan | None:
     most = now.means.max_restarts
     if now.diagnosis.proven or now.budget.failures <= most:
         return None
+    if now.diagnosis.symptom == "sdc":
+        return None  # training went on, and odd ranks are bounded where they are judged
     if now.budget.kept.intersection(now.bound.leave):
         return None  # the nodes in doubt are not all out of the job: each such try removes one
     return Plan("stop", (), f"{most} recoveries in a row brought no progress", _own_code(now))
@@ -266,7 +268,8 @@ RUNGS = (
     Rung(
         "no-progress",
         "more than max_restarts recoveries in a row without progress, no machine is proven bad, "
-        "and no suspect is left that stayed for its copies only (see below)",
+        "no rank's state was spoilt, and no suspect is left that stayed for its copies only (see "
+        "below)",
         f"stop with the rank's exit code; {GAVE_UP} if no rank ended by itself",
         _no_progress,
     ),

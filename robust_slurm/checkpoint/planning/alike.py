@@ -69,32 +69,35 @@ class Outcome(NamedTuple):
 
 
 class _Votes:
-    """The checksums of one step by rank."""
+    """The checksums of one step. It may wait long for a rank: none takes more than a bit."""
 
     def __init__(self) -> None:
-        self.ranks: dict[int, int] = {}
-        self.counts: Counter[int] = Counter()
+        self._ranks = 0  # a bit for each that has reported
+        self._counts: Counter[int] = Counter()
+        self._firsts: dict[int, int] = {}  # checksum → the first rank that had it
 
     def add(self, rank: int, same: int) -> None:
-        if rank not in self.ranks:
-            self.ranks[rank] = same
-            self.counts[same] += 1
+        if not self._ranks >> rank & 1:
+            self._ranks |= 1 << rank
+            self._counts[same] += 1
+            self._firsts.setdefault(same, rank)
+
+    def complete(self, members: Collection[int]) -> bool:
+        return sum(self._counts.values()) >= len(members)
 
     def outcome(self, step: int, members: Collection[int]) -> Outcome | None:
         """Return what is known by now; None: nobody differs so far, and some are missing."""
-        first, same = next(iter(self.ranks.items()))
-        missing, whole = len(self.ranks) < len(members), is_whole(same)
-        if len(self.counts) == 1:
+        (same, first), *others = self._firsts.items()
+        missing, whole = not self.complete(members), is_whole(same)
+        if not others:
             return None if missing else Outcome(step, whole)
-        other = next(rank for rank, each in self.ranks.items() if each != same)
-        why = f"ranks {first} and {other} differ at step {step}"
-        _, (few, least) = self.counts.most_common(2)
-        if len(members) < VOTERS or len(self.counts) > 2 or least > 1:
+        why = f"ranks {first} and {others[0][1]} differ at step {step}"
+        _, (few, least) = self._counts.most_common(2)
+        if len(members) < VOTERS or len(others) > 1 or least > 1:
             return Outcome(step, whole, why)
         if missing:
             return Outcome(step, whole, why, open=True)
-        odd = next(rank for rank, each in self.ranks.items() if each == few)
-        return Outcome(step, whole, why, odd)
+        return Outcome(step, whole, why, self._firsts[few])
 
 
 class Comparison:
@@ -117,7 +120,7 @@ class Comparison:
             if (outcome := known.outcome(step, members)) is None:
                 continue
             found.append(outcome)
-            if not outcome.open and len(known.ranks) >= len(members):
+            if not outcome.open and known.complete(members):
                 del votes[key]
         while len(votes) > KEPT:
             del votes[next(iter(votes))]  # the one that came first

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from mmap import PAGESIZE
 from pathlib import Path
 
 from robust_slurm import process_stat
@@ -136,9 +137,19 @@ def _link(base: Path, word: str) -> str:
 
 
 def _string(memory: Path, address: int) -> str:
-    with memory.open("rb", buffering=0) as file:
-        file.seek(address)
-        return file.read(_PATH).partition(b"\0")[0].decode(errors="replace")
+    """Read no page that the system call has not read itself: it may be a device's, or a file's that
+    a dead server has."""
+    found, end = b"", address + _PATH
+    file = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while address < end and b"\0" not in found:
+            size = min(end, (address // PAGESIZE + 1) * PAGESIZE) - address
+            if not (part := os.pread(file, size, address)):
+                break
+            found, address = found + part, address + len(part)
+    finally:
+        os.close(file)
+    return found.partition(b"\0")[0].decode(errors="replace")
 
 
 def _file(directory: Path, word: str) -> str:

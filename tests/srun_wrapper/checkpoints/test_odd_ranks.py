@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import checkpointed_job
@@ -12,8 +13,22 @@ from checkpointed_job import CheckpointedJob, settled
 
 from robust_slurm.checkpoint.planning.alike import Outcome, mark
 from robust_slurm.checkpoint.planning.sound import Bound
-from srun_wrapper.checkpoints.odd_ranks import CONFIRM, SETTLE, Agreement, OddRank, judge
-from srun_wrapper.protocol.checkpoint_messages import PersistAt, Saved, Unshare
+from srun_wrapper.checkpoints.odd_ranks import (
+    CONFIRM,
+    RECENT,
+    SETTLE,
+    Agreement,
+    OddRank,
+    judge,
+)
+from srun_wrapper.decide.diagnosis import Cause
+from srun_wrapper.protocol.checkpoint_messages import (
+    Committed,
+    PersistAt,
+    Saved,
+    Unshare,
+)
+from srun_wrapper.recover.reports import Reports
 
 said = checkpointed_job.said
 FEW, WHOLE = False, True
@@ -36,7 +51,11 @@ def apart(step: int, *, waits: bool = False) -> Outcome:
     [
         ([alike(10), odd(20), odd(30)], "rank 2"),
         ([alike(9, FEW), odd(20), odd(30)], "rank 2"),
-        ([alike(10), odd(11, whole=FEW), odd(12, whole=FEW)], "rank 2"),
+        ([alike(10), odd(11, whole=FEW), odd(12, whole=FEW), odd(20)], "rank 2"),
+        ([alike(10), odd(11), odd(12, whole=FEW)], "rank 2"),
+        # Tensors of other strides make portions differ, and never all bytes.
+        ([alike(10), odd(11, whole=FEW), odd(12, whole=FEW)], "waits"),
+        ([alike(10), odd(11, whole=FEW), odd(12, whole=FEW), alike(20)], "apart"),
         ([alike(10), odd(11, whole=FEW), odd(20)], "rank 2"),
         # Two items of each tensor do not show what all bytes showed.
         ([alike(10), odd(20), alike(21, FEW), alike(22, FEW), odd(30)], "rank 2"),
@@ -53,10 +72,11 @@ def apart(step: int, *, waits: bool = False) -> Outcome:
         ([alike(10), odd(20), apart(30)], "apart"),
         ([alike(10), odd(20), alike(30)], "apart"),
         ([alike(10), odd(11, whole=FEW), alike(12, FEW)], "waits"),  # of other bytes
-        ([alike(10), odd(11, whole=FEW), alike(12, FEW), odd(75, whole=FEW)], "rank 2"),
+        ([alike(10), odd(11, whole=FEW), alike(12, FEW), odd(75, whole=FEW)], "waits"),
         ([alike(10), odd(11, whole=FEW), alike(20)], "apart"),
         # Each time another one: a late save, an evaluation with other weights, on one rank.
         ([alike(10), odd(20), odd(30, rank=1)], "apart"),
+        ([alike(10), alike(40), odd(20), odd(50)], "apart"),  # it was heard late, and went away
     ],
 )
 def test_what_is_seen_of_a_group(seen: list[Outcome], told: str) -> None:
@@ -74,8 +94,14 @@ def test_what_is_seen_of_a_group(seen: list[Outcome], told: str) -> None:
         assert group.expired(101.0 + limit) == bool(group.since)
 
 
-def was(rank: int, node: str, *, evicted: bool = False, passed: bool = False) -> OddRank:
-    return OddRank(rank, node, 40, evicted, passed)
+NOW = 9 * RECENT
+ONCE = NOW - RECENT - 1
+
+
+def was(
+    rank: int, node: str, *, evicted: bool = False, passed: bool = False, at: float = NOW
+) -> OddRank:
+    return OddRank(rank, node, 40, evicted, passed, at)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +126,26 @@ def was(rank: int, node: str, *, evicted: bool = False, passed: bool = False) ->
         ([was(2, "n2")], (4, 5), ("n1", "n2"), ("program", ())),
         ([was(2, "n2", evicted=True)], (4, 5), ("n1", "n2"), ("program", ("n2",))),
         ([was(2, "n2", passed=True)], (4, 5), ("n1", "n2"), ("first", ())),
+        # A program whose ranks part now and then, each time another one: not three machines a day.
+        (
+            [was(2, "n2", passed=True), was(3, "n1", passed=True)],
+            (4, 5),
+            ("n1", "n2"),
+            ("program", ()),
+        ),
+        (
+            [was(2, "n2", passed=True), was(3, "n1", passed=True, at=ONCE)],
+            (4, 5),
+            ("n1", "n2"),
+            ("first", ()),
+        ),
+        # ... and some time it is a node again.
+        (
+            [was(9, "n3", passed=True), was(2, "n2", passed=True), was(3, "n1", evicted=True)],
+            (4, 5),
+            ("n1", "n2"),
+            ("program", ("n1",)),
+        ),
     ],
 )
 def test_whose_fault_it_is(
@@ -108,7 +154,7 @@ def test_whose_fault_it_is(
     peers: tuple[str, ...],
     told: tuple[str, tuple[str, ...]],
 ) -> None:
-    found = judge(before, 4, "n3", held, peers)
+    found = judge(before, 4, "n3", held, peers, NOW)
     assert (found.verdict, found.acquitted) == told
     assert bool(found.why) == (found.verdict != "first")
 
@@ -119,16 +165,27 @@ class Replicas(CheckpointedJob):
     def __init__(self, group: tuple[int, ...] = (0, 1, 2, 3), directory: str = "/ckpt") -> None:
         super().__init__()
         self.acquitted: list[tuple[str, ...]] = []
-        self.checkpoints.shared.on_acquitted = lambda nodes, _why: self.acquitted.append(nodes)
+        ledger: Any = SimpleNamespace(dir=None)
+        reports = Reports(self.state, ledger, "u")
+
+        def withdraw(nodes: tuple[str, ...], why: str, cause: Cause) -> None:
+            assert cause == "user"
+            reports.withdraw(nodes, why, cause)
+            self.acquitted.append(nodes)
+
+        self.checkpoints.shared.on_acquitted = withdraw
         self._directory, self.group = directory, group
         asyncio.run(self.enrolled())
 
     async def enrolled(self) -> None:
-        for rank in range(4):
-            self.enrol(rank, needs=self.group, directory=self._directory)
+        await self.began_anew()
         await settled(self)
 
-    def saved(self, step: int, *others: int, whole: bool = True) -> None:
+    async def began_anew(self) -> None:
+        for rank in range(4):
+            self.enrol(rank, needs=self.group, directory=self._directory)
+
+    def saved(self, step: int, *others: int, whole: bool = True, commits: bool = True) -> None:
         """All save a step; these ranks hold other bits, each its own."""
         for rank in range(4):
             same = mark(100 + rank if rank in others else step, whole=whole)
@@ -136,6 +193,8 @@ class Replicas(CheckpointedJob):
                 self.state.world.epoch, rank, step, None, 1000, 0.0, 0.0, ((step, same),)
             )
             self.checkpoints.heard(self.nodes[rank], message)
+        if commits and self._directory and whole and not others:
+            self.checkpoints.heard(self.nodes[0], Committed(3, step, True, ""))
 
     def look(self, after: float = 0.0) -> list[Any]:
         self.checkpoints.shared.look(time.monotonic() + after)
@@ -146,7 +205,9 @@ class Replicas(CheckpointedJob):
         orders = [order.ranks for _, order in self.sent if isinstance(order, Unshare)]
         return list(dict.fromkeys(orders))
 
-    def restart(self, step: int, *, exchange: tuple[int, int] | None = None) -> None:
+    def restart(
+        self, step: int, *, exchange: tuple[int, int] | None = None, from_memory: bool = False
+    ) -> None:
         """Begin an epoch; two nodes exchange their ranks."""
         if exchange:
             one, other = exchange
@@ -154,8 +215,7 @@ class Replicas(CheckpointedJob):
             self.state.members.arrange(self.nodes)
         self.state.members.stop_epoch()
         self.state.new_epoch()
-        self.certificates.trust_again()
-        self.checkpoints.new_epoch(step, from_memory=False)
+        self.checkpoints.new_epoch(step, from_memory=from_memory)
         asyncio.run(self.enrolled())
 
 
@@ -248,3 +308,75 @@ def test_a_rank_that_does_not_report_does_not_hold_up_the_end_of_the_sharing(
     assert job.look() == [] and not job.unshared()
     assert job.look(after=SETTLE + 1) == [] and job.unshared() == [(0, 1, 2, 3)]
     assert "(ranks 0 and 2 differ at step 20)" in said[-1]
+
+
+def test_without_a_step_on_disk_from_before_training_does_not_go_back(said: list[str]) -> None:
+    """All agreed at step 10, but that could not be written: no space, a slow file system."""
+    job = Replicas()
+    job.saved(10, commits=False)
+    job.saved(20, 2)
+    job.saved(30, 2)
+    assert job.look() == [] and job.unshared() == [(0, 1, 2, 3)]
+    assert "no step from before is on disk" in said[-1]
+    assert job.certificates.suspicion == "" and job.certificates.bound() is None
+
+
+def test_what_resumed_from_memory_needs_a_step_on_disk_too(said: list[str]) -> None:
+    job = Replicas()
+    job.restart(500, from_memory=True)
+    job.saved(501, whole=False)
+    job.saved(502, 2)
+    assert job.unshared() == [(0, 1, 2, 3)]
+    job = Replicas()
+    job.saved(400)
+    job.restart(500, from_memory=True)
+    job.saved(501, whole=False)
+    job.saved(502, 2)
+    assert not job.unshared() and job.certificates.bound() == Bound(500, 2)
+
+
+def test_steps_before_ranks_began_anew_in_an_epoch_are_not_compared_with_later_ones(
+    said: list[str],
+) -> None:
+    """torchrun restarts its ranks: rank 0's node had reported steps that are computed again."""
+    job = Replicas()
+    job.saved(10)
+    for step in (11, 12, 13):
+        same = ((step, mark(7, whole=step == 13)),)
+        job.checkpoints.heard(job.nodes[0], Saved(1, 0, step, None, 1000, 0.0, 0.0, same))
+    asyncio.run(job.began_anew())
+    job.saved(11, whole=False)
+    job.saved(12, whole=False)
+    job.saved(13)
+    assert job.look(after=SETTLE + 1) == [] and not job.unshared()
+    assert job.certificates.suspicion == ""
+    job.saved(20, 2)
+    job.saved(30, 2)
+    assert job.look()  # the comparison goes on
+
+
+def test_a_doubt_ends_with_its_epoch_however_that_resumed(said: list[str]) -> None:
+    """Restoring may give up, and each rank looks for its state on disk."""
+    job = Replicas()
+    job.saved(10)
+    job.saved(20, 2)
+    assert job.certificates.bound() == Bound(10, 1)
+    job.restart(0)
+    assert job.certificates.suspicion == "" and job.certificates.bound() is None
+
+
+@pytest.mark.parametrize(("odd_ranks", "behind"), [((), None), ((2,), Bound(10, 1))])
+def test_what_is_heard_during_a_recovery_takes_its_reason_not_away(
+    said: list[str], odd_ranks: tuple[int, ...], behind: Bound | None
+) -> None:
+    job = Replicas()
+    job.saved(10)
+    if odd_ranks:
+        job.saved(20, *odd_ranks)
+        job.saved(30, *odd_ranks)
+    assert len(job.look()) == len(odd_ranks)
+    job.certificates.suspicion = "a loss was not finite"  # as the recovery says
+    job.saved(31, 1, 2)
+    assert job.unshared()
+    assert job.certificates.suspicion == "a loss was not finite"
+    assert job.certificates.bound() == behind

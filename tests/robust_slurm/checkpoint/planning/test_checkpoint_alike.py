@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from robust_slurm.checkpoint.planning.alike import (
@@ -86,6 +88,20 @@ def test_of_two_that_differ_nobody_knows_who_is_wrong(ranks: int, odd: int | Non
     seen = Comparison()
     found = [seen.add(0, range(ranks), r, [(7, ALL_A if r else ALL_B)]) for r in range(ranks)][-1]
     assert [(each.odd, each.whole, each.open) for each in found] == [(odd, True, False)]
+
+
+def test_a_rank_that_does_not_report_costs_no_memory() -> None:
+    """Every step waits for it, in robust-srun and for each of ten thousand ranks."""
+    seen, members = Comparison(), range(1000)
+    tracemalloc.start()
+    try:
+        for step in range(50):
+            for rank in members[1:]:
+                seen.add(0, members, rank, [(step, mark(1000 + step, whole=False))])
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()
+    assert seen.add(0, members, 0, [(49, mark(1049, whole=False))]) == [Outcome(49, False)]
 
 
 def test_a_comparison_remembers_the_newest_steps() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from mmap import PAGESIZE
 from pathlib import Path
 
 import msgspec
@@ -263,3 +265,28 @@ def test_the_file_that_a_process_waits_for(
     (base / "syscall").write_text(text + "\n")
     assert kernel.waited_file(7, tmp_path) == found
     assert kernel.waited_file(8, tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("at", "path", "read"),
+    [
+        (PAGESIZE - 8, "/data/x", [PAGESIZE - 8]),  # its zero is the last byte of the page
+        (PAGESIZE - 7, "/data/x", [PAGESIZE - 7, PAGESIZE]),
+        (64, "/data/x", [64]),
+    ],
+)
+def test_no_page_is_read_that_the_system_call_has_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, path: str, read: list[int]
+) -> None:
+    """The one behind it may be mapped from a device, or from a file of a dead server."""
+    (tmp_path / "mem").write_bytes(bytes(at) + path.encode() + bytes(2 * PAGESIZE))
+    seen: list[int] = []
+    pread = os.pread
+
+    def note(file: int, size: int, offset: int) -> bytes:
+        assert offset % PAGESIZE + size <= PAGESIZE
+        seen.append(offset)
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(kernel.os, "pread", note)
+    assert (kernel._string(tmp_path / "mem", at), seen) == (path, read)
