@@ -151,6 +151,7 @@ def _clear(away: Path, until: float) -> None:
     away.chmod(0o700)
     for entry in sorted(away.iterdir()):
         if time.monotonic() > until:
+            os.utime(away, (0, 0))  # to remove a part has made it young
             return
         if entry.is_dir() and not entry.is_symlink():
             remove_tree(entry)
