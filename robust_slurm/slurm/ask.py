@@ -121,13 +121,8 @@ class Questions:
         return out
 
     def job_states(self) -> dict[int, str]:
-        """Job id → base state of every job that slurmctld still knows: short, no free text.
-
-        With -r, because squeue prints waiting tasks of one array as one line: requeued ones, which
-        have ids of their own, would be missing.
-        """
-        found = self._squeue("%T", self._until(), "-r")
-        return {number: row[0] for number, row in found.items()}
+        """Job id → base state of every job that slurmctld still knows: short, no free text."""
+        return {number: row[0] for number, row in self._squeue("%T", self._until()).items()}
 
     def job_owners(self) -> dict[int, int]:
         """Job id → uid of the owner of every job that slurmctld still knows."""
@@ -167,9 +162,9 @@ class Questions:
                 found[number] = Placement(row[0], row[1], row[2], nodes)
         return found
 
-    def _squeue(self, columns: str, until: float, *more: str) -> dict[int, list[str]]:
+    def _squeue(self, columns: str, until: float) -> dict[int, list[str]]:
         """Job id → the columns asked for ("%U|%T"); ask for no column that holds free text."""
-        argv = ("squeue", "-h", "-a", *more, "-t", "all", "-o", f"%A|{columns}")
+        argv = ("squeue", "-h", "-a", "-t", "all", "-o", f"%A|{columns}")
         out: dict[int, list[str]] = {}
         for line in self._run(argv, until=until, retry=True).stdout.splitlines():
             number, *row = line.strip().split("|")

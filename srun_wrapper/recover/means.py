@@ -54,6 +54,7 @@ class AvailableMeans:
             self._config.max_restarts,
             copies=self._copies(),
             before=before,
+            stepped=self._state.progress.stepped,
         )
         had = [whole for n in self._state.world.places for whole in n.stdin.values()]
         left = limited(means, self._launch.feed, had)

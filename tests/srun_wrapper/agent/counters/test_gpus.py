@@ -125,6 +125,8 @@ def test_after_one_that_cannot_be_killed_nvml_is_asked_no_more(
     [
         (b"{}", {}),
         (b"[1]", {}),
+        (b"[" * 200_000, {}),
+        (b'{"a": 1, "b\\nb": 2, "\\ud800": 3, "\\u202e": 4}', {"a": 1}),
         (b"\xff", {}),
         (b'{"a": 1, "b": -1, "c": true, "d": 1.5, "e": 9223372036854775808}', {"a": 1}),
         (json.dumps({"x" * 500: 2}).encode(), {"x" * gpus.WORD: 2}),
