@@ -170,6 +170,24 @@ def test_gpus_that_do_not_answer_hold_up_no_other_counters() -> None:
     assert told == [{"a": 3}, {"a": 3, "g": 2}]
 
 
+def test_growth_of_the_host_does_not_redeem_the_promise_of_the_gpus() -> None:
+    loop, told = Loop(), []
+    values = iter((1, 4))
+    asked: list[Callable[[dict[str, int]], None]] = []
+
+    def tell(grown: dict[str, int]) -> None:
+        told.append((grown, counters.promised))
+
+    counters = Counters(loop, tell, lambda: {"a": next(values)}, Machine, asked.append)
+    until(lambda: loop.turn(0.01) or counters._last == {"a": 1}, "the first reading", 5.0)
+    asked[0]({"g": 5})
+    counters.look()
+    assert counters.promise()
+    until(lambda: loop.turn(0.01) or told, "the host's", 5.0)
+    asked[1]({"g": 5})
+    assert told == [({"a": 3}, True), ({"a": 3}, False)]
+
+
 # -- with the real pynvml
 
 
