@@ -2,7 +2,7 @@
 
 The store of a job's snapshots goes when four things agree: its time of change is old (robust-srun
 renews it while it runs, see ``Follower``), Slurm's answer has the own job and not that one, it is
-this user's, and it has nothing but snapshots. In the own job's store, snapshots go that are old and
+this user's, and it has nothing but snapshots. Where its book names another cluster it stays. In the own job's store, snapshots go that are old and
 that no book and no request names. A snapshot gets another name first; if it was renewed at that
 very moment, it gets its name back.
 
@@ -29,6 +29,7 @@ from robust_slurm.state_dir import job_dirs
 from srun_wrapper.code.deployment import BOOK, REQUESTS, read_book
 from srun_wrapper.code.requests import read_from
 from srun_wrapper.code.snapshot import remove_tree
+from srun_wrapper.code.versions import Book
 
 SECONDS = 30.0  # until nothing more is looked at or removed, this time
 DAY = 24 * 3600.0
@@ -64,8 +65,9 @@ def prune(
         return removed
     if _job(own) not in alive:  # a Slurm that has forgotten jobs, or another cluster's
         return removed
-    removed += [str(s) for s in old if _job(s) not in alive and _remove(s, before, until, True)]
-    return removed
+    book = read_book(records / BOOK)
+    unknown = [s for s in old if _job(s) not in alive and _is_ours(config, s, book)]
+    return [*removed, *(str(s) for s in unknown if _remove(s, before, until, store=True))]
 
 
 def _its_now(own: Path) -> float:
@@ -120,6 +122,14 @@ def _job(store: Path) -> int:
         if (parsed := job_dirs.parse(name.removeprefix(_OLD))) is not None:
             return parsed[0]
     return 0
+
+
+def _is_ours(config: Config, store: Path, own: Book | None) -> bool:
+    """False if the store's book names another cluster than the own one, whose Slurm knows it."""
+    name = store.parent.name if store.name.removeprefix(_OLD) == "code" else store.name
+    jobs = Path(config.state_dir).expanduser() / "jobs"
+    book = read_book(jobs / name.removeprefix(_OLD) / BOOK)
+    return book is None or own is None or book.cluster in ("", own.cluster)
 
 
 def _unlisted(own: Path, records: Path, before: float, until: float) -> Iterator[str]:

@@ -53,7 +53,7 @@ class Site:
         return aged(place, days)
 
     def book(self, *more: Version) -> None:
-        book = Book(str(self.top / "proj"), str(self.own), versions=[self.version, *more])
+        book = Book(str(self.top / "proj"), str(self.own), versions=[self.version, *more], cluster="east")
         (self.records / "code.json").write_bytes(msgspec.json.encode(book))
 
     def prune(self, **options: float) -> list[str]:
@@ -97,6 +97,15 @@ def test_nothing_goes_while_slurm_does_not_answer(site: Site) -> None:
     assert place.is_dir()
 
 
+def make_elsewhere(site: Site) -> Path:
+    """A job that waits in the queue of another cluster."""
+    record = site.jobs / "3"
+    record.mkdir()
+    book = Book(str(site.top / "proj"), str(site.shared / "3"), cluster="west")
+    (record / "code.json").write_bytes(msgspec.json.encode(book))
+    return site.store(site.shared / "3", 400)
+
+
 def make_link(site: Site) -> Path:
     (site.shared / "3").symlink_to(site.top / "proj")
     return site.shared / "3"
@@ -134,6 +143,7 @@ def make_linked_removal(site: Site) -> Path:
 
 
 STRANGE: dict[str, Callable[[Site], Path]] = {
+    "another cluster's": make_elsewhere,
     "results": make_results,
     "an empty one": make_empty,
     "what a link for a record leads to": make_linked_record,
