@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from robust_slurm.auto.sources import TREE
 from srun_wrapper.agent.streams.pump import Pump
 from srun_wrapper.agent.warm.preforked import Forked
+from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import RankStart, Start
 from srun_wrapper.protocol.task_options import OutputPlan
+
+MOUNT = 3.0  # s for a file system to be mounted; robust-srun waits SETTLE_MAX for failed starts
+LOOK = 0.25  # s between two looks for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,21 @@ class RankLaunch:
     directory: str = ""  # working directory; "": the shim's own
 
 
-def check_snapshot(env: Mapping[str, str]) -> None:
-    """Raise FileNotFoundError if the code that the rank is to run is not on this node.
+def check_snapshot(code: Code | None) -> None:
+    """Raise OSError if the code that the rank is to run is not on this node, in its own thread.
 
     A rank would say only that it cannot open a file, which looks like the program's own error.
+    An automounter may refuse at first, when all nodes ask their server at once.
     """
-    tree = env.get(TREE, "")
-    if tree and not Path(tree).is_dir():
-        why = "the snapshot of the code is not on this node; is code_store (or state_dir) mounted?"
-        raise FileNotFoundError(errno.ENOENT, why, tree)
+    until = time.monotonic() + MOUNT
+    while code is not None:
+        number, what = errno.ENOENT, ""
+        try:
+            if Path(code.tree).is_dir():
+                return
+        except OSError as err:
+            number, what = err.errno or errno.EIO, f" ({err.strerror})"
+        if time.monotonic() >= until:
+            why = f"the snapshot of the code is not on this node{what}; is "
+            raise OSError(number, f"{why}code_store (or state_dir) mounted?", code.tree)
+        time.sleep(LOOK)

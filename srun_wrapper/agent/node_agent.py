@@ -102,7 +102,9 @@ class Agent:
             self._answer_inspection,
         )
         self._counters = Counters(
-            loop, lambda grown: self._event(Counted(0, grown)), gpus=GpuReader(loop).read
+            loop,
+            lambda grown: self._event(Counted(0, grown, self._counters.promised)),
+            gpus=GpuReader(loop).read,
         )
         self._answers = Answers(self._to_server)
         self._finished = False

@@ -162,7 +162,7 @@ class Launcher:
             self.warm.cold()
 
         def make(start: Starting[Running]) -> Running:
-            check_snapshot(launch.env)
+            check_snapshot(launch.order.code)
             cwd = launch.directory or None
             if self._options.inherit:
                 process = start.popen(launch.command, launch.env, cwd=cwd)

@@ -123,7 +123,7 @@ def deploy(
         elif change is not None:
             change.state, change.outcome = "refused", f"it is not in {book.store} any more"
         line = f"code {book.current}: the version in force in this job; {book.source} is not read"
-    book.running = True
+    book.running, book.cluster = True, env.get("SLURM_CLUSTER_NAME", "")
     deployment = Deployment(book, records, old, tuple(words), env.get("PYTHONPATH", ""))
     deployment.first = deployment.code(book.current)
     _make_requests(records / REQUESTS)

@@ -59,6 +59,7 @@ class Book(msgspec.Struct):
     changes: list[Change] = []
     progressed: list[str] = []  # ids of versions that made progress, the newest last
     read: int = 0  # bytes of the file of requests that were taken in
+    cluster: str = ""  # whose job it is; "": not known
     v: int = 1
 
     # -- views

@@ -11,8 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-STALE = ("SLURM_NTASKS_PER_NODE", "ROBUST_RESUME_STEP")
-"""Variables that are set only in some worlds: one inherited from the real step would be wrong."""
+STALE = (
+    *("SLURM_NTASKS_PER_NODE", "ROBUST_RESUME_STEP"),
+    *("ROBUST_CODE_TREE", "ROBUST_CODE_VERSIONS", "ROBUST_CODE_SOURCE", "ROBUST_CODE_VERSION"),
+)
+"""Variables that are set only in some worlds: one inherited from the real step, or from the rank
+that has submitted the job, would be wrong."""
 NOT_OF_SLURM = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
     *("MASTER_ADDR", "MASTER_PORT"),

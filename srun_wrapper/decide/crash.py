@@ -16,7 +16,7 @@ from srun_wrapper.decide.failure import OF_THIS_JOB, Failure, how_ended, last_er
 from srun_wrapper.decide.shared_cause import common
 from srun_wrapper.signatures import traps
 
-LINE_SHOWN = 400  # characters of a rank's line
+LINE_SHOWN, REASONS_SHOWN = 400, 4  # characters of a rank's line; failed starts
 
 
 def _found(case: Case, root: Failure, cause: Cause, *more: str, node: bool = False) -> Diagnosis:
@@ -42,10 +42,20 @@ def _meaning(case: Case, root: Failure) -> str:
     return f"{hit.signature.cause} ({hit.signature.id})" if hit else "bus error"
 
 
-def _unable(case: Case) -> tuple[Failure | None, tuple[str, ...]]:
-    """Return the first failed start, and all nodes that cannot start a rank."""
+def _unable(case: Case) -> tuple[list[Failure], tuple[str, ...]]:
+    """Return the failed starts, the first one first, and all nodes that cannot start a rank."""
     unable = [f for f, _ in case.ends if not f.launched and not LIMIT.search(f.tail)]
-    return next(iter(unable), None), tuple(dict.fromkeys(f.node for f in unable))
+    return unable, tuple(dict.fromkeys(f.node for f in unable))
+
+
+def _reasons(unable: list[Failure]) -> list[str]:
+    """Return why ranks cannot be started; with the nodes, if there are several reasons."""
+    nodes: dict[str, list[str]] = {}
+    for failure in unable:
+        nodes.setdefault(last_error(failure.tail)[:LINE_SHOWN], []).append(failure.node)
+    if len(nodes) == 1:
+        return list(nodes)
+    return [f"{fold(names)}: {why}" for why, names in nodes.items()][:REASONS_SHOWN]
 
 
 def _many(nodes: int, of: int) -> bool:
@@ -55,25 +65,27 @@ def _many(nodes: int, of: int) -> bool:
 
 def _cannot_start_here(case: Case) -> Diagnosis | None:
     """A node that just joined is proven unfit: the same command ran elsewhere before."""
-    first, nodes = _unable(case)
+    unable, nodes = _unable(case)
     unfit = nodes if set(nodes) <= set(case.just_joined) else ()
     few = len(nodes) < case.world_nodes and not _many(len(nodes), case.world_nodes)
-    if first is None or not (unfit or few):
+    if not unable or not (unfit or few):
         return None
-    lines = (f"{', '.join(nodes)} cannot start a rank", last_error(first.tail))
+    first = unable[0]
+    lines = (f"{', '.join(nodes)} cannot start a rank", *_reasons(unable))
     return Diagnosis("crash", "node", nodes, lines, signature(first, case.catalogue), first, unfit)
 
 
 def _cannot_start_on_many(case: Case) -> Diagnosis | None:
-    first, nodes = _unable(case)
-    if first is None or len(nodes) >= case.world_nodes:
+    unable, nodes = _unable(case)
+    if not unable or len(nodes) >= case.world_nodes:
         return None
     lines = (
         f"{len(nodes)} of {case.world_nodes} nodes cannot start a rank: {fold(nodes)}",
-        last_error(first.tail),
+        *_reasons(unable),
         "what so many nodes lack is no fault of theirs: see that they have the same mounts "
         "(state_dir, code_store) and the same programs as the others",
     )
+    first = unable[0]
     return Diagnosis("crash", "shared", (), lines, signature(first, case.catalogue), first)
 
 

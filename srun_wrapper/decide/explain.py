@@ -88,7 +88,7 @@ def follows(then: Then, config: Config) -> str:
         "test": (f"{tests} now; " if tests else "")
         + "the job stops at the second time unless a machine is proven bad",
         "stop": "restart in place; the job stops when the same error comes again without progress",
-        "stop now": "the job stops now",
+        "stop now": "the job stops now; restart in place if ranks have made steps before",
         "restart": "restart in place; no node is evicted",
     }[then]
 

@@ -45,6 +45,7 @@ class Means:
     copies: Copies = field(default_factory=dict)
     before: Mapping[str, int] = field(default_factory=dict)
     """Evidence of earlier runs of the job, by node: the higher, the stronger."""
+    stepped: bool = False  # ranks have made steps in this step of the job: the command did run
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def _other_code(now: Situation) -> Plan | None:
 def _cannot_run(now: Situation) -> Plan | None:
     root = now.diagnosis.root
     never = not root.launched and not LIMIT.search(root.tail)
-    if not never or now.diagnosis.cause == "node":
+    if not never or now.diagnosis.cause == "node" or now.means.stepped:
         return None
     return Plan("stop", (), "the command cannot be run")
 
@@ -248,7 +249,7 @@ RUNGS = (
     ),
     Rung(
         "cannot-run",
-        "the command cannot be started, and no node is to blame",
+        "the command cannot be started, no node is to blame, and no rank has made a step before",
         "stop",
         _cannot_run,
     ),

@@ -18,6 +18,7 @@ class Progress:
     beats_at_failure: int | None = None  # ``beats`` of the last failed epoch
     saved: int | None = None  # newest step that a rank has saved
     saved_at_failure: int | None = None
+    stepped_before: bool = False  # in an earlier epoch
 
     def since_failure(self) -> bool:
         """True if the epoch that ends now brought the job further than the last failure.
@@ -60,7 +61,13 @@ class Progress:
         self.beats_at_failure = self.beats
         self.saved_at_failure = self.saved
 
+    @property
+    def stepped(self) -> bool:
+        """True if a rank has made a step in this epoch or before."""
+        return self.stepped_before or self.beats > 0
+
     def new_epoch(self) -> None:
+        self.stepped_before = self.stepped
         self.beats = 0
         self.resume = None
         self.ceiling = None

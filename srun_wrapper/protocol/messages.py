@@ -147,14 +147,14 @@ class Logged(Event):
 
     level: int  # as in logging
     text: str
-    dropped: int = 0
-    """Lines of this robust-task that were left out before it, because they came too fast."""
+    dropped: int = 0  # lines that were left out before it, because they came too fast
 
 
 class Counted(Event):
     """Error counters of this node that have grown since its agent began, by how much."""
 
     grown: dict[str, int]
+    reading: bool = False  # what ``Stopped`` has promised is still to come
 
 
 class Sample(msgspec.Struct, array_like=True):

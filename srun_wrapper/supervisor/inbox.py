@@ -198,7 +198,7 @@ class Inbox:
             node.stalled, node.starting = message.mounts, message.starting
         elif isinstance(message, Counted):
             news = counters.news(counters.NodeGrowth(node.name, message.grown, node.counted))
-            node.counted, node.reading = message.grown, False
+            node.counted, node.reading = message.grown, message.reading
             state.on_counters(node.name, news)
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)

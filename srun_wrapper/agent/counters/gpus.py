@@ -88,14 +88,16 @@ class GpuReader:
                 os.close(their_out)
             found: _Found = {}
             late = False
-            for line in _lines(out, time.monotonic() + self._seconds):
-                late = line is None
-                if line is None or not (counters := parse(line)):
-                    break
-                found |= counters
+            try:
+                for line in _lines(out, time.monotonic() + self._seconds):
+                    late = line is None
+                    if line is None or not (counters := parse(line)):
+                        break
+                    found |= counters
+            finally:
+                self._end(pid, late)
         finally:
             os.close(out)
-        self._end(pid, late)
         return found
 
     def _end(self, pid: int, late: bool) -> None:
@@ -138,12 +140,12 @@ def parse(line: bytes) -> _Found:
     """Return one GPU's counters; {} for the last line, and for what is none. Pure."""
     try:
         counters = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(counters, dict):
         return {}
     return {
         name[:WORD]: value
         for name, value in counters.items()
-        if type(value) is int and 0 <= value <= LARGEST
+        if name.isascii() and name.isprintable() and type(value) is int and 0 <= value <= LARGEST
     }

@@ -64,7 +64,7 @@ class Counters:
         self._last: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self._told: dict[str, int] = {}
-        self._promised = False
+        self.promised = False  # one more is told, when what is being read has been read
         self._sources = [
             Source(lambda got: loop.run_in_thread(reader, got, UNREAD), self._read),
             *([Source(gpus, self._read)] if gpus is not None else []),
@@ -86,8 +86,8 @@ class Counters:
 
     def promise(self) -> bool:
         """True if a reading goes on: its end is told, whatever has grown."""
-        self._promised = self.reading
-        return self._promised
+        self.promised = self.reading
+        return self.promised
 
     def inspect(self) -> None:
         """Read the counters, and the node's hardware and load."""
@@ -106,9 +106,9 @@ class Counters:
         # A counter read for the first time counts from here; an unreadable one stays as it was.
         self._last = {**self._last, **now}
         told = gravest(self._grown)
-        kept = self._promised and not self.reading
+        kept = self.promised and not self.reading
         if told != self._told or kept:
-            self._told, self._promised = told, self._promised and not kept
+            self._told, self.promised = told, self.promised and not kept
             self._tell(told)
 
 

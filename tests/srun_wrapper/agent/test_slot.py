@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import slot_driver
 
+from robust_slurm.auto.sources import TREE
 from robust_slurm.record import BeatReader, record_path
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.end_report import ERROR_FILE, error_env
@@ -65,6 +67,30 @@ def test_a_snapshot_of_the_code_that_is_not_on_the_node_is_named(
     assert (exited.code, exited.launched) == (2, False)
     assert "the snapshot of the code is not on this node; is code_store" in exited.tail
     assert f"{store}/c-1" in exited.tail
+
+
+def test_a_job_that_a_rank_has_submitted_does_not_look_for_the_code_of_that_rank(
+    drive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It inherits the rank's environment; the snapshot is pruned some day."""
+    monkeypatch.setenv(TREE, str(tmp_path / "gone"))
+    d = drive("sh", "-c", f'exit "${{{TREE}:-4}}"')
+    d.start()
+    exited = d.get(Exited)
+    assert (exited.code, exited.launched) == (4, True)
+
+
+def test_a_snapshot_whose_file_system_is_mounted_a_moment_later_is_waited_for(
+    drive: Any, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    d = drive("sh", "-c", "exit 3")
+    timer = threading.Timer(0.5, (store / "c-1").mkdir, kwargs={"parents": True})
+    timer.start()
+    d.start(code=Code("c-1", "/proj", str(store), f"{store}/c-1", "", ("sh", "-c", "exit 3"), {}))
+    exited = d.get(Exited)
+    timer.join()
+    assert (exited.code, exited.launched) == (3, True)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from waiting import until
 from robust_slurm.settings import Config
 from robust_slurm.slurm.errors import SlurmError
 from srun_wrapper.code import prune, requests
-from srun_wrapper.code.requests import Follower
+from srun_wrapper.code.requests import Follower, Request
 from srun_wrapper.code.snapshot import Asked, take
-from srun_wrapper.code.versions import Book, Version
+from srun_wrapper.code.versions import Book, Change, Version
 
 DAY = prune.DAY
 
@@ -53,7 +53,7 @@ class Site:
         return aged(place, days)
 
     def book(self, *more: Version) -> None:
-        book = Book(str(self.top / "proj"), str(self.own), versions=[self.version, *more])
+        book = Book(str(self.top / "proj"), str(self.own), versions=[self.version, *more], cluster="east")
         (self.records / "code.json").write_bytes(msgspec.json.encode(book))
 
     def prune(self, **options: float) -> list[str]:
@@ -97,6 +97,15 @@ def test_nothing_goes_while_slurm_does_not_answer(site: Site) -> None:
     assert place.is_dir()
 
 
+def make_elsewhere(site: Site) -> Path:
+    """A job that waits in the queue of another cluster."""
+    record = site.jobs / "3"
+    record.mkdir()
+    book = Book(str(site.top / "proj"), str(site.shared / "3"), cluster="west")
+    (record / "code.json").write_bytes(msgspec.json.encode(book))
+    return site.store(site.shared / "3", 400)
+
+
 def make_link(site: Site) -> Path:
     (site.shared / "3").symlink_to(site.top / "proj")
     return site.shared / "3"
@@ -106,7 +115,39 @@ def make_other(site: Site) -> Path:
     return site.store(site.shared / f"3.{os.getuid() + 1}.1", 400)
 
 
+def make_results(site: Site) -> Path:
+    """The user's own directory of a job, in the directory that code_store names."""
+    place = site.store(site.shared / "3", 400)
+    (place / "model.pt").write_text("weights")
+    return aged(place, 400) / "model.pt"
+
+
+def make_empty(site: Site) -> Path:
+    (site.shared / "3").mkdir()
+    return aged(site.shared / "3", 400)
+
+
+def make_linked_record(site: Site) -> Path:
+    """Anybody can make a link in the state directory; this user has a directory ``code``."""
+    code = site.store(site.top / "home" / "code", 400)
+    (site.jobs / "3").symlink_to(site.top / "home")
+    return code
+
+
+def make_linked_removal(site: Site) -> Path:
+    """Anybody can make a link in a store that all users share."""
+    theirs = site.store(site.top / "home", 400)
+    site.store(site.shared / "3", 400)
+    (site.shared / ".old-3").symlink_to(theirs)
+    return next(theirs.glob("*.json"))
+
+
 STRANGE: dict[str, Callable[[Site], Path]] = {
+    "another cluster's": make_elsewhere,
+    "results": make_results,
+    "an empty one": make_empty,
+    "what a link for a record leads to": make_linked_record,
+    "what a link for a removal leads to": make_linked_removal,
     "another name": lambda site: site.store(site.shared / "notes", 400),
     "a link": make_link,
     "a name of another user's": make_other,
@@ -117,8 +158,22 @@ STRANGE: dict[str, Callable[[Site], Path]] = {
 @pytest.mark.parametrize("what", STRANGE)
 def test_what_is_no_other_store_of_this_user_stays(site: Site, what: str) -> None:
     place = STRANGE[what](site)
-    site.alive = set()
+    site.alive = {9}
     assert site.prune() == [] and place.exists()
+
+
+def test_nothing_goes_while_slurm_does_not_know_the_own_job(site: Site) -> None:
+    place = site.store(site.shared / "3", 400)
+    site.alive = set()  # an empty answer of a slurmctld that has lost its state, or another cluster
+    assert site.prune() == [] and place.is_dir()
+
+
+def test_a_node_whose_clock_is_wrong_removes_nothing_young(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, real = site.store(site.shared / "3", 10), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 400 * DAY)
+    assert site.prune() == [] and place.is_dir()
 
 
 def test_another_users_directory_stays(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +202,7 @@ def test_a_removal_that_was_cut_short_goes_on(site: Site, monkeypatch: pytest.Mo
     place = site.store(site.shared / "3", 400)
     assert site.prune(seconds=-1.0) == [] and place.is_dir()
     with monkeypatch.context() as patch:
-        patch.setattr(prune, "_clear", lambda _away, _until: None)
+        patch.setattr(prune, "_clear", lambda _place, _until: None)
         site.prune()
     left = site.shared / ".old-3"
     assert left.is_dir() and not place.exists()
@@ -172,6 +227,24 @@ def test_in_the_own_store_go_old_snapshots_that_nobody_asked_for(site: Site) -> 
     assert site.prune() == [str(place)]
     assert not place.exists() and not (site.own / f"{second.id}.json").exists()
     assert first.is_dir() and (site.own / f"{first.name}.json").exists()
+
+
+def test_a_version_that_a_request_names_stays_until_the_job_runs_again(site: Site) -> None:
+    (site.top / "proj" / "train.py").write_text("2\n")
+    asked = site.snapshot(site.own)
+    path = site.records / "updates.jsonl"
+    path.touch()
+    change = Change("1", "now", asked.id, "me", "head", "", time.time())
+    requests.send(path, Request("change", change, asked))
+    place = aged(site.own / asked.id, 400)  # the job waits in its queue
+    assert site.prune() == [] and place.is_dir()
+
+
+def test_what_is_no_snapshot_stays_in_the_own_store(site: Site) -> None:
+    place = site.own / "checkpoints"
+    place.mkdir()
+    aged(place, 400)
+    assert site.prune() == [] and place.is_dir()
 
 
 def test_a_running_robust_srun_renews_its_store(

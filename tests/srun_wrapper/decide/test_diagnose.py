@@ -299,6 +299,21 @@ def test_many_nodes_that_cannot_start_a_rank_lack_something_that_is_not_theirs(
         assert joined.rule == "cannot-start-here"  # none of them has been in the job before
 
 
+def test_each_reason_why_nodes_cannot_start_a_rank_is_told_with_its_nodes() -> None:
+    python = NO_MOUNT.replace("'x'", "'/opt/python'")
+    ends = [
+        crash(text, node=f"n{rank}", code=2, launched=False)
+        for rank, text in enumerate([NO_MOUNT, python, python], 1)
+    ]
+    found = diagnose(ends, 4)
+    assert (found.rule, found.suspects) == ("cannot-start-on-many", ())
+    assert found.evidence[1] == f"n1: {NO_MOUNT}"
+    assert found.evidence[2] == f"n[2-3]: {python}"
+    two = diagnose(ends[:2], 4)
+    assert two.rule == "cannot-start-here"
+    assert two.evidence[1:] == (f"n1: {NO_MOUNT}", f"n2: {python}")
+
+
 EAGAIN = "robust-task: cannot run 'x': [Errno 11] Resource temporarily unavailable"
 ENOMEM = "robust-task: cannot run 'x': [Errno 12] Cannot allocate memory"
 NO_MOUNT = "robust-task: cannot run 'x': [Errno 2] No such file or directory: 'x'"

@@ -31,8 +31,11 @@ def test_an_incident_waits_for_counters_that_are_being_read(
         waiting = asyncio.create_task(job.state.counters_read())
         await asyncio.sleep(0.05)
         assert not waiting.done()
+        job.say(0, Counted(2, {SYMBOL: 1}, reading=True))  # the host's; its GPUs' are to come
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
         if then == "counted":
-            job.say(0, Counted(2, {}))
+            job.say(0, Counted(3, {SYMBOL: 1}))
         elif then == "a failure":
             job.state.failures.append(Failure("hang", 1.0, 0.0, "n1"))
         elif then == "a signal":

@@ -242,6 +242,18 @@ def test_progress_by_counting(before: int | None, now: int, progress: bool) -> N
     assert Progress(beats=now, beats_at_failure=before).since_failure() is progress
 
 
+def test_progress_knows_that_a_step_was_ever_made() -> None:
+    progress = Progress()
+    progress.new_epoch()
+    assert not progress.stepped
+    progress.beats = 3
+    assert progress.stepped
+    for _ in range(2):
+        progress.failed()
+        progress.new_epoch()
+        assert progress.stepped and progress.beats == 0
+
+
 def test_reports_of_spares_and_lost_nodes_count_nothing() -> None:
     job = Job()
     job.say(2, Report(1, (beat(0, 9, 9),)))

@@ -125,6 +125,8 @@ def test_after_one_that_cannot_be_killed_nvml_is_asked_no_more(
     [
         (b"{}", {}),
         (b"[1]", {}),
+        (b"[" * 200_000, {}),
+        (b'{"a": 1, "b\\nb": 2, "\\ud800": 3, "\\u202e": 4}', {"a": 1}),
         (b"\xff", {}),
         (b'{"a": 1, "b": -1, "c": true, "d": 1.5, "e": 9223372036854775808}', {"a": 1}),
         (json.dumps({"x" * 500: 2}).encode(), {"x" * gpus.WORD: 2}),
@@ -166,6 +168,24 @@ def test_gpus_that_do_not_answer_hold_up_no_other_counters() -> None:
     assert len(asked) == 2  # what was asked for meanwhile
     asked[1]({"g": 7})
     assert told == [{"a": 3}, {"a": 3, "g": 2}]
+
+
+def test_growth_of_the_host_does_not_redeem_the_promise_of_the_gpus() -> None:
+    loop, told = Loop(), []
+    values = iter((1, 4))
+    asked: list[Callable[[dict[str, int]], None]] = []
+
+    def tell(grown: dict[str, int]) -> None:
+        told.append((grown, counters.promised))
+
+    counters = Counters(loop, tell, lambda: {"a": next(values)}, Machine, asked.append)
+    until(lambda: loop.turn(0.01) or counters._last == {"a": 1}, "the first reading", 5.0)
+    asked[0]({"g": 5})
+    counters.look()
+    assert counters.promise()
+    until(lambda: loop.turn(0.01) or told, "the host's", 5.0)
+    asked[1]({"g": 5})
+    assert told == [({"a": 3}, True), ({"a": 3}, False)]
 
 
 # -- with the real pynvml
