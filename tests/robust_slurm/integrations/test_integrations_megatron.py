@@ -23,13 +23,19 @@ def forks() -> Iterator[TorchForks]:
         yield forks
 
 
-def test_killed_it_ends_as_if_it_never_was(forks: TorchForks, tmp_path: Path) -> None:
-    """Two ranks, each with its part of moments and masters; one is killed in any step."""
+@pytest.mark.parametrize("parallel", ["", "--tp=2", "--pp=2"])
+def test_killed_it_ends_as_if_it_never_was(
+    parallel: str, forks: TorchForks, tmp_path: Path
+) -> None:
+    """Two ranks, each with its part of moments and masters (data parallel), of each layer (tensor
+    parallel), or of the layers (a pipeline); one is killed in any step."""
+    options = [parallel] if parallel else []
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     kill = random.choice([-1, 1]) * random.randrange(2, 6)
-    whole = undisturbed(forks, "fw_megatron.py", tmp_path / "whole", 6, ranks=2)
-    again = run(forks, "fw_megatron.py", tmp_path / "killed", 6, [kill], ranks=2)
+    program = "fw_megatron.py"
+    whole = undisturbed(forks, program, tmp_path / "whole", 6, *options, ranks=2)
+    again = run(forks, program, tmp_path / "killed", 6, [kill], *options, ranks=2)
     assert again == whole, f"killed in step {kill}"
     assert whole.end["masters"] != whole.others[0].end["masters"]  # they hold parts of their own
 
