@@ -1,4 +1,4 @@
-"""What plain data parallelism asks of a restore, by the parts that its ranks keep."""
+"""Plain data parallelism: entries and transfers of a restore from the parts that ranks keep."""
 
 from __future__ import annotations
 
