@@ -158,6 +158,7 @@ def add(results: Results, name: str, size: str, found: dict[str, Any], threads: 
     if name == "save":
         results.add(f"memcpy_{size}.s", found["memcpy"], "s")
     results.settings[name] = f"{found['note']}; {threads} of {cores()} cores for the training"
+    results.settings[f"load after {case}"] = round(os.getloadavg()[0], 1)
     results.settings[f"state_{size}"] = f"{found['nbytes']} bytes in {found['tensors']} tensors"
 
 

@@ -143,7 +143,7 @@ class Journal:
 def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Digest this rank's parameters, buffers, optimizer state and torch generator."""
     total = 0
-    tensors = [*model.state_dict().values()]
+    tensors = [each for each in model.state_dict().values() if isinstance(each, Tensor)]
     for state in optimizer.state_dict()["state"].values():
         tensors += [value for _, value in sorted(state.items()) if isinstance(value, Tensor)]
     for tensor in [*tensors, torch.get_rng_state()]:

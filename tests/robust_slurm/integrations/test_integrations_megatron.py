@@ -23,15 +23,21 @@ def forks() -> Iterator[TorchForks]:
         yield forks
 
 
-def test_killed_it_ends_as_if_it_never_was(forks: TorchForks, tmp_path: Path) -> None:
-    """Two ranks, each with its part of moments and masters; one is killed in any step."""
+@pytest.mark.parametrize(("options", "ranks"), [((), 2), (("--tp=2", "--pp=2"), 4)])
+def test_killed_it_ends_as_if_it_never_was(
+    options: tuple[str, ...], ranks: int, forks: TorchForks, tmp_path: Path
+) -> None:
+    """Each rank has its part of moments and masters (data parallel), or of each layer and of the
+    layers (tensor parallel, in a pipeline); one is killed in any step."""
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     kill = random.choice([-1, 1]) * random.randrange(2, 6)
-    whole = undisturbed(forks, "fw_megatron.py", tmp_path / "whole", 6, ranks=2)
-    again = run(forks, "fw_megatron.py", tmp_path / "killed", 6, [kill], ranks=2)
+    program = "fw_megatron.py"
+    whole = undisturbed(forks, program, tmp_path / "whole", 6, *options, ranks=ranks)
+    again = run(forks, program, tmp_path / "killed", 6, [kill], *options, ranks=ranks)
     assert again == whole, f"killed in step {kill}"
-    assert whole.end["masters"] != whole.others[0].end["masters"]  # they hold parts of their own
+    held = [whole.end["masters"], *(other.end["masters"] for other in whole.others)]
+    assert all(held.count(masters) == 1 for masters in held)  # they hold parts of their own
 
 
 class Config:

@@ -147,6 +147,8 @@ def test_a_write_that_begins_later_spoils_one_snapshot(
     assert f"step {CAREFUL + 1} was discarded: {WEIGHT} changed before" in said
     (told,) = store.wait("unusable")
     assert told["step"] == CAREFUL + 1
+    # Its slot is the next one to be used: the two good steps before it stay.
+    assert store.wait("saved", CAREFUL + 2)[-1]["file"] == told["file"]
     script.ckpt.close()
 
 
@@ -248,7 +250,10 @@ def test_the_last_snapshot_is_compared_before_it_is_written(
     said = capfd.readouterr().err
     assert f"the last step is not in {tmp_path}/durable: step {CAREFUL + 1} was discarded" in said
     assert WEIGHT in said
-    assert store.wait("unusable")[0]["step"] == CAREFUL + 1
+    (told,) = store.wait("unusable")
+    assert told["step"] == CAREFUL + 1
+    # Nor does a store find it that never got the message.
+    assert (tmp_path / "s" / told["file"]).read_bytes()[:8] == bytes(8)
     assert not store.said("flush")
 
 

@@ -133,7 +133,9 @@ def test_a_resume_after_the_loss_of_a_node(
                 f"the replica of rank {rank}",
             )  # fmt: skip
         files = nodes[0].socket_path.parent.glob("*.safetensors")
-        memory = sum(file.stat().st_size for file in files) / before[0][STEPS][1]
+        sizes = {file.name: file.stat().st_size for file in files}
+        memory = sum(sizes.values()) / before[0][STEPS][1]
+        pushed = max(s for n, s in sizes.items() if n.startswith("own-0-")) / before[0][STEPS][1]
         for each in ranks:
             each.kill()
         nodes[LOST].close()
@@ -160,6 +162,6 @@ def test_a_resume_after_the_loss_of_a_node(
             f"\n{kind}: own state {before[LOST][STEPS][1] / 1e6:.2f} MB; received: lost rank's "
             f"new node {ratio[LOST]:.2f} of it, others at most "
             f"{max(r for rank, r in ratio.items() if rank != LOST):.2f}; "
-            f"memory of a node {memory:.2f} of it"
+            f"memory of a node {memory:.2f} of it; pushed at each step {pushed:.2f} of it"
         )
         assert ratio[LOST] > 0.9 and max(ratio.values()) <= 1.5, ratio
