@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,6 +55,12 @@ def build(root: Path, source: Path | None) -> None:
     work = root.with_name(f".{root.name}")
     shutil.rmtree(work, ignore_errors=True)  # of a build that was cut off
     root.parent.mkdir(parents=True, exist_ok=True)
+    _install(work)
+    _compile(work, source)
+    work.rename(root)
+
+
+def _install(work: Path) -> None:
     _run(["debootstrap", "--variant=minbase", "trixie", str(work)])
     policy = work / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")  # no daemon is started
@@ -63,14 +68,16 @@ def build(root: Path, source: Path | None) -> None:
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "-q", "install", "-y", "--no-install-recommends", *_PACKAGES]
     _run(_entered(work, install), env)
-    with tarfile.open(source) as archive:
-        archive.extractall(work / "opt", filter="data")
-    next((work / "opt").glob("pyslurm-*")).rename(work / _SOURCE)
+
+
+def _compile(work: Path, source: Path) -> None:
+    (work / _SOURCE).mkdir()
+    into = ["-C", str(work / _SOURCE), "--strip-components=1", "--no-same-owner"]
+    _run(["tar", "-xzf", str(source), *into])
     env = {"SLURM_INCLUDE_DIR": "/usr/include", "SLURM_LIB_DIR": _LIBRARIES}
     _run(_entered(work, ["sh", "-c", f'cd /{_SOURCE} && exec "$@"', "sh", *_BUILD]), env)
     path = work / "usr/lib/python3/dist-packages/pyslurm.pth"
     path.write_text(f"/{_SOURCE}\n")
-    work.rename(root)
 
 
 def run(root: Path, command: Sequence[str]) -> int:
@@ -99,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         build(args.root, args.source)
-    except (LabError, OSError, tarfile.TarError) as error:
+    except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
     return run(args.root, args.command or CONTRACT)

@@ -73,7 +73,7 @@ class Questions:
         return up
 
     def backend(self) -> tuple[str, str]:
-        """ "commands" or "pyslurm", and why."""
+        """Name the way that is used, "commands" or "pyslurm", and why."""
         return "commands", self._why
 
     def close(self) -> None:

@@ -187,11 +187,11 @@ class PySlurm(Slurm):
             raise _classified(argv, str(error)) from None
         except ChildLost as error:
             late = isinstance(error, ChildLate)
-            if not late:
-                self._lose(argv, str(error))
+            self._lost = "" if late else str(error)
             if late or not again:
                 said = f"{error}; the order may have been carried out"
                 raise SlurmError("timeout", argv, said) from None
+            self._lose(argv, str(error))
             return False
         return True
 

@@ -182,17 +182,22 @@ def test_a_late_answer_is_a_timeout_and_the_next_call_works(opened: Opener) -> N
 
 
 def test_an_order_that_may_be_done_is_not_given_again(opened: Opener) -> None:
-    commands = Commands(1)
-    slurm = opened(commands, required=False, load=GOOD, order="import os; os._exit(3)")
-    slurm._required = True
+    commands = Commands(PAYS_FROM)
+    slurm = opened(commands, order="import os; os._exit(3)")
     slurm.nodes()
-    slurm._required = False
     with pytest.raises(SlurmError) as caught:
         slurm.requeue(7)
     assert caught.value.kind == "timeout"
     assert not any("requeue" in call for call in commands.calls)
     slurm.requeue(8)  # from now on by the commands
     assert commands.calls[-1] == "scontrol requeue 8"
+
+    slurm = opened(commands, order="import os; os._exit(3)", required=True)
+    with pytest.raises(SlurmError) as caught:
+        slurm.requeue(9)
+    assert caught.value.kind == "timeout"
+    with pytest.raises(SlurmError, match="cannot be used"):
+        slurm.requeue(10)
 
 
 @pytest.mark.skipif(find_spec("pyslurm") is not None, reason="pyslurm is installed here")

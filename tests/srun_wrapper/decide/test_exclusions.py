@@ -59,8 +59,8 @@ def test_enough_nodes_remain(bad: list[BadNode], able: str, needed: int, exclude
 
 
 def node(name: str, usable: bool, partitions: str, features: str) -> Node:
-    raw = {"AvailableFeatures": features}
-    values: dict[str, Any] = {"name": name, "usable": usable, "raw": raw}
+    words = tuple(features.split(",")) if features else ()
+    values: dict[str, Any] = {"name": name, "usable": usable, "features": words}
     return cast(Node, SimpleNamespace(**values, partitions=tuple(partitions.split())))
 
 

@@ -56,7 +56,7 @@ def node(name: str, state: str = "IDLE", partition: str = "train", features: str
         "name": name,
         "usable": state not in ("DOWN", "DRAIN"),
         "partitions": ("standby",) if name.startswith("s") else (partition,),
-        "raw": {"AvailableFeatures": features},
+        "features": tuple(features.split(",")) if features else (),
     }
     return cast(Node, SimpleNamespace(**values))
 
