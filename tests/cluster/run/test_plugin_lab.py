@@ -96,11 +96,11 @@ def test_a_plain_job_is_untouched_also_by_a_broken_plugin(site: Site) -> None:
 
 
 def test_a_script_with_plain_srun_survives_a_lost_node(site: Site) -> None:
-    training = prepared(site.lab, 2, 40)
-    line = training.line([], []).replace("robust-srun", "srun")
+    training = prepared(site.lab, 2, 20)
+    line = training.line([], ["--hold", "8"]).replace("robust-srun", "srun")
     told = site.submit(training, ["srun -N1 -n1 hostname", line], ["--robust", "-N2"])
     assert "this job also gets --no-kill --requeue --open-mode=append" in told
-    training.wait_step(5)
+    training.wait_step(8)
     site.lab.crash(training.nodes().replace("[1-2]", "2"))
     training.check_done()
     assert training.says("this line runs as plain srun: it uses 1 of the job's 2 nodes")
