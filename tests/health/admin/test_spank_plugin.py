@@ -150,7 +150,7 @@ def test_a_large_environment_is_passed_on_whole(host: Host) -> None:
 @pytest.mark.parametrize("program", ["srun", "sbatch", "salloc"])
 @pytest.mark.parametrize("state", ["intact", "damaged", "older release", "missing", "no list"])
 def test_slurms_own_programs(host: Host, tmp_path: Path, program: str, state: str) -> None:
-    """Whatever has become of the plugin, they work; with it they know the option."""
+    """They work in every state of the plugin, and know the option where it is intact."""
     (tmp_path / "slurm.conf").write_text(
         "ClusterName=x\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=p Nodes=n1\n"
         "AuthType=auth/none\nCredType=cred/none\n"
