@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,6 +57,12 @@ def _of_object(path: str, there: install.Present, config: Mapping[str, str]) -> 
             f"is built for Slurm {plugin.release_text(made)}, and {plugin.release_text(runs)} "
             "runs: srun, sbatch and salloc ignore it, and --robust is unknown"
         )
+        found.append(Remark("fix", path, what, "shell", _AGAIN))
+    record: Mapping[str, str] = {}
+    with contextlib.suppress(install.InstallError):  # robust-admin install says what is wrong
+        record = install.read_manifest(str(Path(path).parent)).get("files", {}).get(path, {})
+    if record and install.digest(there.text) != record.get("sha256"):
+        what = "was changed since it was installed; one cut short ends each srun with SIGBUS"
         found.append(Remark("fix", path, what, "shell", _AGAIN))
     if hole := trust.hole(path):
         what = f"{hole}: slurmstepd loads the plugin as root"

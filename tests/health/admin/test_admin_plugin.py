@@ -185,6 +185,10 @@ def test_the_doctor(
     )
     assert bool(found) is bool(told or release)
     (top / plugin.STACK).write_text("optional x robust_srun=/gone\n")
+    if release:
+        record = {"v": 1, "files": {f"{top}/{plugin.OBJECT}": {"sha256": "0"}}, "dirs": []}
+        (top / "manifest.json").write_text(json.dumps(record))
+        assert any("was changed since it was installed" in r.what for r in of_plugin(etc, config))
     assert any("/gone cannot be run" in r.what for r in of_plugin(etc, config)) is bool(release)
 
 

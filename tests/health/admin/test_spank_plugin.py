@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -140,3 +141,34 @@ def test_a_large_environment_is_passed_on_whole(host: Host) -> None:
     done = host("local", "full", *["w" * 1000] * 500, env={**JOB, **large, "Z": "end"})
     assert done.stdout.count("[www") == 500 and "A=b" in done.stdout, done.stderr
     assert os.environ.get("ROBUST_BY_PLUGIN") is None
+
+
+# ---- the real programs, which load plugins before they need a controller
+
+
+@pytest.mark.skipif(shutil.which("srun") is None, reason="Slurm's commands are needed")
+@pytest.mark.parametrize("program", ["srun", "sbatch", "salloc"])
+@pytest.mark.parametrize("state", ["intact", "damaged", "older release", "missing", "no list"])
+def test_slurms_own_programs(host: Host, tmp_path: Path, program: str, state: str) -> None:
+    """They work in every state of the plugin, and know the option where it is intact."""
+    (tmp_path / "slurm.conf").write_text(
+        "ClusterName=x\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=p Nodes=n1\n"
+        "AuthType=auth/none\nCredType=cred/none\n"
+    )
+    (tmp_path / plugin.STACK).write_text(f"include {tmp_path}/ours.conf\n")
+    own = tmp_path / plugin.OBJECT
+    if state != "no list":
+        (tmp_path / "ours.conf").write_text(f"optional {own} robust_srun={host.target}\n")
+    raw = host.object.read_bytes()
+    number = re.search(rb"robust-built-for:0x([0-9a-f]+):", raw)
+    assert number is not None
+    version = int(number[1], 16).to_bytes(4, "little")
+    older = raw.replace(version, bytes([*version[:2], 15, 0]))
+    found = {"intact": raw, "damaged": b"no object", "older release": older}.get(state)
+    if found is not None:
+        own.write_bytes(found)
+    env = {**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")}
+    done = subprocess.run([program, "--help"], env=env, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert ("--robust=off|observe|full" in done.stdout) is (state == "intact")
+    assert bool(done.stderr) is (state not in ("intact", "no list"))

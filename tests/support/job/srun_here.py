@@ -86,6 +86,9 @@ class Step:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.said()[-3000:]}") from None
 
+    def ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
     def close(self) -> int:
         """End the step as Slurm would; robust-srun's exit code."""
         assert self._process is not None
