@@ -186,8 +186,8 @@ def test_nothing_left_for_a_second_lost_node(new_lab: LabFactory) -> None:
     training.until(lambda: len(training.incidents()) == 2, "record")
     check_incident(training.incidents()[1], action="requeue", outcome="requeued")
     if lab.spec.slurm == "22.05":
-        assert training.says("robust-srun: .* it continues as job ")
+        training.wait_says("robust-srun: .* it continues as job ")
         goes_on_as_another_job(training, ["n2", "n3"], crashed)
     else:
-        goes_on_without(training, "n[2-3]", crashed)
+        goes_on_without(training, "n3", crashed)
         assert not {"n2", "n3"} & set(training.runs()[-1])
