@@ -13,8 +13,8 @@ HANDSHAKE_TIMEOUT = 3.0  # s
 MOST = 32
 
 
-class Limits(NamedTuple):
-    """Of connections that have not authenticated: how many, and for how many seconds."""
+class GuestLimits(NamedTuple):
+    """Limits the connections that have not authenticated: how many, and for how many seconds."""
 
     most: int = MOST
     seconds: float = HANDSHAKE_TIMEOUT
@@ -35,7 +35,7 @@ class Guests:
         key: bytes,
         on_payload: Callable[[Link, bytes], None],
         on_close: Callable[[Link, str], None] = lambda _link, _reason: None,
-        limits: Limits = Limits(),  # noqa: B008 - a tuple
+        limits: GuestLimits = GuestLimits(),  # noqa: B008 - a tuple
     ) -> None:
         """``sock`` listens."""
         self._loop = loop

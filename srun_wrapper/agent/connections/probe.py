@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from srun_wrapper.agent.connections.guests import Guests, Limits
+from srun_wrapper.agent.connections.guests import GuestLimits, Guests
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.messages import PeerAsk, PeerSay, decode_ask
@@ -27,7 +27,7 @@ class Probe:
         sock.bind(("", 0))
         sock.listen(64)
         self.port: int = sock.getsockname()[1]
-        self._guests = Guests(loop, sock, key, self._heard, limits=Limits(stay=OPEN))
+        self._guests = Guests(loop, sock, key, self._heard, limits=GuestLimits(stay=OPEN))
 
     def _heard(self, link: Link, payload: bytes) -> None:
         try:

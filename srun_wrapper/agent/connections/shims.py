@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from srun_wrapper.agent.connections.guests import MOST, Guests, Limits
+from srun_wrapper.agent.connections.guests import MOST, GuestLimits, Guests
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.place import Place, shim_address
@@ -54,7 +54,7 @@ class Shims:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(shim_address(key, place))
         sock.listen(1024)
-        limits = Limits(MOST + place.local_tasks, SHIM_HANDSHAKE)
+        limits = GuestLimits(MOST + place.local_tasks, SHIM_HANDSHAKE)
         self._guests = Guests(loop, sock, key, self._received, self._closed, limits)
 
     def _received(self, link: Link, payload: bytes) -> None:

@@ -72,7 +72,7 @@ def restart(store: FakeStore, step: int, file: str) -> FakeStore:
 
 
 class CalledTraining:
-    """What a script changes once a step: weights, schedule, average, tokens."""
+    """A training whose script changes weights, schedule, average and tokens once a step."""
 
     def __init__(
         self, *, lacks: str = "", extra: dict[str, Any] | None = None, **options: Any

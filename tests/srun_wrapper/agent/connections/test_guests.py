@@ -14,7 +14,7 @@ from srun_wrapper.agent import (
     loop,
     task_log,  # noqa: F401 - it writes the log on stderr
 )
-from srun_wrapper.agent.connections.guests import Guests, Limits
+from srun_wrapper.agent.connections.guests import GuestLimits, Guests
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 
@@ -45,7 +45,7 @@ class Host:
             KEY,
             lambda *_: None,
             lambda _link, why: self.closed.append(why),
-            Limits(most, seconds),
+            GuestLimits(most, seconds),
         )
         self.guests.links = self.links
         self.strangers: list[socket.socket] = []
