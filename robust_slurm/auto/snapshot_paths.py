@@ -13,7 +13,7 @@ from robust_slurm.auto.sources import SOURCE, STORE, TREE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 
 def use(environ: Mapping[str, str]) -> None:
@@ -43,3 +43,21 @@ def moved(path: str, source: str, store: str, tree: str) -> str:
     real = os.path.realpath(there)
     copied = real == tree or real.startswith(tree + "/")  # else a link to what is live
     return there if copied and os.path.exists(there) else path  # noqa: PTH110
+
+
+def foreign(files: Collection[str], places: Iterable[str], environ: Mapping[str, str]) -> str:
+    """Return a path that belongs to another version than the rank's; else "".
+
+    A path of another snapshot does, and a module's file in the user's directory if the rank's
+    snapshot has a copy of it. ``files``: of modules; ``places``: other paths that a rank gets.
+    """
+    source, store, tree = (environ.get(name, "") for name in (SOURCE, STORE, TREE))
+    if not store:
+        return ""
+    for path in (*places, *files):
+        if path.startswith(store + "/") and path != tree and not path.startswith(tree + "/"):
+            return path
+    for path in files if source else ():
+        if path.startswith(source + "/") and moved(path, source, store, tree) != path:
+            return path
+    return ""

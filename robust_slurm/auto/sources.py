@@ -10,6 +10,8 @@ import sys
 import time
 from collections import deque
 
+from robust_slurm.auto.script import NO_FILE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,7 +24,6 @@ IDLE = 10.0  # s between two looks at a file while nobody asks
 _SLICE = 0.2  # s that looking may keep a request waiting
 _AT_REQUEST = 0.5  # s that a request may take for it
 _TICK = 10**7  # ns; steps in which the kernel's clock for files may go
-_NO_FILE = ("", "-", "-c", "-m")  # as ``sys.argv[0]``
 _NOT_OURS = ("__main__", "sitecustomize", "usercustomize")
 _GENERATED = "torch._inductor."
 """Modules that torch.compile writes just before it loads them, under a name made of their text."""
@@ -31,16 +32,13 @@ _GENERATED = "torch._inductor."
 class Sources:
     """The files of all modules that are loaded now."""
 
-    def __init__(
-        self, known: Collection[str], program: str, since: float, directory: str = ""
-    ) -> None:
+    def __init__(self, known: Collection[str], program: str, since: float) -> None:
         """``known``: what every interpreter has loaded before its script's directory counts.
-        ``program``: ``sys.argv[0]``. ``directory``: in which the interpreter was started; "": any.
-        ``since``: wall clock from before the first import; raises
+        ``program``: ``sys.argv[0]``. ``since``: wall clock from before the first import; raises
         RuntimeError if a file has changed after that, which may be after it was read."""
         self._known = known
         self._program = program
-        self._directory = directory
+        self._portions = tuple(_portions())
         self._seen: deque[tuple[str, tuple[int, ...], float]] = deque()
         for name, path in _files():
             stamp = _stamp(path)
@@ -68,32 +66,31 @@ class Sources:
             self._seen.popleft()
             self._seen.append((path, stamp, now))
 
-    def check_request(self, directory: str) -> None:
+    def check_request(self, directory: str, program: str = "") -> None:
         """Raises RuntimeError if a file has changed, and if the script that is run in
         ``directory`` has modules of its own under names that were imported from elsewhere.
+        ``program``: the script, if it may be another one than at the start.
 
         On a slow file system, what there is no time for must have been seen a moment ago."""
-        # Python has made the script's path absolute when the interpreter was started.
-        script = self._program not in _NO_FILE and not os.path.isabs(self._program)  # noqa: PTH117
-        if script and self._directory and directory != self._directory:
-            raise RuntimeError(f"{self._program} is another file in {directory}")
         now = time.monotonic()
         self._check(_AT_REQUEST, now)
         if self._seen[0][2] < now - 3 * IDLE:
             raise RuntimeError("the file system is too slow to see whether a module has changed")
-        for beside in _beside(self._program, directory):
+        for beside in _beside(program or self._program, directory):
             name = self._shadowed(beside)
             if name:
                 raise RuntimeError(f"there is another module {name} in {beside}")
 
     def check_code(self, environ: Mapping[str, str]) -> None:
-        """Raises RuntimeError if a module is of another snapshot of the code than this rank's."""
-        store, tree = (os.path.join(environ.get(n, ""), "") for n in (STORE, TREE))  # noqa: PTH118
-        if not store:
-            return
-        for path, _, _ in self._seen:
-            if path.startswith(store) and not path.startswith(tree):
-                raise RuntimeError(f"{path} is of another version of the code")
+        """Raises RuntimeError if a module, the interpreter or an entry of its path is of another
+        version of the code than this rank's: of another snapshot, or of the user's directory."""
+        from robust_slurm.auto.snapshot_paths import foreign
+
+        files = [path for path, _, _ in self._seen]
+        files += self._portions
+        found = foreign(files, (sys.executable, sys.prefix, *sys.path), environ)
+        if found:
+            raise RuntimeError(f"{found} is of another version of the code")
 
     def rehearse(self) -> None:
         """Look as ``check_request`` does, for nothing: what a forked process touches is copied at
@@ -136,7 +133,7 @@ def different(modules: Iterable[Sequence[str]]) -> str:
 
 def _beside(program: str, directory: str) -> set[str]:
     """Directories that may become ``sys.path[0]``."""
-    if program in _NO_FILE:
+    if program in NO_FILE:
         return {directory}
     path = os.path.join(directory, program)  # noqa: PTH118
     real = os.path.realpath(path)
@@ -152,6 +149,15 @@ def _files() -> Iterable[tuple[str, str]]:
         path = getattr(module, "__file__", None)
         if isinstance(path, str):
             yield name, path
+
+
+def _portions() -> Iterable[str]:
+    """The directories of packages that have no file of their own."""
+    for module in list(sys.modules.values()):
+        spec = getattr(module, "__spec__", None)
+        places = getattr(spec, "submodule_search_locations", None)
+        if places and not isinstance(getattr(spec, "origin", None), str):
+            yield from map(str, places)
 
 
 def _stamp(path: str) -> tuple[int, int, int, int]:

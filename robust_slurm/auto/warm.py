@@ -24,6 +24,7 @@ from robust_slurm.auto.headroom import headroom
 from robust_slurm.auto.importing import import_all
 from robust_slurm.auto.line import give_up, receive, send
 from robust_slurm.auto.listening import listens
+from robust_slurm.auto.script import Script
 from robust_slurm.auto.shown import PAD, Shown, own
 from robust_slurm.auto.sources import Sources, different
 
@@ -74,6 +75,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
     import socket
 
     global _ahead
+    script = Script()
     shim, null = os.getppid(), os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):  # what modules say when they are imported, the first rank has said
         os.dup2(null, stream)
@@ -106,17 +108,17 @@ def _serve(fd: int, known: Collection[str]) -> float:
     elsewhere = different(learnt["modules"])
     if elsewhere:
         raise RuntimeError(f"the script finds another module {elsewhere}")
-    sources = Sources(known, sys.argv[0], since, os.getcwd())  # noqa: PTH109
+    sources = Sources(known, sys.argv[0], since)
     _flush()
     _settle()
     send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
     while True:
-        request, fds = _wait(link, sources)
+        request, fds = _wait(link, sources, script)
         if _fork():
             os.umask(umask)
             _leave(shim)
             if "stand_in" in request:
-                request, fds = _stand_in(link, request, fds, sources)
+                request, fds = _stand_in(link, request, fds, sources, script)
             _hear(hearing)
             if "numpy.random" in sys.modules:  # as in a fresh process; Python's does it by itself
                 sys.modules["numpy.random"].seed()
@@ -125,7 +127,8 @@ def _serve(fd: int, known: Collection[str]) -> float:
             if "ahead" in request:  # as far as the script's ``standby_point``
                 _ahead = _Ahead(link, shown, known, request)
                 return 0.0
-            _take_arguments(request["words"], shown)
+            path = script.of(request["words"], request["directory"])
+            script.become(request["words"], path, shown.words)
             _become(link, fds, shown)
             return float(request["begin"])
         for each in fds:
@@ -191,7 +194,11 @@ def _fork() -> bool:
 
 
 def _stand_in(
-    link: socket.socket, request: dict[str, Any], fds: Sequence[int], sources: Sources
+    link: socket.socket,
+    request: dict[str, Any],
+    fds: Sequence[int],
+    sources: Sources,
+    script: Script,
 ) -> tuple[dict[str, Any], list[int]]:
     """Forked before it is wanted: what it is to be. ``link`` then leads to its own end."""
     send(link, {"pid": os.getpid(), "stand_in": request["stand_in"]})
@@ -199,7 +206,7 @@ def _stand_in(
     os.dup2(fd, link.fileno(), inheritable=False)
     os.close(fd)
     sources.rehearse()
-    return _wait(link, sources)
+    return _wait(link, sources, script)
 
 
 def _leave(shim: int) -> None:
@@ -211,13 +218,6 @@ def _leave(shim: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != shim:
         os._exit(1)  # it had gone before
-
-
-def _take_arguments(given: Sequence[str], shown: Shown) -> None:
-    count = len(sys.argv) - 1
-    arguments = given[len(given) - count :]
-    for words in (sys.argv, getattr(sys, "orig_argv", sys.argv), shown.words):
-        words[len(words) - count :] = arguments
 
 
 def _become(link: socket.socket, fds: Sequence[int], shown: Shown) -> None:
@@ -265,7 +265,7 @@ def standby() -> None:
         return
     _flush()
     try:
-        sources = Sources(ahead.known, ahead.program, ahead.since, ahead.directory)
+        sources = Sources(ahead.known, ahead.program, ahead.since)
         send(ahead.link, {"ready": 1})
         request, fds = _wait(ahead.link, sources)
         if request["directory"] != ahead.directory:
@@ -298,14 +298,21 @@ def merged(first: dict[str, str], changed: dict[str, str], rank: dict[str, str])
 # -- the shim's requests
 
 
-def _wait(link: socket.socket, sources: Sources) -> tuple[dict[str, Any], list[int]]:
-    """The next request. Raises RuntimeError when a fresh start would be another one."""
+def _wait(
+    link: socket.socket, sources: Sources, script: Script | None = None
+) -> tuple[dict[str, Any], list[int]]:
+    """The next request. Raises RuntimeError when a fresh start would be another one. ``script``:
+    the request may be for another one in its place; default: it runs already."""
     from select import select
 
     while not select([link], [], [], sources.due())[0]:
         sources.recheck()
     request, fds = receive(link)
     if "stand_in" not in request:
-        sources.check_request(request["directory"])
+        path = ""
+        if script is not None:
+            path = script.of(request["words"], request["directory"])
+            script.check(path, "ahead" in request)
+        sources.check_request(request["directory"], path)
         sources.check_code(request["environ"])
     return request, fds

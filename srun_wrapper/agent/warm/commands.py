@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from robust_slurm.auto.sources import TREE
+
 _AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_")
 """Environment that counts when an interpreter starts or a library is loaded."""
 
@@ -20,12 +22,21 @@ def at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 def same_start(one: Command, other: Command, arguments: int) -> bool:
     """True if both start the same interpreter with the same script; the last ``arguments`` words,
-    the script's own, may differ."""
+    the script's own, may differ. The same script is also the same file of another snapshot."""
     (words, env), (other_words, other_env) = one, other
     count = len(other_words) - arguments
     same = len(words) == len(other_words) and count > 0
-    same = same and list(words[:count]) == list(other_words[:count])
+    same = same and list(words[: count - 1]) == list(other_words[: count - 1])
+    same = same and _inside(words[count - 1], env) == _inside(other_words[count - 1], other_env)
     return same and at_start(env) == at_start(other_env)
+
+
+def _inside(word: str, env: Mapping[str, str]) -> tuple[bool, str]:
+    """Return whether the word is a path of the snapshot that this environment names, and the path
+    below that; else the word."""
+    tree = env.get(TREE, "")
+    inside = bool(tree) and word.startswith(tree + "/")
+    return inside, word.removeprefix(tree + "/") if inside else word
 
 
 def same_path(env: Mapping[str, str], started: str, directory: str) -> bool:
