@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from robust_slurm.config import Config
 from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
 from srun_wrapper.decide.bounds import Copies
 from srun_wrapper.decide.ladder import Means
-from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.standby.nodes import MOST_UNFIT
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
@@ -24,18 +23,19 @@ class AvailableMeans:
 
     def __init__(
         self,
-        members: Membership,
-        config: Config,
+        state: JobState,
         launch: steps.Launch,
         reports: Reports,
         copies: Callable[[], Copies],
     ) -> None:
         """``copies``: see ``Means``."""
-        self._members = members
-        self._world = members.world
+        self._members = state.members
+        self._world = state.world
+        self._progress = state.progress
+        self._pace = state.pace
         self._reports = reports
         self._copies = copies
-        self._config = launch.observed or config
+        self._config = launch.observed or state.config
         self._launch = launch
         self._unfit: set[str] = set()  # came, and could not start a rank
         self._told_feed = False
@@ -46,9 +46,9 @@ class AvailableMeans:
 
     def _early(self) -> bool:
         """See ``Means.early``."""
-        state = self._state
-        first = state.world.epoch == 1 and state.progress.best is None and not state.progress.beats
-        lived = time.monotonic() - state.pace.epoch_since
+        none = self._progress.best is None and not self._progress.beats
+        first = self._world.epoch == 1 and none
+        lived = time.monotonic() - self._pace.epoch_since
         return first and lived < EARLY and not self._config.early_restart
 
     def now(self, standby_nodes: int | None = None) -> Means:

@@ -72,7 +72,7 @@ def node_parts(
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
     return NodeParts(
-        AvailableMeans(members, config, launch, reports, copies),
+        AvailableMeans(state, launch, reports, copies),
         reports,
         Release(state, controller, reports, requests, journal),
         requests,
