@@ -70,7 +70,7 @@ class AvailableMeans:
             early=self._early(),
             copies=self._copies(),
             before=before,
-            stepped=self._state.progress.stepped,
+            stepped=self._progress.stepped,
         )
         had = [whole for n in self._world.places for whole in n.stdin.values()]
         left = limited(means, self._launch.feed, had)
