@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from robust_slurm.settings import FIELDS
-from srun_wrapper.agent import slot
+from srun_wrapper.agent import launch, slot
 from srun_wrapper.agent.connections import uplink
 from srun_wrapper.agent.processes import stop_stages
 from srun_wrapper.checkpoints import durable_steps, flushing
 from srun_wrapper.detect import hang_watch, inspections, node_watch
+from srun_wrapper.recover import settling
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "timings.md").read_text(encoding="utf-8")
@@ -37,4 +38,5 @@ def test_limits_that_hang_together() -> None:
     assert durable_steps.GIVEN_UP > flushing.END  # a step is over only after its writing is
     assert max(node_watch.PROBED_AGAIN) < node_watch.PROBE_TIMEOUT
     assert node_watch.LONG > uplink.QUIET  # an agent has had time to connect again
+    assert launch.MOUNT < settling.SETTLE_MAX  # nodes that wait for a mount are judged together
     assert inspections.REPLY > hang_watch.WINDOW + stop_stages.ABORTING
