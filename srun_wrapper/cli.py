@@ -76,8 +76,8 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     """
     by = handover.handed(started)
     env: Mapping[str, str] = handover.own_environment(started)
-    if by is not None:
-        os.environ["PATH"] = env.get("PATH", "")  # Slurm's commands are beside the user's srun
+    if by is not None and "PATH" in env:
+        os.environ["PATH"] = env["PATH"]  # Slurm's commands are beside the user's srun
     try:
         command = split(argv, flags())
     except UsageError as error:

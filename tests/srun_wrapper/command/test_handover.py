@@ -127,3 +127,19 @@ def test_observe_mode_leaves_the_end_of_the_step_to_srun() -> None:
     command = split(["-K1", "python"], flags())
     assert main_argv(command, {}, observe=True) == ["srun", "-K1", "--job-name=python"]
     assert os.environ.get(BY_PLUGIN) is None
+
+
+def test_a_job_without_path(tmp_path: Path) -> None:
+    """The environment of ``sbatch --export=NONE`` has none; the srun that was called is known."""
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\necho "got $*"\n')
+    srun.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, *commands.words("srun_wrapper.cli"), "--pty", "sh"],
+        env={**JOB, "HOME": str(tmp_path), BY_PLUGIN: f"full:{srun}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (0, "got --pty sh\n"), done.stderr
