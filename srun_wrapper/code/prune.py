@@ -202,8 +202,9 @@ def _remove(path: Path, before: float, until: float, store: bool = False) -> boo
             young = info.st_mtime >= before
             if not young and info.st_uid == os.getuid() and (not store or _is_store(place)):
                 _clear(place, until)
-            elif away != path:
-                away.rename(path)
+            else:
+                if away != path:
+                    away.rename(path)
                 return False
         with contextlib.suppress(OSError):  # the time was over
             away.rmdir()
