@@ -1,10 +1,10 @@
 """Removes old snapshots of code that no job needs any more; robust-srun does so beside its start.
 
-The store of a job's snapshots goes when four things agree: its time of change is old (robust-srun
-renews it while it runs, see ``Follower``), Slurm's answer has the own job and not that one, it is
-this user's, and it has nothing but snapshots. Where its book names another cluster it stays. In the own job's store, snapshots go that are old and
-that no book and no request names. A snapshot gets another name first; if it was renewed at that
-very moment, it gets its name back.
+The store of a job's snapshots goes when all this agrees: its time of change is old (robust-srun
+renews it while it runs, see ``Follower``), Slurm's answer has the own job and not that one, its
+book names no other cluster, it is this user's, and it has nothing but snapshots. In the own job's
+store, snapshots go that are old and that no book and no request names. A snapshot gets another
+name first; if it was renewed at that very moment, it gets its name back.
 
 Others may write where the stores are: a directory is looked at and emptied through a descriptor
 of it, and no link is followed.
@@ -202,8 +202,9 @@ def _remove(path: Path, before: float, until: float, store: bool = False) -> boo
             young = info.st_mtime >= before
             if not young and info.st_uid == os.getuid() and (not store or _is_store(place)):
                 _clear(place, until)
-            elif away != path:
-                away.rename(path)
+            else:
+                if away != path:
+                    away.rename(path)
                 return False
         with contextlib.suppress(OSError):  # the time was over
             away.rmdir()

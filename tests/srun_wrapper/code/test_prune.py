@@ -53,9 +53,8 @@ class Site:
         return aged(place, days)
 
     def book(self, *more: Version) -> None:
-        book = Book(
-            str(self.top / "proj"), str(self.own), versions=[self.version, *more], cluster="east"
-        )
+        versions = [self.version, *more]
+        book = Book(str(self.top / "proj"), str(self.own), versions=versions, cluster="east")
         (self.records / "code.json").write_bytes(msgspec.json.encode(book))
 
     def prune(self, **options: float) -> list[str]:
