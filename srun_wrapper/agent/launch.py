@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from robust_slurm.auto.sources import TREE
+from robust_slurm.auto.snapshot_paths import TREE
 from srun_wrapper.agent.streams.pump import Pump
 from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.protocol.messages import RankStart, Start

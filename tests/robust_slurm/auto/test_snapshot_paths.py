@@ -8,8 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from robust_slurm.auto.snapshot_paths import foreign, moved, use
-from robust_slurm.auto.sources import SOURCE, STORE, TREE
+from robust_slurm.auto.snapshot_paths import SOURCE, STORE, TREE, foreign, moved, use
 
 
 @pytest.fixture

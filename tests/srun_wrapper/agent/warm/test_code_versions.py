@@ -14,7 +14,8 @@ import slot_driver
 from msgspec import structs
 from places import PROGRAMS
 
-from robust_slurm.auto.sources import STORE, TREE, Sources
+from robust_slurm.auto.snapshot_paths import STORE, TREE
+from robust_slurm.auto.sources import Sources
 from srun_wrapper.agent.warm.commands import same_start
 from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import Exited
