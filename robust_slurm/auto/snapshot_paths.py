@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import sys
 
-from robust_slurm.auto.sources import SOURCE, STORE, TREE
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+
+TREE, STORE, SOURCE = "ROBUST_CODE_TREE", "ROBUST_CODE_VERSIONS", "ROBUST_CODE_SOURCE"
+"""Variables of a rank that runs a snapshot of its code: the snapshot, the folder of all
+snapshots, and the user's directory."""
 
 
 def use(environ: Mapping[str, str]) -> None:

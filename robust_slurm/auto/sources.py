@@ -11,15 +11,13 @@ import time
 from collections import deque
 
 from robust_slurm.auto.script import NO_FILE
+from robust_slurm.auto.snapshot_paths import foreign
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import Any
 
-TREE, STORE, SOURCE = "ROBUST_CODE_TREE", "ROBUST_CODE_VERSIONS", "ROBUST_CODE_SOURCE"
-"""Variables of a rank that runs a snapshot of its code: the snapshot, the folder of all
-snapshots, and the user's directory."""
 IDLE = 10.0  # s between two looks at a file while nobody asks
 _SLICE = 0.2  # s that looking may keep a request waiting
 _AT_REQUEST = 0.5  # s that a request may take for it
@@ -84,8 +82,6 @@ class Sources:
     def check_code(self, environ: Mapping[str, str]) -> None:
         """Raises RuntimeError if a module, the interpreter or an entry of its path is of another
         version of the code than this rank's: of another snapshot, or of the user's directory."""
-        from robust_slurm.auto.snapshot_paths import foreign
-
         files = [path for path, _, _ in self._seen]
         files += self._portions
         found = foreign(files, (sys.executable, sys.prefix, *sys.path), environ)

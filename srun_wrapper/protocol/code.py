@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from robust_slurm.auto.sources import SOURCE, STORE, TREE
+from robust_slurm.auto.snapshot_paths import SOURCE, STORE, TREE
 
 
 class Code(msgspec.Struct, array_like=True, frozen=True):

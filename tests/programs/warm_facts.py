@@ -4,6 +4,7 @@ import decimal
 import json
 import os
 import resource
+import runpy
 import signal
 import sys
 import threading
@@ -25,6 +26,10 @@ def stream(file):
 
 def shown(name):
     return sorted(filter(None, Path(f"/proc/self/{name}").read_text().split("\0")))
+
+
+def frames(frame):
+    return [] if frame is None else [frame.f_code.co_filename, *frames(frame.f_back)]
 
 
 def facts():
@@ -68,7 +73,10 @@ def facts():
             shown("comm"),
             [e for e in shown("environ") if "EPOCH" not in e],
         ],
-        "loader": type(main.__loader__).__name__,
+        "loader": [type(main.__loader__).__name__, getattr(main.__loader__, "path", "")],
+        "frames": frames(sys._getframe()),
+        "runpy": sorted(vars(runpy)),
+        "hooks": [getattr(hook, "__qualname__", "") for hook in sys.path_hooks],
     }
 
 

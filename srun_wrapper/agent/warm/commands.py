@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from robust_slurm.auto.sources import TREE
+from robust_slurm.auto.snapshot_paths import TREE
 
 _AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_")
 """Environment that counts when an interpreter starts or a library is loaded."""

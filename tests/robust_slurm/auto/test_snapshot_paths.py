@@ -8,8 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from robust_slurm.auto.snapshot_paths import moved, use
-from robust_slurm.auto.sources import SOURCE, STORE, TREE
+from robust_slurm.auto.snapshot_paths import SOURCE, STORE, TREE, foreign, moved, use
 
 
 @pytest.fixture
@@ -52,3 +51,25 @@ def test_the_path_and_the_finders(top: Path, monkeypatch: pytest.MonkeyPatch) ->
     use({SOURCE: str(top / "proj"), STORE: str(top / "store"), TREE: str(tree)})
     assert sys.path[-1] == str(tree / "src")
     assert {"pkg": str(tree / "src" / "pkg")} == finder.MAPPING
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "place"),
+    [
+        ("store/c-2/src/pkg", False, False),
+        ("store/c-1/src/pkg", True, True),
+        ("store/c-1/.venv/lib", True, True),  # python by a relative path through a link to it
+        ("store/c-22/src", True, True),
+        ("proj/src/pkg", True, False),  # the rank's snapshot has a copy
+        ("proj/.venv/lib", False, False),
+        ("proj/gone", False, False),
+        ("other", False, False),
+    ],
+)
+def test_what_is_of_another_version(top: Path, path: str, file: bool, place: bool) -> None:
+    names = {SOURCE: "proj", STORE: "store", TREE: "store/c-2"}
+    environ = {name: str(top / value) for name, value in names.items()}
+    given = str(top / path)
+    assert foreign([given], [], environ) == (given if file else "")
+    assert foreign([], [given], environ) == (given if place else "")
+    assert foreign([given], [given], {}) == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections import deque
 from pathlib import Path
@@ -9,9 +11,14 @@ from typing import Any
 
 import pytest
 import slot_driver
+from msgspec import structs
+from places import PROGRAMS
 
-from robust_slurm.auto.sources import STORE, TREE, Sources
+from robust_slurm.auto.snapshot_paths import STORE, TREE
+from robust_slurm.auto.sources import Sources
+from srun_wrapper.agent.warm.commands import same_start
 from srun_wrapper.protocol.code import Code
+from srun_wrapper.protocol.messages import Exited
 
 drivers, drive = slot_driver.drivers, slot_driver.drive
 SCRIPT = """
@@ -22,6 +29,17 @@ print(SCRIPT, mine.NAME, os.environ["ROBUST_CODE_VERSION"],
 import robust_slurm
 robust_slurm.beat(1)
 signal.pause()
+"""
+
+
+SPAWN = """
+def child():
+    print("child", mine.NAME, __name__, flush=True)
+if __name__ == "__main__":
+    import multiprocessing
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
 """
 
 
@@ -50,6 +68,56 @@ def test_a_script_is_the_versions_own(drive: Any, tmp_path: Path) -> None:
     d.wait(lambda: d.stdout().endswith("two two c-two True --run=two\n"))
     assert d.launch(epoch=4, code=one).warm  # back
     d.wait(lambda: d.stdout().endswith("one one c-one True --run=one\n"))
+
+
+@pytest.mark.parametrize("program", ["./train.py", "{tree}/link.py"])
+def test_a_script_sees_what_a_fresh_process_of_its_version_sees(
+    drive: Any, tmp_path: Path, program: str
+) -> None:
+    versions = []
+    for name in ("one", "two"):
+        tree = tmp_path / "store" / f"c-{name}"
+        versions.append(version(tmp_path, name, program=(program.format(tree=tree), "wait")))
+        shutil.copy(PROGRAMS / "warm_facts.py", tree / "train.py")
+        (tree / "lib").mkdir()
+        shutil.copy(PROGRAMS / "warm_facts.py", tree / "lib" / "linked.py")
+        (tree / "link.py").symlink_to("lib/linked.py")
+    one, two = (structs.replace(v, command=(*v.command[:-1], "--run=x")) for v in versions)
+    d = drive(*one.command, warm=True, stand_in=0.0)
+    assert not d.launch(code=one).warm
+    d.wait_warm()
+    assert d.launch(epoch=2, code=two).warm
+    d.wait(lambda: d.stdout().count("\n") == 2)
+    fresh, forked = d.stdout().splitlines()
+    assert json.loads(forked) == json.loads(fresh.replace("c-one", "c-two"))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "signum"),
+    [
+        ("raise ValueError(mine.NAME)", 1, None),
+        ("raise KeyboardInterrupt", None, 2),
+        ("sys.exit(3)", 3, None),
+        (SPAWN, 0, None),
+    ],
+)
+def test_how_a_script_of_another_version_ends(
+    drive: Any, tmp_path: Path, text: str, code: int | None, signum: int | None
+) -> None:
+    one, two = version(tmp_path, "one"), version(tmp_path, "two")
+    (Path(two.tree) / "train.py").write_text(f"import sys\nimport mine\n{text}\n")
+    d = drive(*one.command, warm=True)
+    d.launch(code=one)
+    d.wait_warm()
+    assert d.launch(epoch=2, code=two).warm
+    exited = d.get(Exited)
+    assert (exited.code, exited.signal) == (code, signum), d.stderr()
+    if code == 1:
+        place = f'File "{two.tree}/train.py", line 3, in <module>'
+        said = f"Traceback (most recent call last):\n  {place}\n    {text}\nValueError: two\n"
+        assert exited.tail.endswith(said)
+    if code == 0:
+        d.wait(lambda: d.stdout().endswith("child two __mp_main__\n"))
 
 
 def test_a_module_runs_warm_in_each_version(drive: Any, tmp_path: Path) -> None:
@@ -88,7 +156,7 @@ def test_an_interpreter_that_has_imported_the_users_modules_is_not_used(
 )  # fmt: skip
 def test_a_loaded_module_of_another_version_is_refused(module: str, wrong: bool) -> None:
     sources = Sources.__new__(Sources)
-    sources._seen = deque([(module, (0, 0, 0, 0), 0.0)])
+    sources._seen, sources._portions = deque([(module, (0, 0, 0, 0), 0.0)]), ()
     environ = {STORE: "/s", TREE: "/s/c-2"}
     sources.check_code({})
     if wrong:
@@ -96,3 +164,20 @@ def test_a_loaded_module_of_another_version_is_refused(module: str, wrong: bool)
             sources.check_code(environ)
     else:
         sources.check_code(environ)
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (("python", "/s/c-2/train.py", "--lr=2"), True),
+        (("python", "/s/c-2/other.py", "--lr=1"), False),
+        (("python", "/s/c-1/train.py", "--lr=1"), False),  # not of the rank's own snapshot
+        (("python", "/home/train.py", "--lr=1"), False),
+        (("python", "train.py", "--lr=1"), False),
+        (("python", "-u", "/s/c-2/train.py", "--lr=1"), False),
+        (("/s/c-2/python", "/s/c-2/train.py", "--lr=1"), False),
+    ],
+)
+def test_the_same_script_of_another_snapshot(words: tuple[str, ...], same: bool) -> None:
+    started = ("python", "/s/c-1/train.py", "--lr=1"), {TREE: "/s/c-1"}
+    assert same_start(started, (words, {TREE: "/s/c-2"}), 1) == same
