@@ -132,6 +132,7 @@ def _port(text: str) -> int:
 
 def _install(args: argparse.Namespace, out: IO[str]) -> int:
     from health.admin.doctor import run as doctor
+    from health.admin.doctor import state_dir
     from health.checks import ALL
 
     ask, names = _targets(args)
@@ -163,7 +164,7 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     request = AdminRequest("install", args.etc, "", files, render.directories(site), *prefix)
     code = _run(dict.fromkeys(names, request), ask, args, out)
     if not args.dry_run and not code:
-        out.write("".join(f"{line}\n" for line in doctor.make_state(found.state_dir)))
+        out.write("".join(f"{line}\n" for line in state_dir.make(found.state_dir)))
     if lines and not code:
         out.write(
             f"\nSlurm still needs these settings (reasons in {args.etc}/{render.FRAGMENT}):\n"

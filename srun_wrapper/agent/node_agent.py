@@ -179,9 +179,8 @@ class Agent:
         self._exits[local] = message.code or 0, message.signal or 0
         bad = self.alone.kill_on_bad and any(self._exits[local])
         if len(self._exits) == self._place.local_tasks or bad:
-            running = 0, int(signal.SIGTERM)
-            slots = range(self._place.local_tasks)
-            order = Finish(tuple(self._exits.get(slot, running) for slot in slots))
+            exits, running = self._exits, (0, int(signal.SIGTERM))
+            order = Finish(tuple(exits.get(n, running) for n in range(self._place.local_tasks)))
             self._loop.later(TOLD, lambda: self._end_alone(order))
 
     def _end_alone(self, order: Finish) -> None:

@@ -197,8 +197,7 @@ class Recovery:
             if ended:
                 numbers = ", ".join(str(rank.rank) for rank in ended)
                 why = "; ".join(failure.evidence) or failure.tail
-                tasks = "task" if len(ended) == 1 else "tasks"
-                ends = "counts" if len(ended) == 1 else "count"
+                tasks, ends = ("task", "counts") if len(ended) == 1 else ("tasks", "count")
                 say(
                     f"{why}: {tasks} {numbers} {ends} as killed (exit code 137), the others go on; "
                     "with --robust-no-rank-env no task is restarted"
@@ -215,10 +214,9 @@ class Recovery:
         failures = self._handled = list(state.failures or self._handled)
         state.failures.clear()
         state.members.stop_epoch()
-        if lived >= STEADY or state.progress.since_failure():
+        # If other code waits, these failures are those of code that will not run again.
+        if lived >= STEADY or state.progress.since_failure() or self._code.waits():
             self._localization.forgive()
-        elif self._code.waits():
-            self._localization.forgive()  # its failures are those of other code
         state.progress.failed()
         budget.spent = None
         just_joined = self._replacement.just_joined()
@@ -233,8 +231,8 @@ class Recovery:
         diagnosis, wrong = ladder.acquit(diagnosis, budget)
         if wrong:
             self._reports.withdraw(wrong, diagnosis.evidence[-1], diagnosis.cause)
-        root = diagnosis.root
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
+        root = diagnosis.root
         return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
 
     def _number(self) -> str:
@@ -321,8 +319,7 @@ class Recovery:
     async def _give_up(self, incident: Incident, plan: ladder.Plan) -> RecoveryEnd:
         root = incident.diagnosis.root
         own = root.code if root.code is not None else 128 + (root.signal or 0)
-        # Accused, for whoever is next.
-        self._release.evict(incident.diagnosis.proven, incident)
+        self._release.evict(incident.diagnosis.proven, incident)  # for whoever is next
         self._reports.report_silent()
         await self._stopping.end_world(incident)
         await self._state.counters_read()

@@ -232,7 +232,9 @@ class Supervisor:
         self.code.begin()
         watcher: asyncio.Task[None] | None = None
         try:
-            await self._launch_step()
+            argv = steps.step_argv(self.launch, self.config.task_python)
+            env = {**self.env, **self._secrets.env()}
+            await self.step.start(argv, env, own_session=not self.launch.options.inherit)
             missing = await self.first_world.wait_for_shims()
             if missing is None and not self.state.signalled:
                 self.topology.learn()
@@ -274,13 +276,6 @@ class Supervisor:
         if self.state.signalled in ENDING:
             return "cancelled"
         return "failed" if code else "completed"
-
-    # -- start
-
-    async def _launch_step(self) -> None:
-        argv = steps.step_argv(self.launch, self.config.task_python)
-        env = {**self.env, **self._secrets.env()}
-        await self.step.start(argv, env, own_session=not self.launch.options.inherit)
 
     # -- an epoch
 

@@ -8,27 +8,24 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from health import settings
 from health.admin import install, node, render, show_config, trust
-from health.admin.doctor import backend, plugin_rules, rules, say, site_rules
-from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark, StateDir
-from health.admin.install import InstallError, Present
+from health.admin.doctor import backend, plugin_rules, rules, say, site_rules, state_dir
+from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark
+from health.admin.install import InstallError
 from health.admin.want import SiteFacts, Want
 from health.children.call import call_in_child
 from health.gate import act
-from health.gate.reserve import refused_lately
 from health.node import interpreter
 from health.settings_last import SUFFIX
 from robust_slurm import config as jobs
 from robust_slurm.slurm import Node, Slurm, SlurmError
 
 SLURM_S = 20.0
-STATE_DIR_S = 5.0
 TRUST_S = 30.0
 _NO_FILE = "/nonexistent/robust.toml"
 _SCRIPT_LIMIT = 1 << 16  # bytes of a site's own script
@@ -110,8 +107,8 @@ def _slurm(
         *site_rules.of_crashes(version),
         *site_rules.of_wants(rules.wants(facts)),
         *site_rules.of_settings(toml, path is not None, list(dict.fromkeys(problems))),
-        *site_rules.of_state_dir(look_at_state(found.state_dir), toml),
-        *site_rules.of_refused(refused(found)),
+        *site_rules.of_state_dir(state_dir.look(found.state_dir), toml),
+        *site_rules.of_refused(state_dir.refused(found)),
         site_rules.of_standby(*own, partitions),
         *site_rules.of_gpus(gpus, toml),
     ]
@@ -284,65 +281,6 @@ def in_use(etc: str) -> list[str] | None:
     wants, asked = ask_wants(etc, site_settings(None).gate)
     ours = [want for want in wants if want.key in _SCRIPTS and want.level == "ok"]
     return [f"{want.key}={want.now}" for want in ours] if asked else None
-
-
-def look_at_state(path: str) -> StateDir:
-    """The state directory, by a child with a deadline: it may lie on a dead file system."""
-    if not path:
-        return StateDir("")
-    answer, problem = call_in_child(lambda: _state(path), STATE_DIR_S)
-    if problem:
-        return StateDir(path, problem)
-    return StateDir(path, "", *answer[:2], *(Present(*row) for row in answer[2:]))
-
-
-def refused(found: settings.Settings) -> list[Sequence[Any]]:
-    """Drains that the circuit breaker refused within its window; empty if these cannot be read."""
-    since = time.time() - float(found.breaker["window"])
-    if not found.state_dir:
-        return []
-    answer, _ = call_in_child(lambda: refused_lately(found.state_dir, since), STATE_DIR_S)
-    return answer or []
-
-
-def make_state(path: str) -> list[str]:
-    """Make what is missing in the state directory, never the directory itself: it may only not be
-    mounted. Says what was made, and what is still to do."""
-    if not path:
-        return []
-    made, problem = call_in_child(lambda: _make(path), STATE_DIR_S)
-    if problem:
-        return [f"state_dir {path}: {problem}"]
-    remarks = site_rules.of_state_dir(look_at_state(path), "")
-    todo = [f"{r.subject}: {r.what}; {r.line}" for r in remarks if r.level == "fix"]
-    return [*(f"made {name}" for name in made), *todo]
-
-
-def _make(path: str) -> list[str]:
-    made = []
-    for name, mode in (("nodes", 0o755), ("jobs", 0o1777)):
-        try:
-            Path(path, name).mkdir()
-        except FileExistsError:
-            continue
-        Path(path, name).chmod(mode)
-        made.append(f"{path}/{name}")
-    return made
-
-
-def _state(path: str) -> list[Any]:
-    from health.node.mountinfo import holding, is_remote, visible
-
-    os.listdir(path)  # noqa: PTH208 - the error must name the path, and the names are not wanted
-    mounts = visible(Path("/proc/self/mountinfo").read_text(errors="replace"))
-    mount = holding(mounts, os.path.realpath(path))
-    kind = mount.fstype if mount else ""
-    return [
-        kind,
-        is_remote(kind),
-        install.read_path(f"{path}/nodes"),
-        install.read_path(f"{path}/jobs"),
-    ]
 
 
 def _installed(path: str, record: Mapping[str, str]) -> Installed:

@@ -10,7 +10,7 @@ import pytest
 from slurm_configs import ETC
 
 from health.admin import show_config
-from health.admin.doctor import run, site_rules
+from health.admin.doctor import run, site_rules, state_dir
 from health.admin.doctor.site_rules import Installed, NodeGpus, StateDir
 from health.admin.install import Present
 from health.admin.trust import Hole
@@ -135,25 +135,25 @@ def test_nodes_that_were_not_drained_are_named() -> None:
 
 
 def test_the_state_directory_itself(tmp_path: Path) -> None:
-    assert run.look_at_state("") == StateDir("")
-    assert "No such file" in run.look_at_state(str(tmp_path / "nope")).problem
+    assert state_dir.look("") == StateDir("")
+    assert "No such file" in state_dir.look(str(tmp_path / "nope")).problem
     (tmp_path / "nodes").mkdir(mode=0o755)
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs").chmod(0o1777)
-    found = run.look_at_state(str(tmp_path))
+    found = state_dir.look(str(tmp_path))
     assert found.problem == "" and found.fstype
     assert found.nodes == Present("dir", "", 0o755, os.getuid())
     assert found.jobs.mode == 0o1777
 
 
 def test_the_state_directory_is_prepared(tmp_path: Path) -> None:
-    assert run.make_state("") == []
-    assert "No such file" in run.make_state(str(tmp_path / "not-mounted"))[0]
+    assert state_dir.make("") == []
+    assert "No such file" in state_dir.make(str(tmp_path / "not-mounted"))[0]
     made = [f"made {tmp_path}/nodes", f"made {tmp_path}/jobs"]
-    assert run.make_state(str(tmp_path))[:2] == made
+    assert state_dir.make(str(tmp_path))[:2] == made
     assert (tmp_path / "jobs").stat().st_mode & 0o7777 == 0o1777
     (tmp_path / "nodes").chmod(0o777)
-    (again,) = [line for line in run.make_state(str(tmp_path)) if "/nodes" in line]
+    (again,) = [line for line in state_dir.make(str(tmp_path)) if "/nodes" in line]
     assert "mode 0777" in again and "install -d" in again
 
 
