@@ -10,7 +10,7 @@ import pytest
 from slurm_configs import ETC
 
 from health.admin import show_config
-from health.admin.doctor import run, site_rules, state_dir
+from health.admin.doctor import site_rules, state_dir
 from health.admin.doctor.site_rules import Installed, NodeGpus, StateDir
 from health.admin.install import Present
 from health.admin.trust import Hole
