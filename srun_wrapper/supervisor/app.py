@@ -232,9 +232,7 @@ class Supervisor:
         self.code.begin()
         watcher: asyncio.Task[None] | None = None
         try:
-            argv = steps.step_argv(self.launch, self.config.task_python)
-            env = {**self.env, **self._secrets.env()}
-            await self.step.start(argv, env, own_session=not self.launch.options.inherit)
+            await self._launch_step()
             missing = await self.first_world.wait_for_shims()
             if missing is None and not self.state.signalled:
                 self.topology.learn()
@@ -277,15 +275,16 @@ class Supervisor:
             return "cancelled"
         return "failed" if code else "completed"
 
-    # -- an epoch
+    async def _launch_step(self) -> None:
+        argv = steps.step_argv(self.launch, self.config.task_python)
+        env = {**self.env, **self._secrets.env()}
+        await self.step.start(argv, env, own_session=not self.launch.options.inherit)
 
     def _note_epoch(self, begun: Begun) -> None:
         epoch, places = self.state.world.epoch, self.state.world.places
         self.ledger.event("epoch", epoch=epoch, nodes=[n.name for n in places], why=begun.reason)
         if self.phase not in ("recovering", "checking"):
             self._phase.name = "running"
-
-    # -- beside the loop
 
     def _start_beside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import slot_driver
 
-from robust_slurm.auto.sources import TREE
+from robust_slurm.auto.snapshot_paths import TREE
 from robust_slurm.record import BeatReader, record_path
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.end_report import ERROR_FILE, error_env
