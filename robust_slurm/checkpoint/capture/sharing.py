@@ -30,10 +30,10 @@ class Share(NamedTuple):
 
     @property
     def keepers(self) -> tuple[int, ...]:
-        """Those of the ranks that keep a part each of what all hold, spread over them evenly.
+        """The ranks, evenly spread, that keep a part each of the state that all of them share.
 
-        To restore a rank takes its own snapshot and theirs: were all of them keepers, the lists
-        of what is needed would grow with the square of the ranks.
+        To restore a rank takes its own snapshot and the keepers' snapshots. If all ranks were
+        keepers, the lists of needed snapshots would grow with the square of the ranks.
         """
         count = min(len(self.ranks), KEEPERS)
         return tuple(self.ranks[i * len(self.ranks) // count] for i in range(count))

@@ -273,7 +273,7 @@ def test_one_odd_node_hides_no_other(opened: Opener) -> None:
     ],
 )
 def test_jobs_of_another_shape_are_not_read(opened: Opener, rows: Any, why: str) -> None:
-    """As a program of another release, put there by an upgrade, may write them."""
+    """A program of another release, put there by an upgrade, may write them."""
     slurm = opened(Scontrol(1), required=True)
     slurm._child.ask = lambda request, until: rows  # type: ignore[method-assign]
     with pytest.raises(SlurmError) as caught:
