@@ -21,7 +21,7 @@ from .object_state import ObjectState, PlainValue, ScalerState
 from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
-from .sharing import Fingerprint, Part, Share, checksum, cut, divide
+from .sharing import Fingerprint, Share, SharedPart, checksum, cut, divide
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
@@ -77,7 +77,7 @@ class State:
         self._shared_items: list[Item] = []
         self._divided: list[Entry] = []
         self._fingerprint = Fingerprint([])
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, SharedPart] = {}
         self._together: frozenset[str] = frozenset()
         # Models first: the optimizer's parameters are called as they are there. Generators last:
         # what the others do may draw from them.
