@@ -167,7 +167,7 @@ class Config:
     stop_tests: float = _setting(
         60.0,
         "time limit for tests of the machines while the ranks are down, after a NaN or a repeated "
-        "crash without a known culprit; 0: no tests",
+        "crash of which no node is the known cause; 0: no tests",
         unit="s",
     )
     test_python: str = _setting(

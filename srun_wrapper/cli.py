@@ -304,7 +304,7 @@ def take_output(
     """Take from srun what depends on task numbers (see ``sinks``).
 
     Returns the command and environment without it, the shims' part, and the output options that
-    a companion's srun needs to write where the job's own srun does.
+    the srun of a standby node needs to write where the job's own srun does.
     """
     kept = dict(env)
     if request.pty:

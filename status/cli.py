@@ -165,6 +165,13 @@ def _show(args: argparse.Namespace, config: Config, slurm: Slurm | None, out: IO
     except SlurmError as error:
         print(f"robust-status: {error}", file=sys.stderr)
         return 1
+    try:
+        return _answer(args, config, door, out)
+    finally:
+        door.close()
+
+
+def _answer(args: argparse.Namespace, config: Config, door: Slurm, out: IO[str]) -> int:
     if isinstance(args.subject, int):
         return _show_job(args.subject, config.state_dir, door, args.json, out)
     if args.subject is not None:

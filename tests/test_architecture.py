@@ -27,6 +27,19 @@ def test_every_file_and_folder_that_a_page_names_is_there(page: str) -> None:
     ] == []
 
 
+def test_every_file_of_ours_that_mechanisms_names_is_there() -> None:
+    text = (REPOSITORY / "docs/mechanisms.md").read_text(encoding="utf-8")
+    text = re.sub(r"^robust-srun: .*$", "", text, flags=re.MULTILINE)  # output: files of a training
+    named = set(re.findall(r"(?<![\w/*-])[\w/]+\.py\b", text))
+    known = {
+        f"/{path.relative_to(REPOSITORY)}"
+        for path in REPOSITORY.glob("*/**/*.py")
+        if ".venv" not in path.parts
+    }
+    assert len(named) > 10
+    assert sorted(n for n in named if not any(k.endswith(f"/{n}") for k in known)) == []
+
+
 def test_every_test_that_the_docs_name_is_there() -> None:
     pages = sorted((REPOSITORY / "docs").glob("**/*.md"))
     named = [

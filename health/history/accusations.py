@@ -37,7 +37,7 @@ class Accused(NamedTuple):
     """The job and user whose records to look for: ``job`` ran here for ``uid``, and Slurm said so.
 
     ``of`` is the job in whose directory they lie: another one of the same user if this is a
-    companion allocation that it took from the standby partition.
+    standby allocation that it took from the standby partition.
     """
 
     job: int
@@ -90,7 +90,7 @@ class _Refused(Exception):
 
 
 def companion_of(comment: str) -> int:
-    """The job that a companion allocation belongs to, from its comment; 0 if it is none."""
+    """The job that a standby allocation belongs to, from its comment; 0 if it is none."""
     match = re.fullmatch(r"robust: standby of job (\d{1,10})", comment.strip(), re.ASCII)
     return int(match[1]) if match else 0
 

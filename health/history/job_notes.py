@@ -24,7 +24,7 @@ class JobNote(NamedTuple):
     job: int
     uid: int
     gid: int
-    also: int  # the job that it was a companion of; 0: none
+    also: int  # the job that it was a standby allocation of; 0: none
     time: float
     known: tuple[str, ...]  # names of files that were dealt with
     nodes: int = 1  # of the job

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from robust_slurm.slurm import parse, values
-from robust_slurm.slurm.errors import AMBIGUOUS, SlurmError, classify
+from robust_slurm.slurm.command import SlurmCommands
+from robust_slurm.slurm.errors import SlurmError
 from robust_slurm.slurm.model import (
     FINISHED,
     Allotted,
@@ -22,70 +21,17 @@ from robust_slurm.slurm.model import (
     node_from,
     partition_from,
 )
-from robust_slurm.slurm.run import Completed, Runner, query_env, run_command
 from robust_slurm.slurm.values import ParseError
-from robust_slurm.text import one_line
 
 _JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?", re.ASCII)
-_RETRY_PAUSE_S = 0.2
-_PING_S = 0.8
-_VERSION = ("scontrol", "version")  # which needs no slurmctld
-_HEARD_S = 1.0  # as long slurmctld is taken to be up, after it answered
+_NODE_LIST = 4000  # characters of a node list that squeue is asked for
 _STEP = re.compile(
     r"^ *StepId=(\d+\.\d+) .*\bState=RUNNING\b.* NodeList=(\S+) .*\bSrunHost:Pid=(\S+):(\d+)"
 )
 
 
-class Questions:
+class Questions(SlurmCommands):
     """Reads Slurm. Use it as ``Slurm``, which adds the orders."""
-
-    def __init__(
-        self,
-        runner: Runner = run_command,
-        deadline_s: float = 10.0,
-        environ: Mapping[str, str] | None = None,
-        *,
-        ping_first: bool = False,
-        why: str = "",
-    ) -> None:
-        """``ping_first``: raise ``unreachable`` at once where no slurmctld answers, instead of
-        waiting for it until the deadline. ``why``: the reason for this backend, for people."""
-        self._runner = runner
-        self._deadline_s = deadline_s
-        self._ping_first = ping_first
-        self._heard = -_HEARD_S  # when a slurmctld answered last, in monotonic seconds
-        self._why = why
-        self._environ = dict(os.environ if environ is None else environ)
-        self._query_env = query_env(self._environ)
-
-    def ping(self) -> bool:
-        """True if a slurmctld, primary or backup, answers."""
-        try:
-            return self._ping(self._deadline_s)
-        except SlurmError:
-            return False
-
-    def _ping(self, deadline_s: float) -> bool:
-        done = self._runner(("scontrol", "ping"), deadline_s, None, self._query_env, None)
-        up = " is UP" in done.stdout
-        if up:
-            self._heard = time.monotonic()
-        return up
-
-    def backend(self) -> tuple[str, str]:
-        """Name the way that is used, "commands" or "pyslurm", and why."""
-        return "commands", self._why
-
-    def close(self) -> None:
-        """End what was started to reach Slurm."""
-
-    def version(self) -> tuple[int, int]:
-        """Release of the commands on this machine, e.g. (22, 5). The server's is in config()."""
-        argv = _VERSION
-        match = re.search(r"(\d+)\.(\d+)", self._run(argv, retry=True).stdout)
-        if match is None:
-            raise SlurmError("other", argv, "it printed no version")
-        return int(match[1]), int(match[2])
 
     def config(self) -> dict[str, str]:
         """slurmctld's configuration as ``scontrol show config`` prints it."""
@@ -161,15 +107,22 @@ class Questions:
 
     def allotted(self, name: str) -> list[Allotted]:
         """The own jobs of that name, finished ones too, in the order of their ids."""
-        columns = ("JobID:.20|", "AllocSID:.20|", "State:.30|", "Reason:.60|", "NodeList:.4000|")
+        nodes = f"NodeList:.{_NODE_LIST}|"
+        columns = ("JobID:.20|", "AllocSID:.20|", "State:.30|", "Reason:.60|", nodes)
         whose = ("-u", str(os.getuid()), "-n", name)
         argv = ("squeue", "-h", "-a", "-t", "all", *whose, "-O", ",".join(columns))
         found: list[Allotted] = []
         for line in self._run(argv, retry=True).stdout.splitlines():
             row = [word.strip() for word in line.split("|")]
-            if len(row) >= 5 and row[0].isdecimal() and row[1].isdecimal():
-                nodes = values.expand(row[4])
-                found.append(Allotted(int(row[0]), int(row[1]), row[2], row[3], nodes))
+            if len(row) < 5 or not (row[0].isdecimal() and row[1].isdecimal()):
+                continue
+            if len(row[4]) >= _NODE_LIST:  # a name may be cut to another node's
+                raise SlurmError("other", argv, f"the node list of job {row[0]} is cut off")
+            try:
+                names = values.expand(row[4])
+            except ParseError as error:
+                raise SlurmError("other", argv, str(error)) from error
+            found.append(Allotted(int(row[0]), int(row[1]), row[2], row[3], names))
         return sorted(found, key=lambda job: job.id)
 
     def placements(self) -> dict[int, Placement]:
@@ -243,72 +196,6 @@ class Questions:
         return self._run(("scontrol", "-a", "show", "topology"), retry=True).stdout
 
     # ---- inside
-
-    def _until(self) -> float:
-        return time.monotonic() + self._deadline_s
-
-    def _run(
-        self,
-        argv: Sequence[str],
-        *,
-        until: float | None = None,
-        input: str | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        retry: bool = False,
-        allow: Collection[str] = (),
-    ) -> Completed:
-        """Run to the end or the deadline; with ``retry`` once more if time is left for it.
-
-        ``until`` (monotonic seconds) is the deadline of a call that makes several commands.
-        """
-        until = self._until() if until is None else until
-        asks = tuple(argv) != _VERSION
-        if asks:
-            self._sure(argv)
-        while True:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise SlurmError("timeout", argv, f"not asked: {self._deadline_s:g} s have passed")
-            done = self._runner(argv, left, input, self._query_env if env is None else env, cwd)
-            error = classify(argv, done.returncode, done.stdout, done.stderr)
-            if error is None or error.kind in allow:
-                self._heard = time.monotonic() if asks else self._heard
-                return done
-            if error.kind == "version":
-                raise self._skewed(error)
-            if AMBIGUOUS in error.message.lower() and not self.ping():
-                raise SlurmError("unreachable", argv, "no slurmctld answers")
-            left = until - time.monotonic()
-            if not retry or error.kind != "timeout" or left < 2 * _RETRY_PAUSE_S:
-                raise error
-            retry = False
-            time.sleep(_RETRY_PAUSE_S)
-
-    def _sure(self, argv: Sequence[str]) -> None:
-        """Raise ``unreachable`` if all slurmctlds are known to be down.
-
-        A slurmctld that is only slow, or whose host is silent, is left to the deadline.
-        """
-        if not self._ping_first or time.monotonic() - self._heard < _HEARD_S:
-            return
-        try:
-            up = self._ping(min(_PING_S, self._deadline_s))
-        except SlurmError as error:
-            if error.kind == "timeout":
-                return
-            raise
-        if not up:
-            raise SlurmError("unreachable", argv, "no slurmctld answers")
-
-    def _skewed(self, error: SlurmError) -> SlurmError:
-        """Name our own release: neither side of a protocol error does."""
-        try:
-            done = self._runner(_VERSION, _PING_S, None, self._query_env, None)
-        except SlurmError:
-            return error
-        ours = one_line(done.stdout, 40)
-        return SlurmError("version", error.command, f"{error.message} (commands: {ours})")
 
     def _records(self, argv: Sequence[str], text: str, kind: parse.Record) -> list[dict[str, str]]:
         try:

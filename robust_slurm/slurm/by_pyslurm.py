@@ -7,11 +7,14 @@ nodes, and all that robust-slurm asks of one job: its text has fields that pyslu
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from robust_slurm.slurm import values
+from robust_slurm.slurm.ask import job_argument
 from robust_slurm.slurm.child import (
     COMMAND,
     ChildLate,
@@ -20,10 +23,12 @@ from robust_slurm.slurm.child import (
     PyslurmRefusal,
 )
 from robust_slurm.slurm.door import Slurm
-from robust_slurm.slurm.errors import SlurmError, classify
+from robust_slurm.slurm.errors import Kind, SlurmError, classify
 from robust_slurm.slurm.model import Node
 from robust_slurm.slurm.run import Runner, query_env, run_command
+from robust_slurm.text import one_line
 
+T = TypeVar("T")
 PAYS_FROM = 3000  # nodes: below, a process with pyslurm starts no sooner than scontrol is read
 _HINT = "install the pyslurm of the cluster's release, or set slurm_backend = auto"
 
@@ -45,10 +50,11 @@ class PySlurm(Slurm):
         super().__init__(runner, deadline_s, environ, ping_first=ping_first)
         self._child = PyslurmChild(argv, query_env(self._environ))
         self._required = required
-        self._fits = False  # its release does
+        self._fits = ""  # the version whose release does
         self._counting = threading.Lock()
         self._size = -1  # nodes of the largest partition; -1: not counted
         self._lost = ""  # why the commands are used from now on
+        self._skew = False  # because its release is not slurmctld's
 
     def backend(self) -> tuple[str, str]:
         until = self._until()
@@ -56,6 +62,7 @@ class PySlurm(Slurm):
         try:
             self._ready(until)
         except ChildLost as error:
+            self.close()
             return "commands", f"pyslurm cannot be used: {error}"
         which = f"pyslurm {self._child.version}"
         if not pays:
@@ -72,13 +79,8 @@ class PySlurm(Slurm):
     def _nodes(self, names: Iterable[str] | None, until: float) -> dict[str, Node]:
         if names is not None or not self._pays(until):
             return super()._nodes(names, until)
-        rows = self._question({"do": "nodes"}, until)
-        if rows is None:
-            return super()._nodes(None, until)
-        try:
-            found = [_node(row) for row in rows]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            self._lose(("pyslurm", "nodes"), f"its nodes cannot be read: {error!r}")
+        found = self._question({"do": "nodes"}, until, lambda rows: [_node(row) for row in rows])
+        if found is None:
             return super()._nodes(None, until)
         return {node.name: node for node in found}
 
@@ -87,10 +89,10 @@ class PySlurm(Slurm):
             return super()._squeue(columns, until)
         order = {"%U": 1, "%u": 2, "%T": 3, "%P": 4, "%N": 5}
         wanted = [order[column] for column in columns.split("|")]
-        rows = self._question({"do": "jobs"}, until)
-        if rows is None:
+        found = self._question({"do": "jobs"}, until, lambda rows: [_job(row) for row in rows])
+        if found is None:
             return super()._squeue(columns, until)
-        return {row[0]: [str(row[index]) for index in wanted] for row in rows}
+        return {job[0]: [str(job[index]) for index in wanted] for job in found}
 
     def _set_nodes(self, names: Sequence[str], words: Mapping[str, str], until: float) -> None:
         argv = ("pyslurm", "update", *(f"{key}={value}" for key, value in words.items()))
@@ -105,6 +107,7 @@ class PySlurm(Slurm):
 
     def requeue(self, job_id: int | str) -> None:
         argv = ("pyslurm", "requeue", str(job_id))
+        job_argument(job_id)
         request = {"do": "requeue", "job": job_id}
         # "120_4" has a number of its own for pyslurm.
         by_it = isinstance(job_id, int) and self._ready_now()
@@ -135,88 +138,116 @@ class PySlurm(Slurm):
         if self._lost:
             raise ChildLost(self._lost)
         self._child.start(until)
-        if self._fits:
+        version = self._child.version
+        if self._fits == version:
             return
-        theirs = release(self._child.version)
+        theirs = release(version)
         try:
-            ours = self.version()
+            ours = self._version(until)
         except SlurmError as error:
             raise ChildLost(f"the release of Slurm's commands is not known: {error}") from None
         if theirs > ours:  # a client newer than the server always fails
-            self._child.close()
-            self._lost = (
-                f"pyslurm {self._child.version} is newer than the Slurm {ours[0]:02d}.{ours[1]:02d}"
+            self._skew = True
+            raise ChildLost(
+                f"pyslurm {version} is newer than the Slurm {ours[0]:02d}.{ours[1]:02d}"
                 " of this machine"
             )
-            raise ChildLost(self._lost)
-        self._fits = True
+        self._fits = version
 
-    def _question(self, request: Mapping[str, Any], until: float) -> Any:
-        """Return the answer, or None: ask the commands."""
+    def _question(
+        self, request: Mapping[str, Any], until: float, read: Callable[[Any], T]
+    ) -> T | None:
+        """Return what ``read`` makes of the answer, or None: ask the commands."""
         argv = ("pyslurm", str(request["do"]))
-        self._sure(argv)
+        self._sure(argv, until)
         try:
             self._ready(until)
-            return self._child.ask(request, until)
+            answer = self._child.ask(request, until)
+            self._heard = time.monotonic()
+            return read(answer)
         except ChildLate as error:
             raise SlurmError("timeout", argv, str(error)) from None
         except ChildLost as error:
             self._lose(argv, str(error))
         except PyslurmRefusal as error:
-            told = _classified(argv, str(error))
-            if told.kind != "version":
-                raise told from None
-            self._lose(argv, f"it does not fit this slurmctld: {error}")
+            self._refused(argv, error)
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            self._lose(argv, f"its {request['do']} cannot be read: {one_line(repr(error), 200)}")
         return None
 
     def _order(
         self, argv: Sequence[str], request: Mapping[str, Any], until: float, *, again: bool
     ) -> bool:
         """Give the order; False: give it by the commands. ``again``: it may be given twice."""
-        self._sure(argv)
+        self._sure(argv, until)
         try:
             self._ready(until)
-        except ChildLate as error:
-            raise SlurmError("timeout", argv, str(error)) from None
-        except ChildLost as error:
-            self._lose(argv, str(error))
-            return False
-        try:
             self._child.ask(request, until)
         except PyslurmRefusal as error:
-            raise _classified(argv, str(error)) from None
+            # Slurm did not understand, or was lost while it answered: who knows if it is done?
+            self._refused(argv, error, raises=not again)
+            return False
         except ChildLost as error:
             late = isinstance(error, ChildLate)
-            self._lost = "" if late else str(error)
-            if late or not again:
+            if error.sent and (late or not again):
+                self._forget("" if late else str(error))
                 said = f"{error}; the order may have been carried out"
                 raise SlurmError("timeout", argv, said) from None
+            if late:
+                raise SlurmError("timeout", argv, str(error)) from None
             self._lose(argv, str(error))
             return False
+        self._heard = time.monotonic()
         return True
 
+    def _refused(
+        self, argv: Sequence[str], refusal: PyslurmRefusal, *, raises: bool = False
+    ) -> None:
+        """Raise Slurm's words, unless they mean that pyslurm does not fit and commands may."""
+        error = classify(argv, 1, "", str(refusal))
+        assert error is not None  # 1 is no success
+        if error.kind != "version":
+            raise error from None
+        version = self._child.version
+        self._skew = True
+        words = f"pyslurm {version} does not fit this slurmctld: {error.message}"
+        if raises:
+            self._forget(words)
+            raise SlurmError("version", argv, words, _HINT) from None
+        self._lose(argv, words)
+
     def _lose(self, argv: Sequence[str], why: str) -> None:
-        self._lost = why
+        self._forget(why)
         if self._required:
-            raise SlurmError("other", argv, f"pyslurm cannot be used: {why}", _HINT)
+            kind: Kind = "version" if self._skew else "other"
+            raise SlurmError(kind, argv, f"pyslurm cannot be used: {why}", _HINT)
+
+    def _forget(self, why: str) -> None:
+        """Use commands from now on, if there is a reason to, and keep no process for nothing."""
+        self._lost = why
+        if why:
+            self._child.close()
 
 
 def release(version: str) -> tuple[int, int]:
     """Return (24, 11) of "24.11.0". Raises ChildLost for what is no version."""
-    numbers = version.split(".")[:2]
-    if len(numbers) < 2 or not all(number.isdecimal() for number in numbers):
+    match = re.match(r"(\d{1,4})\.(\d{1,4})(?!\d)", version, re.ASCII)
+    if match is None:
         raise ChildLost(f"its version is {version[:40]!r}")
-    return int(numbers[0]), int(numbers[1])
+    return int(match[1]), int(match[2])
 
 
-def _classified(argv: Sequence[str], words: str) -> SlurmError:
-    error = classify(argv, 1, "", words)
-    assert error is not None  # 1 is no success
-    return error
+def _job(row: Sequence[Any]) -> Sequence[Any]:
+    number, uid, user, state, partition, nodes = row
+    if not isinstance(number, int) or not isinstance(uid, int):
+        raise ValueError(f"job {number!r} of the user {uid!r}")
+    return number, uid, user, state, partition or "", nodes or ""
 
 
 def _node(row: Sequence[Any]) -> Node:
     name, hostname, port, state, partitions, kinds, cpus, comment, features, why = row
+    if not name:
+        raise ValueError("a node without a name")
     reason, author, given = why or (None, None, None)
     gres = ",".join(f"{kind}:{int(count)}" for kind, count in (kinds or {}).items())
     return Node(

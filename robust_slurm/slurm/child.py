@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -20,17 +21,22 @@ from robust_slurm.text import one_line
 COMMAND = (sys.executable, "-I", str(Path(__file__).with_name("pyslurm_child.py")))
 START_S = 5.0  # Python and pyslurm may lie on a slow file system
 _REAP_S = 0.5
-_MOST = 1 << 28  # bytes of an answer
-_SAID = 400  # characters of its standard error
-_LIBRARY = "Slurm's library ended the process: "
+_MOST = 1 << 26  # bytes of an answer: some 250,000 nodes
+_KEPT = 1 << 16  # bytes kept of what it prints to standard error about one question
+_SAID = 400  # characters of these that are shown
 
 
 class ChildLost(Exception):
-    """The process could not be started, died, or answered nonsense. The text says which."""
+    """The process could not be started, died, or answered nonsense. The text says which.
+
+    ``sent``: the request may have reached it, so an order may have been carried out.
+    """
+
+    sent = False
 
 
 class ChildLate(ChildLost):
-    """No answer at the deadline: the process was killed, its order may have been carried out."""
+    """The deadline has passed. A process that owed an answer was killed."""
 
 
 class PyslurmRefusal(Exception):
@@ -49,6 +55,7 @@ class PyslurmChild:
         self._process: subprocess.Popen[bytes] | None = None
         self._said = -1  # the file of its standard error; a pipe could fill up
         self._rest = b""
+        self._number = 0  # of the last question: its answer has the same
         self._why = ""  # the process is lost for
 
     @property
@@ -63,20 +70,30 @@ class PyslurmChild:
 
     def ask(self, request: Mapping[str, Any], until: float) -> Any:
         """Return the answer's value. Raises PyslurmRefusal, ChildLost."""
-        line = json.dumps(request).encode() + b"\n"
         with self._entered(until):
             process = self._start(until)
-            assert process.stdin is not None
+            if until <= time.monotonic():
+                raise ChildLate("no time was left to ask pyslurm")
+            self._number += 1
+            line = json.dumps({**request, "number": self._number}).encode() + b"\n"
+            os.lseek(self._said, 0, os.SEEK_SET)  # its last words are to be about this question
             try:
-                process.stdin.write(line)
-                process.stdin.flush()
-            except OSError:
-                raise self._lose("") from None
-            answer = self._read(until)
+                self._write(process, line, until)
+                answer = self._read(process, until)
+                if answer.get("number") != self._number:
+                    raise self._lose("its answer is to another question")
+            except ChildLost as error:
+                error.sent = True
+                raise
+            except BaseException:  # an answer that is not read would be taken for the next one
+                self._end()
+                raise
         if "slurm_error" in answer:
             raise PyslurmRefusal(str(answer["slurm_error"]))
         if "value" not in answer:
-            raise ChildLost(str(answer.get("error")))
+            failed = ChildLost(_told(answer))
+            failed.sent = True
+            raise failed
         return answer["value"]
 
     def close(self) -> None:
@@ -93,11 +110,15 @@ class PyslurmChild:
         if self._why:
             raise ChildLost(self._why)
         if self._process is not None:
+            if self._process.poll() is not None:  # killed for its memory, say: nothing was sent
+                raise self._lose("")
             return self._process
-        self._said = os.memfd_create("pyslurm")
+        latest = time.monotonic() + START_S
         try:
-            self._process = subprocess.Popen(
+            self._said = _bounded_file(_KEPT)
+            process = subprocess.Popen(
                 self._argv,
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
@@ -106,53 +127,90 @@ class PyslurmChild:
             )
         except (OSError, ValueError) as error:
             raise self._lose(f"{self._argv[0]} cannot be started: {error}") from None
+        self._process = process
         try:
-            hello = self._read(min(until, time.monotonic() + START_S))
+            assert process.stdin is not None
+            os.set_blocking(process.stdin.fileno(), False)
+            hello = self._read(process, min(until, latest))
         except ChildLate:
+            if until < latest:  # the caller had less time than that
+                raise
             raise self._lose(f"it did not start within {START_S:g} s") from None
-        if "value" not in hello:
-            raise self._lose(str(hello.get("error")))
-        self.version = str(hello["value"]["pyslurm"])
-        return self._process
+        except ChildLost:
+            raise
+        except BaseException:
+            self._end()
+            raise
+        value = hello.get("value")
+        if not isinstance(value, dict) or "pyslurm" not in value:
+            raise self._lose(_told(hello))
+        self.version = one_line(str(value["pyslurm"]), 40)
+        return process
 
-    def _read(self, until: float) -> dict[str, Any]:
+    def _write(self, process: subprocess.Popen[bytes], line: bytes, until: float) -> None:
+        assert process.stdin is not None
+        fd = process.stdin.fileno()
+        left = memoryview(line)
+        while left:
+            self._wait(fd, select.POLLOUT, until)
+            try:
+                left = left[os.write(fd, left) :]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise self._lose("") from None
+
+    def _read(self, process: subprocess.Popen[bytes], until: float) -> dict[str, Any]:
         """Return the next line, as JSON."""
-        process = self._process
-        assert process is not None and process.stdout is not None
+        assert process.stdout is not None
         fd = process.stdout.fileno()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
         parts = [self._rest]
-        size = 0
+        size = len(self._rest)
         while b"\n" not in parts[-1]:
-            left = until - time.monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                self._end()
-                raise ChildLate("pyslurm did not answer in time, and its process was killed")
+            self._wait(fd, select.POLLIN, until)
             part = os.read(fd, 1 << 20)
-            size += len(part)
-            if not part or size > _MOST:
+            if not part:
                 raise self._lose("")
+            size += len(part)
+            if size > _MOST:
+                raise self._lose(f"its answer is larger than {_MOST >> 20} MiB")
             parts.append(part)
         line, _, self._rest = b"".join(parts).partition(b"\n")
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise self._lose("its answer is not JSON")
         return answer
 
+    def _wait(self, fd: int, event: int, until: float) -> None:
+        poll = select.poll()
+        poll.register(fd, event)
+        left = until - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            self._end()
+            raise ChildLate("pyslurm did not answer in time, and its process was killed")
+
     def _lose(self, why: str) -> ChildLost:
-        """Kill the process. Without a reason the last of what it printed is the reason."""
-        self._why = why or self._last_words() or "it died"
+        """Kill the process. Without a reason its end is the reason, and the last that it said."""
+        self._why = why or self._end_of_it()
         self._end()
         return ChildLost(self._why)
 
-    def _last_words(self) -> str:
-        end = os.fstat(self._said).st_size
-        said = one_line(os.pread(self._said, _SAID, max(0, end - _SAID)).decode("utf-8", "replace"))
-        return f"{_LIBRARY}{said}" if said else ""
+    def _end_of_it(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            how = "its process closed its output"
+        else:
+            how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            how = f"its process ended with {how}"
+        end = os.lseek(self._said, 0, os.SEEK_CUR)
+        begin = max(0, end - _SAID)
+        said = one_line(os.pread(self._said, end - begin, begin).decode("utf-8", "replace"))
+        return f"{how}: {said}" if said else how
 
     def _end(self) -> None:
         process, self._process, self._rest = self._process, None, b""
@@ -161,20 +219,30 @@ class PyslurmChild:
             self._said = -1
         if process is None:
             return
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            process.kill()
+        if process.returncode is None:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                process.kill()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                try:
-                    stream.close()
-                except OSError:  # what was not written yet
-                    pass
+                stream.close()
         try:
             process.wait(_REAP_S)
         except subprocess.TimeoutExpired:  # it hangs in the kernel: SIGKILL ends it when it can
             pass
+
+
+def _told(answer: Mapping[str, Any]) -> str:
+    return one_line(str(answer.get("error", "its answer has no value")))
+
+
+def _bounded_file(size: int) -> int:
+    """A file in memory that takes so many bytes from its start and refuses more."""
+    file = os.memfd_create("pyslurm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, size)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    return file
 
 
 class _Entered:

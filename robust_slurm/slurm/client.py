@@ -1,8 +1,10 @@
 """The contract of the door to Slurm, the same for both ways: Slurm's commands and pyslurm.
 
-- Every call ends by its deadline: SlurmError ``timeout``.
-- Where no slurmctld answers, a client of ``connect()`` raises ``unreachable`` within a second.
-- A client newer than slurmctld raises ``version`` and names the release of the commands.
+- Every call ends by its deadline: SlurmError ``timeout``. ``shrink`` and ``drain_all`` may take as
+  long once more, to see what became of an order that failed.
+- Where no slurmctld answers, a client of ``connect()`` raises ``unreachable`` within a second (one
+  that answered a call less than a second ago is not asked again: there it may be the deadline).
+- A client newer than slurmctld raises ``version`` and names its own release.
 - An order that Slurm carried out for some nodes only raises ``partial``; ``changed`` names them.
 - No answer is taken from an exit code alone.
 

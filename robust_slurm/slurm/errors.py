@@ -8,6 +8,7 @@ than the server gets protocol errors that do not say so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -131,6 +132,9 @@ _RULES: tuple[tuple[str, Kind, str | None], ...] = (
 )
 
 
+_RECORD = re.compile(r"[A-Z][A-Za-z]*=")  # as scontrol begins each of them
+
+
 class SlurmError(Exception):
     """A call to Slurm that did not do what was asked.
 
@@ -197,8 +201,9 @@ def classify(argv: Sequence[str], returncode: int, stdout: str, stderr: str) -> 
         if rule is None or rule[0] == "invalid":  # "invalid …" is also how warnings begin
             return None
         return SlurmError(rule[0], argv, _message(stderr), rule[1])
-    # stdout speaks only when stderr does not: "Node nope not found" is printed there.
-    text = stderr.strip() or stdout.strip()
+    # stdout speaks only when stderr does not: "Node nope not found" is printed there, behind the
+    # records of the nodes that were found, whose reasons and comments are no words of Slurm.
+    text = stderr.strip() or "\n".join(x for x in stdout.splitlines() if not _RECORD.match(x))
     rule = _rule(text)
     kind, hint = rule if rule is not None else ("other", None)
     return SlurmError(kind, argv, _message(text) or f"exit code {returncode}, no message", hint)

@@ -6,8 +6,9 @@ be interrupted, and pyslurm's licence is the GPL. It needs the standard library 
 that the Python that has pyslurm need not have robust-slurm. Its API is that of 23.11 and later.
 
 Requests: {"do": "nodes"}, {"do": "jobs"}, {"do": "set_node", "nodes", "state", "reason"},
-{"do": "requeue", "job"}. Answers: {"value": …}, {"slurm_error": Slurm's words}, or
-{"error": what went wrong here}. The first line is {"value": {"pyslurm": its version}}, unasked.
+{"do": "requeue", "job"}, each with a "number" that its answer has, too. Answers: {"value": …},
+{"slurm_error": Slurm's words}, or {"error": what went wrong here}. The first line is
+{"value": {"pyslurm": its version}}, unasked.
 """
 
 from __future__ import annotations
@@ -20,25 +21,51 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+NOT_TEXT = "(not UTF-8)"  # in place of a comment or reason that pyslurm cannot decode
+
 
 def nodes(pyslurm: Any, request: dict[str, Any]) -> list[list[Any]]:
     """Name, hostname, port, state, partitions, gres, CPUs, comment, features, and the reason with
     its author and time; each look-up of a user's name may be a request over the network."""
-    return [
-        [
-            node.name,
+    return [_node(node) for node in pyslurm.Nodes.load().values()]
+
+
+def _node(node: Any) -> list[Any]:
+    name = node.name
+    try:
+        return [
+            name,
             node.hostname,
             node.slurmd_port,
             node.state,
             node.partitions,
             node.configured_gres,
             node.total_cpus,
-            node.comment,
+            _text(node, "comment"),
             node.available_features,
-            (node.reason, node.reason_user, node.reason_time) if node.reason else None,
+            _reason(node),
         ]
-        for node in pyslurm.Nodes.load().values()
-    ]
+    except Exception as error:
+        raise ValueError(f"node {name}: {type(error).__name__}: {error}") from error
+
+
+def _text(node: Any, what: str) -> Any:
+    """People's words: one node's must not hide the others."""
+    try:
+        return getattr(node, what)
+    except UnicodeDecodeError:
+        return NOT_TEXT
+
+
+def _reason(node: Any) -> tuple[Any, Any, Any] | None:
+    reason = _text(node, "reason")
+    if not reason:
+        return None
+    try:
+        author = node.reason_user
+    except KeyError:  # a user that this machine does not know
+        author = None
+    return reason, author, node.reason_time
 
 
 def jobs(pyslurm: Any, request: dict[str, Any]) -> list[list[Any]]:
@@ -86,14 +113,17 @@ def _user(uid: int, known: dict[int, str]) -> str:
     return known[uid]
 
 
-def _answer(pyslurm: Any, line: bytes) -> dict[str, Any]:
+def _answer(pyslurm: Any, line: bytes) -> str:
+    number = None
     try:
         request = json.loads(line)
-        return {"value": DOES[request["do"]](pyslurm, request)}
+        number = request["number"]
+        value = DOES[request["do"]](pyslurm, request)
+        return json.dumps({"number": number, "value": value})
     except pyslurm.RPCError as error:
-        return {"slurm_error": str(error)}
+        return json.dumps({"number": number, "slurm_error": str(error)})
     except Exception as error:  # noqa: BLE001 - whatever it was, the parent must hear of it
-        return {"error": f"{type(error).__name__}: {error}"}
+        return json.dumps({"number": number, "error": f"{type(error).__name__}: {error}"})
 
 
 def _pyslurm() -> Any:
@@ -111,16 +141,16 @@ def main() -> int | None:
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # what the libraries print is no answer
 
-        def say(answer: dict[str, Any]) -> None:
-            out.write(json.dumps(answer).encode() + b"\n")
+        def say(answer: str) -> None:
+            out.write(answer.encode() + b"\n")
             out.flush()
 
         try:
             pyslurm = _pyslurm()
         except ImportError as error:
-            say({"error": str(error)})
+            say(json.dumps({"error": str(error)}))
             return 1
-        say({"value": {"pyslurm": pyslurm.__version__}})
+        say(json.dumps({"value": {"pyslurm": pyslurm.__version__}}))
         for line in sys.stdin.buffer:
             say(_answer(pyslurm, line))
     return 0

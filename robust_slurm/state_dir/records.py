@@ -22,7 +22,7 @@ class Member:
     """A node of a job, as the supervisor sees it."""
 
     name: str
-    job_id: int  # the allocation that it belongs to (a companion's differs from the job's)
+    job_id: int  # the allocation that it belongs to (a standby node's differs from the job's)
     role: str
     ranks: tuple[int, ...]
     silent_s: float | None

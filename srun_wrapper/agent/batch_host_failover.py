@@ -181,7 +181,7 @@ def let_go(slurm: Slurm, job: Job) -> None:
 
 
 def release_companion(place: Place, report: Callable[[str], None]) -> None:
-    """A companion's own allocation ends with the job it was asked for."""
+    """A standby allocation ends with the job that it was requested for."""
     try:
         Slurm(deadline_s=DEADLINE).cancel(place.job_id)
     except SlurmError as err:

@@ -19,7 +19,7 @@ WINDOW = 60.0  # s
 LONGEST = 500  # characters
 
 
-class Bound:
+class LineBound:
     """At most MOST lines within WINDOW; counts those that were left out. Pure but for its state."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class _ToSupervisor(logging.Handler):
     def __init__(self, send: Callable[[Logged], None]) -> None:
         super().__init__(logging.WARNING)
         self._send = send
-        self._bound = Bound()
+        self._bound = LineBound()
 
     def emit(self, record: logging.LogRecord) -> None:
         dropped = self._bound.admit(time.monotonic())

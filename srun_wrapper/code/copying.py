@@ -37,7 +37,7 @@ class CopiedFile(msgspec.Struct, array_like=True, frozen=True):
     size: int = 0
 
 
-class Manifest(msgspec.Struct):
+class SnapshotManifest(msgspec.Struct):
     """All entries of a snapshot by their path, and the paths that are links to what is live."""
 
     entries: dict[str, CopiedFile]
@@ -50,7 +50,7 @@ class Copier:
 
     source: str
     tree: str
-    earlier: tuple[str, Manifest] | None = None
+    earlier: tuple[str, SnapshotManifest] | None = None
     entries: dict[str, CopiedFile] = field(default_factory=dict)
     linked: int = 0
     skipped: list[str] = field(default_factory=list)  # sockets, pipes, devices

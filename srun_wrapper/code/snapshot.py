@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm.state_dir import job_dirs
-from srun_wrapper.code.copying import Copier, Manifest, digest_of
+from srun_wrapper.code.copying import Copier, SnapshotManifest, digest_of
 from srun_wrapper.code.listing import CodeError, Listing, clean, look
 from srun_wrapper.code.versions import Version, name_of
 
@@ -62,7 +62,7 @@ def take(asked: Asked) -> tuple[Version, str]:
         name = name_of(commit, digest, lambda known: _digest(store, known))
         live = _link_live(listing, copier, asked.source, tree)
         _seal(tree, copier)
-        manifest = msgspec.json.encode(Manifest(copier.entries, live))
+        manifest = msgspec.json.encode(SnapshotManifest(copier.entries, live))
         size = sum(entry.size for entry in copier.entries.values())
         _publish(tree, store / name, manifest)
     except OSError as err:
@@ -81,15 +81,15 @@ def take(asked: Asked) -> tuple[Version, str]:
     return Version(name, digest, commit, files, size, time.time(), seconds), line
 
 
-def earlier(store: Path, name: str) -> tuple[str, Manifest] | None:
+def earlier(store: Path, name: str) -> tuple[str, SnapshotManifest] | None:
     """Return an earlier version's tree and manifest; None if there is none."""
     manifest = read_manifest(store, name) if name else None
     return (str(store / name), manifest) if manifest is not None else None
 
 
-def read_manifest(store: Path, name: str) -> Manifest | None:
+def read_manifest(store: Path, name: str) -> SnapshotManifest | None:
     try:
-        return msgspec.json.decode((store / f"{name}.json").read_bytes(), type=Manifest)
+        return msgspec.json.decode((store / f"{name}.json").read_bytes(), type=SnapshotManifest)
     except (OSError, msgspec.MsgspecError):
         return None
 

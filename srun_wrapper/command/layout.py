@@ -55,7 +55,7 @@ class StepPlan:
     ``options``: srun options to set in place of the user's. ``slots_per_node``: tasks that
     srun launches on every node. ``ranks_per_active_node``: rank numbers of each active node,
     active nodes being the step's first; block order, or cyclic if asked. ``short``: of the active
-    nodes, how many the allocation no longer has (see ``remainder``).
+    nodes, how many the allocation no longer has (see ``supervisor/step/remaining.py``).
     """
 
     spares: int = 0

@@ -59,7 +59,7 @@ def world_env(
         "SLURM_JOB_NODELIST": hosts,
         "SLURM_STEP_TASKS_PER_NODE": per_node,
         "SLURM_TASKS_PER_NODE": per_node,
-        "SLURM_JOB_ID": str(job_id),  # of the first job: a companion's own would split the world
+        "SLURM_JOB_ID": str(job_id),  # of the first job: a standby node's would split the world
         "SLURM_JOBID": str(job_id),
         "SLURM_STEP_ID": str(step_id),
         "SLURM_STEPID": str(step_id),

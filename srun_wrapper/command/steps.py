@@ -1,4 +1,4 @@
-"""Starting the real srun steps: the job's own, and one per companion node."""
+"""Starting the real srun steps: the job's own, and one per standby node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import Option, SrunCommand
 from srun_wrapper.protocol.task_options import TaskOptions
 
-# srun options that say how a task runs; a companion's tasks must run the same way. All others
+# srun options that say how a task runs; a standby node's tasks must run the same way. All others
 # say how many and where, which is decided anew.
 TASK_OPTIONS = frozenset(
     {
@@ -62,7 +62,7 @@ class Launch:
     plan: StepPlan
     options: TaskOptions
     env: Mapping[str, str]
-    companion_output: tuple[str, ...] = ()  # srun options for a companion's streams
+    companion_output: tuple[str, ...] = ()  # srun options for a standby node's streams
     rank_env: Mapping[str, str] = field(default_factory=dict)  # what only our srun sees otherwise
     feed: Feed = Feed.EVERY
     observed: Config | None = None
@@ -124,7 +124,7 @@ def with_export(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
 
 
 def companion_name(job_id: int) -> str:
-    """The name of the jobs that its companions are in."""
+    """The name of the job's standby allocations."""
     return f"robust-standby-{job_id}"
 
 

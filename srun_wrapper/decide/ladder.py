@@ -1,6 +1,6 @@
 """Choose the next rung of the recovery ladder (pure).
 
-1 restart in place; 2 swap with a spare of the allocation; 3 swap with a companion from the
+1 restart in place; 2 swap with a spare of the allocation; 3 swap with a standby node of the
 standby partition; 4 requeue. Stop when the error is the user's and repeats, or when the budget
 is spent: recoveries in a row without progress. Only progress refills it.
 """

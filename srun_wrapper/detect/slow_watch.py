@@ -37,7 +37,7 @@ _log = logging.getLogger("robust-srun.slow")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SlowFinding:
     """The job's step time, the ranks that make it slow, and what is special about their node."""
 
     pace: Slowdown
@@ -52,7 +52,7 @@ class Finding:
 class Hearer(Protocol):
     """Hears what the watch has found."""
 
-    def found(self, finding: Finding, /) -> None: ...
+    def found(self, finding: SlowFinding, /) -> None: ...
 
     def eased(self, pace: Slowdown, /) -> None:
         """Hear that a slow job is as fast as usual again."""
@@ -120,7 +120,7 @@ class SlowWatch:
         except Exception:  # noqa: BLE001 - whatever it is, the job goes on
             _log.exception("internal error: which rank is slow is not known")
 
-    async def _look_in_rounds(self, slow: Slowdown) -> Finding | None:
+    async def _look_in_rounds(self, slow: Slowdown) -> SlowFinding | None:
         """Look in rounds; None if something else came between, or the job is fast again."""
         state = self._state
         epoch, world = state.world.epoch, state.world.size
@@ -165,7 +165,7 @@ class SlowWatch:
         if not self._may() or state.world.epoch != epoch:
             return None
         seen = _seen(before, after, errors, {n.name: n.counted for n in active(state)})
-        return Finding(slow, found, facts_of(found.node, seen) if found.node else of_any(seen))
+        return SlowFinding(slow, found, facts_of(found.node, seen) if found.node else of_any(seen))
 
     def _waits(self, step: float) -> Iterator[float]:
         """Yield the seconds before each look; uneven, so as not to be in step with the training."""

@@ -17,7 +17,7 @@ Address = tuple[AgentKey, int]
 """A slot of a node. A node agent that replies for the whole node is slot 0."""
 
 
-class Request(Generic[R]):
+class OpenRequest(Generic[R]):
     """One request to several slots, and the replies to it so far."""
 
     def __init__(self, token: int, kind: type[R], changed: Changes) -> None:
@@ -59,7 +59,7 @@ class Bus:
         self._nodes = nodes
         self._changed = changed
         self._tokens = itertools.count(1)
-        self._open: dict[int, Request[Any]] = {}
+        self._open: dict[int, OpenRequest[Any]] = {}
 
     def send(self, node: Node, message: Message) -> None:
         """Send a message. Start, Stop and Finish become the node's standing order."""
@@ -93,13 +93,13 @@ class Bus:
         orders: Callable[[int], Iterable[tuple[Node, Message]]],
         *,
         repeat: bool = True,
-    ) -> Iterator[Request[R]]:
+    ) -> Iterator[OpenRequest[R]]:
         """Send a request to several nodes and collect the replies until the block ends.
 
         ``kind``: the class of the replies; ``orders``: the messages, given the request's token;
         ``repeat``: send them again on a new connection, for nodes that know a repeated request.
         """
-        request = Request(next(self._tokens), kind, self._changed)
+        request = OpenRequest(next(self._tokens), kind, self._changed)
         self._open[request.token] = request
         try:
             sent = list(orders(request.token))

@@ -273,7 +273,7 @@ def real_world(nodes: list[Node]) -> tuple[list[Node], list[tuple[int, ...]]]:
 def planned_world(
     nodes: list[Node], ranks: tuple[tuple[int, ...], ...]
 ) -> tuple[list[Node], list[tuple[int, ...]]]:
-    """The step's first nodes with these ranks each; the others are spares. Companions come last."""
+    """The step's first nodes with these ranks each; the others are spares. Standby nodes last."""
     ordered = sorted(nodes, key=lambda n: (n.companion, n.key[2]))
     return ordered[: len(ranks)], list(ranks)
 

@@ -55,7 +55,7 @@ class JobState:
         self.bus = Bus(self.nodes, self.changed)
         self.phases: dict[int, tuple[str, float]] = {}
         self.signalled = 0  # the signal that ends the step, once it is being ended
-        self.awaited: set[int] = set()  # companions that were asked for and may still come
+        self.awaited: set[int] = set()  # requests for standby nodes that may still be met
         self.passed_on: set[int] = set()  # other signals that the ranks were sent on purpose
         self.passed_at = -math.inf  # when the last of them was
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.decide.failure import Failure
-from srun_wrapper.detect.slow_watch import Finding
+from srun_wrapper.detect.slow_watch import SlowFinding
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.tempo import Slowdown
@@ -30,7 +30,7 @@ class Slowness:
         self._reports = reports
         self._numbers = itertools.count(1)
 
-    def found(self, finding: Finding) -> None:
+    def found(self, finding: SlowFinding) -> None:
         """Print and record who is slow, and report or replace a machine that has a fault, too."""
         slow = finding.slow
         evidence = (*_lines(finding), *finding.facts.lines)
@@ -62,11 +62,11 @@ class Slowness:
         say(f"steps take {pace.now:.3g} s again, about as long as before ({pace.usual:.3g} s)")
         self._ledger.event("slow_over", step_time=round(pace.now, 4), usual=round(pace.usual, 4))
 
-    def _to_replace(self, finding: Finding) -> bool:
+    def _to_replace(self, finding: SlowFinding) -> bool:
         state = self._state
         return finding.corroborated and state.config.slow == "replace" and bool(state.spares())
 
-    def _done(self, finding: Finding, replace: bool) -> str:
+    def _done(self, finding: SlowFinding, replace: bool) -> str:
         node = finding.slow.node
         if replace:
             return f"{node} is replaced by a spare (slow = replace)"
@@ -81,7 +81,7 @@ class Slowness:
             return "nothing is done: slow alone does not prove that a machine is at fault"
         return "nothing is done: no rank and no node is named"
 
-    def _record(self, finding: Finding, evidence: Sequence[str], done: str) -> None:
+    def _record(self, finding: SlowFinding, evidence: Sequence[str], done: str) -> None:
         state, slow = self._state, finding.slow
         number = f"{state.step_id}-slow{next(self._numbers)}"
         rule, cause = "slow-rank", "unknown"
@@ -113,7 +113,7 @@ class Slowness:
             self._reports.report_slow(node, number, now, evidence, rule)
 
 
-def _lines(finding: Finding) -> list[str]:
+def _lines(finding: SlowFinding) -> list[str]:
     """Return who is slow, and where it is while the others wait."""
     slow, pace = finding.slow, finding.pace
     votes = f" ({slow.wins} of 5 rounds)" if slow.wins else ""

@@ -23,7 +23,7 @@ from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import PROGRAM_ERRORS, MachineResults
 from srun_wrapper.replay.orders import WorldShape, shape
 from srun_wrapper.replay.outcome import read
-from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
+from srun_wrapper.replay.small_worlds import ReplayRequest, SmallWorlds
 
 ALL_ROUNDS = 4.0  # limits of one round, for the whole search
 
@@ -41,7 +41,7 @@ class Replay:
     """Replays the job, whose ranks are down, in rounds until the bad nodes are known."""
 
     def __init__(
-        self, asked: Asked, state: JobState, worlds: SmallWorlds, topology: Topology
+        self, asked: ReplayRequest, state: JobState, worlds: SmallWorlds, topology: Topology
     ) -> None:
         self._asked = asked
         self._state = state

@@ -22,7 +22,7 @@ from srun_wrapper.replay.outcome import GroupResult, compare, look
 TICK = 0.2  # s between looks at the groups
 
 
-class Asked(NamedTuple):
+class ReplayRequest(NamedTuple):
     """Parameters of a replay; see the settings of the same names."""
 
     steps: int
@@ -64,7 +64,7 @@ class SmallWorlds:
         self._interrupted = over
 
     async def run(
-        self, cut: WorldShape, groups: Sequence[Group], asked: Asked
+        self, cut: WorldShape, groups: Sequence[Group], asked: ReplayRequest
     ) -> dict[int, GroupResult] | None:
         """Replay these groups at once. None when a node was lost or the end came."""
         state, grace = self._state, self._state.config.stop_grace

@@ -49,7 +49,7 @@ from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.replay.replaying import Replay
-from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
+from srun_wrapper.replay.small_worlds import ReplayRequest, SmallWorlds
 from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.supervisor.epoch import Begun, Epochs
 from srun_wrapper.supervisor.inbox import Inbox
@@ -118,7 +118,7 @@ class Supervisor:
         )
         worlds = SmallWorlds(state, bus, self.stopping, self.facts, self.journal, self._interrupted)
         how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
-        self.replay = Replay(Asked(*how), state, worlds, self.topology)
+        self.replay = Replay(ReplayRequest(*how), state, worlds, self.topology)
         self._build_checkpoints()
 
     def _build_checkpoints(self) -> None:

@@ -223,7 +223,7 @@ class Inbox:
         """Slurm signalled a node's shims, and the ranks there with them."""
         state = self._state
         own = [n for n in state.live() if not n.companion] or state.live()
-        if own and node is own[0]:  # Slurm does not know that companions' steps belong to this one
+        if own and node is own[0]:  # Slurm takes standby nodes' steps for steps of other jobs
             for other in state.live():
                 if other.companion and other is not node:
                     state.bus.send(other, Signal(signum))

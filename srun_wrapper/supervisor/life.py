@@ -55,7 +55,7 @@ class Finishing:
         for node in self._state.world.places:
             if node.role is Role.DEAD and node.refused:  # its shim went with the step
                 self._state.members.move(node, Role.RELEASED)
-        self.dismiss()  # companions, whose steps are others
+        self.dismiss()  # standby nodes, whose steps are others
         await self.step.end(self._swapped())
         code = self.step.code or 128 + signal.SIGKILL
         if self.step.code == 0:

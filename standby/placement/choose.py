@@ -23,7 +23,7 @@ _BUDGET = 5_000  # times that a minipod is tried for a place; about 0.1 s
 _ROUNDS = 20  # of exchanges; each makes the score smaller
 
 
-class Choice(NamedTuple):
+class ChosenStandbys(NamedTuple):
     """Lost node → standby, and why."""
 
     takes: dict[str, str]
@@ -62,7 +62,7 @@ def decide(
     ranks_per_node: Layout,
     switches: Mapping[str, str],
     alpha: float = ALPHA,
-) -> Choice:
+) -> ChosenStandbys:
     """``choose`` with its reasons."""
     check_alpha(alpha)
     at = {node: number for number, node in enumerate(places)}
@@ -84,7 +84,7 @@ def decide(
         for place, pod in zip(empty, search.chosen, strict=True)
         if pod is not None
     }
-    return Choice(takes, search.job.spread, search.bound, exact)
+    return ChosenStandbys(takes, search.job.spread, search.bound, exact)
 
 
 class _Search:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from health.admin.want import SLURM_CONF, Want
 from robust_slurm.slurm import Slurm, SlurmError
 from standby.pool import file as pool_file
-from standby.pool.edge import Confirm, Seen, WishError, check, count, give, observe, slurm_conf
+from standby.pool.edge import Confirm, PoolView, WishError, check, count, give, observe, slurm_conf
 from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import named_in, partition_lines, preemption, preempts
 from standby.pool.members import Admission, Choice, Sight, Wish, choose, demote
@@ -32,7 +32,7 @@ _NOT_DONE = ("denied", "invalid", "not_found", "conflict")  # after any other an
 class PoolPlan(NamedTuple):
     """The changes to be made, as of ``seen``."""
 
-    seen: Seen
+    seen: PoolView
     choice: Choice
     goal: Mapping[str, PoolTarget]
     orders: list[PartitionChange]

@@ -25,12 +25,12 @@ class WishError(ValueError):
     """A wish that cannot be met; the text says which can."""
 
 
-class Seen(NamedTuple):
+class PoolView(NamedTuple):
     sight: Sight
     config: Mapping[str, str]
 
 
-def observe(slurm: Slurm, wish: Wish, state_dir: str) -> Seen:
+def observe(slurm: Slurm, wish: Wish, state_dir: str) -> PoolView:
     """Read all that decides, as it is now. Raises SlurmError."""
     alive(slurm)
     config, nodes = slurm.config(), slurm.nodes()
@@ -42,7 +42,7 @@ def observe(slurm: Slurm, wish: Wish, state_dir: str) -> Seen:
         names |= dict.fromkeys(partitions[wish.source].nodes)
     known = [name for name in names if name in nodes]
     proofs, unread = pool_file.proofs(state_dir, known, wish.burn_in_hours > 0)
-    return Seen(Sight(nodes, partitions, jobs, proofs, time.time(), unread), config)
+    return PoolView(Sight(nodes, partitions, jobs, proofs, time.time(), unread), config)
 
 
 def alive(slurm: Slurm) -> None:
@@ -52,7 +52,7 @@ def alive(slurm: Slurm) -> None:
         raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
 
 
-def check(wish: Wish, seen: Seen, old: PoolRecord | None) -> None:
+def check(wish: Wish, seen: PoolView, old: PoolRecord | None) -> None:
     """Raises BadInput for a wish that this Slurm cannot grant, or that takes what is not ours."""
     if wish.source and wish.source not in seen.sight.partitions:
         there = ", ".join(seen.sight.partitions)

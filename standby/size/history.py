@@ -35,14 +35,14 @@ class Span(NamedTuple):
     end: float
 
 
-class Lines(NamedTuple):
+class RecordLines(NamedTuple):
     """A file's records; how many lines were none."""
 
     records: tuple[Mapping[str, Any], ...]
     bad: int
 
 
-def lines(raw: bytes, now: float) -> Lines:
+def lines(raw: bytes, now: float) -> RecordLines:
     """JSON objects with a "time" that can be, in the file's order. A torn last line is bad."""
     found: list[Mapping[str, Any]] = []
     bad = 0
@@ -56,7 +56,7 @@ def lines(raw: bytes, now: float) -> Lines:
             bad += 1
         else:
             found.append(record)
-    return Lines(tuple(found), bad + bool(last.strip()))
+    return RecordLines(tuple(found), bad + bool(last.strip()))
 
 
 def incident(record: Mapping[str, Any], job: int) -> Loss | None:

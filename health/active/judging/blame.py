@@ -85,7 +85,7 @@ class Bad(NamedTuple):
 
 
 @dataclass(slots=True)
-class Facts:
+class PairFacts:
     """By node, and in it by partner. ``standards``: by whether the pair is across leaves, as are
     the values of ``passed``."""
 
@@ -137,9 +137,9 @@ def across(leaf_of: Mapping[str, str], one: str, other: str) -> bool:
 
 def facts(
     results: Sequence[PairResult], leaf_of: Mapping[str, str], floor: float | None, share: float
-) -> Facts:
+) -> PairFacts:
     """Sort the results into passed, bad and error."""
-    found = Facts(_standards(results, leaf_of, floor, share))
+    found = PairFacts(_standards(results, leaf_of, floor, share))
     for result in results:
         far = across(leaf_of, result.one, result.other)
         own = found.standards.get(far)
@@ -204,7 +204,7 @@ def _standard(best: list[float], share: float) -> Standard:
 
 
 def verdict(
-    known: Facts,
+    known: PairFacts,
     nodes: Sequence[str],
     results: Iterable[PairResult],
     leaf_of: Mapping[str, str],
@@ -279,7 +279,7 @@ def _lines(bad: Mapping[str, Bad]) -> str:
 
 
 def _bad_leaves(
-    known: Facts, named: Iterable[str], nodes: Sequence[str], leaf_of: Mapping[str, str]
+    known: PairFacts, named: Iterable[str], nodes: Sequence[str], leaf_of: Mapping[str, str]
 ) -> frozenset[str]:
     """Return the leaves of which most nodes would be named and none passed with a node of another
     leaf; there is another leaf to compare with."""

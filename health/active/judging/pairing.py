@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from health.active.judging.blame import (
     STANDARD,
-    Facts,
     Pair,
+    PairFacts,
     PairResult,
     PairVerdict,
     across,
@@ -149,7 +149,7 @@ class Pairing:
         rounds = self._rounds - self._untouched
         return verdict(self._facts(), self._nodes, self._results, self._leaf_of, rounds)
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> PairFacts:
         return facts(self._results, self._leaf_of, self._floor, self._share)
 
     def _shuffled(self, nodes: Iterable[str]) -> list[str]:
@@ -234,7 +234,7 @@ class Pairing:
     def _far(self, one: str, other: str) -> bool:
         return across(self._leaf_of, one, other)
 
-    def _controls(self, pairs: Sequence[Pair], known: Facts, pool: _Pool) -> list[Pair]:
+    def _controls(self, pairs: Sequence[Pair], known: PairFacts, pool: _Pool) -> list[Pair]:
         """Pairs of proven nodes, for the kinds of pairs without a standard to be trusted.
 
         A few: across leaves they share the uplinks with what is being tested.

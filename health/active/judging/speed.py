@@ -32,7 +32,7 @@ RUN_FEW = 0.25
 BETWEEN = "p2p_"  # values of two devices: which two decides what connects them
 
 
-class Slow(NamedTuple):
+class SlowDevice(NamedTuple):
     """One device that is slow in one test. WARN: nobody should lose the node to this alone."""
 
     node: str
@@ -51,7 +51,9 @@ class _Speed(NamedTuple):
 _Remark = tuple[Literal["WARN", "FAIL"], str]
 
 
-def slow(measured: Iterable[Measured], floors: Floors, baselines: fleet.Baselines) -> list[Slow]:
+def slow(
+    measured: Iterable[Measured], floors: Floors, baselines: fleet.Baselines
+) -> list[SlowDevice]:
     """The slow ones, in order of node, test and device. Pairs and rings are judged elsewhere."""
     groups: dict[tuple[str, str, str], list[_Speed]] = defaultdict(list)
     for one in measured:
@@ -72,7 +74,7 @@ def slow(measured: Iterable[Measured], floors: Floors, baselines: fleet.Baseline
             status = "WARN" if model in SHARED else status
             found[speed.node, test, speed.device].append((status, text))
     return [
-        Slow(
+        SlowDevice(
             *which,
             "FAIL" if any(status == "FAIL" for status, _ in remarks) else "WARN",
             "; ".join(dict.fromkeys(text for _, text in sorted(remarks))),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from health.admin.doctor.site_rules import Remark
 from robust_slurm import config as jobs
-from robust_slurm.slurm import Slurm
+from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.choose import connect
 
 
@@ -26,11 +27,26 @@ def door(path: str | None, deadline_s: float) -> Slurm:
     return connect("auto" if asked == "pyslurm" else asked, deadline_s)
 
 
-def remark(slurm: Slurm, path: str | None, toml: str) -> Remark:
-    used, why = slurm.backend()
+def remark(
+    slurm: Slurm, path: str | None, toml: str, opener: Callable[[str], Slurm] = connect
+) -> Remark:
+    """Name the way of robust-status. ``slurm`` is the doctor's own, which need not be pyslurm."""
     asked = wanted(path)
+    used, why = _strict(opener) if asked == "pyslurm" else slurm.backend()
     name = f"slurm_backend = {asked}"
     if asked == "pyslurm" and used != "pyslurm":
         line = 'slurm_backend = "auto"'
         return Remark("fix", name, f"robust-status fails: {why}", toml, line)
     return Remark("ok", name, f"{used} ({why})" if why else used)
+
+
+def _strict(opener: Callable[[str], Slurm]) -> tuple[str, str]:
+    """Return the way, and why, of a client for which nothing else will do."""
+    try:
+        slurm = opener("pyslurm")
+    except SlurmError as error:
+        return "commands", error.message
+    try:
+        return slurm.backend()
+    finally:
+        slurm.close()

@@ -64,6 +64,8 @@ def main(
         problems = _settings(etc).problems
         remarks += site_rules.of_settings(_toml(etc), os.path.lexists(_toml(etc)), problems)
         remarks += _machine(etc, True)
+    finally:
+        door.close()
     (say.as_json if as_json else say.as_text)(remarks, config, out)
     return code or int(any(remark.level == "fix" for remark in remarks))
 

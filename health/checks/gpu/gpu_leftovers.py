@@ -90,7 +90,7 @@ def run(system: System) -> list[Finding]:
     return found + (_Look(system, options).run(used) if used else [])
 
 
-class _Process(NamedTuple):
+class _GpuProcess(NamedTuple):
     pid: int
     uid: int
     comm: str  # what it calls itself
@@ -126,7 +126,7 @@ class _Look:
                 found += self._memory(device)
         return found
 
-    def _state(self, process: _Process, free: bool) -> str:
+    def _state(self, process: _GpuProcess, free: bool) -> str:
         """ "left", "foreign" (another running job's on this job's GPU), or "right"."""
         services = tuple(self.options["services"])
         if process.uid == 0 and services and process.comm.startswith(services):
@@ -153,7 +153,7 @@ class _Look:
         ]
 
 
-def _text(device: Device, process: _Process) -> str:
+def _text(device: Device, process: _GpuProcess) -> str:
     job = f"job {process.job}" if process.job else "no job"
     comm = one_line(process.comm, 16).replace('"', "?")
     return (
@@ -162,7 +162,7 @@ def _text(device: Device, process: _Process) -> str:
     )
 
 
-def _process(system: System, pid: int) -> _Process | None:
+def _process(system: System, pid: int) -> _GpuProcess | None:
     """None: it has ended."""
     try:
         # Not the owner of /proc/PID: that is root for a process that hides itself.
@@ -178,7 +178,7 @@ def _process(system: System, pid: int) -> _Process | None:
         except OSError:
             match = None
         job = int(match[1]) if match else 0
-    return _Process(pid, int(uid[1]) if uid else -1, comm, job, proven)
+    return _GpuProcess(pid, int(uid[1]) if uid else -1, comm, job, proven)
 
 
 def allocated(system: System) -> set[int]:

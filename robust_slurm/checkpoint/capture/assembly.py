@@ -35,7 +35,7 @@ class Source(NamedTuple):
     """Entry name → its data, a view of the file."""
 
 
-class Whole(NamedTuple):
+class WholeTensor(NamedTuple):
     """A tensor in one or more blocks, all of it there."""
 
     entry: Entry
@@ -71,11 +71,11 @@ class Assembly:
         """Names of what is put together from the peers' parts."""
         return frozenset(self._shared.keys() - self._mine.keys())
 
-    def find(self, fqn: str) -> Whole:
+    def find(self, fqn: str) -> WholeTensor:
         """Return the tensor held under a name. StateError if the snapshots lack a part of it."""
         mine = self._mine.get(fqn)
         if mine is not None:
-            return Whole(mine[0], mine[0].shape, (mine,), mine[0].offsets)
+            return WholeTensor(mine[0], mine[0].shape, (mine,), mine[0].offsets)
         blocks = self._shared.get(fqn)
         if not blocks:
             raise StateError(f"{fqn}: not in the snapshots of ranks {self._peers}")
@@ -99,7 +99,7 @@ class Assembly:
                 f"{fqn}: of its {prod(shape)} items the snapshots of ranks {self._peers} hold "
                 f"only the first {at} without a gap"
             )
-        return Whole(first, shape, tuple(parts), origin)
+        return WholeTensor(first, shape, tuple(parts), origin)
 
     def into(self, live: torch.Tensor, ref: Ref) -> Fill:
         """Check that the saved tensor fits a live one; what copies it there.
@@ -148,7 +148,7 @@ class Assembly:
 
     @staticmethod
     def _wrap(
-        tensor: torch.Tensor, ref: Ref, whole: Whole, like: torch.Tensor | None
+        tensor: torch.Tensor, ref: Ref, whole: WholeTensor, like: torch.Tensor | None
     ) -> torch.Tensor:
         """The distributed tensor that ``tensor`` is the local part of, if it is one."""
         if not ref.placements:
@@ -170,7 +170,7 @@ class Fill(NamedTuple):
     """A copy that is known to fit."""
 
     target: torch.Tensor
-    whole: Whole
+    whole: WholeTensor
 
     def run(self) -> None:
         """Copy. Raises StateError where memory cannot be written (it overlaps itself)."""

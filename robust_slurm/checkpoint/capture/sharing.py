@@ -30,10 +30,10 @@ class Share(NamedTuple):
 
     @property
     def keepers(self) -> tuple[int, ...]:
-        """Those of the ranks that keep a part each of what all hold, spread over them evenly.
+        """The ranks, evenly spread, that keep a part each of the state that all of them share.
 
-        To restore a rank takes its own snapshot and theirs: were all of them keepers, the lists
-        of what is needed would grow with the square of the ranks.
+        To restore a rank takes its own snapshot and the keepers' snapshots. If all ranks were
+        keepers, the lists of needed snapshots would grow with the square of the ranks.
         """
         count = min(len(self.ranks), KEEPERS)
         return tuple(self.ranks[i * len(self.ranks) // count] for i in range(count))
@@ -43,7 +43,7 @@ class Share(NamedTuple):
         return tuple(sorted({rank, *self.keepers}))
 
 
-class Part(NamedTuple):
+class SharedPart(NamedTuple):
     """A block of one of the shared tensors."""
 
     which: int
@@ -55,7 +55,7 @@ class Part(NamedTuple):
     """Rows ``start`` to ``start + length`` along ``dim``; all of them for a whole tensor."""
 
 
-def divide(entries: Sequence[Entry], parts: int) -> list[list[Part]]:
+def divide(entries: Sequence[Entry], parts: int) -> list[list[SharedPart]]:
     """Cut the shared tensors into as many parts of about equal bytes.
 
     All bytes in a row are cut at equal distances, each cut moved to the nearest border between
@@ -64,7 +64,7 @@ def divide(entries: Sequence[Entry], parts: int) -> list[list[Part]]:
     """
     total = sum(entry.nbytes for entry in entries)
     cuts = [total * i / parts for i in range(1, parts)]
-    shares: list[list[Part]] = [[] for _ in range(parts)]
+    shares: list[list[SharedPart]] = [[] for _ in range(parts)]
     at = part = 0
     for index, entry in enumerate(entries):
         dim = next((d for d, size in enumerate(entry.shape) if size > 1), 0)
@@ -87,16 +87,16 @@ def divide(entries: Sequence[Entry], parts: int) -> list[list[Part]]:
     return shares
 
 
-def _part(index: int, entry: Entry, dim: int, start: int, length: int) -> Part:
+def _part(index: int, entry: Entry, dim: int, start: int, length: int) -> SharedPart:
     shape, offsets = list(entry.shape), list(entry.offsets)
     if shape:
         shape[dim], offsets[dim] = length, offsets[dim] + start
     kind = "piece" if entry.kind == "block" else "shared"
     shared = entry._replace(shape=tuple(shape), offsets=tuple(offsets), kind=kind)
-    return Part(index, shared, dim, start, length)
+    return SharedPart(index, shared, dim, start, length)
 
 
-def cut(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+def cut(tensor: torch.Tensor, part: SharedPart) -> torch.Tensor:
     """The part's block of its tensor, as a view."""
     if not tensor.dim() or part.length == tensor.shape[part.dim]:
         return tensor

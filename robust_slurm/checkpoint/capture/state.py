@@ -21,7 +21,7 @@ from .object_state import ObjectState, PlainValue, ScalerState
 from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
-from .sharing import Fingerprint, Part, Share, checksum, cut, divide
+from .sharing import Fingerprint, Share, SharedPart, checksum, cut, divide
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
@@ -50,7 +50,7 @@ class Glimpse(NamedTuple):
     """The state of one object at a moment."""
 
     values: Encoded
-    """All that is no tensor."""
+    """The values that are no tensors."""
     tensors: dict[str, torch.Tensor]
     """By the names of their entries; live, not copies."""
 
@@ -77,7 +77,7 @@ class State:
         self._shared_items: list[Item] = []
         self._divided: list[Entry] = []
         self._fingerprint = Fingerprint([])
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, SharedPart] = {}
         self._together: frozenset[str] = frozenset()
         # Models first: the optimizer's parameters are called as they are there. Generators last:
         # what the others do may draw from them.
@@ -145,14 +145,14 @@ class State:
         self._fingerprint = Fingerprint([leaf.item[:2] for leaf in shared])
 
     def shared_tensors(self) -> Sequence[torch.Tensor]:
-        """All that is shared, of the state last captured."""
+        """Return the shared tensors of the state last captured."""
         return self._fingerprint.tensors if self.share is not None else ()
 
     def fingerprint(
         self, *, whole: bool, sampled: list[torch.Tensor] | None = None, step: int | None = None
     ) -> Callable[[], int]:
-        """Checksum of all that is shared, as this rank holds it, of the state last captured; -1:
-        nothing is. As ``Fingerprint.take``."""
+        """Checksum of the shared tensors of the state last captured, as this rank holds them; -1:
+        none is shared. As ``Fingerprint.take``."""
         if self.share is None:
             return lambda: -1
         return self._fingerprint.take(whole=whole, sampled=sampled, step=step)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..format.layout import Entry
 from ..planning.alike import Claim, apart
-from .parts import FileSpan, Form, Outline
+from .parts import CommonForm, FileSpan, Outline
 
 DIFFER = "no longer hold the same state, though each has kept a part of it for all"
 _STAGES = ("pp", "pipeline", "pipe", "stage")  # names of mesh dimensions over which layers differ
@@ -172,7 +172,7 @@ def _tensors(parts: Sequence[Outline]) -> tuple[list[Whole], list[str]]:
 
 def _collected(parts: Sequence[Outline]) -> dict[str, list[list[Blocks]]]:
     """By fqn: the blocks of each tensor that has it."""
-    alike: dict[tuple[Form, tuple[int, ...], tuple[int, ...]], list[Outline]] = {}
+    alike: dict[tuple[CommonForm, tuple[int, ...], tuple[int, ...]], list[Outline]] = {}
     for part in parts:
         among = part.needs if part.form.shares else ()  # else each rank needs itself alone
         alike.setdefault((part.form, among, _stage(part)), []).append(part)
@@ -196,7 +196,7 @@ def _collected(parts: Sequence[Outline]) -> dict[str, list[list[Blocks]]]:
     return {fqn: list(variants.values()) for fqn, variants in tensors.items()}
 
 
-def _private(form: Form, group: Sequence[Outline]) -> Iterator[tuple[int, Outline, object]]:
+def _private(form: CommonForm, group: Sequence[Outline]) -> Iterator[tuple[int, Outline, object]]:
     """Number of the entry, part and content of the first of each content."""
     known: set[tuple[str, ...]] = set()
     for part in group:
@@ -321,7 +321,7 @@ def _values(parts: Sequence[Outline]) -> list[Value]:
     each parameter's name, as torch's ``flatten_optimizer_state_dict`` asks for them:
     ``optimizer.param_groups.<parameter>.lr``.
     """
-    lowest: dict[Form, Outline] = {}
+    lowest: dict[CommonForm, Outline] = {}
     for part in parts:
         lowest.setdefault(part.form, part)
     found: dict[str, Value] = {}

@@ -93,7 +93,7 @@ class Part(NamedTuple):
         return sum(file.size for file in self.files)
 
 
-class Form:
+class CommonForm:
     """The common form of all ranks that hold blocks of the same shapes."""
 
     def __init__(self, data: Any) -> None:
@@ -138,8 +138,8 @@ class Outline:
             File(_data_name(n), count(s), [count(c) for c in d]) for n, s, d in head["files"]
         )
         if lines[4] not in known:
-            known[lines[4]] = Form(json.loads(_inflate(lines[4])))
-        self.form: Form = known[lines[4]]
+            known[lines[4]] = CommonForm(json.loads(_inflate(lines[4])))
+        self.form: CommonForm = known[lines[4]]
         if lines[1] not in known:
             known[lines[1]] = tuple(map(text, json.loads(lines[1])))
         self.contents: tuple[str, ...] = known[lines[1]]

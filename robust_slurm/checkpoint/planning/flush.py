@@ -22,7 +22,7 @@ class Write(NamedTuple):
     """Name in the store's directory."""
 
 
-class Flush(NamedTuple):
+class FlushPlan(NamedTuple):
     """The writes of a flush, and the stores that make them."""
 
     step: int
@@ -34,7 +34,9 @@ class Flush(NamedTuple):
     lines: tuple[str, ...]
 
 
-def flush(places: Sequence[Holder], world: int, durable: Iterable[tuple[int, int]] = ()) -> Flush:
+def flush(
+    places: Sequence[Holder], world: int, durable: Iterable[tuple[int, int]] = ()
+) -> FlushPlan:
     """Share the newest complete step in memory out among the stores that have it.
 
     ``durable``: (step, world) of the committed steps. Odd holdings are passed over.
@@ -46,15 +48,15 @@ def flush(places: Sequence[Holder], world: int, durable: Iterable[tuple[int, int
     sets, _ = usable(in_memory, world)
     newest, lines = newest_complete(sets, world)
     if newest is None:
-        return Flush(0, (), "", (*lines, "nothing to write: no step is complete in memory"))
+        return FlushPlan(0, (), "", (*lines, "nothing to write: no step is complete in memory"))
     step = newest[0]
     if any(done >= step for done, _ in durable):
-        return Flush(step, (), "", (*lines, f"nothing to write: step {step} is durable"))
+        return FlushPlan(step, (), "", (*lines, f"nothing to write: step {step} is durable"))
     writes = _share_out(sets[newest])
     nodes = {place.store: place.node for place in places}
     count = len({nodes[write.store] for write in writes})
     head = f"write step {step}: {world} snapshots from {count} node{'s' * (count != 1)}"
-    return Flush(step, writes, writes[0].store if writes else "", (head, *lines))
+    return FlushPlan(step, writes, writes[0].store if writes else "", (head, *lines))
 
 
 def _share_out(copies: Copies) -> tuple[Write, ...]:

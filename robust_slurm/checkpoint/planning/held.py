@@ -19,12 +19,12 @@ class Holder(NamedTuple):
     holdings: Sequence[Holding]
 
 
-class Copy(NamedTuple):
+class UsableCopy(NamedTuple):
     """A usable holding and where it is."""
 
     place: Holder
     holding: Holding
 
 
-Copies = dict[int, list[Copy]]  # by owner
+Copies = dict[int, list[UsableCopy]]  # by owner
 Sets = dict[tuple[int, int], Copies]  # by (step, epoch)

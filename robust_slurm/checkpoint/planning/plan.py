@@ -18,8 +18,8 @@ from ..store.events import WITHDRAWN
 from ..store.events import Holding as Holding
 from .alike import Claim, apart
 from .held import Copies as Copies
-from .held import Copy, Sets
 from .held import Holder as Holder
+from .held import Sets, UsableCopy
 from .sound import NO_TRUST, Bound, Trust, trusted
 
 SHOWN = 8  # lines of one kind for people; the rest is counted
@@ -192,7 +192,7 @@ def usable(
     passed: list[Passed] = []
     for place in places:
         for held in place.holdings:
-            copy = Copy(place, held)
+            copy = UsableCopy(place, held)
             if held.line < lines[held.step, held.epoch]:
                 passed.append(_passed(copy, "its ranks began anew before this step"))
                 continue
@@ -251,7 +251,7 @@ def _sources(
         for owner in {rank, *copies[rank][0].holding.needs}:
             wanted.setdefault((seat.node, owner), []).append(seat.store)
     files: dict[str, dict[int, str]] = {}
-    remote: list[tuple[str, int, list[Copy]]] = []
+    remote: list[tuple[str, int, list[UsableCopy]]] = []
     for (node, owner), stores in sorted(wanted.items()):
         here = [c for c in copies[owner] if c.place.node == node and c.holding.tier != "local"]
         if here:
@@ -282,14 +282,14 @@ def _sources(
     return files, transfers
 
 
-def _nearness(copy: Copy, stores: Collection[str] = ()) -> tuple[object, ...]:
+def _nearness(copy: UsableCopy, stores: Collection[str] = ()) -> tuple[object, ...]:
     """Orders copies on one node: own ones first (they outlive fetched ones); then by name."""
     place, held = copy
     own = held.file.startswith("own-")
     return held.tier, not own, place.store not in stores, place.store, held.file
 
 
-def _passed(copy: Copy, why: str) -> Passed:
+def _passed(copy: UsableCopy, why: str) -> Passed:
     place, held = copy
     return Passed(place.store, place.node, held.owner, held.step, held.file, why)
 

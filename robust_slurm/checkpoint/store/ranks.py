@@ -23,7 +23,7 @@ SAME = 64  # steps in one of them at most, for comparison with those of other ra
 MAX_RANK = 1 << 24
 
 
-class Enrolment(NamedTuple):
+class RankEnrolment(NamedTuple):
     rank: int
     world: int
     epoch: int
@@ -44,7 +44,7 @@ class Enrolment(NamedTuple):
         )  # fmt: skip
 
 
-def read_enrolment(message: Message) -> Enrolment:
+def read_enrolment(message: Message) -> RankEnrolment:
     """Raises RefusedError."""
     world = door.whole(message, "world", MAX_RANK)
     rank = door.whole(message, "rank", max(world, 1))
@@ -54,7 +54,7 @@ def read_enrolment(message: Message) -> Enrolment:
         raise RefusedError(f"enrol: mesh is {mesh!r}"[:200])
     if not isinstance(needs, list) or not all(type(v) is int and 0 <= v < world for v in needs):
         raise RefusedError(f"enrol: needs is {needs!r}"[:200])
-    return Enrolment(
+    return RankEnrolment(
         rank, world, door.whole(message, "epoch"), mesh,
         tuple(sorted({*needs, rank})),
         Destination(
@@ -97,7 +97,7 @@ class Rank:
         self._due = due
         self._has = has
         self.lock = threading.RLock()
-        self.enrolment: Enrolment | None = None
+        self.enrolment: RankEnrolment | None = None
         self.connection: Connection | None = None
         self.enrolled = -1
         """The epoch in which it enrolled last."""
@@ -119,7 +119,7 @@ class Rank:
         self.pusher = make_pusher(self)
         self.persister = make_persister(self)
 
-    def enrol(self, enrolment: Enrolment, connection: Connection) -> None:
+    def enrol(self, enrolment: RankEnrolment, connection: Connection) -> None:
         with self.lock:
             older, self.connection = self.connection, connection
             self.enrolment = enrolment
@@ -243,7 +243,7 @@ class Rank:
         return 0.0
 
 
-def took_a_place(enrolment: Enrolment, ranks: Iterable[Rank]) -> bool:
+def took_a_place(enrolment: RankEnrolment, ranks: Iterable[Rank]) -> bool:
     """True if a rank of another number ran in its place before, in this epoch: ranks that a
     launcher starts anew may be numbered otherwise. ``ranks``: those of the store."""
     return any(
@@ -257,7 +257,7 @@ def took_a_place(enrolment: Enrolment, ranks: Iterable[Rank]) -> bool:
 
 
 def snapshot_path(
-    message: Message, enrolment: Enrolment, directory: Path
+    message: Message, enrolment: RankEnrolment, directory: Path
 ) -> tuple[Path, int, bool]:
     """Path, slot and whether it lies in the store's directory. Raises RefusedError."""
     name = door.text(message, "file")

@@ -27,7 +27,7 @@ class BrokenError(Exception):
     """The connection ended, or stood still for too long, or was nobody of ours."""
 
 
-class RefusedError(BrokenError):
+class NotListeningError(BrokenError):
     """No process listens at that address."""
 
 
@@ -192,7 +192,7 @@ def connect(
     try:
         sock = socket.create_connection((host, port), timeout=idle)
     except ConnectionRefusedError:
-        raise RefusedError("no process listens there") from None
+        raise NotListeningError("no process listens there") from None
     except (OSError, UnicodeError, OverflowError) as err:
         raise BrokenError(getattr(err, "strerror", None) or str(err) or "cannot connect") from None
     channel = Channel(sock, key, server=False, idle=idle)

@@ -13,7 +13,12 @@ from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.events import FetchOutcome, WantedSnapshot
 from robust_slurm.checkpoint.store.reserve import Reserve
 from robust_slurm.checkpoint.store.shelf import FETCHED, Shelf
-from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, RefusedError, connect
+from robust_slurm.checkpoint.transfer.channel import (
+    BrokenError,
+    Channel,
+    NotListeningError,
+    connect,
+)
 from robust_slurm.checkpoint.transfer.incoming import Incoming
 from robust_slurm.checkpoint.transfer.sending import BREAKS, AbandonedError, Offer
 
@@ -119,7 +124,7 @@ class Fetcher:
                 except AbandonedError as err:
                     raise _Failed(f"{place}: {err}") from None
                 except BrokenError as err:
-                    why, refused = str(err), isinstance(err, RefusedError)
+                    why, refused = str(err), isinstance(err, NotListeningError)
                 now = time.monotonic()
                 if incoming is not None and incoming.received > had:
                     good_at, had, breaks = now, incoming.received, breaks + 1

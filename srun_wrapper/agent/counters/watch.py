@@ -18,7 +18,7 @@ UNREAD: dict[str, int] = {}
 Got = Callable[[dict[str, int]], None]
 
 
-class Source:
+class CounterReader:
     """One way to read counters; one reading at a time, also where a device does not answer."""
 
     def __init__(self, begin: Callable[[Got], None], got: Got) -> None:
@@ -66,8 +66,8 @@ class Counters:
         self._told: dict[str, int] = {}
         self.promised = False  # one more is told, when what is being read has been read
         self._sources = [
-            Source(lambda got: loop.run_in_thread(reader, got, UNREAD), self._read),
-            *([Source(gpus, self._read)] if gpus is not None else []),
+            CounterReader(lambda got: loop.run_in_thread(reader, got, UNREAD), self._read),
+            *([CounterReader(gpus, self._read)] if gpus is not None else []),
         ]
         self.look()
         self._loop.run_in_thread(self._machines, self._begun, None)

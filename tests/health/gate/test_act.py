@@ -240,6 +240,7 @@ def test_the_failure_path_needs_the_standard_library_only(tmp_path: Path) -> Non
         "print(door.undrain('n1').done)\n"
         "bad = {'ClusterShell', 'msgspec', 'asyncio', 'argparse', 'logging'} & set(sys.modules)\n"
         "assert not bad, bad\n"
+        "assert not [name for name in sys.modules if 'pyslurm' in name]\n"
     )
     argv = ["/usr/bin/python3", "-IS", "-c", code]
     done = subprocess.run(argv, env={}, capture_output=True, text=True, timeout=60)

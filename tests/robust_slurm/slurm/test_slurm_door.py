@@ -172,6 +172,53 @@ def test_nodes_that_slurm_does_not_know_are_missing() -> None:
         slurm.nodes(["n1 State=DOWN"])
 
 
+@pytest.mark.parametrize(
+    "words", ["NFS connection timed out", "Zero Bytes were transmitted or received"]
+)
+def test_the_reason_of_one_node_is_no_error_of_slurm(words: str) -> None:
+    """It stands on stdout before the line that another name is unknown."""
+    known = node_text("IDLE+DRAIN", f"robust: {words}").stdout
+    text = Completed(1, known + "Node nope not found\n", "")
+    slurm, runner = door({"show node": text, "update": OK, "version": OK})
+    assert set(slurm.nodes(["nope", "n1"])) == {"n1"}
+    with pytest.raises(SlurmError) as caught:
+        slurm.drain_all(["n1", "nope"], "fan")
+    assert caught.value.kind == "not_found" and not runner.orders()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [("n[1-", "node list"), ("n" * 4000, "cut off"), ("n[1-3]" + " " * 5000, "")],
+)
+def test_a_node_list_that_is_cut_off_is_refused(nodes: str, why: str) -> None:
+    slurm, _ = door({"squeue": Completed(0, f"5|77|RUNNING|None|{nodes}|\nnoise\n", "")})
+    if not why:
+        assert [found.nodes for found in slurm.allotted("x")] == [("n1", "n2", "n3")]
+        return
+    with pytest.raises(SlurmError, match=why) as caught:
+        slurm.allotted("x")
+    assert caught.value.kind == "other"
+
+
+@pytest.mark.parametrize(
+    ("said", "most"),
+    [("Insane message length", 0.4), ("Unexpected message received for job 5", 0.8)],
+)
+def test_what_explains_an_error_keeps_the_deadline(said: str, most: float) -> None:
+    """The release of the commands; and if a slurmctld answers, for which a ping gets its time."""
+    left: list[float] = []
+
+    def runner(argv: Sequence[str], deadline_s: float, *more: object) -> Completed:
+        if argv[1] in ("version", "ping"):
+            left.append(deadline_s)
+            return Completed(0, "is UP", "")
+        return failed(said)
+
+    with pytest.raises(SlurmError):
+        Slurm(runner, deadline_s=0.4, environ=ENVIRON).update_job(5, comment="x")
+    assert left and left[0] <= most
+
+
 def test_a_busy_controller_is_asked_once_more() -> None:
     busy = failed("slurm_load_node error: Socket timed out on send/recv operation")
     slurm, runner = door({"show node": [busy, said("22.05-nodes.txt")]})

@@ -43,7 +43,7 @@ def test_a_flood_is_bounded_in_size_and_rate(capfd: pytest.CaptureFixture[str]) 
 
 
 def test_left_out_lines_are_counted() -> None:
-    bound = task_log.Bound()
+    bound = task_log.LineBound()
     assert [bound.admit(0.1 * n) for n in range(task_log.MOST)] == [0] * task_log.MOST
     assert [bound.admit(30.0), bound.admit(59.0)] == [None, None]
     assert [bound.admit(60.5), bound.admit(61.0)] == [2, 0]

@@ -32,7 +32,7 @@ from srun_wrapper.protocol.messages import (
 )
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.replay.replaying import Replay
-from srun_wrapper.replay.small_worlds import Asked, SmallWorlds
+from srun_wrapper.replay.small_worlds import ReplayRequest, SmallWorlds
 from srun_wrapper.supervisor.inbox import Inbox
 
 STEPS = 3
@@ -104,7 +104,7 @@ class Job:
                 self.say(node, Report(epoch, (beat,)))
 
     def replay(self, **asked: Any) -> MachineResults | None:
-        chosen = Asked(STEPS, 5.0, 2, False)._replace(**asked)
+        chosen = ReplayRequest(STEPS, 5.0, 2, False)._replace(**asked)
 
         async def run() -> MachineResults | None:
             state, launch = self.state, made_launch("python", "t.py")

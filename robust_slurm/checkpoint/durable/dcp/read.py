@@ -76,7 +76,7 @@ def load_resharded(directory: str | Path, step: int, state: dict[str, Any]) -> C
             dcp_load(
                 state,
                 storage_reader=_MetadataReader(where, metadata),
-                planner=_Planner(),
+                planner=_ReadPlanner(),
                 no_dist=not group,
             )
     except TooManyBlocks as err:
@@ -111,7 +111,7 @@ class _MetadataReader(FileSystemReader):
         return self._metadata
 
 
-class _Planner(DefaultLoadPlanner):
+class _ReadPlanner(DefaultLoadPlanner):
     """DCP's planner, but values are unpickled with ``weights_only``."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:

@@ -201,7 +201,7 @@ def _write_data(mapped: _Mapped, where: Path, attempt: str, prefix: str) -> Part
         for entry, offset in zip(plan.entries, plan.offsets, strict=True)
     }
     found = describe_values(snapshot, tensors)
-    planner = _Planner(tensors, found.plain)
+    planner = _WritePlanner(tensors, found.plain)
     items = [_tensor_item(entry) for entry in plan.entries]
     items += [WriteItem(MetadataIndex(_PLAIN + n), WriteItemType.BYTE_IO) for n in found.plain]
     # copy_ahead 0: with a GPU in the node torch would otherwise use it to copy.
@@ -249,7 +249,7 @@ def _content(memory: mmap.mmap, entry: Entry, offset: int) -> str:
 _TENSOR, _PLAIN = "t:", "p:"  # so that a value and a tensor never share a key
 
 
-class _Planner(DefaultSavePlanner):
+class _WritePlanner(DefaultSavePlanner):
     """Answers with views of the snapshot."""
 
     def __init__(

@@ -8,7 +8,7 @@ import pytest
 
 from health.active.judging.fleet import NO_BASELINES, Baselines, FleetSpread
 from health.active.judging.profiles import Floor, Floors
-from health.active.judging.speed import Slow, slow
+from health.active.judging.speed import SlowDevice, slow
 from health.active_tests import Measured
 
 NAME = "bf16_tflops"
@@ -95,7 +95,7 @@ def test_who_is_slow(
 def test_the_evidence_has_the_value_the_limit_and_its_source() -> None:
     speeds = {"n1": 39.04, **{f"n{i}": 100.0 for i in range(2, 8)}}
     (by_floor,) = slow(run(speeds), below(80), NO_BASELINES)
-    assert by_floor == Slow(
+    assert by_floor == SlowDevice(
         "n1", "gemm", "gpu0", "FAIL",
         "bf16_tflops 39.04 is below 0.5 of 100, the median of the 6 others in this run; "
         "bf16_tflops 39.04 is below 80 (the data sheet)",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from health.admin.doctor import backend
-from robust_slurm.slurm import Slurm
+from robust_slurm.slurm import Slurm, SlurmError
 
 
 class Used(Slurm):
@@ -35,7 +35,22 @@ class Used(Slurm):
 def test_the_remark(tmp_path: Path, toml: str, used: str, why: str, level: str, what: str) -> None:
     path = tmp_path / "robust.toml"
     path.write_text(toml + "\n")
-    found = backend.remark(Used(used, why), str(path), str(path))
+    strict = 'slurm_backend = "pyslurm"' in toml
+    # On a small cluster the doctor itself, which need not use pyslurm, uses the commands.
+    own = Used("commands", "too few nodes") if strict else Used(used, why)
+    found = backend.remark(own, str(path), str(path), lambda asked: Used(used, why))
     assert found.level == level and what in found.what
     assert found.subject == f"slurm_backend = {backend.wanted(str(path))}"
     assert backend.remark(Used(used, why), None, "x").subject == "slurm_backend = auto"
+
+
+def test_pyslurm_is_wanted_and_not_installed(tmp_path: Path) -> None:
+    def refuse(asked: str) -> Slurm:
+        assert asked == "pyslurm"
+        raise SlurmError("invalid", ("pyslurm",), "pyslurm is not installed")
+
+    path = tmp_path / "robust.toml"
+    path.write_text('slurm_backend = "pyslurm"\n')
+    found = backend.remark(Used("commands", ""), str(path), str(path), refuse)
+    assert found.level == "fix" and "robust-status fails: pyslurm is not installed" in found.what
+    assert found.line == 'slurm_backend = "auto"'
