@@ -80,7 +80,7 @@ def test_apptainer_is_started_by_robust_task(nodes: Cluster, image: Path) -> Non
 
 
 def test_the_ranks_side_imports_in_the_images_python(image: Path) -> None:
-    """All that a rank imports without torch, in Python 3.9 without any package."""
+    """Python 3.9 without any package imports all that needs no torch."""
     code = (
         "import importlib, pkgutil, robust_slurm, robust_slurm.auto as auto\n"
         "hooks = ['auto.' + m.name for m in pkgutil.iter_modules(auto.__path__)]\n"

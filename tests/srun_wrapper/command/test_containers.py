@@ -1,4 +1,4 @@
-"""What robust-task needs in a container image, and what a rank needs that enters one itself."""
+"""Mounts and words for robust-task in a container image, and for ranks that enter one."""
 
 from __future__ import annotations
 
