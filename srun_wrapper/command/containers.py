@@ -1,4 +1,4 @@
-"""Steps in container images: what robust-task needs inside one, and a rank that enters one itself.
+"""Steps in container images: mounts for robust-task, and for ranks that enter an image themselves.
 
 Pyxis (``srun --container-image``) enters the image before it starts the task, so robust-task runs
 inside, where there is none of our packages and mostly no Python that it could use. The host's
@@ -38,26 +38,27 @@ _BIND = ("APPTAINER_BINDPATH", "SINGULARITY_BINDPATH")
 
 @dataclass(frozen=True, slots=True)
 class OwnPython:
-    """Where the Python of robust-srun is; all paths without symbolic links."""
+    """Paths of the Python that runs robust-srun, without symbolic links."""
 
     executable: str
     prefix: str
-    """Of a virtual environment, else the same as ``base``."""
+    """The virtual environment, if there is one; else the same as ``base``."""
     base: str
     stdlib: str
     package: str
     """The directory that holds the package robust_slurm."""
     sites: tuple[str, ...]
     libraries: tuple[str, ...]
-    """All that the process has mapped, its loader too."""
+    """The libraries that the process has mapped, its loader too."""
 
 
 class Carried(NamedTuple):
     """Our Python as it is in an image."""
 
     words: tuple[str, ...]
-    """Start it."""
+    """Words that start it, before its other options."""
     package: str
+    """The directory robust_slurm."""
     mounts: tuple[str, ...]
     """The host's directories that it needs below ``ROOT``."""
 
