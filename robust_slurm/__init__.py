@@ -24,5 +24,14 @@ def __getattr__(name: str) -> object:
 
     home = "standby" if name == "standby_point" else "heartbeat"
     home = home if name in __all__ else "checkpoint"
+    if home == "checkpoint":
+        from sys import version_info
+
+        minor = version_info[1]
+        if minor < 10:  # all that imports no torch runs on 3.9
+            raise ImportError(
+                f"robust_slurm.{name} needs Python 3.10 or later, as new releases of torch do; "
+                f"this is 3.{minor}. Heartbeats work without it"
+            )
     globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
     return globals()[name]

@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 
 _HERE = Path(__file__).absolute().parent
+SITES = "robust_sites"
+"""The option (-X) of our Python in an image: where our dependencies are, separated by colons."""
 
 
 def rooms() -> str:
@@ -35,7 +37,9 @@ def enter() -> None:
     empty -= {_absolute(path) for path in named if path}
     kept = [path for path in sys.path if path and path != first and _absolute(path) not in empty]
     ours = str(_HERE.parent)  # not on it yet where -I ignores a PYTHONPATH that we come from
-    sys.path[:] = [first, *kept, *([ours] if ours not in (first, *kept) else [])]
+    sites = str(sys._xoptions.get(SITES, "")).split(os.pathsep)
+    more = [path for path in (ours, *sites) if path and path not in (first, *kept)]
+    sys.path[:] = [first, *kept, *more]
 
 
 def _user_last() -> None:
@@ -65,6 +69,29 @@ def words(module: str) -> list[str]:
 def own_words(module: str) -> list[str]:
     """Return the same for our own interpreter: it runs this installation, wherever that is."""
     return [str(_HERE / "commands.py"), module]
+
+
+def own_python() -> list[str]:
+    """Return the words that start our own interpreter again, before its other options.
+
+    In an image the host's loader must start it: the kernel would start it by the image's.
+    """
+    said = sys._xoptions.get(SITES)
+    if said is None:
+        return [sys.executable]
+    with open("/proc/self/cmdline", "rb") as file:
+        began = file.read().decode("utf-8", "surrogateescape").split("\0")
+    return began[: began.index(f"{SITES}={said}") + 1]
+
+
+def own_program(name: str) -> str:
+    """Return the path of a program that our installation has; "" if it has none."""
+    directories = [Path(sys.executable).parent]
+    for site in str(sys._xoptions.get(SITES, "")).split(os.pathsep):
+        if site:  # PREFIX/lib/python3.11/site-packages
+            directories += [prefix / "bin" for prefix in list(Path(site).parents)[2:3]]
+    found = (str(directory / name) for directory in directories if (directory / name).exists())
+    return next(found, "")
 
 
 def _call(module: str) -> object:

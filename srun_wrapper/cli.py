@@ -29,6 +29,7 @@ from srun_wrapper.command.batch_script import (
     has_no_kill,
     script_words,
 )
+from srun_wrapper.command.containers import in_image
 from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
 from srun_wrapper.command.input_rules import Feed, feed
 from srun_wrapper.command.layout import StepPlan, plan_step
@@ -124,6 +125,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     if observed is None:
         warn(config, env)
     command, kept, out, companion = take_output(command, request, env)
+    command, out, carried = in_image(command, kept, out, config.task_python)
     options = TaskOptions(
         out,
         config.auto,
@@ -153,7 +155,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     check_verify(config, command, min(nodes, wanted), source, env)
     if source is Feed.FILE:
         companion += (f"--input={request.input}",)
-    launch = Launch(command, plan, options, kept, companion, ranks, source, observed)
+    launch = Launch(command, plan, options, kept, companion, ranks, source, observed, carried)
     return asyncio.run(supervise(config, launch, catalogue, deployment))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from bench.chaos.site import write_site
 from bench.common import BenchError
 from bench.recovery.cases import recovered, robust_job
+from bench.releases.container import killed_in_image, why_not
 from bench.training.job import POLL, Training
 from lab import Cluster, Lab
 from lab.spec import HEAD
@@ -167,8 +168,10 @@ def pyslurm_contract(lab: Lab) -> float:
 
 
 def container(lab: Lab) -> float:
-    """A training inside a container image, with the image's own Python."""
-    raise Missing("containers are not supported yet")
+    """A training inside a container image, with the image's own Python: a rank is killed."""
+    if why := why_not(lab):
+        raise Missing(why)
+    return killed_in_image(lab)
 
 
 CELLS: Mapping[str, Callable[[Lab], float]] = {

@@ -30,6 +30,7 @@ from srun_wrapper.agent.warm.imports import Learnt
 from srun_wrapper.agent.warm.interpreter import Warm
 from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.agent.warm.torchrun_broker import Tell, TorchrunBroker
+from srun_wrapper.command import containers
 from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.command.torchrun import torchrun_overrides
 from srun_wrapper.protocol.code import Code
@@ -152,6 +153,7 @@ class Launcher:
         if self.broker is not None:
             env[launched.DOOR] = str(self.broker.path)
             env[launched.IMPORTS] = str(self.broker.imports)
+        env |= containers.bound(env, str(Path(HOOK_DIR).parent))
         paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]
         env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
         return env

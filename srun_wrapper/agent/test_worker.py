@@ -10,7 +10,6 @@ import hashlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import IO
 
@@ -72,11 +71,12 @@ class SlotTests:
             "ROBUST_TEST_LIFE": f"{order.life:g}",
         }
         said = os.fdopen(os.memfd_create("robust-tests"), "w+b")
-        python = order.python or sys.executable
+        python = [order.python] if order.python else commands.own_python()
+        module = commands.words(WORKER) if len(python) == 1 else commands.own_words(WORKER)
 
         def make(start: Starting[int]) -> int:
             # Not -I: torch may be where the user's PYTHONPATH says.
-            words = [python, "-P", *commands.words(WORKER)]
+            words = [*python, "-P", *module]
             return start.popen(
                 words,
                 env,

@@ -64,7 +64,7 @@ _PYXIS_NONE = """
 
 _PYXIS_REQUIRED = """
     container-image container-mounts container-workdir container-name container-save
-    container-env
+    container-env container-unshare
 """
 
 

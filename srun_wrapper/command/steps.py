@@ -17,6 +17,7 @@ import msgspec
 from robust_slurm import commands
 from robust_slurm.config import Config
 from robust_slurm.slurm import Job
+from srun_wrapper.command.containers import Carried
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import Option, SrunCommand
@@ -67,13 +68,25 @@ class Launch:
     feed: Feed = Feed.EVERY
     observed: Config | None = None
     """Observe mode: the settings that a recovery would have; None: recover."""
+    carried: Carried | None = None
+    """Our Python in the image in which srun starts the tasks; None: no image, or it has its own."""
 
 
-def task_argv(python: str, options: TaskOptions, command: Sequence[str]) -> list[str]:
+def task_argv(
+    python: str,
+    options: TaskOptions,
+    command: Sequence[str],
+    carried: Carried | None = None,
+) -> list[str]:
+    """Return the task's words; ``python``: the user's choice, "": ours, in an image ``carried``."""
     # -I: neither the user's PYTHONPATH nor files in the working directory can change the shim.
     module = "srun_wrapper.agent.task"
-    words = commands.words(module) if python else commands.own_words(module)
-    head = [python or sys.executable, "-I", *words]
+    if python:
+        head = [python, "-I", *commands.words(module)]
+    elif carried is not None:
+        head = [*carried.words, "-I", f"{carried.package}/commands.py", module]
+    else:
+        head = [sys.executable, "-I", *commands.own_words(module)]
     return [*head, msgspec.json.encode(options).decode(), "--", *command]
 
 
@@ -95,7 +108,11 @@ def step_argv(launch: Launch, python: str) -> list[str]:
     """Return srun's argv for the job's own step, with the task's words."""
     observe = launch.observed is not None
     argv = main_argv(launch.plan.apply(launch.command), launch.env, observe=observe)
-    return argv + task_argv(python, launch.options, launch.command.command)
+    return argv + task_words(launch, python)
+
+
+def task_words(launch: Launch, python: str) -> list[str]:
+    return task_argv(python, launch.options, launch.command.command, launch.carried)
 
 
 def step_name(words: Sequence[str]) -> str:

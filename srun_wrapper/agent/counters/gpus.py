@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,7 +45,7 @@ class GpuReader:
     def __init__(
         self,
         loop: Loop,
-        command: Sequence[str] = (sys.executable, "-I", *commands.own_words(WORKER)),
+        command: Sequence[str] = (*commands.own_python(), "-I", *commands.own_words(WORKER)),
         driver: Path = DRIVER,
         seconds: float = SECONDS,
     ) -> None:

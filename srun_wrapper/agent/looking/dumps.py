@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from robust_slurm import commands
 from robust_slurm.text import one_line
 from srun_wrapper.protocol.looking_messages import ThreadStack
 
@@ -36,9 +36,8 @@ class Dump:
 
 
 def py_spy() -> str | None:
-    """Path of py-spy: beside the running interpreter, else on PATH."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if beside.exists() else shutil.which("py-spy")
+    """Path of py-spy: our installation's, else on PATH."""
+    return commands.own_program("py-spy") or shutil.which("py-spy")
 
 
 def stacks(dump: str, pid: int) -> tuple[ThreadStack, ...]:

@@ -193,7 +193,7 @@ class StandbyRequests:
 
     async def _start(self, request: StandbyRequest) -> None:
         launch, number = self._requester.launch, request.number
-        task = steps.task_argv(self._config.task_python, launch.options, launch.command.command)
+        task = steps.task_words(launch, self._config.task_python)
         env = {**without_slurm(launch.env), **self._requester.secrets.env(number)}
         self._awaited.add(number)
         self._requests[number] = request
