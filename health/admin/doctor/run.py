@@ -19,7 +19,6 @@ from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark
 from health.admin.install import InstallError
 from health.admin.want import SiteFacts, Want
 from health.children.call import call_in_child
-from health.gate import act
 from health.node import interpreter
 from health.settings_last import SUFFIX
 from robust_slurm import config as jobs
@@ -117,7 +116,7 @@ def _slurm(
 def bare_slurm(gate: Mapping[str, Any]) -> Bare:
     """Try Slurm's commands as the sweep starts them: no PATH but its own, no SLURM_*."""
     own = str(gate["slurm_bin"])
-    places = f"{own}:{act.PLACES}" if own else act.PLACES
+    places = f"{own}:{settings.PLACES}" if own else settings.PLACES
     scontrol = shutil.which("scontrol", path=places)
     if scontrol is None:
         elsewhere = os.path.dirname(shutil.which("scontrol") or "")  # noqa: PTH120

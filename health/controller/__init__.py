@@ -1,0 +1,1 @@
+"""What slurmctld runs when a job starts and ends (PrologSlurmctld, EpilogSlurmctld): optional."""
