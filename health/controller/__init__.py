@@ -1,1 +1,1 @@
-"""What slurmctld runs when a job starts and ends (PrologSlurmctld, EpilogSlurmctld): optional."""
+"""The hooks that slurmctld runs (PrologSlurmctld, EpilogSlurmctld): optional."""

@@ -27,7 +27,7 @@ SLURM_S = 10.0  # for one question to Slurm
 
 
 class HookEvent(NamedTuple):
-    """What slurmctld says in the environment. ``name``: of the job, as Slurm's commands take it."""
+    """The variables that slurmctld sets. ``name``: the job's, as Slurm's commands take it."""
 
     context: str
     job: int
@@ -38,7 +38,7 @@ class HookEvent(NamedTuple):
 
 
 class HookSite(NamedTuple):
-    """Of robust.toml. ``state_dir`` is absolute; "": none."""
+    """The settings of robust.toml. ``state_dir`` is absolute; "": none."""
 
     state_dir: str
     slurm_bin: str = ""

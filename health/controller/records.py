@@ -106,7 +106,8 @@ def make(jobs: int, job: int, uid: int, gid: int) -> str:
             if info.st_uid == uid:
                 return name
             # root's and empty: just made, or left by a hook that was cut off.
-            if info.st_uid == 0 and stat.S_IMODE(info.st_mode) == 0o700 and not os.listdir(made):
+            unused = stat.S_IMODE(info.st_mode) == 0o700 and not os.listdir(made)  # noqa: PTH208
+            if info.st_uid == 0 and unused:
                 os.fchown(made, uid, gid)
                 os.fchmod(made, 0o755)
                 return name

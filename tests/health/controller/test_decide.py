@@ -1,4 +1,4 @@
-"""Whether a requeued job starts at once: a table of everything that speaks against it."""
+"""The start of a requeued job: a table of everything that speaks against it."""
 
 from __future__ import annotations
 

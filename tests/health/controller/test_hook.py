@@ -1,4 +1,4 @@
-"""What the hooks do when slurmctld calls them: the environment, the following, the pool."""
+"""The hooks as slurmctld calls them: the environment, the following, the pool."""
 
 from __future__ import annotations
 
