@@ -133,7 +133,7 @@ def test_a_plan_of_another_user_is_an_error(state: Path, jobs: int) -> None:
     ],
 )
 def test_plan_from_refuses(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="restarts is|not_before is|exclude is|no plan"):
+    with pytest.raises(ValueError, match=r"restarts is|not_before is|exclude is|no plan"):
         plan_from(json.dumps(PLAN.as_record() | change).encode())
 
 
