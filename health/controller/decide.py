@@ -88,6 +88,8 @@ def decide(
     if plan is not None and plan.restarts + 1 == job.restarts:
         if missing := sorted(set(plan.exclude) - set(job.exclude)):
             return StartDecision("wait", f"{missing[0]} is not excluded yet")
+        if job.num_nodes < plan.nodes:
+            return StartDecision("wait", f"it asks for {job.num_nodes} of {plan.nodes} nodes")
         if plan.not_before > now + LONGEST_S:
             return StartDecision("leave", "its plan asks for a start too far away")
         at = max(at, plan.not_before)

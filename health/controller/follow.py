@@ -31,12 +31,13 @@ class Follower:
         uid: int,
         until: float,
         pause: Callable[[float], None] = time.sleep,
+        ran_s: float | None = None,
     ) -> None:
-        """``name``: as Slurm's commands take it."""
+        """``name``: as Slurm's commands take it; ``ran_s``: how long its last run took, if known."""
         self._door, self._name, self._uid = door, name, uid
         self._until, self._pause = until, pause
         self._looks = 0
-        self.ran_s: float | None = None
+        self.ran_s = ran_s
 
     def look(self) -> Job | None:
         """Return the job; None: Slurm does not know it any more, or it is another's.
@@ -51,7 +52,7 @@ class Follower:
             raise
         if job.uid != self._uid:
             return None
-        if completing(job) and job.start_time is not None:
+        if self.ran_s is None and completing(job) and job.start_time is not None:
             self.ran_s = (job.end_time or time.time()) - job.start_time
         return job
 

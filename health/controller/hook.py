@@ -35,6 +35,7 @@ class HookEvent(NamedTuple):
     uid: int
     gid: int
     partition: str
+    ran_s: float | None = None  # from 24.05 on
 
 
 class HookSite(NamedTuple):
@@ -53,7 +54,11 @@ def event_of(env: Mapping[str, str]) -> HookEvent | None:
     array, task = env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_ARRAY_TASK_ID", "")
     name = f"{array}_{task}" if array.isdecimal() and task.isdecimal() else str(job)
     context = env.get("SLURM_SCRIPT_CONTEXT", "")
-    return HookEvent(context, job, name, uid, gid, env.get("SLURM_JOB_PARTITION", ""))
+    partition, ran_s = env.get("SLURM_JOB_PARTITION", ""), None
+    times = [env.get(f"SLURM_JOB_{key}_TIME", "") for key in ("START", "END")]
+    if all(word.isdecimal() and word.isascii() for word in times):
+        ran_s = float(times[1]) - float(times[0])
+    return HookEvent(context, job, name, uid, gid, partition, ran_s)
 
 
 def site_of(path: str) -> HookSite:
@@ -128,7 +133,8 @@ def _follow(event: HookEvent, site: HookSite, jobs: int | None) -> None:
     refill = _due(event, site)
     ours = jobs is not None and records.has_run(jobs, event.job, event.uid)
     door = Slurm(deadline_s=SLURM_S, ping_first=True)
-    follower = Follower(door, event.name, event.uid, time.monotonic() + LIFE_S - SLURM_S)
+    until = time.monotonic() + LIFE_S - SLURM_S
+    follower = Follower(door, event.name, event.uid, until, ran_s=event.ran_s)
     job = follower.look()
     if job is not None and (ours or is_robust(job.raw.get("AdminComment", ""))):
         made = follower.start(

@@ -21,11 +21,13 @@ _LONGEST_NAME = 64
 class RequeuePlan(NamedTuple):
     """``restarts``: of the run that ends. ``exclude``: nodes that the job must not start on.
 
+    ``nodes``: as many as it needs, which a job that was shrunk does not ask for by itself.
     ``not_before``: seconds since 1970; 0.0: as soon as it can.
     """
 
     restarts: int
     exclude: tuple[str, ...] = ()
+    nodes: int = 0
     not_before: float = 0.0
 
     def as_record(self) -> dict[str, Any]:
@@ -40,15 +42,16 @@ def plan_from(raw: bytes) -> RequeuePlan:
         raise ValueError("brackets without end") from error
     if not isinstance(found, dict) or found.get("v") != 1:
         raise ValueError("no plan of a requeue")
-    restarts, exclude = found.get("restarts"), found.get("exclude")
-    not_before = found.get("not_before")
-    if type(restarts) is not int or not 0 <= restarts < 1 << 31:
-        raise ValueError("restarts is no count")
+    counts = [found.get(key) for key in ("restarts", "nodes")]
+    exclude, not_before = found.get("exclude"), found.get("not_before")
+    for count in counts:
+        if type(count) is not int or not 0 <= count < 1 << 31:
+            raise ValueError("restarts or nodes is no count")
     if type(not_before) not in (int, float) or not 0 <= not_before < 1e11:
         raise ValueError("not_before is no time")
     if not _names(exclude):
         raise ValueError("exclude is no list of nodes")
-    return RequeuePlan(restarts, tuple(exclude), math.ceil(not_before))
+    return RequeuePlan(counts[0], tuple(exclude), counts[1], math.ceil(not_before))
 
 
 def _names(value: Any) -> bool:

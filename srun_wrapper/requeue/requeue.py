@@ -176,7 +176,7 @@ def put_back(
     else:
         helper_error = None
     not_before = time.time() + limits.delay if limits.delay else 0.0
-    record(RequeuePlan(job.restarts, exclude, not_before))
+    record(RequeuePlan(job.restarts, exclude, wanted, not_before))
     try:
         slurm.requeue(name)
     except SlurmError:  # scontrol may die of the signal that it asks for, as part of this job

@@ -26,6 +26,7 @@ def job(**changes: str) -> Job:
         "BatchFlag": "2",
         "SubmitTime": "999999",
         "EligibleTime": "1000120",
+        "NumNodes": "2-2",
         "ExcNodeList": "n2",
     }
     return job_from({**record, **changes})
@@ -93,9 +94,10 @@ def test_a_job_that_fails_at_once_again_and_again_waits(
         (RequeuePlan(0, ("n2",)), "start", SAFE_S),
         (RequeuePlan(0), "start", SAFE_S),
         (RequeuePlan(0, ("n2", "n3")), "wait", None),  # the helper has not told Slurm yet
-        (RequeuePlan(0, ("n2",), NOW + 33), "start", 33),
-        (RequeuePlan(0, ("n2",), NOW - 33), "start", SAFE_S),
-        (RequeuePlan(0, ("n2",), NOW + 1e6), "leave", None),
+        (RequeuePlan(0, ("n2",), 2, NOW + 33), "start", 33),
+        (RequeuePlan(0, ("n2",), 2, NOW - 33), "start", SAFE_S),
+        (RequeuePlan(0, ("n2",), 2, NOW + 1e6), "leave", None),
+        (RequeuePlan(0, ("n2",), 3), "wait", None),  # the old run has lost one of three
         # of another run: somebody else has requeued the job this time
         (RequeuePlan(1, ("n3",)), "start", SAFE_S),
         (RequeuePlan(7, ("n3",)), "start", SAFE_S),

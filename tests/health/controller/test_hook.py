@@ -34,6 +34,10 @@ ENV = {
             {"SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "3"},
             HookEvent("epilog_slurmctld", 12, "10_3", 20001, 20002, "train"),
         ),
+        (
+            {"SLURM_JOB_START_TIME": "1000", "SLURM_JOB_END_TIME": "1600"},
+            HookEvent("epilog_slurmctld", 12, "12", 20001, 20002, "train", 600.0),
+        ),
         ({"SLURM_HET_JOB_ID": "12"}, None),
         ({"SLURM_JOB_ID": ""}, None),
         ({"SLURM_JOB_UID": "-1"}, None),

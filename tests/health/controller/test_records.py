@@ -15,7 +15,7 @@ from robust_slurm.state_dir.requeue_plan import LIMIT, NAME, RequeuePlan, plan_f
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="only root can give files to other users")
 UID, OTHER = (20001, 20002) if ROOT else (os.geteuid(), os.geteuid())
-PLAN = RequeuePlan(1, ("n2",), 0.0)
+PLAN = RequeuePlan(1, ("n2",), 2, 0.0)
 
 
 @pytest.fixture
@@ -120,6 +120,8 @@ def test_a_plan_of_another_user_is_an_error(state: Path, jobs: int) -> None:
         {"restarts": True},
         {"restarts": -1},
         {"restarts": 1.5},
+        {"nodes": -1},
+        {"nodes": "2"},
         {"exclude": "n1"},
         {"exclude": [1]},
         {"exclude": ["x" * 65]},
@@ -133,12 +135,12 @@ def test_a_plan_of_another_user_is_an_error(state: Path, jobs: int) -> None:
     ],
 )
 def test_plan_from_refuses(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"restarts is|not_before is|exclude is|no plan"):
+    with pytest.raises(ValueError, match=r"restarts or|not_before is|exclude is|no plan"):
         plan_from(json.dumps(PLAN.as_record() | change).encode())
 
 
 def test_plan_there_and_back() -> None:
-    plan = RequeuePlan(3, ("n1", "n[7"), 1_800_000_000.0)
+    plan = RequeuePlan(3, ("n1", "n[7"), 4, 1_800_000_000.0)
     assert plan_from(json.dumps(plan.as_record()).encode()) == plan
     assert plan_from(json.dumps(plan.as_record() | {"not_before": 1.2}).encode()).not_before == 2
 

@@ -281,7 +281,7 @@ def test_where_only_root_may_write_its_directory_is_waited_for(
 
 def test_the_plan_of_a_requeue(tmp_path: Path) -> None:
     book = JobLedger(tmp_path)
-    plan = RequeuePlan(2, ("n1", "n2"), 1_800_000_000.0)
+    plan = RequeuePlan(2, ("n1", "n2"), 2, 1_800_000_000.0)
     book.requeue(plan)
     book.close()
     assert plan_from((tmp_path / "requeue.json").read_bytes()) == plan

@@ -182,7 +182,7 @@ def test_the_plan_is_kept_before_the_requeue() -> None:
         SIZE,
         record=lambda plan: kept.append((plan, len(recorder.calls))),
     )
-    assert kept == [(RequeuePlan(2, ("n9", "n2")), recorder.names().index("requeue"))]
+    assert kept == [(RequeuePlan(2, ("n9", "n2"), 3), recorder.names().index("requeue"))]
 
 
 def test_an_array_task_is_named_as_such() -> None:
