@@ -33,7 +33,7 @@ class Follower:
         pause: Callable[[float], None] = time.sleep,
         ran_s: float | None = None,
     ) -> None:
-        """``name``: as Slurm's commands take it; ``ran_s``: how long its last run took, if known."""
+        """``name``: as Slurm's commands take it; ``ran_s``: of its last run, if that is known."""
         self._door, self._name, self._uid = door, name, uid
         self._until, self._pause = until, pause
         self._looks = 0

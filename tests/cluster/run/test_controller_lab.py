@@ -24,9 +24,10 @@ from robust_slurm.state_dir.requeue_plan import NAME, RequeuePlan
 SOON = 15.0  # s; Slurm's own delay is 121 s
 PLAIN = "#!/bin/sh\nexec sleep 600\n"
 # As robust-srun does: the directory is its user's, and gets its first record.
-ROBUST = (
-    "#!/bin/sh\nuntil mkdir -p {jobs}/$SLURM_JOB_ID/{used}; do sleep 0.05; done\nexec sleep 600\n"
-)
+ROBUST = """#!/bin/sh
+until mkdir -p {jobs}/$SLURM_JOB_ID/{used}; do sleep 0.05; done
+exec sleep 600
+"""
 
 
 @pytest.fixture(scope="module")
