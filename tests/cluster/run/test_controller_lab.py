@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import sysconfig
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY
 from pool_lab import Pool
 from waiting import until
 
-from health.admin import controller, render
+from bench.controller import install
+from health.admin import controller
 from health.controller.records import USED
 from lab import Cluster, host
 from lab.spec import UID
@@ -40,14 +37,7 @@ def pool() -> Iterator[Pool]:
     with Cluster(name=name, nodes=3, standby=0, slurm_conf=conf) as lab:
         pool = Pool(lab, "n2", "n3")
         (pool.state / "jobs").mkdir(mode=0o755)
-        Path(hook).parent.mkdir(parents=True)
-        settings = top / "robust" / render.SETTINGS
-        settings.write_text(f'state_dir = "{pool.state}"\n')
-        dirs = (str(REPOSITORY), sysconfig.get_path("purelib"))
-        config = {"SLURM_CONF": str(top / "etc" / "slurm.conf")}
-        [file] = controller.files(str(top / "robust"), render.Prefix(sys.executable, dirs), config)
-        Path(hook).write_text(file.text)
-        Path(hook).chmod(file.mode)
+        install(top / "robust", pool.state, str(top / "etc" / "slurm.conf"))
         yield pool
 
 
