@@ -116,7 +116,9 @@ def begun(event: HookEvent, site: HookSite) -> None:
         return
     with records.opened(site.state_dir) as jobs:
         records.make(jobs, event.job, event.uid, event.gid)
-    _refill(event, site)
+    if _due(event, site):
+        time.sleep(pool.SETTLE_S)
+        _refill(event, site)
 
 
 def ended(event: HookEvent, site: HookSite) -> None:
@@ -154,7 +156,9 @@ def _follow(event: HookEvent, site: HookSite, jobs: int | None) -> None:
 
 def _due(event: HookEvent, site: HookSite) -> bool:
     try:
-        return bool(site.state_dir) and pool.due(pool.read(site.state_dir), event.partition)
+        if not (site.state_dir and os.access(f"{site.state_dir}/standby", os.W_OK)):
+            return False  # no pool, or the timer's alone: it is not SlurmUser's
+        return pool.due(pool.read(site.state_dir), event.partition)
     except (OSError, ValueError) as error:
         say(f"the record of the standby pool cannot be read: {error}")
         return False

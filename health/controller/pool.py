@@ -16,6 +16,7 @@ from health.node import rootfiles
 from robust_slurm import commands
 
 APPLY_S = 60.0
+SETTLE_S = 5.0  # a standby node that was requested for a suspicion may be back at once
 _LIMIT = 8 << 20  # bytes of the record
 
 
@@ -39,12 +40,13 @@ def read(state_dir: str) -> Mapping[str, Any]:
 def due(record: Mapping[str, Any], partition: str) -> bool:
     """Return whether a job of this partition may have changed the pool. Pure.
 
-    Jobs of the partition that the nodes come from do so only while the pool waits for one.
+    Jobs of the partition that the nodes come from do so only while the pool waits for one; those
+    that make way for others never do: a node that is lent counts as free.
     """
     wish = record.get("wish", {})
     if not partition or not wish:
         return False
-    if partition in (wish.get("partition"), wish.get("backfill")):
+    if partition == wish.get("partition"):
         return True
     if partition != wish.get("source"):
         return False

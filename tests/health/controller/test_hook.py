@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -152,7 +153,7 @@ POOL: dict[str, Any] = {
     ("changes", "partition", "found"),
     [
         ({}, "standby", True),
-        ({}, "scavenge", True),
+        ({}, "scavenge", False),
         ({}, "train", False),
         ({"short_since": 5.0}, "train", True),
         ({"admitted": {"n4": {}}}, "train", True),  # n5 joins when its jobs are over
@@ -179,6 +180,49 @@ def test_read_of_the_pools_record(tmp_path: Path) -> None:
 
 
 # ---- as a whole
+
+
+@pytest.mark.parametrize(
+    ("recorded", "comment", "started"),
+    [(True, "(null)", True), (False, "robust=full", True), (False, "robust=off", False)],
+)
+def test_who_is_started_and_when_the_pool_is_refilled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: bool, comment: str, started: bool
+) -> None:
+    uid = os.geteuid()
+    door = FakeDoor(pending(AdminComment=comment, UserId=f"me({uid})"))
+    applied: list[str] = []
+    monkeypatch.setattr("robust_slurm.slurm.Slurm", lambda **_: door)
+    monkeypatch.setattr(pool, "apply", lambda state_dir: applied.append(state_dir) or "")
+    monkeypatch.setattr(pool, "SETTLE_S", 0.0)
+    monkeypatch.setattr(hook.signal, "alarm", lambda _s: 0)
+    (tmp_path / "jobs" / "12").mkdir(parents=True)
+    if recorded:
+        (tmp_path / "jobs" / "12" / "accusations").mkdir()
+    (tmp_path / "standby").mkdir()
+    event, site = (
+        HookEvent("epilog_slurmctld", 12, "12", uid, uid, "train"),
+        HookSite(str(tmp_path)),
+    )
+    hook.react(event, site)
+    assert bool(door.starts) is started and not applied
+    (tmp_path / "standby" / "pool.json").write_text(json.dumps(POOL))
+    hook.react(event, site)
+    assert not applied, "a job of train changes nothing while the pool is full"
+    hook.react(event._replace(partition="standby"), site)
+    hook.react(event._replace(partition="standby", context="prolog_slurmctld"), site)
+    assert applied == [str(tmp_path)] * 2
+
+
+def test_without_a_state_directory_the_mark_of_job_submit_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for comment, starts in (("robust=full", 1), ("(null)", 0)):
+        door = FakeDoor(pending(AdminComment=comment))
+        monkeypatch.setattr("robust_slurm.slurm.Slurm", lambda door=door, **_: door)
+        event = HookEvent("epilog_slurmctld", 12, "12", 20001, 20001, "train")
+        hook.react(event, HookSite(""))
+        assert len(door.starts) == starts
 
 
 def test_whatever_happens_the_exit_code_is_0(
