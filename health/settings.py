@@ -17,6 +17,8 @@ from health.settings_file import parse, read
 from health.settings_merge import Merge, Numbers
 
 SITE_FILE = "/etc/robust-slurm/robust.toml"
+# Where Slurm's commands are looked for, behind [gate] slurm_bin: its daemons give scripts no PATH.
+PLACES = "/usr/bin:/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin:/usr/sbin:/sbin:/bin"
 
 GATE: Mapping[str, Setting] = {
     "enabled": Setting(True, "false: prolog, epilog and sweep do nothing and admit every job"),

@@ -91,13 +91,21 @@ def _parser() -> argparse.ArgumentParser:
         help="directory of systemd's tmpfiles.d (default: %(default)s; empty: write none)",
     )
     plugin = argparse.ArgumentParser(add_help=False)
-    plugin.add_argument(
+    part = plugin.add_mutually_exclusive_group()
+    part.add_argument(
         "--plugin",
         action="store_true",
         help="the SPANK plugin for srun, sbatch and salloc (--robust) instead of the node gate",
     )
+    part.add_argument(
+        "--controller",
+        action="store_true",
+        help="the hooks that slurmctld runs (EpilogSlurmctld) instead of the node gate",
+    )
     install = commands.add_parser(
-        "install", parents=[change, where, plugin], help="install the node gate, or the plugin"
+        "install",
+        parents=[change, where, plugin],
+        help="install the node gate, the plugin, or the hooks",
     )
     install.add_argument(
         "--slurm-include",
@@ -107,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     install.set_defaults(run=_install)
     uninstall = commands.add_parser(
-        "uninstall", parents=[change, where, plugin], help="uninstall the node gate, or the plugin"
+        "uninstall",
+        parents=[change, where, plugin],
+        help="uninstall the node gate, the plugin, or the hooks",
     )
     uninstall.set_defaults(run=_uninstall)
     doctor = commands.add_parser(
@@ -138,6 +148,8 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     ask, names = _targets(args)
     if args.plugin:
         return _install_plugin(args, ask, names, out)
+    if args.controller:
+        return _install_controller(args, ask, names, out)
     own = Path(args.etc) / render.SETTINGS
     there, last = own.exists(), own.with_name(own.name + SUFFIX)
     if not there and last.exists():
@@ -204,6 +216,24 @@ def _install_plugin(args: argparse.Namespace, ask: flow.Ask, names: list[str], o
     return code
 
 
+def _install_controller(
+    args: argparse.Namespace, ask: flow.Ask, names: list[str], out: IO[str]
+) -> int:
+    from health.admin import controller
+    from health.admin.doctor import run as doctor
+
+    prefix, config = render.find_prefix(args.prefix), doctor.slurm_config()
+    files, top = controller.files(args.etc, prefix, config), controller.directory(args.etc)
+    request = AdminRequest("install", top, "", files, controller.directories(args.etc), *prefix)
+    code = _run(dict.fromkeys(names, request), ask, args, out)
+    lines = controller.site_lines(args.etc, config, doctor.runs(config, controller.KEYS))
+    if lines and not code:
+        out.write("\nSlurm still needs these lines, then: scontrol reconfigure (docs/admin.md):\n")
+        for line in lines:
+            out.write(f"  # {controller.WHY[line.key]}\n  {line.where}:  {line.line}\n")
+    return code
+
+
 def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
     from health.admin.doctor import run as doctor
 
@@ -213,6 +243,8 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
 
         gone = AdminRequest("uninstall", plugin.directory(args.etc))
         return _run(dict.fromkeys(names, gone), ask, args, out)
+    if args.controller:
+        return _uninstall_controller(args, ask, names, out)
     used = doctor.in_use(args.etc)
     if used is None:
         print(
@@ -229,6 +261,27 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
         )
         return 1
     request = AdminRequest("uninstall", args.etc)
+    return _run(dict.fromkeys(names, request), ask, args, out)
+
+
+def _uninstall_controller(
+    args: argparse.Namespace, ask: flow.Ask, names: list[str], out: IO[str]
+) -> int:
+    from health.admin import controller
+    from health.admin.doctor import run as doctor
+
+    config = doctor.slurm_config()
+    used = controller.named(args.etc, config, doctor.runs(config, controller.KEYS))
+    if used or not config:
+        what = f"slurmctld still runs {', '.join(used)}" if used else "Slurm did not answer"
+        print(
+            f"robust-admin: {what}; without the script that PrologSlurmctld names every job goes "
+            "back to the queue: remove the lines from slurm.conf, run scontrol reconfigure, and "
+            "try again",
+            file=sys.stderr,
+        )
+        return 1
+    request = AdminRequest("uninstall", controller.directory(args.etc))
     return _run(dict.fromkeys(names, request), ask, args, out)
 
 

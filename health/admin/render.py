@@ -23,7 +23,7 @@ SETTINGS = "robust.toml"
 _LOOK_S = 30.0
 _WIDTH = 96
 LOAD_S = 10  # for a stub to load its packages, 0.1 s on a healthy node
-_UNLOADED = 97  # the exit code of a stub's python that could not
+UNLOADED = 97  # the exit code of a stub's python that could not
 _TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 
 # Where the interpreter of a prefix finds what the stubs import, in the order in which it looks.
@@ -136,7 +136,7 @@ def _stub(stub: Stub, site: Site) -> str:
     """The script that slurmd runs: a shell, which is there also while the packages are not."""
     known = {
         "load_s": LOAD_S,
-        "unloaded": _UNLOADED,
+        "unloaded": UNLOADED,
         "dirs": site.prefix.dirs,
         "config": f"{site.etc}/{SETTINGS}",
         **stub._asdict(),

@@ -27,7 +27,7 @@ from health.gate.breaker import (
 from health.gate.holds import HoldRules, service
 from health.gate.reserve import Permission, fleet_size, reserve, withdraw
 from health.node.system import Event, System
-from health.settings import Settings
+from health.settings import PLACES, Settings
 from robust_slurm.drain_reason import parse_reason
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 Door = Callable[[float], "Slurm"]  # a way to Slurm whose calls end within so many seconds
 LEDGER_S = 1.5  # for the reservation, on a file system that may be dead
-PLACES = "/usr/bin:/usr/local/bin:/opt/slurm/bin:/usr/local/slurm/bin:/usr/sbin:/sbin:/bin"
 _TICK_S = 1.0  # Slurm tells the time of a drain in whole seconds
 
 

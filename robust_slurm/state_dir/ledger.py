@@ -18,9 +18,12 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from robust_slurm.state_dir import job_dirs
+from robust_slurm.state_dir import job_dirs, requeue_plan
+
+if TYPE_CHECKING:
+    from robust_slurm.state_dir.requeue_plan import RequeuePlan
 
 VERSION = 1
 MAX_WAITING = 4096
@@ -77,7 +80,15 @@ def make_job_dir(state_dir: Path, job: int) -> Path:
                 raise
             time.sleep(0.02)
     uid = os.getuid()
-    name = job_dirs.find(str(jobs), job, uid) or _taken_now(jobs, job, uid)
+    while True:
+        try:
+            name = job_dirs.find(str(jobs), job, uid) or _taken_now(jobs, job, uid)
+            break
+        except PermissionError as error:
+            # Where only root may write there, slurmctld's hook is about to make our directory.
+            if error.errno != errno.EACCES or time.monotonic() > until:
+                raise
+            time.sleep(0.02)
     (jobs / name / "accusations").mkdir(exist_ok=True)
     return jobs / name
 
@@ -142,6 +153,10 @@ class JobLedger:
     def code(self, book: Mapping[str, Any]) -> None:
         """Replace code.json, the record of the code's versions and changes."""
         self._put(("replace", "code.json", book))
+
+    def requeue(self, plan: RequeuePlan) -> None:
+        """Replace requeue.json: how the job is to start again."""
+        self._put(("replace", requeue_plan.NAME, plan.as_record()))
 
     def accuse(self, node: str, incident: str, record: Mapping[str, Any]) -> None:
         """Leave an accusation for the root plane to verify; in observe mode only an event."""

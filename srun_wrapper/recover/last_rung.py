@@ -55,6 +55,7 @@ class LastRung:
                     self._launch.options.size,
                     self._reports.not_bad(),
                     say,
+                    self._reports.requeue,
                 ),
                 whole=True,
             )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
+from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.diagnosis import Cause
 from srun_wrapper.decide.exclusions import BadNode, Strength, remembered
 from srun_wrapper.decide.flaps import WINDOW, Flap
@@ -95,6 +96,10 @@ class Reports:
         self._silent.clear()
         for node in self._nodes.values():
             node.silent_as = None
+
+    def requeue(self, plan: RequeuePlan) -> None:
+        """Keep the plan of the job's next start."""
+        self._ledger.requeue(plan)
 
     def _answers_again(self, node: Node, flap: Flap) -> None:
         """A node that was reported as unreachable has answered before it could have booted."""

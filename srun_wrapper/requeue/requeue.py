@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from robust_slurm.slurm import Job, Slurm, SlurmError, job_id_for_cli
+from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.exclusions import BadNode, able_nodes, exclusions, names
 from srun_wrapper.requeue.resubmit import Limits, submit_copy
 
@@ -23,12 +25,14 @@ REVOKED = 3
 
 # Plain sh: the helper may land on a node where the user's python is not yet there. It ends as
 # soon as the job is pending with its old run completed, or gone.
+# Something else (the controller hooks, a person) may have started the job first.
 HELPER = """#!/bin/sh
 # robust-slurm: starts job {job} at once after its requeue
 for i in $(seq 1 600); do
   state=$(scontrol show job -o {job} 2>/dev/null) || exit 0
   case "$state" in
     *JobState=PENDING*) scontrol update JobId={job} {changes} && exit 0 ;;
+    *JobState=RUNNING*" Restarts={next} "*) exit 0 ;;
     *JobState=CANCELLED*|*JobState=COMPLETED*|*JobState=FAILED*|*JobState=TIMEOUT*) exit 0 ;;
   esac
   sleep 0.2
@@ -36,8 +40,9 @@ done
 """
 
 
-def helper_script(job: str, changes: Sequence[str]) -> str:
-    return HELPER.format(job=shlex.quote(job), changes=shlex.join(changes))
+def helper_script(job: str, changes: Sequence[str], restarts: int) -> str:
+    """``restarts``: of the run that is about to end."""
+    return HELPER.format(job=shlex.quote(job), changes=shlex.join(changes), next=restarts + 1)
 
 
 def partitions_for(job: Job, standby: str) -> str:
@@ -110,10 +115,12 @@ def put_back(
     size: Mapping[str, str],
     silent: Sequence[str] = (),
     report: Callable[[str], None] = lambda _text: None,
+    record: Callable[[RequeuePlan], None] = lambda _plan: None,
 ) -> Returned:
     """Requeue a running batch job of ours without the nodes ``bad``.
 
     ``silent``: nodes that do not answer and are not bad: released, but not excluded.
+    ``record`` keeps the plan of the new start, for whoever starts the job before the helper does.
     ``size``: the variables ``resubmit.SIZE``, as before lost nodes were released from the job.
     The caller is part of the job and gets SIGTERM soon after. Raises SlurmError when the job
     cannot be requeued; a helper that cannot be submitted only costs the two minutes.
@@ -161,13 +168,15 @@ def put_back(
     helper = helper_args(job, f"robust-requeue-{job.id}", [*exclude, *lost, *silent])
     args = [f"--partition={partition}", *helper]
     try:
-        slurm.submit(helper_script(name, changes), args=args)
+        slurm.submit(helper_script(name, changes, job.restarts), args=args)
     except SlurmError as err:
         if err.away:
             raise
         helper_error: SlurmError | None = err
     else:
         helper_error = None
+    not_before = time.time() + limits.delay if limits.delay else 0.0
+    record(RequeuePlan(job.restarts, exclude, wanted, not_before))
     try:
         slurm.requeue(name)
     except SlurmError:  # scontrol may die of the signal that it asks for, as part of this job

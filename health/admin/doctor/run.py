@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import IO, Any
 
 from health import settings
-from health.admin import install, node, render, show_config, trust
-from health.admin.doctor import backend, plugin_rules, rules, say, site_rules, state_dir
+from health.admin import controller, install, node, render, show_config, trust
+from health.admin.doctor import (
+    backend,
+    controller_rules,
+    plugin_rules,
+    rules,
+    say,
+    site_rules,
+    state_dir,
+)
 from health.admin.doctor.site_rules import Bare, Installed, NodeGpus, Remark
 from health.admin.install import InstallError
 from health.admin.want import SiteFacts, Want
 from health.children.call import call_in_child
-from health.gate import act
 from health.node import interpreter
 from health.settings_last import SUFFIX
 from robust_slurm import config as jobs
@@ -49,12 +56,16 @@ def main(
             raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
         config = door.config()
         nodes = door.nodes()
+        hooks = runs(config, controller.KEYS)
         hosts = {name for node in nodes.values() for name in (node.name, node.hostname)}
         remarks = [
             *_slurm(door, config, nodes, etc),
             backend.remark(door, _used(etc), _toml(etc)),
             *site_rules.of_bare((bare or bare_slurm)(_settings(etc).gate), config, _toml(etc)),
             *plugin_rules.of_plugin(etc, config),
+            *controller_rules.of_controller(
+                etc, config, hooks, controller_rules.is_host(config, _short())
+            ),
             *_machine(etc, socket.gethostname() in hosts or _short() in hosts),
         ]
     except SlurmError as error:
@@ -104,12 +115,13 @@ def _slurm(
     partitions = {n: (p.nodes, p.state) for n, p in door.partitions().items()}
     version = config.get("SLURM_VERSION", "")
     facts = SiteFacts(config, found.gate, etc, runs(config))
+    closed = controller_rules.makes_directories(etc, config, runs(config, controller.KEYS))
     return [
         site_rules.of_release(show_config.release(config), version),
         *site_rules.of_crashes(version),
         *site_rules.of_wants(rules.wants(facts)),
         *site_rules.of_settings(toml, path is not None, list(dict.fromkeys(problems))),
-        *site_rules.of_state_dir(state_dir.look(found.state_dir), toml),
+        *site_rules.of_state_dir(state_dir.look(found.state_dir), toml, closed),
         *site_rules.of_refused(state_dir.refused(found)),
         site_rules.of_standby(*own, partitions),
         *site_rules.of_gpus(gpus, toml),
@@ -119,7 +131,7 @@ def _slurm(
 def bare_slurm(gate: Mapping[str, Any]) -> Bare:
     """Try Slurm's commands as the sweep starts them: no PATH but its own, no SLURM_*."""
     own = str(gate["slurm_bin"])
-    places = f"{own}:{act.PLACES}" if own else act.PLACES
+    places = f"{own}:{settings.PLACES}" if own else settings.PLACES
     scontrol = shutil.which("scontrol", path=places)
     if scontrol is None:
         elsewhere = os.path.dirname(shutil.which("scontrol") or "")  # noqa: PTH120
@@ -239,10 +251,10 @@ def _expected(found: settings.Settings) -> int:
     return int(found.families.get("gpu_count", {}).get("expected", -1))
 
 
-def runs(config: Mapping[str, str]) -> dict[str, list[str]]:
+def runs(config: Mapping[str, str], keys: Sequence[str] = _SCRIPTS) -> dict[str, list[str]]:
     """For each kind of script the files that Slurm runs, with those that they name themselves."""
     found: dict[str, list[str]] = {}
-    for key in _SCRIPTS:
+    for key in keys:
         files: list[str] = []
         for pattern in show_config.scripts_of(config, key):
             for path in [pattern, *glob.glob(pattern)]:  # noqa: PTH207 - a pattern from root

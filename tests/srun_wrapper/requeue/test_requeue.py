@@ -13,6 +13,7 @@ import pytest
 
 from robust_slurm.slurm import Job, Node, Slurm, SlurmError
 from robust_slurm.slurm.errors import Kind
+from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.exclusions import BadNode
 from srun_wrapper.requeue.requeue import helper_script, partitions_for, put_back
 
@@ -31,6 +32,7 @@ def job(**changes: Any) -> Job:
         "nodes": ("n1", "n2", "n3"),
         "num_nodes": 3,
         "requeue": True,
+        "restarts": 0,
         "exclude": ("n9",),
         "name": "talk",
         "account": None,
@@ -168,6 +170,21 @@ def test_a_job_that_forbids_requeueing_is_asked_to_allow_it() -> None:
     assert done.calls[0] == ("update_job", {"name": "12", "requeue": True})
 
 
+def test_the_plan_is_kept_before_the_requeue() -> None:
+    recorder = Recorder(job(restarts=2))
+    kept: list[tuple[RequeuePlan, int]] = []
+    bad = [BadNode("n2")]
+    put_back(
+        cast(Slurm, recorder),
+        12,
+        bad,
+        "standby",
+        SIZE,
+        record=lambda plan: kept.append((plan, len(recorder.calls))),
+    )
+    assert kept == [(RequeuePlan(2, ("n9", "n2"), 3), recorder.names().index("requeue"))]
+
+
 def test_an_array_task_is_named_as_such() -> None:
     done = run(job(array_job_id=10, array_task_id="4"))
     assert done.args("requeue")["name"] == "10_4"
@@ -288,7 +305,7 @@ def helper(tmp_path: Path, states: Sequence[str], refuse: int = 0) -> list[str]:
         "head -n 1 states; sed -i 1d states\n"
     )
     scontrol.chmod(0o755)
-    script = helper_script("12", ["ExcNodeList=n1,n2", "StartTime=now"])
+    script = helper_script("12", ["ExcNodeList=n1,n2", "StartTime=now"], 0)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     ended = subprocess.run(["sh", "-s"], input=script.encode(), env=env, timeout=20, check=False)
     assert ended.returncode == 0
@@ -313,10 +330,16 @@ def test_the_helper_leaves_a_finished_job_alone(tmp_path: Path, state: str) -> N
     assert helper(tmp_path, [f"JobState={state} X"] * 2) == []
 
 
+def test_the_helper_ends_when_the_job_was_started_before_it(tmp_path: Path) -> None:
+    again = "JobState=RUNNING Reason=None Requeue=1 Restarts=1 BatchFlag=2"
+    assert helper(tmp_path, ["JobState=RUNNING Requeue=1 Restarts=0 X", again]) == []
+    assert (tmp_path / "states").read_text() == ""
+
+
 def test_the_helper_ends_when_the_job_is_gone(tmp_path: Path) -> None:
     assert helper(tmp_path, []) == []
 
 
 def test_nothing_of_the_changes_is_shell() -> None:
-    script = helper_script("12", ["ExcNodeList=n[1-2]", "Comment=a b; rm -rf /"])
+    script = helper_script("12", ["ExcNodeList=n[1-2]", "Comment=a b; rm -rf /"], 0)
     assert "'ExcNodeList=n[1-2]' 'Comment=a b; rm -rf /'" in script

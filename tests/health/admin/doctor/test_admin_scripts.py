@@ -90,6 +90,6 @@ def test_slurms_commands_as_the_sweep_starts_them(
     scontrol.chmod(0o755)
     gate_ = {**GATE, "slurm_bin": str(tmp_path)}
     assert run.bare_slurm(gate_).problem == problem
-    monkeypatch.setattr(run.act, "PLACES", "/nowhere")
+    monkeypatch.setattr(run.settings, "PLACES", "/nowhere")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run.bare_slurm(GATE) == Bare("/nowhere", str(tmp_path))

@@ -1,0 +1,1 @@
+"""The hooks that slurmctld runs (PrologSlurmctld, EpilogSlurmctld): optional."""
