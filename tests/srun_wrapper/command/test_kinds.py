@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from robust_slurm.config import Config, flags
+from srun_wrapper.code.cli import main as update
 from srun_wrapper.command.handover import own_environment
 from srun_wrapper.command.in_force import in_force
 from srun_wrapper.command.kinds import accepted, mpi_world, requeue_signals, warning
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.command.step_request import effective
+from status.cli import main as status
 
 USR1, USR2, TERM = (int(n) for n in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM))
 
@@ -98,3 +100,13 @@ def test_what_starts_ranks_again_is_refused_in_an_mpi_world(settings: dict[str, 
     assert "\n" not in str(got.value)
     in_force(Config(**settings, mode="observe"), command("--mpi=pmi2"))
     in_force(Config(**settings), command())
+
+
+@pytest.mark.parametrize("words", [["7", "-Mb"], ["--clusters=b"], ["--clust=b"]])
+@pytest.mark.parametrize("tool", ["robust-status", "robust-update"])
+def test_tools_show_and_change_one_cluster(
+    words: list[str], tool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = status(words) if tool == "robust-status" else update(["7", words[-1]])
+    said = capsys.readouterr().err
+    assert code == 2 and said.count("\n") == 1 and said.startswith(f"{tool}: -M: "), said
