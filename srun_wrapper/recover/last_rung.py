@@ -51,8 +51,11 @@ class LastRung:
         except (SlurmError, TimeoutError):
             return None
 
-    async def requeue(self) -> str:
-        """Put the job back in the queue; returns why not, or ''."""
+    async def requeue(self, *, standby: bool = True) -> str:
+        """Put the job back in the queue; returns why not, or ''.
+
+        ``standby``: it may start on standby nodes, which are there for lost ones.
+        """
         self._reports.report_silent()
         if not await self._claim(self.restarts):
             return "the other nodes restart the job because they have lost this one"
@@ -63,7 +66,7 @@ class LastRung:
                     self._slurm,
                     self._job_id,
                     self._reports.evidence(),
-                    self._config.standby_partition,
+                    self._config.standby_partition if standby else "",
                     self._launch.options.size,
                     self._reports.not_bad(),
                     say,

@@ -70,7 +70,7 @@ class SignalledRequeue:
         await self._end_ranks(min(MOST, TO_END * left), ended)
         await self._flushing.flush(min(flushing.END, flushing.OF_KILL_WAIT * _left(job)))
         why = self._why_not(await self._last_rung.look(), ended())
-        if why or (why := await self._last_rung.requeue()):
+        if why or (why := await self._last_rung.requeue(standby=False)):
             return self._refuse(number, why)
         self._phase.name = "requeued"
         say(f"{signal.Signals(number).name}: the job is requeued")

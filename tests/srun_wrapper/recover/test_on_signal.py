@@ -46,7 +46,8 @@ class Asked:
         self.done.append("look")
         return self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
 
-    async def put_back(self) -> str:
+    async def put_back(self, *, standby: bool) -> str:
+        assert not standby, "no node is lost"
         self.done.append("requeue")
         return self.error
 
