@@ -102,6 +102,8 @@ class SignalledRequeue:
             return f"it made no step in {lived:.0f} s, and would be requeued again and again"
         if job is None:
             return ""  # the request itself outlasts an absence of Slurm
+        if not job.batch:
+            return "only batch jobs (sbatch) can be requeued"
         if job.restarts > self._last_rung.restarts or job.state == "PENDING":
             return "it is in the queue already"  # by the script itself, or by a preemption
         if not job.running:

@@ -40,6 +40,7 @@ class Asked:
 
     def show(self, **changes: Any) -> None:
         values = {"restarts": 0, "state": "RUNNING", "running": True, "reason": None}
+        values |= {"batch": True}
         self.shown.append(SimpleNamespace(**{**values, "end_time": time.time() + 120, **changes}))
 
     async def look(self) -> Any:
@@ -131,6 +132,7 @@ def test_the_flush_leaves_time_for_the_requeue(left: float, limit: float) -> Non
 
 
 AGAINST = [
+    ({"batch": False}, "only batch jobs (sbatch) can be requeued"),
     ({"running": False, "state": "COMPLETING", "reason": "TimeLimit"}, "has ended it (TimeLimit)"),
     ({"running": False, "state": "CANCELLED"}, "Slurm has ended it (CANCELLED)"),
     ({"running": False, "state": "PENDING"}, "it is in the queue already"),
