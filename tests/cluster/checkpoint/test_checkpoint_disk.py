@@ -153,7 +153,7 @@ def test_cancelled_job_goes_on_elsewhere(
 def test_a_signal_requeues_the_job_and_it_resumes_from_its_last_step(
     new_lab: LabFactory, ddp: Undisturbed
 ) -> None:
-    """As Slurm's signal before a time limit; the ranks die of it, as they have no handler."""
+    """The signal of Slurm before a time limit; the ranks die of it, as they have no handler."""
     lab = new_lab(nodes=2, standby=0)
     training = ddp.job(lab)
     size = ["-N2", "--ntasks-per-node=1"]
