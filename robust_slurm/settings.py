@@ -97,6 +97,11 @@ class Config:
         "requeue the job without the bad nodes if no node can replace them",
         choices=("auto", "never"),
     )
+    requeue_on: str = _setting(
+        "",
+        "signals (USR1,USR2,TERM) after which the job is requeued once its ranks have ended, with "
+        "their last step on disk; empty: none",
+    )
     early_restart: bool = _setting(
         True,
         "restart a program that fails in its first minute before any step is seen",
@@ -201,10 +206,7 @@ class Config:
         unit="s",
     )
     mute_limit: float = _setting(
-        10.0,
-        "silence of a node whose kernel still answers, after which the node is lost",
-        unit="s",
-        minimum=1,
+        10.0, "silence after which a node whose kernel answers is lost", unit="s", minimum=1
     )
     suspend_limit: float = _setting(
         600.0,
@@ -227,10 +229,7 @@ class Config:
         minimum=1,
     )
     standby_start_limit: float = _setting(
-        5.0,
-        "time for robust-task to report from a standby node, once Slurm runs it there",
-        unit="s",
-        minimum=0.1,
+        5.0, "time for robust-task to report from a standby node", unit="s", minimum=0.1
     )
     stop_grace: float = _setting(1.0, "time between SIGTERM and SIGKILL for a rank", unit="s")
     stop_work_limit: float = _setting(

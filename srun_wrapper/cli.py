@@ -32,9 +32,10 @@ from srun_wrapper.command.batch_script import (
 from srun_wrapper.command.containers import in_image
 from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
 from srun_wrapper.command.input_rules import Feed, feed
+from srun_wrapper.command.kinds import accepted, warning
 from srun_wrapper.command.layout import StepPlan, plan_step
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
-from srun_wrapper.command.step_request import StepRequest, effective, refuse_multi_prog
+from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.decide.explain import explain
@@ -71,10 +72,7 @@ def main() -> NoReturn:
 
 
 def run(argv: list[str], started: Mapping[str, str]) -> int:
-    """Returns the exit code. Raises UsageError or ConfigError for bad input.
-
-    ``started``: the environment that we were started with.
-    """
+    """Run with our environment, ``started``; returns the exit code. UsageError, ConfigError."""
     by = handover.handed(started)
     env: Mapping[str, str] = handover.own_environment(started)
     if by is not None and "PATH" in env:
@@ -99,7 +97,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     if command.informational:
         handover.to_srun(argv, started)
     given = load(command.robust, env)
-    config = in_force(given)
+    config = in_force(given, command)
     if config.mode == "off":
         handover.to_srun([*command.argv(), *command.command], started)
     check_regex(config)
@@ -114,7 +112,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
             if why:
                 say(f"this line runs as plain srun: {why}")
             handover.to_srun(argv, started)
-    refuse_multi_prog(request)
+    command = accepted(command, request, config, env)
     plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env, by.mode if by is not None else "")
     records = prepared(config, job_id)
@@ -123,7 +121,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         plan, env = remains(config, records, request, plan, nodes, env)
     deployment = start_code(config, records, command, env)
     if observed is None:
-        warn(config, env)
+        warn(config, env, warning(command, config))
     command, kept, out, companion = take_output(command, request, env)
     command, out, carried = in_image(command, kept, out, config.task_python)
     options = TaskOptions(
@@ -290,8 +288,10 @@ def check_verify(
         raise UsageError(f"--robust-verify-every={config.verify_every}: {why}")
 
 
-def warn(config: Config, env: Mapping[str, str]) -> None:
-    """Say at the start what will only hurt later."""
+def warn(config: Config, env: Mapping[str, str], kind: str = "") -> None:
+    """Say at the start what will only hurt later; ``kind``: what is special of the job."""
+    if kind:
+        say(kind)
     script = batch_script(env)
     if script is not None and not has_no_kill(script, env):
         say(

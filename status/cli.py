@@ -99,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
         help="with --diagnose: signatures of the site, tried before the built-in ones "
         "(default: signatures_file of robust.toml)",
     )
+    # srun's users try it: named, so that the answer is one line.
+    parser.add_argument("-M", "--clusters", metavar="NAMES", help=argparse.SUPPRESS)
     return parser
 
 
@@ -121,6 +123,8 @@ def _contradiction(args: argparse.Namespace) -> str:
         "--rules": args.rules,
         "--diagnose": bool(args.diagnose),
     }
+    if args.clusters is not None:
+        return f"-M: shows the cluster of this host only; run it on a host of {args.clusters}"
     named = [name for name, is_given in given.items() if is_given]
     if len(named) > 1:
         return f"{' and '.join(named)} do not go together; use one of them"

@@ -143,7 +143,8 @@ def expand(value: str | None) -> tuple[str, ...]:
 def fold(names: Iterable[str]) -> str:
     """Node names as one list for a command line, e.g. "n[1-3],x5". One bracket per item.
 
-    Only the last index is folded, which every release reads also for names like "r1-n2".
+    Only the last index is folded, which every release reads also for names like "r1-n2". Names
+    with text behind it ("n1-ib") stay whole: "n[1-2]-ib" is no list to Slurm.
     """
     wanted = dict.fromkeys(names)
     for name in wanted:
@@ -157,7 +158,8 @@ def fold(names: Iterable[str]) -> str:
     nodes.fold_axis = (-1,)
     try:
         for name in wanted:
-            nodes.update(NodeSet(name, resolver=RESOLVER_NOGROUP))
+            if name[-1].isdigit():
+                nodes.update(NodeSet(name, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise ParseError(f"not a node name: {error}") from error
-    return str(nodes)
+    return ",".join([*filter(None, [str(nodes)]), *(n for n in wanted if not n[-1].isdigit())])

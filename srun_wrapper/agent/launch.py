@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +53,18 @@ class RankLaunch:
     env: dict[str, str]
     record: Path
     directory: str = ""  # working directory; "": the shim's own
+
+
+def world_fds(order: Start, env: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the descriptor that srun --mpi=pmi2 gives a task; an MPI world starts only once."""
+    text = env.get("PMI_FD", "") if order.first else ""
+    if not text.isdecimal():
+        return ()
+    try:
+        os.fstat(int(text))
+    except OSError:
+        return ()
+    return (int(text),)
 
 
 def check_snapshot(code: Code | None) -> None:

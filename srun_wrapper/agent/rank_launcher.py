@@ -16,7 +16,7 @@ from robust_slurm.record import create
 from srun_wrapper.agent.launch import RankLaunch as RankLaunch
 from srun_wrapper.agent.launch import Running as Running
 from srun_wrapper.agent.launch import SlotOptions as SlotOptions
-from srun_wrapper.agent.launch import check_snapshot
+from srun_wrapper.agent.launch import check_snapshot, world_fds
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes.end_report import error_env, error_file
 from srun_wrapper.agent.processes.starting import Starting
@@ -165,9 +165,9 @@ class Launcher:
 
         def make(start: Starting[Running]) -> Running:
             check_snapshot(launch.order.code)
-            cwd = launch.directory or None
+            cwd, fds = launch.directory or None, world_fds(launch.order, launch.env)
             if self._options.inherit:
-                process = start.popen(launch.command, launch.env, cwd=cwd)
+                process = start.popen(launch.command, launch.env, cwd=cwd, pass_fds=fds)
                 return Running(launch.order.epoch, process)
             with self._streams(launch) as streams:
                 process = start.popen(
@@ -177,6 +177,7 @@ class Launcher:
                     stderr=streams.err,
                     start_new_session=True,
                     cwd=cwd,
+                    pass_fds=fds,
                 )
             return Running(launch.order.epoch, process, streams.pumps)
 

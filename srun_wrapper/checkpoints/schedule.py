@@ -15,6 +15,7 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import Complete, PersistAt, Saved, SaveEvery
 
 AHEAD = 2.0  # s between ordering a durable checkpoint and its step; at least 4 intervals
+SIGNALS = 60.0  # s between two durable checkpoints that signals to the ranks bring forward
 TELL = 0.5  # s between two messages to all stores of what all ranks have
 
 
@@ -29,6 +30,7 @@ class Schedule:
         self.durable = DurableSteps(60 * state.config.checkpoint_minutes or math.inf)
         self.interval = Interval(state.config.checkpoint_overhead / 100)
         self._everywhere = Watermark()
+        self._hurried = -math.inf  # the time of the last signal that brought one forward
         self._told_at = -math.inf  # when the stores were last sent what all ranks have
 
     def begin(self, *, restored: bool) -> None:
@@ -68,6 +70,10 @@ class Schedule:
         return bool(self._enrolments.directory) and self.durable.is_open(before)
 
     def _order_durable(self, now: float) -> None:
+        if self._state.passed_at > self._hurried + SIGNALS:
+            # Slurm warns of a time limit or a preemption like that, and leaves little time after.
+            self._hurried = self._state.passed_at
+            self.durable.hurry(now)
         timed = self._state.pace.step_time() is not None
         step = self.durable.next(now, self.upcoming, self.ahead(), timed=timed)
         if step is not None:

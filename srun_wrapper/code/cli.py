@@ -75,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of the jobs' records (default: state_dir of robust.toml)",
     )
+    # srun's users try it: named, so that the answer is one line.
+    parser.add_argument("-M", "--clusters", metavar="NAMES", help=argparse.SUPPRESS)
     return parser
 
 
@@ -89,6 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the usage, or the help
         return stop.code if isinstance(stop.code, int) else 2
+    if args.clusters is not None:
+        _say("-M: a job is found by its records; --state-dir names the state_dir of its cluster")
+        return 2
     if args.lazy and (args.rollback or args.cancel or args.list):
         _say("--lazy goes with an update alone")
         return 2

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
+from srun_wrapper.command.kinds import mpi_world
 from srun_wrapper.command.srun_options import SrunCommand
 from srun_wrapper.command.step_request import StepRequest
 
@@ -19,7 +20,6 @@ BY_PLUGIN = "ROBUST_BY_PLUGIN"  # MODE:PATH-OF-SRUN, set by the plugin alone
 OPTION = "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
 MODES = ("full", "observe")
 SILENT = ("pty", "interactive")  # a person sees that this is a shell
-NO_WORLD = ("none", "openmpi")  # values of --mpi under which srun sets up nothing
 _REFUSED = {
     "overlap": "it shares its nodes with another step",
     "multi-prog": "its tasks are several programs",
@@ -27,6 +27,7 @@ _REFUSED = {
     "no-allocate": "it has no allocation",
     "external-launcher": "another launcher starts its ranks",
     "bcast": "srun copies its program to the nodes",
+    "clusters": "it names a cluster",
 }
 
 
@@ -46,7 +47,9 @@ def handed(env: Mapping[str, str]) -> Handed | None:
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return our environment: the plugin leaves alone every srun that we or our ranks start."""
     by = handed(env)
-    env = {name: value for name, value in env.items() if name != BY_PLUGIN}
+    # srun would take it for --clusters, and a step runs on the cluster of its job.
+    dropped = (BY_PLUGIN, "SLURM_CLUSTERS")
+    env = {name: value for name, value in env.items() if name not in dropped}
     if by is not None:  # many an srun line is no training, and must not run twice
         env.setdefault("ROBUST_EARLY_RESTART", "0")
     if OPTION in env:
@@ -80,10 +83,9 @@ def why_plain(
     for option, why in _REFUSED.items():
         if option in given or (option == "multi-prog" and request.multi_prog):
             return f"--{option}: {why}"
-    mpi = command.get("mpi")
-    if mpi is not None and mpi.value not in NO_WORLD:
+    if mpi := mpi_world(command):
         return (
-            f"--mpi={mpi.value}: its ranks are one MPI world, which cannot be started again in the "
+            f"--mpi={mpi}: its ranks are one MPI world, which cannot be started again in the "
             "step; torch needs no --mpi: leave it out"
         )
     job = command.get("jobid")

@@ -10,16 +10,20 @@ import msgspec
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import Slurm, SlurmError
+from srun_wrapper.command.kinds import for_kind
+from srun_wrapper.command.srun_options import SrunCommand
 from srun_wrapper.command.step_request import StepRequest
 from srun_wrapper.protocol.task_options import TaskOptions
 
 NEVER = 1e9  # s
 
 
-def in_force(config: Config) -> Config:
-    """Return the settings without what a job of this kind cannot have."""
+def in_force(config: Config, command: SrunCommand | None = None) -> Config:
+    """Return the settings without what a job of this kind cannot have. Raises UsageError."""
     if config.mode == "observe":
         return _observe(config)
+    if command is not None:
+        config = for_kind(config, command)
     if config.rank_env:
         return config
     # Independent tasks have no steps in common, and nothing to restore.
@@ -35,6 +39,7 @@ def _observe(config: Config) -> Config:
         spares=0,
         standby_partition="",
         requeue="never",
+        requeue_on="",
         drain="never",
         slow="warn" if config.slow == "replace" else config.slow,
         stop_tests=0.0,

@@ -21,6 +21,7 @@ LIMITS = (
     "standby_partition",
     "standby_wait",
     "requeue",
+    "requeue_on",
     "nan",
     "slow",
     "slow_after",

@@ -45,6 +45,8 @@ class Means:
     copies: Copies = field(default_factory=dict)
     before: Mapping[str, int] = field(default_factory=dict)
     """Evidence of earlier runs of the job, by node: the higher, the stronger."""
+    world: str = ""  # the --mpi under which the ranks cannot be started again in the step
+    requeues: int = 0  # of the job, before this run
     stepped: bool = False  # ranks have made steps in this step of the job: the command did run
 
 
@@ -57,6 +59,12 @@ class Plan:
     rung: str = ""  # id of the rung that was chosen
     exchange: str = ""  # a node that gives its ranks to another one for that one's
     kept: tuple[str, ...] = ()  # suspects that stay for their copies of snapshots alone
+
+    @property
+    def cause(self) -> str:
+        """Return why nothing less than a requeue helps."""
+        nobody = f"no node can replace {','.join(self.replace)}"
+        return nobody if self.rung == "requeue" else self.why
 
 
 BACK = Plan("restart", (), "the lost nodes answer again", rung="back")
@@ -149,6 +157,22 @@ def _cannot_run(now: Situation) -> Plan | None:
     if not never or now.diagnosis.cause == "node" or now.means.stepped:
         return None
     return Plan("stop", (), "the command cannot be run")
+
+
+def _one_world(now: Situation) -> Plan | None:
+    means = now.means
+    if not means.world:
+        return None
+    why = f"--mpi={means.world}: an MPI world cannot be started again in the step"
+    if now.diagnosis.cause == "user":
+        return Plan("stop", now.must, f"the program is to blame; {why}", _own_code(now))
+    if not means.requeue:
+        code = NOTHING_LEFT if now.must else _own_code(now)
+        return Plan("stop", now.must, f"{why}, and requeueing is not possible", code)
+    if means.requeues >= means.max_restarts:
+        times = f"the job was requeued {means.requeues} times"
+        return Plan("stop", now.must, f"{why}, and {times}", _own_code(now))
+    return Plan("requeue", now.leave, why)
 
 
 def _same_error(now: Situation) -> Plan | None:
@@ -252,6 +276,13 @@ RUNGS = (
         "the command cannot be started, no node is to blame, and no rank has made a step before",
         "stop",
         _cannot_run,
+    ),
+    Rung(
+        "one-world",
+        "the ranks are one MPI world (robust-srun --mpi=pmi2, pmix)",
+        "stop if the program is to blame, the job may not be requeued, or it was requeued "
+        f"max_restarts times; else requeue without the nodes to leave, exit code {REQUEUED}",
+        _one_world,
     ),
     Rung(
         "same-error",

@@ -56,7 +56,8 @@ class JobState:
         self.phases: dict[int, tuple[str, float]] = {}
         self.signalled = 0  # the signal that ends the step, once it is being ended
         self.awaited: set[int] = set()  # requests for standby nodes that may still be met
-        self.passed_on: set[int] = set()  # other signals that the ranks were sent on purpose
+        # other signals that the ranks were sent on purpose, and when each was last
+        self.passed_on: dict[int, float] = {}
         self.passed_at = -math.inf  # when the last of them was
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
@@ -98,10 +99,10 @@ class JobState:
 
     def pass_on(self, signum: int) -> None:
         """Someone sends the ranks a signal that does not end the step."""
-        self.passed_on.add(signum)
-        self.passed_at = time.monotonic()
+        self.passed_on[signum] = self.passed_at = time.monotonic()
         if self.failures or self.stopping_epoch >= self.world.epoch:
             self.early.add(signum)  # no ranks yet, or they are to be stopped: the next ones get it
+        self.changed.set()
 
     def note_ending(self, answers: Callable[[Node], bool]) -> None:
         """Note that the step is being ended: every node of it that ``answers`` was signalled."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from robust_slurm.config import Config
-from robust_slurm.slurm import SlurmError
+from robust_slurm.slurm import Job, SlurmError
 from srun_wrapper.agent.batch_host_failover import claim
 from srun_wrapper.command import steps
 from srun_wrapper.job.reporting.report import say
@@ -15,6 +15,7 @@ from srun_wrapper.requeue.slurm_wait import Controller
 from srun_wrapper.run_in_thread import run_in_thread
 
 CLAIM = 10.0  # s for the state directory to answer before a requeue
+LOOK = 5.0  # s for Slurm to show the job
 
 
 class LastRung:
@@ -38,11 +39,25 @@ class LastRung:
         self._directory = directory
         self.excluded: tuple[str, ...] = ()  # nodes that the job excludes from its requeue on
 
-    async def requeue(self) -> str:
-        """Put the job back in the queue; returns why not, or ''."""
+    @property
+    def restarts(self) -> int:
+        """The number of times that the job was requeued before this run, for whatever reason."""
+        return int(self._launch.env.get("SLURM_RESTART_COUNT") or 0)
+
+    async def look(self) -> Job | None:
+        """Return the job as Slurm has it now; None: Slurm does not answer."""
+        try:
+            return await run_in_thread(lambda: self._slurm.job(self._job_id), LOOK)
+        except (SlurmError, TimeoutError):
+            return None
+
+    async def requeue(self, *, standby: bool = True) -> str:
+        """Put the job back in the queue; returns why not, or ''.
+
+        ``standby``: it may start on standby nodes, which are there for lost ones.
+        """
         self._reports.report_silent()
-        restarts = int(self._launch.env.get("SLURM_RESTART_COUNT") or 0)
-        if not await self._claim(restarts):
+        if not await self._claim(self.restarts):
             return "the other nodes restart the job because they have lost this one"
         try:
             job, self.excluded = await self._wait.call(
@@ -51,7 +66,7 @@ class LastRung:
                     self._slurm,
                     self._job_id,
                     self._reports.evidence(),
-                    self._config.standby_partition,
+                    self._config.standby_partition if standby else "",
                     self._launch.options.size,
                     self._reports.not_bad(),
                     say,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
+from srun_wrapper.command.kinds import mpi_world
 from srun_wrapper.decide.bounds import Copies
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.job.reporting.report import say
@@ -70,6 +71,8 @@ class AvailableMeans:
             early=self._early(),
             copies=self._copies(),
             before=before,
+            world=mpi_world(self._launch.command),
+            requeues=int(self._launch.env.get("SLURM_RESTART_COUNT") or 0),
             stepped=self._progress.stepped,
         )
         had = [whole for n in self._world.places for whole in n.stdin.values()]

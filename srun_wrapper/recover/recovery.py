@@ -346,5 +346,5 @@ class Recovery:
         self._close(incident, "requeued")
         bad = ",".join(name for name in plan.replace if name in self._last_rung.excluded)
         without = f" without {bad}" if bad else ""
-        say(f"no node can replace {','.join(plan.replace)}: the job is requeued{without}")
+        say(f"{plan.cause}: the job is requeued{without}")
         return RecoveryEnd(ladder.REQUEUED)

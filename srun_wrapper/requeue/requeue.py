@@ -187,10 +187,9 @@ def put_back(
             name, partition=partition, exclude=exclude, num_nodes=wanted, required=required
         )
     if helper_error is not None:
-        raise SlurmError(
-            helper_error.kind,
-            helper_error.command,
-            f"requeued, but it will start only in about two minutes: {helper_error.message}",
+        report(
+            "the requeued job starts only in about two minutes: the job that would start it at "
+            f"once was not accepted: {helper_error.message}"
         )
     return Returned(job.id, exclude)
 

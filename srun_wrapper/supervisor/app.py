@@ -44,6 +44,7 @@ from srun_wrapper.protocol.server import listen
 from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts, node_parts
+from srun_wrapper.recover.on_signal import SignalledRequeue
 from srun_wrapper.recover.recovery import Recovery, Restoration
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
@@ -163,10 +164,7 @@ class Supervisor:
     def _build_recovery(self) -> NodeParts:
         """Build what needs the port that nodes connect to."""
         state = self.state
-
-        def ended() -> bool:
-            return self.step.ended
-
+        ended = lambda: self.step.ended  # noqa: E731
         requester = Requester(self.launch, self._secrets, self.slurm, self.topology.prefer)
         nodes = self.nodes = node_parts(
             state,
@@ -207,7 +205,8 @@ class Supervisor:
             start_epoch=self.epochs.start,
         )
         watch = state, self.step, settling, nodes.means.now, self.journal, self.ledger.incident
-        whole = state, self.verify, recovery, self.finishing, self.ending
+        asked = SignalledRequeue(state, self.stopping, self.flushing, nodes.last_rung, self._phase)
+        whole = state, self.verify, recovery, self.finishing, self.ending, asked
         observes = self.launch.observed
         self._life: Life | Observing = Observing(*watch) if observes else Life(*whole)
         return nodes

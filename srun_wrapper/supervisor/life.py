@@ -21,6 +21,7 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.starting import finish_order
+from srun_wrapper.recover.on_signal import SignalledRequeue
 from srun_wrapper.recover.recovery import Recovery, RecoveryEnd
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.run_in_thread import run_in_thread
@@ -212,10 +213,12 @@ class Life:
         recovery: Recovery,
         finishing: Finishing,
         ending: Ending,
+        on_signal: SignalledRequeue,
     ) -> None:
         self._state = state
         self._verify = verify
         self._recovery = recovery
+        self._on_signal = on_signal
         self._finishing = finishing
         self._step = finishing.step
         self._ending = ending
@@ -224,6 +227,10 @@ class Life:
         state = self._state
         while True:
             await state.until(self._something_to_do, None)
+            if self._on_signal.asked and not self._step.ended:
+                if await self._on_signal.requeue(lambda: self._step.ended):
+                    return await self._end(RecoveryEnd(ladder.REQUEUED))
+                continue
             ended = state.world.all_exited() and not (state.failures or state.stopped())
             if state.signalled or ended:
                 return await self._finishing.finish()
@@ -254,6 +261,8 @@ class Life:
 
     def _something_to_do(self) -> bool:
         state = self._state
+        if self._on_signal.asked:
+            return True
         if state.signalled:
             stopped = state.stopped()
             done = state.world.all_exited() or self._ending.over

@@ -200,11 +200,11 @@ class Training:
         return step
 
     def _begin(self, step: int) -> None:
-        """A step begins: stay here if the test wants that."""
+        """A step begins: stay here if the test wants that, once for all runs of the job."""
         time.sleep(self._args.pause)
-        if (self._journal.epoch, step) in self._holds:
-            place = f"{self._journal.epoch}.{step}"
-            (self._args.dir / f"held.{place}.{self._rank}").touch()
+        held = self._args.dir / f"held.{self._journal.epoch}.{step}.{self._rank}"
+        if (self._journal.epoch, step) in self._holds and not held.exists():
+            held.touch()
             time.sleep(HOLD)
             raise SystemExit(f"rank {self._rank}: nothing happened in step {step}")
 

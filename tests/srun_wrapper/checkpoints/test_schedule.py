@@ -6,6 +6,7 @@ import asyncio
 import itertools
 
 import checkpointed_job
+import pytest
 from checkpointed_job import CheckpointedJob, settled
 
 from robust_slurm.checkpoint.planning.interval import Cost
@@ -132,3 +133,33 @@ def test_stores_hear_of_the_newest_step_that_all_ranks_have() -> None:
     assert [heard(rank, 9) for rank in (0, 1, 3)] == [[(7, 7), (7, 8)]] * 3
     assert heard(2, 9)[2:] == [(-1, 9)]  # step 9 may be gone on rank 2 or the others
     assert [heard(rank, 10) for rank in range(4)][-1][3:] == [(10, 10)]
+
+
+def test_a_signal_to_the_ranks_brings_a_durable_checkpoint_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slurm warns of the time limit by one; one that comes again and again costs no more."""
+
+    async def run() -> CheckpointedJob:
+        job = CheckpointedJob(checkpoint_minutes=0.0)
+        for rank in range(4):
+            job.enrol(rank, directory="/ckpt")
+            job.checkpoints.heard(job.nodes[rank], Saved(1, rank, 20, 20, 1000, 0.0, 0.0))
+        await settled(job)
+        return job
+
+    job = asyncio.run(run())
+
+    def orders(now: float) -> int:
+        monkeypatch.setattr("srun_wrapper.job.state.time.monotonic", lambda: now)
+        job.state.pass_on(12)
+        job.checkpoints.look(now)
+        for order in (m for _, m in job.sent if isinstance(m, PersistAt)):
+            job.checkpoints.heard(job.nodes[0], Committed(1, order.step, True, ""))
+        return sum(isinstance(m, PersistAt) for _, m in job.sent)
+
+    job.checkpoints.look(999.0)
+    assert not [m for _, m in job.sent if isinstance(m, PersistAt)]
+    assert orders(1000.0) == 1
+    assert orders(1000.0 + schedule.SIGNALS - 1) == 1
+    assert orders(1000.0 + schedule.SIGNALS + 1) == 2

@@ -41,6 +41,7 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "32"}
         (("--multi-prog",), 0, "--multi-prog: its tasks are several programs"),
         (("--het-group=1",), 0, "--het-group: it is a part of a heterogeneous job"),
         (("--pack-group=1",), 0, "--het-group: it is a part of a heterogeneous job"),
+        (("-Ma",), 0, "--clusters: it names a cluster"),
         (("-Z",), 0, "--no-allocate: it has no allocation"),
         (("--bcast=/tmp/x",), 0, "--bcast: srun copies its program to the nodes"),
         (("--mpi=pmi2",), 0, "--mpi=pmi2: its ranks are one MPI world, which cannot be started "),

@@ -89,6 +89,11 @@ class Step:
     def ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
 
+    def signal(self, signum: int) -> None:
+        """Send robust-srun a signal."""
+        assert self._process is not None
+        self._process.send_signal(signum)
+
     def close(self) -> int:
         """End the step as Slurm would; robust-srun's exit code."""
         assert self._process is not None
