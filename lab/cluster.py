@@ -162,7 +162,8 @@ class Lab(Breakage, Disruption):
     def node_records(self) -> dict[str, dict[str, str]]:
         """`scontrol show nodes`, each node's record by its name (times are UTC)."""
         argv = ["scontrol", "show", "nodes", "-o"]
-        done = self.exec(HEAD, argv, env={"TZ": "UTC"}, timeout=_SLURM_S, check=True)
+        limit = _SLURM_S * self.spec.patience
+        done = self.exec(HEAD, argv, env={"TZ": "UTC"}, timeout=limit, check=True)
         return records.parse_nodes(done.stdout)
 
     def nodes(self) -> dict[str, frozenset[str]]:
@@ -170,8 +171,9 @@ class Lab(Breakage, Disruption):
         return {n: records.parse_state(r["State"]) for n, r in self.node_records().items()}
 
     def wait_ready(self, timeout: float = _READY_S) -> None:
-        """Wait until every node is registered with slurmctld."""
-        self._wait_usable(self.spec.compute_names, timeout, resume=False)
+        """Wait until every node is registered with slurmctld; a large lab gets more time."""
+        limit = timeout * self.spec.patience
+        self._wait_usable(self.spec.compute_names, limit, resume=False)
 
     def _wait_usable(
         self, names: Sequence[str], timeout: float, *, resume: bool, began: float = 0.0
