@@ -27,7 +27,8 @@ OPTIONS = (
     *("--robust-stop-tests=0", "--robust-task-start-limit=400", "--robust-launch-limit=200"),
     *("--robust-stop-margin=60", "--robust-outage-wait=10", "--robust-mute-limit=60"),
 )
-SLURM_CONF = {"PrologFlags": "Alloc"}  # no slurmstepd a node for the job's containment
+# No slurmstepd a node for the job's containment; and nodes that share two cores answer in turn.
+SLURM_CONF = {"PrologFlags": "Alloc", "MessageTimeout": "60"}
 
 
 @dataclass(slots=True)
@@ -83,6 +84,10 @@ def job(results: Results, ranks: int, per_node: int, tell: Callable[[str], None]
         tell(f"all {ranks} ranks step after {results.metrics['job.start_s'].median:.0f} s")
         results.once("job.memory_mb", before - usage.available_mb(), "MB")
         steady(results, large.supervisor(), others, tell)
+        began = time.time()
+        words = ["robust-status", str(large.job), "--state-dir", str(large.directory / "state")]
+        lab.exec("head", words, check=True)
+        results.once("job.robust_status_s", time.time() - began, "s")
         recover(results, large, "rank_kill", "restart", lambda: kill_rank(large), tell)
         crash = lambda: lab.crash(f"n{nodes // 2}")  # noqa: E731
         recover(results, large, "node_crash", "swap_spare", crash, tell)
