@@ -196,7 +196,7 @@ class Lab(Breakage, Disruption):
                     f"after {timeout:.0f} s Slurm still has {bad}; logs in {self.spec.dir}/log"
                     f"{complaints(self.spec)}"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S * self.spec.patience)  # not to keep the nodes from starting
 
     def _wait_controller(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -290,6 +290,7 @@ class Cluster(Lab):
         scratch: bool = False,
         switches: Sequence[str] = (),
         accounting: bool = False,
+        router: bool = False,
         slurm: str = "",
     ) -> None:
         """`slurm_conf` overrides settings; `visible`: more paths that the user must reach.
@@ -297,6 +298,7 @@ class Cluster(Lab):
         `switches`: the nodes under each leaf switch, as Slurm writes them ("n[1-2],s1").
         `scratch`: a mount in every node, at the property of that name, for `stale_mount`.
         `accounting`: a slurmdbd in the head; the user is in the account `lab`.
+        `router`: the network of a large lab, for a small one.
         `slurm`: the release, by default the environment's ROBUST_LAB_SLURM or the host's own.
         """
         extra = [str(Path(p).resolve()) for p in visible]
@@ -310,6 +312,7 @@ class Cluster(Lab):
             slurm_conf={key: str(value) for key, value in (slurm_conf or {}).items()},
             switches=tuple(switches),
             accounting=accounting,
+            router=router,
             slurm=releases.asked(slurm),
             visible=tuple(dict.fromkeys([*host.default_visible(), *extra])),
         )

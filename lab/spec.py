@@ -34,6 +34,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 8
     scratch: bool = False
     accounting: bool = False
+    router: bool = False  # in place of the switch, as in a large lab
     slurm_conf: dict[str, str] = {}
     switches: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
@@ -89,8 +90,8 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def routed(self) -> bool:
-        """Return whether the lab is too large for a switch (lab/keeper/network.py)."""
-        return self.nodes + self.standby > _SWITCH_NODES
+        """Return whether the nodes have no switch (lab/keeper/network.py): they are too many."""
+        return self.router or self.nodes + self.standby > _SWITCH_NODES
 
     @property
     def patience(self) -> float:
