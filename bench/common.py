@@ -85,6 +85,10 @@ class Results:
         """Record how often something came; there are no samples of it."""
         self.metrics[metric] = summarise([number], "count")
 
+    def once(self, metric: str, value: float, unit: str) -> None:
+        """Record what a run does only once; its number of samples shows it."""
+        self.metrics[metric] = summarise([value], unit)
+
     def ratio(self, name: str, numerator: str, denominator: str) -> float:
         """Record the ratio of two metrics' medians. KeyError if one was not measured."""
         value = self.metrics[numerator].median / self.metrics[denominator].median

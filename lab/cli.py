@@ -13,7 +13,7 @@ from lab.cluster import Lab
 from lab.errors import LabError
 from lab.slurm import releases
 from lab.slurm.records import parse_state
-from lab.spec import HEAD, UID, USER, LabSpec, address
+from lab.spec import HEAD, UID, USER, LabSpec, address, name_range
 from lab.verbs import breakage_cli, disruption_cli
 
 
@@ -113,7 +113,8 @@ def _up(args: argparse.Namespace) -> int:
     except BaseException:
         host.take_down(spec.name)
         raise
-    nodes = f"{' '.join(spec.compute_names)}"
+    groups = [spec.train_names, spec.standby_names]
+    nodes = " ".join(name_range(g) if spec.routed else " ".join(g) for g in groups if g)
     took = f"{time.monotonic() - began:.1f} s"
     print(f"lab {spec.name} is up in {took}: {nodes}; login node: {HEAD}; Slurm {spec.slurm}")
     return 0

@@ -162,7 +162,8 @@ class Lab(Breakage, Disruption):
     def node_records(self) -> dict[str, dict[str, str]]:
         """`scontrol show nodes`, each node's record by its name (times are UTC)."""
         argv = ["scontrol", "show", "nodes", "-o"]
-        done = self.exec(HEAD, argv, env={"TZ": "UTC"}, timeout=_SLURM_S, check=True)
+        limit = _SLURM_S * self.spec.patience
+        done = self.exec(HEAD, argv, env={"TZ": "UTC"}, timeout=limit, check=True)
         return records.parse_nodes(done.stdout)
 
     def nodes(self) -> dict[str, frozenset[str]]:
@@ -170,8 +171,9 @@ class Lab(Breakage, Disruption):
         return {n: records.parse_state(r["State"]) for n, r in self.node_records().items()}
 
     def wait_ready(self, timeout: float = _READY_S) -> None:
-        """Wait until every node is registered with slurmctld."""
-        self._wait_usable(self.spec.compute_names, timeout, resume=False)
+        """Wait until every node is registered with slurmctld; a large lab gets more time."""
+        limit = timeout * self.spec.patience
+        self._wait_usable(self.spec.compute_names, limit, resume=False)
 
     def _wait_usable(
         self, names: Sequence[str], timeout: float, *, resume: bool, began: float = 0.0
@@ -194,7 +196,7 @@ class Lab(Breakage, Disruption):
                     f"after {timeout:.0f} s Slurm still has {bad}; logs in {self.spec.dir}/log"
                     f"{complaints(self.spec)}"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S * self.spec.patience)  # not to keep the nodes from starting
 
     def _wait_controller(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -288,6 +290,7 @@ class Cluster(Lab):
         scratch: bool = False,
         switches: Sequence[str] = (),
         accounting: bool = False,
+        router: bool = False,
         slurm: str = "",
     ) -> None:
         """`slurm_conf` overrides settings; `visible`: more paths that the user must reach.
@@ -295,6 +298,7 @@ class Cluster(Lab):
         `switches`: the nodes under each leaf switch, as Slurm writes them ("n[1-2],s1").
         `scratch`: a mount in every node, at the property of that name, for `stale_mount`.
         `accounting`: a slurmdbd in the head; the user is in the account `lab`.
+        `router`: the network of a large lab, for a small one.
         `slurm`: the release, by default the environment's ROBUST_LAB_SLURM or the host's own.
         """
         extra = [str(Path(p).resolve()) for p in visible]
@@ -308,6 +312,7 @@ class Cluster(Lab):
             slurm_conf={key: str(value) for key, value in (slurm_conf or {}).items()},
             switches=tuple(switches),
             accounting=accounting,
+            router=router,
             slurm=releases.asked(slurm),
             visible=tuple(dict.fromkeys([*host.default_visible(), *extra])),
         )

@@ -23,8 +23,8 @@ from lab.spec import ROOT, UID, LabSpec
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "mungekey", "ip")
-_UP_S = 180.0  # longer than any wait of a node's first process
-_DOWN_S = 30.0
+_UP_S = 300.0  # longer than any wait of a node's first process, and enough for 1,200 nodes
+_DOWN_S = 120.0
 
 
 def check_host() -> None:

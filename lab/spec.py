@@ -1,7 +1,7 @@
 """The description of a lab: names, addresses and the text of its configuration files (pure)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,8 @@ SCRATCH_TYPE = "fuse.labfs"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _MAX_NODES = 5000  # what the address plan below has room for
+_NET_NODES = 250  # that have the first three numbers of their addresses in common
+_SWITCH_NODES = 500  # above, the nodes have a router in place of a switch
 
 
 class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,7 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 8
     scratch: bool = False
     accounting: bool = False
+    router: bool = False  # in place of the switch, as in a large lab
     slurm_conf: dict[str, str] = {}
     switches: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
@@ -85,6 +88,16 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
     def control_socket(self) -> Path:
         return self.dir / "control.sock"
 
+    @property
+    def routed(self) -> bool:
+        """Return whether the nodes have no switch (lab/keeper/network.py): they are too many."""
+        return self.router or self.nodes + self.standby > _SWITCH_NODES
+
+    @property
+    def patience(self) -> float:
+        """The factor by which this lab's starts and ends may take longer than a small lab's."""
+        return 1.0 + (self.nodes + self.standby) / 200
+
     def log(self, name: str) -> Path:
         return self.dir / "log" / f"{name}.log"
 
@@ -132,7 +145,7 @@ def address(node: str) -> str:
     """The IPv4 address of a node; every lab has 10.77.0.0/16 to itself."""
     if node == HEAD:
         return "10.77.255.1"
-    third, fourth = divmod(int(node[1:]) - 1, 250)
+    third, fourth = divmod(int(node[1:]) - 1, _NET_NODES)
     return f"10.77.{third + (128 if node[0] == 's' else 0)}.{fourth + 1}"
 
 
@@ -226,7 +239,8 @@ def slurm_conf(spec: LabSpec) -> str:
         "ReturnToService": "1",
         "SlurmdTimeout": "300",  # Slurm's default: it is what recovery is measured against
         "KillWait": "5",
-        "MessageTimeout": "5",
+        # Nodes that share a few cores answer in turn.
+        "MessageTimeout": "60" if spec.routed else "5",
         # Schedule at once: nobody wants to wait in a lab.
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,"
         "bf_interval=1",
@@ -235,9 +249,9 @@ def slurm_conf(spec: LabSpec) -> str:
     lines = [f"{key}={value}" for key, value in settings.items() if value]
     gres = f" Gres=gpu:h100:{spec.gpus}" if spec.gpus else ""
     lines += [
-        f"NodeName={name} NodeAddr={address(name)} CPUs={spec.cpus} Boards=1 SocketsPerBoard=1 "
+        f"NodeName={names} NodeAddr={addresses} CPUs={spec.cpus} Boards=1 SocketsPerBoard=1 "
         f"CoresPerSocket={spec.cpus} ThreadsPerCore=1 RealMemory=16000{gres} State=UNKNOWN"
-        for name in spec.compute_names
+        for names, addresses in _node_ranges(spec)
     ]
     lines.append(_partition("train", spec.train_names, default=True))
     if spec.standby:
@@ -264,9 +278,31 @@ def _override(settings: dict[str, str], spec: LabSpec) -> None:
         settings[known.get(key.lower(), key)] = value
 
 
+def _node_ranges(spec: LabSpec) -> list[tuple[str, str]]:
+    """Names and addresses for the lines of the nodes: a line each, in a large lab one for 250.
+
+    Every command and every daemon of Slurm reads all lines.
+    """
+    if not spec.routed:
+        return [(name, address(name)) for name in spec.compute_names]
+    found = []
+    for names in (spec.train_names, spec.standby_names):
+        for begin in range(0, len(names), _NET_NODES):
+            part = names[begin : begin + _NET_NODES]
+            net, _, first = address(part[0]).rpartition(".")
+            found.append((name_range(part), f"{net}.[{first}-{int(first) + len(part) - 1}]"))
+    return found
+
+
+def name_range(names: Sequence[str]) -> str:
+    """Names that are numbered through, as Slurm writes them: "n[1-250]"."""
+    return f"{names[0][0]}[{names[0][1:]}-{names[-1][1:]}]" if len(names) > 1 else "".join(names)
+
+
 def _partition(name: str, nodes: list[str], *, default: bool) -> str:
+    listed = ",".join(nodes) if len(nodes) <= _NET_NODES else name_range(nodes)
     return (
-        f"PartitionName={name} Nodes={','.join(nodes)} Default={'YES' if default else 'NO'} "
+        f"PartitionName={name} Nodes={listed} Default={'YES' if default else 'NO'} "
         "MaxTime=INFINITE State=UP"
     )
 

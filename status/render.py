@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.state_dir.records import Checkpoint, Incident
 from standby.pool.stock import told
 from status.lemons import Lemon
-from status.model import JobReport, JobRow, StatusReport
+from status.model import JobReport, JobRow, NodeRow, StatusReport
 from status.rules import RuleRow
 
 _PHASES = (
@@ -33,6 +34,7 @@ _STATUS_STYLE = {
 _ACTIONS = {"swap_companion": "swap_standby"}  # the records and --json keep the older word
 # Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
 _PIPE_WIDTH = 200
+_LINES = 64  # of nodes; of more, those with equal rows share one
 _HANG = 10  # lines that say who waits for whom
 
 
@@ -47,10 +49,10 @@ def print_report(report: StatusReport, out: Console) -> None:
     _slurm_error(report.slurm_error, out)
     if report.nodes:
         table = _table("NODE", "POOL", "STATE", "REASON", "ACCUSED", "NEWEST EVIDENCE")
-        for node in report.nodes:
+        for names, node in _alike(report.nodes):
             bad = bool(_BAD & set(node.state))
             table.add_row(
-                node.name,
+                names,
                 node.pool or "?",
                 Text("+".join(node.state) or "?", style="red" if bad else ""),
                 node.reason,
@@ -224,13 +226,33 @@ def _jobs(rows: tuple[JobRow, ...]) -> Table:
     return table
 
 
+def _alike(nodes: Sequence[NodeRow]) -> list[tuple[str, NodeRow]]:
+    """The rows to show: names, and what is shown of them.
+
+    Where there are more nodes than a screen has lines, all that would have equal rows share one.
+    """
+    if len(nodes) <= _LINES:
+        return [(node.name, node) for node in nodes]
+    rows: dict[NodeRow, list[str]] = {}
+    for node in nodes:
+        rows.setdefault(replace(node, name=""), []).append(node.name)
+    return [
+        (_folded(names) + (f" ({len(names)} nodes)" if len(names) > 1 else ""), node)
+        for node, names in rows.items()
+    ]
+
+
+def _folded(names: Sequence[str]) -> str:
+    try:
+        return fold(names)
+    except ParseError:  # a name that no node can have: say it as it is
+        return ",".join(names)
+
+
 def _members(nodes: tuple[Mapping[str, Any], ...]) -> str:
     """Active nodes folded, the others counted by role: "n[1-2,5] (1 spare, 1 released)"."""
     active = [node["name"] for node in nodes if node["role"] == "active"]
-    try:
-        text = fold(active)
-    except ParseError:  # a name that no node can have: say it as it is
-        text = ",".join(active)
+    text = _folded(active)
     if len(text) > 60:
         text = f"{len(active)} nodes"
     others = Counter(node["role"] or "?" for node in nodes if node["role"] != "active")

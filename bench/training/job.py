@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.common import REPOSITORY, BenchError
 from bench.training.rank import FIRST_STEPS, STEP
@@ -47,7 +47,7 @@ class Training:
     job: int = 0
 
     @classmethod
-    def new(cls, lab: Lab, workload: str, world: int) -> Training:
+    def new(cls, lab: Lab, workload: str, world: int) -> Self:
         """Make the directory, owned by the lab's user; nothing is started yet."""
         directory = lab.shared / f"bench-{workload}-{secrets.token_hex(4)}"
         directory.mkdir()

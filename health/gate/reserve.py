@@ -23,6 +23,8 @@ from robust_slurm.hostlist import expand
 NAME = "drains"
 PENDING_S = 120.0  # after which Slurm shows a drain that was reserved, or it was not made
 FULL_S = 300.0  # for which nobody asks Slurm again how many nodes stand drained
+NEWEST = 1 << 16  # bytes: more drains than limits let through, in some milliseconds
+_SURE = 16  # records in a row whose times say that what is before them is over
 
 
 class Refusal(NamedTuple):
@@ -52,7 +54,7 @@ def reserve(
     See ``fleet_file.locked`` for what it raises, and blocks for.
     """
     with locked(state_dir, NAME) as fd:
-        records = list(rootfiles.records(rootfiles.tail(fd, LOOK_BACK)))
+        records = _newest(fd, own.time - 2 * max(limits.window, FULL_S))
         drains, refused = parse(records), refusals(records)
         decision = allowed(drains, own.time, limits, fleet_size, own)
         for last in refused:
@@ -64,6 +66,20 @@ def reserve(
             rootfiles.append(fd, _refusal(own, reason, decision.why, stand=False))
         near = [d for d in drains if d.node != own.node and abs(d.time - own.time) < PENDING_S]
         return Permission(*decision, near)
+
+
+def _newest(fd: int, since: float) -> list[dict[str, Any]]:
+    """The records that may still count: at least those since then.
+
+    A hundred gates wait for the lock meanwhile, each for a second at most, and a ledger of years
+    has ten thousand records. Only if its end may not reach back far enough, more is read.
+    """
+    found = rootfiles.records(rootfiles.tail(fd, NEWEST))
+    drains = [_drain(record) for record in found[:_SURE]]
+    over = len(drains) == _SURE and all(one is not None and one.time < since for one in drains)
+    if over or os.fstat(fd).st_size <= NEWEST:
+        return found
+    return rootfiles.records(rootfiles.tail(fd, LOOK_BACK))
 
 
 def withdraw(state_dir: str, own: Drain, reason: str = "", why: str = "") -> None:

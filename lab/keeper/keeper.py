@@ -17,16 +17,16 @@ from typing import Any
 
 from lab import inside, linux
 from lab.errors import LabError
-from lab.keeper import node, outages, ranks
+from lab.keeper import network, node, outages, ranks
 from lab.keeper.lab_node import LabNode
 from lab.keeper.mounts import Cover, host_children, host_is_closed, plan_covers
 from lab.keeper.relay import Relay
 from lab.machine.gear import Gear
 from lab.slurm.logs import complaints
-from lab.spec import HEAD, LabSpec, mac
+from lab.spec import HEAD, LabSpec, address
 
-_BRIDGE = "switch"
 _WAIT_S = 10.0
+_BATCH = 64  # nodes that boot at a time: each holds a descriptor and two processes meanwhile
 
 
 class Keeper:
@@ -42,8 +42,10 @@ class Keeper:
 
     def build(self) -> None:
         """Bring all of the lab up; return when every node's daemons are started."""
-        _ip([f"link add {_BRIDGE} type bridge", f"link set {_BRIDGE} up", "link set lo up"])
-        self._boot(list(self.nodes.values()))
+        network.build(self.spec.routed)
+        every = list(self.nodes.values())  # the head is the first
+        for begin in range(0, len(every), _BATCH):
+            self._boot(every[begin : begin + _BATCH])
 
     def _boot(self, fresh: list[LabNode]) -> None:
         for one in fresh:
@@ -52,13 +54,9 @@ class Keeper:
             one.daemons.clear()
             one.gear = None if one.name == HEAD else Gear(self.spec, one.name)
             one.pid, self.links[one.name] = node.spawn(self.spec, one.name, self.covers)
-        _ip(
-            [
-                f"link add {n.port} type veth peer name eth0 address {mac(n.name)} netns {n.pid}"
-                for n in fresh
-            ]
-            + [f"link set {n.port} master {_BRIDGE} up" for n in fresh]
-        )
+        routed = self.spec.routed
+        made = [network.port_lines(routed, n.port, n.name, address(n.name), n.pid) for n in fresh]
+        network.run_ip([line for lines in made for line in lines])
         for one in fresh:
             self._expect(one, b"view")
             if one.gear:
@@ -161,18 +159,20 @@ class Keeper:
         `delay` (seconds, per direction) and `loss` (a share) are for both directions.
         """
         one.must_run()
+        if self.spec.routed and (delay or loss):
+            raise LabError("no delay or loss in a lab of this size: its nodes have no switch")
         at = time.time()
         if rate:
             _tc(f"replace dev {one.port} root tbf rate {rate} burst 256kb latency 100ms")
             one.slowed = True
         if delay or loss:
             self._end_relay(one)
-            one.relay = Relay.make(_ip, one.port, _BRIDGE, delay, loss)
+            one.relay = Relay.make(network.run_ip, one.port, network.BRIDGE, delay, loss)
         return {"time": at}
 
     def _end_relay(self, one: LabNode, port_lives: bool = True) -> None:
         if one.relay is not None:
-            one.relay.end(_ip, _BRIDGE, port_lives)
+            one.relay.end(network.run_ip, network.BRIDGE, port_lives)
             one.relay = None
 
     def heal(self, one: LabNode) -> dict[str, Any]:
@@ -223,15 +223,3 @@ def _tc(words: str) -> None:
     result = subprocess.run(argv, capture_output=True, text=True, timeout=_WAIT_S)
     if result.returncode != 0:
         raise LabError(f"{' '.join(argv)}: {result.stderr.strip()}")
-
-
-def _ip(lines: list[str]) -> None:
-    result = subprocess.run(
-        ["ip", "-batch", "-"],
-        input="".join(f"{line}\n" for line in lines),
-        capture_output=True,
-        text=True,
-        timeout=_WAIT_S,
-    )
-    if result.returncode != 0:
-        raise LabError(f"ip -batch failed: {result.stderr.strip()}")

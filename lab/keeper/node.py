@@ -64,7 +64,7 @@ def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socke
     text = os.read(pid_r, 32) if select.select([pid_r], [], [], 0)[0] else b""
     os.close(pid_r)
     os.close(pid_w)
-    ours.settimeout(_ACCOUNTING_S if spec.accounting else _START_S)
+    ours.settimeout(spec.patience * (_ACCOUNTING_S if spec.accounting else _START_S))
     if not text:
         raise OSError(f"node {node} did not start: {ours.recv(4096).decode()}")
     return int(text), ours

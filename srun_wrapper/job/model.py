@@ -38,9 +38,9 @@ MOVES: dict[Role, frozenset[Role]] = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
-    """One node with an agent. Times are monotonic seconds of this host."""
+    """One node with an agent, equal to itself only. Times are monotonic seconds of this host."""
 
     key: AgentKey
     name: str

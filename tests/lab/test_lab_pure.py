@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from lab import inside
 from lab import spec as texts
 from lab.errors import LabError
+from lab.keeper import network
 from lab.keeper.mounts import Cover, plan_covers
 from lab.keeper.ranks import Process, parse_environ, pick_rank
 from lab.slurm.records import parse_nodes, parse_record, parse_state, started, usable, wants_resume
 from lab.spec import LabSpec
+from robust_slurm.hostlist import expand
 
 SPEC = LabSpec(name="x", nodes=5, standby=1, gpus=4)
 
@@ -57,6 +59,34 @@ def test_addresses_differ_and_are_valid() -> None:
     assert all(0 <= int(part) <= 255 for address in found for part in address.split("."))
     assert texts.address("n1") == "10.77.0.1"
     assert texts.mac("n1") == "02:77:0a:4d:00:01"
+
+
+def test_a_large_lab_names_its_nodes_by_ranges() -> None:
+    big = LabSpec(name="x", nodes=1200, standby=1)
+    lines = texts.slurm_conf(big).splitlines()
+    nodes = [line.split()[:2] for line in lines if line.startswith("NodeName=")]
+    assert nodes[0] == ["NodeName=n[1-250]", "NodeAddr=10.77.0.[1-250]"]
+    assert nodes[4] == ["NodeName=n[1001-1200]", "NodeAddr=10.77.4.[1-200]"]
+    assert nodes[5] == ["NodeName=s1", "NodeAddr=10.77.128.[1-1]"]
+    assert any(line.startswith("PartitionName=train Nodes=n[1-1200] ") for line in lines)
+    found = {}
+    for names, addresses in nodes:
+        keys, values = expand(names.partition("=")[2]), expand(addresses.partition("=")[2])
+        found |= dict(zip(keys, values, strict=True))
+    assert found == {name: texts.address(name) for name in big.compute_names}
+
+
+def test_a_port_is_on_the_switch_or_has_a_route() -> None:
+    assert network.port_lines(False, "p1b1", "n1", "10.77.0.1", 9) == [
+        "link add p1b1 type veth peer name eth0 address 02:77:0a:4d:00:01 netns 9",
+        "link set p1b1 master switch up",
+    ]
+    assert network.port_lines(True, "p1b1", "n1", "10.77.0.1", 9)[1:] == [
+        "addr add 10.77.255.254 peer 10.77.0.1 dev p1b1",
+        "link set p1b1 up",
+    ]
+    assert not LabSpec(name="x", nodes=500, standby=0).routed
+    assert LabSpec(name="x", nodes=500, standby=1).routed
 
 
 @pytest.mark.parametrize("name", ["", "../x", "A", "-a", "a b", "a" * 32, "x\n"])

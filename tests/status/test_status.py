@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from robust_slurm.state_dir.files import read_state
 from robust_slurm.state_dir.records import Checkpoint, accusation_from, roster_from
 from status import render
 from status.cli import main
-from status.model import SlurmView, report, status_of
+from status.model import NodeRow, SlurmView, StatusReport, report, status_of
 
 
 @pytest.mark.parametrize(
@@ -291,3 +292,22 @@ def test_a_job_that_does_not_save_every_step_says_so() -> None:
         "training step 120 in memory, step 117 on other nodes, step 100 on disk in /ckpt; "
         f"any 1 node; in memory {why}; 5.0 MB a rank, blocked 12.3 ms a snapshot"
     )
+
+
+def test_nodes_of_a_large_cluster_that_are_alike_share_a_row() -> None:
+    def said(count: int) -> list[str]:
+        fine = NodeRow("", ("IDLE",), "", "train", 0, "", None)
+        nodes = [replace(fine, name=f"n{number}") for number in range(1, count + 1)]
+        nodes[7] = replace(nodes[7], accusations=1, newest_evidence="job 7: crash")
+        for at in (20, 21, 40):
+            nodes[at] = replace(nodes[at], state=("DRAIN", "IDLE"), reason="robust: x")
+        out = io.StringIO()
+        render.print_report(StatusReport(NOW, "", tuple(nodes), (), ()), render.console(out))
+        return [" ".join(line.split()) for line in out.getvalue().splitlines()]
+
+    assert len(said(64)) > 64 and "n41 train DRAIN+IDLE robust: x" in said(64)
+    assert said(1200)[1:4] == [
+        "n[1-7,9-20,23-40,42-1200] (1196 nodes) train IDLE",
+        "n8 train IDLE 1 job 7: crash",
+        "n[21-22,41] (3 nodes) train DRAIN+IDLE robust: x",
+    ]

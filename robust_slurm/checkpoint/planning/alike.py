@@ -48,7 +48,8 @@ def apart(claims: Mapping[int, Claim]) -> list[int]:
     for rank, claim in sorted(claims.items()):
         others = [claims[each] for each in claim.needs if each in claims and each != rank]
         group = set(claim.needs)
-        strange = any(len(o.needs) < 2 or {rank, *o.needs} != group for o in others)
+        named = {other.needs for other in others}  # mostly one: each is looked at once
+        strange = any(len(needs) < 2 or {rank, *needs} != group for needs in named)
         if strange or (others and differ([claim.same, *(other.same for other in others)])):
             found.append(rank)
     return found

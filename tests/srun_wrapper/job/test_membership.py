@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +84,10 @@ def test_nodes_that_lose_their_seats_become_spares() -> None:
     members.lay_out([first], [(0,)])
     members.seat([spare])
     assert first.role is Role.SPARE and spare.role is Role.ACTIVE
+
+
+def test_a_node_equals_itself_only() -> None:
+    """All fields of all nodes would be compared where a thousand are looked for in a list."""
+    node = made_node(1)
+    assert copy.copy(node) != node
+    assert len({node, copy.copy(node)}) == 2

@@ -1,0 +1,66 @@
+"""The gate's drain in many processes at once: ``python -m bench.scale.drains COUNT TOML REASON``.
+
+Runs in the lab's head, as root. COUNT processes wait until all are there. Then each drains a node
+of its own (n1, n2 …) as the gate of that node does when it is closed: the question to Slurm, the
+fleet's ledger, the circuit breaker, the order. Prints one JSON object a node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from health.checks import ALL
+from health.gate.act import Drainer, DrainOutcome
+from health.run.live import LiveSystem, context
+from health.settings import load
+
+PATIENCE_S = 50.0  # of the gate in a sweep
+
+
+def drain(node: str, toml: str, reason: str) -> dict[str, Any]:
+    """Drain one node; what came of it."""
+    settings = load(toml, node, ALL)
+    system = LiveSystem(settings, context("sweep", {}, node))
+    began = time.monotonic()
+    outcome = Drainer(settings, system, began + PATIENCE_S).drain(reason)
+    return {"node": node, "seconds": time.monotonic() - began, **told(outcome)}
+
+
+def told(outcome: DrainOutcome) -> dict[str, Any]:
+    """What the benchmark needs of an outcome."""
+    how = "drained" if outcome.drained else "bound" if outcome.bound else "failed"
+    return {"how": how, "error": outcome.error or outcome.kept, "note": outcome.note}
+
+
+def main(count: int, toml: str, reason: str) -> int:
+    gate_r, gate_w = os.pipe()
+    children = []
+    for number in range(1, count + 1):
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(gate_w)
+                os.read(gate_r, 1)  # ends when the last one is there
+                found = drain(f"n{number}", toml, reason)
+                os.write(write_end, json.dumps(found).encode())
+                os._exit(0)
+            finally:
+                os._exit(1)
+        os.close(write_end)
+        children.append((pid, read_end))
+    os.close(gate_w)
+    code = 0
+    for pid, read_end in children:
+        with os.fdopen(read_end, "rb") as pipe:
+            print(pipe.read().decode())
+        code = max(code, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3]))

@@ -1,0 +1,75 @@
+"""The fleet's ledger of drains when it is long."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from health.gate import reserve as ledger
+from health.gate.breaker import Drain, DrainLimits
+from health.node import rootfiles
+
+NOW = 2e9
+LIMITS = DrainLimits(max_nodes=5, max_percent=100.0, window=3600.0, max_per_job=9)
+OWN = Drain(NOW, "n1", 0, "network")
+DAYS = [NOW - 10 * 86_400 + number for number in range(3000)]  # 200 KB of records
+
+
+def asked(top: Path, times: list[float], most: int = 5) -> str:
+    """Reserve a drain when there were these, each of another node; the breaker's words."""
+    (top / "nodes").mkdir()
+    lines = [
+        rootfiles.line_of(Drain(time, f"n{number + 2}", 0, "network")._asdict())
+        for number, time in enumerate(times)
+    ]
+    path = top / "nodes" / "drains.jsonl"
+    path.write_bytes(b"".join(lines))
+    path.chmod(0o600)
+    found = ledger.reserve(str(top), OWN, LIMITS._replace(max_nodes=most), 10_000)
+    written = path.read_bytes().splitlines()[len(lines) :]
+    assert len(written) == 1 and (b"refused" in written[0]) is not found.allowed
+    return found.why
+
+
+@pytest.mark.parametrize(
+    ("times", "most", "bound"),
+    [
+        pytest.param([], 5, "", id="empty"),
+        pytest.param([NOW] * 4, 5, "", id="below"),
+        pytest.param([NOW] * 5, 5, "5 other nodes", id="at the limit"),
+        pytest.param(DAYS, 5, "", id="all long over"),
+        pytest.param([*DAYS, *[NOW - 3000] * 5], 5, "5 other nodes", id="after old ones"),
+        # All of the window counts, however much it is.
+        pytest.param([NOW - 3000] * 3000, 2999, "3000 other nodes", id="more than the end holds"),
+        pytest.param([NOW - 3000] * 3000, 3001, "", id="below a wide limit"),
+        # Records that a wrong clock has written do not hide what is before them.
+        pytest.param(
+            [5.0 if number % 16 else NOW - 9 for number in range(4000)],
+            250,
+            "250 other nodes",
+            id="wrong clocks",
+        ),
+    ],
+)
+def test_limits_hold_for_a_ledger_of_any_length(
+    tmp_path: Path, times: list[float], most: int, bound: str
+) -> None:
+    why = asked(tmp_path, times, most)
+    assert why.startswith(bound) if bound else not why
+
+
+def test_of_a_long_ledger_only_the_end_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, most: int, at: int) -> bytes:
+        read.append(most)
+        return pread(fd, most, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert asked(tmp_path, DAYS) == ""
+    assert sum(read) < 2 * ledger.NEWEST
