@@ -62,7 +62,7 @@ _COMMANDS = [
     "strigger",
 ]
 _FIELDS = "$(REPO_URI) $(RELEASE) $(COMPONENT)"  # of apt-get indextargets
-_APT_S = 600.0
+_APT_S = 200.0
 _RUN_S = 60.0
 
 
@@ -229,7 +229,9 @@ def _prepare(work: Path, mirror: str, suite: str) -> list[str]:
         "APT::Update::Post-Invoke-Success": "",
         "Acquire::Languages": "none",
         "Acquire::Check-Valid-Until": "false",  # a snapshot of the archive stays as it was
-        "Acquire::Retries": "2",
+        "Acquire::Retries": "1",
+        "Acquire::http::Timeout": "10",
+        "Acquire::https::Timeout": "10",
     }
     (work / "apt.conf").write_text(
         "".join(f'{key} "{value}";\n' for key, value in settings.items())
