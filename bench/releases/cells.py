@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from bench.chaos.site import write_site
 from bench.common import BenchError
 from bench.recovery.cases import recovered, robust_job
+from bench.releases import contract, plugin
 from bench.releases.container import killed_in_image, why_not
 from bench.training.job import POLL, Training
+from health.admin.install import InstallError
 from lab import Cluster, Lab
 from lab.spec import HEAD
 
@@ -158,13 +160,18 @@ def status(lab: Lab) -> float:
 
 
 def plugin_flag(lab: Lab) -> float:
-    """``srun --robust`` by the SPANK plugin, built for the lab's release."""
-    raise Missing("the SPANK plugin (--robust) does not exist yet")
+    """``sbatch --robust`` by the SPANK plugin, built for the lab's release: a rank is killed."""
+    try:
+        return plugin.killed_under_srun(lab.spec.slurm)
+    except InstallError as error:
+        raise Missing(f"{error}") from error
 
 
 def pyslurm_contract(lab: Lab) -> float:
     """The contract tests of the client, by pyslurm."""
-    raise Missing("there is no client by pyslurm yet")
+    if why := contract.why_not(lab.spec.slurm):
+        raise Missing(why)
+    return contract.contract()
 
 
 def container(lab: Lab) -> float:

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.errors import LabError
+from lab.slurm.releases import CACHE, _locked, _mirror
 
-CACHE = Path("/var/cache/robust-slurm-lab")
-NAME = "pyslurm-24.11-1"  # the last number: of this recipe
+RELEASE = "24.11"
+ROOT = CACHE / "pyslurm-24.11-1"  # the last number: of this recipe
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTRACT = ["python3", "-m", "pytest", "-q", "tests/robust_slurm/slurm/test_slurm_contract.py"]
 _PACKAGES = [
@@ -45,23 +46,30 @@ exec chroot "$root" sh -c 'cd "$0" && exec "$@"' "$where" "$@"
 
 
 def build(root: Path, source: Path | None) -> None:
-    """Make the root if it is not there. Raises LabError."""
+    """Make the root if it is not there; safe for several at once. Raises LabError."""
     if root.is_dir():
         return
-    if source is None:
+    if os.geteuid() != 0:
+        raise LabError(f"{root} is not there, and is built by root only")
+    if source is None or not source.is_file():
         raise LabError(f"{root} is not there: name the source of pyslurm 24.11 by --source")
     if not shutil.which("debootstrap"):
         raise LabError("debootstrap is not installed (apt-get install debootstrap)")
     work = root.with_name(f".{root.name}")
-    shutil.rmtree(work, ignore_errors=True)  # of a build that was cut off
     root.parent.mkdir(parents=True, exist_ok=True)
-    _install(work)
-    _compile(work, source)
-    work.rename(root)
+    with _locked(root.with_name(f"{root.name}.lock")):
+        if root.is_dir():  # another process built it
+            return
+        shutil.rmtree(work, ignore_errors=True)  # of a build that was cut off
+        _install(work)
+        _compile(work, source)
+        work.rename(root)
 
 
 def _install(work: Path) -> None:
-    _run(["debootstrap", "--variant=minbase", "trixie", str(work)])
+    # Without the archive's keyring, debootstrap would only warn that it checks no signature.
+    flags = ["--variant=minbase", "--force-check-gpg"]
+    _run(["debootstrap", *flags, "trixie", str(work), _mirror()])
     policy = work / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")  # no daemon is started
     policy.chmod(0o755)
@@ -80,11 +88,13 @@ def _compile(work: Path, source: Path) -> None:
     path.write_text(f"/{_SOURCE}\n")
 
 
-def run(root: Path, command: Sequence[str]) -> int:
-    """Run the command in the root, in the repository; its exit code."""
+def run(
+    root: Path, command: Sequence[str], quiet: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in the root, in the repository; ``quiet``: its output is in the result."""
     (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # its Python is another one
-    return subprocess.run(_entered(root, command), env=env).returncode
+    return subprocess.run(_entered(root, command), env=env, text=True, capture_output=quiet)
 
 
 def _entered(root: Path, command: Sequence[str]) -> list[str]:
@@ -101,7 +111,7 @@ def _run(argv: Sequence[str], env: dict[str, str] | None = None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.slurm.pyslurm_root")
     parser.add_argument("--source", type=Path, metavar="FILE", help="source of pyslurm 24.11")
-    parser.add_argument("--root", type=Path, default=CACHE / NAME, help="default: %(default)s")
+    parser.add_argument("--root", type=Path, default=ROOT, help="default: %(default)s")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     args = parser.parse_args(argv)
     try:
@@ -109,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
-    return run(args.root, args.command or CONTRACT)
+    return run(args.root, args.command or CONTRACT).returncode
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ _COMMANDS = [
     "strigger",
 ]
 _FIELDS = "$(REPO_URI) $(RELEASE) $(COMPONENT)"  # of apt-get indextargets
-_APT_S = 600.0
+_APT_S = 200.0
 _RUN_S = 60.0
 
 
@@ -143,6 +143,8 @@ def build(release: str) -> Path:
         try:
             _fill(release, work, root)
             (work / "root").rename(root)
+        except OSError as error:
+            raise LabError(f"Slurm {release}: {error}") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return root
@@ -150,6 +152,7 @@ def build(release: str) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock; it ends with this process, however that ends."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -173,6 +176,7 @@ def _fill(release: str, work: Path, final: Path) -> None:
     root = work / "root"
     root.mkdir(mode=0o755)
     _unpack(_download(apt, work / suite), root)
+    _merge(root)
     _patch(root, final)
 
 
@@ -215,12 +219,19 @@ def _prepare(work: Path, mirror: str, suite: str) -> list[str]:
         "Acquire::GzipIndexes": "false",
         "Dir::Etc::SourceList": work / "sources.list",
         "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::Etc::Preferences": "/dev/null",  # the host's pins are not about this suite
+        "Dir::Etc::PreferencesParts": "/dev/null",
+        "Acquire::AllowInsecureRepositories": "false",  # what is built here runs as root
+        "APT::Get::AllowUnauthenticated": "false",
+        "APT::Update::Error-Mode": "any",  # without it an archive out of reach is a warning
         "APT::Install-Recommends": "false",
         "APT::Sandbox::User": "root",
         "APT::Update::Post-Invoke-Success": "",
         "Acquire::Languages": "none",
-        "Acquire::Check-Valid-Until": "false",
-        "Acquire::Retries": "2",
+        "Acquire::Check-Valid-Until": "false",  # a snapshot of the archive stays as it was
+        "Acquire::Retries": "1",
+        "Acquire::http::Timeout": "10",
+        "Acquire::https::Timeout": "10",
     }
     (work / "apt.conf").write_text(
         "".join(f'{key} "{value}";\n' for key, value in settings.items())
@@ -250,12 +261,22 @@ def _unpack(packages: Sequence[Path], root: Path) -> None:
         list(pool.map(lambda argv: _run(argv, _RUN_S), words))
 
 
+def _merge(root: Path) -> None:
+    """Move what older suites have in /lib (libc6) to /usr/lib, where it is in newer ones."""
+    old = root / "lib"
+    if old.is_dir():
+        shutil.copytree(old, root / "usr/lib", symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(old)
+
+
 def _patch(root: Path, final: Path) -> None:
     """Have the programs use the loader and the libraries of `final`, where the root will be."""
     plugins = plugin_dir(root)
     inside = Path("/") / plugins.relative_to(root)
     paths = f"{final}{inside}:{final}{inside.parent}"
-    loader = next(iter(sorted(plugins.parent.glob("ld-linux-*.so.*"))))
+    loader = next(iter(sorted(plugins.parent.glob("ld-linux-*.so.*"))), None)
+    if loader is None:
+        raise LabError(f"{plugins.parent} has no loader of programs (ld-linux-*.so.*)")
     tool = [str(loader), "--library-path", str(plugins.parent), str(root / "usr/bin/patchelf")]
     rpath = ["--force-rpath", "--set-rpath", paths]
     interpreter = ["--set-interpreter", f"{final}{inside.parent}/{loader.name}"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ from rich.console import Console
 
 from bench.common import BenchError, Results
 from bench.releases import __main__ as bench
+from bench.releases import contract
 from bench.releases.__main__ import Cell, as_results, column, matrix_table
 from bench.releases.cells import CELLS, Missing
-from lab.slurm import releases
+from lab.errors import LabError
+from lab.slurm import pyslurm_root, releases
 
 NAMES = ["swap_spare", "status", "container"]
 MATRIX = {
@@ -83,3 +87,32 @@ def test_a_release_that_cannot_be_built_is_a_reason() -> None:
 
 def test_every_cell_says_what_it_proves() -> None:
     assert all(cell.__doc__ for cell in CELLS.values()) and len(CELLS) == 9
+
+
+def test_a_release_without_pyslurm_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(root: Path, source: Path) -> None:
+        raise LabError(f"{root} is not there: name the source")
+
+    monkeypatch.setattr(pyslurm_root, "build", refuse)
+    for release, why in (("22.05", "API"), ("24.11", "name the source"), ("26.05", "25.11")):
+        assert why in contract.why_not(release)
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        ("12 skipped", 0),
+        ("11 passed, 1 skipped", 0),
+        ("no tests ran", 5),
+        ("1 failed, 9 passed", 1),
+    ],
+)
+def test_a_contract_that_did_not_run_has_no_time(
+    monkeypatch: pytest.MonkeyPatch, last: str, code: int
+) -> None:
+    def run(*_: object, quiet: bool) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], code, f"....\n{last} in 3.0s\n", "")
+
+    monkeypatch.setattr(pyslurm_root, "run", run)
+    with pytest.raises(BenchError, match=last):
+        contract.contract()

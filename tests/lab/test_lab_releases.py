@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from lab import host
 from lab.errors import LabError
-from lab.slurm import releases
+from lab.slurm import pyslurm_root, releases
 from lab.spec import LabSpec, cgroup_conf
 
 SUITES = {"bookworm", "trixie", "stable"}
@@ -106,6 +108,66 @@ def test_what_a_killed_build_left_is_no_root(cache: Path, monkeypatch: pytest.Mo
     (cache / f".26.05-{releases._RECIPE}" / "root").mkdir(parents=True)  # of a SIGKILL
     monkeypatch.setattr(releases, "_fill", fill)
     assert releases.why_not("26.05") == ""
+
+
+def test_a_full_disk_is_a_reason(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(release: str, work: Path, final: Path) -> None:
+        fill(release, work, final)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(releases, "_fill", full)
+    assert "No space left" in releases.why_not("26.05")
+    assert [path.name for path in cache.iterdir()] == ["26.05.lock"]
+
+
+def test_a_builder_of_pyslurm_leaves_anothers_work_alone(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, source = cache / "pyslurm", cache / "source"
+    work = cache / f".{root.name}"
+    work.mkdir(parents=True)
+    source.touch()
+    monkeypatch.setattr(pyslurm_root, "_run", None)  # to build would be an error
+    with ThreadPoolExecutor() as pool:
+        with releases._locked(cache / f"{root.name}.lock"):
+            waits = pool.submit(pyslurm_root.build, root, source)
+            with pytest.raises(TimeoutError):
+                waits.result(0.2)
+            assert work.is_dir()
+            work.rename(root)
+        waits.result(20)
+    pyslurm_root.build(root, None)
+
+
+@pytest.mark.parametrize("source", [None, Path("/nonexistent/pyslurm.tar.gz")])
+def test_pyslurm_cannot_be_built(cache: Path, source: Path | None) -> None:
+    with pytest.raises(LabError, match="name the source of pyslurm"):
+        pyslurm_root.build(cache / "pyslurm", source)
+
+
+def test_the_archive_is_checked(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No package without a signature, and no archive out of reach that is only a warning."""
+    monkeypatch.setattr(releases, "_run", lambda *_: "")
+    cache.mkdir()
+    releases._prepare(cache / "suite", "http://a/debian/", "trixie")
+    text = (cache / "suite" / "apt.conf").read_text()
+    assert 'Acquire::AllowInsecureRepositories "false";' in text
+    assert 'APT::Get::AllowUnauthenticated "false";' in text
+    assert 'APT::Update::Error-Mode "any";' in text
+    assert "trusted" not in (cache / "suite" / "sources.list").read_text()
+
+
+def test_the_c_library_of_an_old_suite(tmp_path: Path) -> None:
+    """It lies in /lib, and is looked for in /usr/lib."""
+    for name in ("lib/x/ld-linux.so.2", "usr/lib/x/libm.so"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "lib/x/libc.so").symlink_to("ld-linux.so.2")
+    releases._merge(tmp_path)
+    releases._merge(tmp_path)
+    found = sorted(path.name for path in (tmp_path / "usr/lib/x").iterdir())
+    assert found == ["ld-linux.so.2", "libc.so", "libm.so"]
+    assert not (tmp_path / "lib").exists() and (tmp_path / "usr/lib/x/libc.so").is_symlink()
 
 
 def test_a_root_that_cannot_be_built_here(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

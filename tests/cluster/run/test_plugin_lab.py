@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from jobs import TOY, Training, prepared
 
+from bench.releases.plugin import install
 from health.admin import plugin
 from lab import Cluster
 
@@ -26,19 +25,8 @@ class Site:
 
     def __init__(self, lab: Cluster) -> None:
         self.lab = lab
-        self.etc = str(lab.spec.dir / "robust")
-        self.top = Path(plugin.directory(self.etc))
-        self.top.mkdir(parents=True)
-        prefix = str(Path(sys.executable).parents[1])
-        # Where a lab runs another release than this machine's, its headers are elsewhere.
-        for file in plugin.files(self.etc, prefix, os.environ.get("ROBUST_LAB_HEADERS", "")):
-            path = Path(file.path)
-            path.write_bytes(file.text.encode("utf-8", "surrogateescape"))
-            path.chmod(file.mode)
-        slurm = lab.spec.dir / "etc"
-        (slurm / "plugstack.conf").write_text(plugin.include_line(self.etc) + "\n")
-        lua = slurm / "cli_filter.lua"
-        lua.write_text(plugin.with_call(lua.name, "", self.etc))
+        self.top = Path(plugin.directory(str(lab.spec.dir / "robust")))
+        install(lab)
 
     @property
     def object(self) -> Path:
