@@ -61,8 +61,8 @@ def nodes(results: Results, count: int) -> None:
         tell(f"{count} nodes after {results.metrics['lab.up_s'].median:.1f} s")
         results.once("lab.memory_mb", before - usage.available_mb(), "MB")
         for name, group in sorted(usage.by_name(without=others).items()):
-            if group.count >= count or name in ("slurmctld", "munged"):
-                results.once(f"lab.{name}_mb_each", group.mb / group.count, "MB")
+            if group.number >= count or name in ("slurmctld", "munged"):
+                results.once(f"lab.{name}_mb_each", group.mb / group.number, "MB")
         status(results, "status_real", partial(_in_head, lab), count)
         for name, (reason, limits) in DRAINS.items():
             drains(results, lab, name, reason, limits, min(FAULTS, count))
