@@ -106,7 +106,7 @@ def nodes(results: Results, count: int) -> None:
                 results.once(f"lab.{name}_mb_each", group.mb / group.number, "MB")
         slurm = in_head(lab)
         status(results, "status_real", slurm, count)
-        drains(results, "drain_real", slurm, min(FAULTS, count))
+        drains(results, "drain_real", slurm, min(FAULTS, count), ("limited", "raised"))
         ending = time.monotonic()
     results.once("lab.down_s", time.monotonic() - ending, "s")
     tell(f"gone after {results.metrics['lab.down_s'].median:.1f} s")
@@ -115,10 +115,11 @@ def nodes(results: Results, count: int) -> None:
 def many(results: Results, count: int) -> None:
     """robust-status and drains where the nodes have no slurmd."""
     with Controller(count) as controller, tempfile.TemporaryDirectory(dir="/root") as place:
-        env = {**os.environ, **controller.env}
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        env = {**os.environ, **controller.env, "PATH": path}
         slurm = Slurm(lambda argv: (argv, env), controller.env["SLURM_CONF"], Path(place), "c")
         status(results, f"status_{count}", slurm, count)
-        drains(results, f"drain_{count}", slurm, min(FAULTS, count))
+        drains(results, f"drain_{count}", slurm, min(FAULTS, count), tuple(DRAINS))
 
 
 def status(results: Results, case: str, slurm: Slurm, count: int) -> None:
@@ -150,9 +151,10 @@ def _peak_mb(argv: Sequence[str], env: Mapping[str, str]) -> float:
     return used.ru_maxrss * 1024 / 1e6
 
 
-def drains(results: Results, case: str, slurm: Slurm, count: int) -> None:
-    """Drain ``count`` nodes at once, under each of the limits."""
-    for name, (reason, limits, old) in DRAINS.items():
+def drains(results: Results, case: str, slurm: Slurm, count: int, names: Sequence[str]) -> None:
+    """Drain ``count`` nodes at once, under each of these limits."""
+    for name in names:
+        reason, limits, old = DRAINS[name]
         drain(results, f"{case}_{name}", slurm, count, reason, limits, old)
 
 
