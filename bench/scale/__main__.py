@@ -15,11 +15,14 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from pathlib import Path
 
 from bench.common import (
     MIN_SAMPLES,
@@ -33,8 +36,10 @@ from bench.common import (
 )
 from bench.scale import usage
 from bench.scale.job import job, sizes
+from health.gate.breaker import Drain
 from lab import Cluster
 from lab.slurm.controller import Controller
+from lab.slurm.records import parse_nodes, parse_state
 from lab.spec import HEAD
 
 NODES, MANY, JOB = 1200, 10_000, "600x4"
@@ -43,13 +48,49 @@ FAULTS = 100
 SOFT = "robust:node:ib-down:mlx5_0:none:job0"
 HARD = "robust:node:gpu-lost:gpu3:reboot:job0"
 WIDE = "max_nodes = 10000\nmax_percent = 100.0\nstanding_percent = 100.0\n"
-DRAINS = {"limited": (SOFT, ""), "limited_hard": (HARD, ""), "raised": (SOFT, WIDE)}
+OLD = 10_000  # drains on record from last week: a ledger of years
+DRAINS = {
+    "limited": (SOFT, "", 0),
+    "limited_hard": (HARD, "", 0),
+    "limited_old": (SOFT, "", OLD),
+    "raised": (SOFT, WIDE, 0),
+}
 LIMIT_S = 240.0
 
 
 def tell(text: str) -> None:
     """Print progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A slurmctld to ask. ``way``: what runs a command there, as root, and the environment."""
+
+    way: Callable[[list[str]], tuple[list[str], Mapping[str, str]]]
+    conf: str
+    place: Path
+    """A directory of root's that is reached from there."""
+    names: str
+    """The letter before the nodes' numbers."""
+
+    def run(self, argv: list[str]) -> str:
+        """Run a command; its output. BenchError if it fails."""
+        words, env = self.way(argv)
+        done = subprocess.run(
+            words, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=LIMIT_S
+        )
+        if done.returncode != 0:
+            raise BenchError(f"{' '.join(argv)[:100]}: {(done.stderr or done.stdout)[-2000:]}")
+        return done.stdout
+
+
+def in_head(lab: Cluster) -> Slurm:
+    """The slurmctld of a lab."""
+    conf = lab.spec.dir / "etc" / "slurm.conf"
+    env = lab.environ(user=False)
+    way = lambda argv: (lab.entry(HEAD, argv, user=False, cwd=REPOSITORY), env)  # noqa: E731
+    return Slurm(way, str(conf), lab.spec.dir / "site", "n")
 
 
 def nodes(results: Results, count: int) -> None:
@@ -61,33 +102,27 @@ def nodes(results: Results, count: int) -> None:
         tell(f"{count} nodes after {results.metrics['lab.up_s'].median:.1f} s")
         results.once("lab.memory_mb", before - usage.available_mb(), "MB")
         for name, group in sorted(usage.by_name(without=others).items()):
-            if group.count >= count or name in ("slurmctld", "munged"):
-                results.once(f"lab.{name}_mb_each", group.mb / group.count, "MB")
-        status(results, "status_real", partial(_in_head, lab), count)
-        for name, (reason, limits) in DRAINS.items():
-            drains(results, lab, name, reason, limits, min(FAULTS, count))
+            if group.number >= count or name in ("slurmctld", "munged"):
+                results.once(f"lab.{name}_mb_each", group.mb / group.number, "MB")
+        slurm = in_head(lab)
+        status(results, "status_real", slurm, count)
+        drains(results, "drain_real", slurm, min(FAULTS, count), ("limited", "raised"))
         ending = time.monotonic()
     results.once("lab.down_s", time.monotonic() - ending, "s")
     tell(f"gone after {results.metrics['lab.down_s'].median:.1f} s")
 
 
 def many(results: Results, count: int) -> None:
-    """robust-status on nodes that have no slurmd."""
-    with Controller(count) as controller:
-        env = {**os.environ, **controller.env}
-        run = lambda argv: (argv, env)  # noqa: E731
-        status(results, f"status_{count}", run, count)
+    """robust-status and drains where the nodes have no slurmd."""
+    with Controller(count) as controller, tempfile.TemporaryDirectory(dir="/root") as place:
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        env = {**os.environ, **controller.env, "PATH": path}
+        slurm = Slurm(lambda argv: (argv, env), controller.env["SLURM_CONF"], Path(place), "c")
+        status(results, f"status_{count}", slurm, count)
+        drains(results, f"drain_{count}", slurm, min(FAULTS, count), tuple(DRAINS))
 
 
-Way = Callable[[list[str]], tuple[list[str], Mapping[str, str]]]
-"""From a command to what runs it where Slurm answers, and the environment for that."""
-
-
-def _in_head(lab: Cluster, argv: list[str]) -> tuple[list[str], Mapping[str, str]]:
-    return lab.entry(HEAD, argv), lab.environ()
-
-
-def status(results: Results, case: str, way: Way, count: int) -> None:
+def status(results: Results, case: str, slurm: Slurm, count: int) -> None:
     """Wall time and memory of robust-status, beside sinfo and the way there alone."""
     commands = {
         "way": ["true"],
@@ -98,62 +133,63 @@ def status(results: Results, case: str, way: Way, count: int) -> None:
     found: dict[str, list[float]] = {name: [] for name in commands}
     for run in range(_runs(results) + 1):
         for name, words in commands.items():
-            argv, env = way(words)
             began = time.perf_counter()
-            done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S)
-            took = (time.perf_counter() - began) * 1000
-            if done.returncode != 0:
-                raise BenchError(f"{words[0]}: {(done.stderr or done.stdout)[-1000:]}")
+            slurm.run(words)
             if run:  # the first warms caches
-                found[name].append(took)
+                found[name].append((time.perf_counter() - began) * 1000)
     for name, samples in found.items():
         results.add(f"{case}.{name}_ms", samples, "ms")
-    argv, env = way(["robust-status"])
-    results.once(f"{case}.robust_status_mb", _peak_mb(argv, env), "MB")
+    results.once(f"{case}.robust_status_mb", _peak_mb(*slurm.way(["robust-status"])), "MB")
     tell(f"robust-status over {count} nodes: {results.metrics[f'{case}.robust_status_ms']}")
 
 
 def _peak_mb(argv: Sequence[str], env: Mapping[str, str]) -> float:
     """The most memory that the largest process of a command had."""
-    pid = os.posix_spawnp(
-        argv[0], list(argv), dict(env), file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, 1, 0)]
-    )
+    silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    pid = os.posix_spawnp(argv[0], list(argv), dict(env), file_actions=silent)
     used: resource.struct_rusage = os.wait4(pid, 0)[2]
     return used.ru_maxrss * 1024 / 1e6
 
 
-def drains(results: Results, lab: Cluster, name: str, reason: str, limits: str, count: int) -> None:
-    """Drain ``count`` nodes at once; how many were, and how long each took."""
-    site = lab.spec.dir / "site"
-    (site / "state" / "nodes").mkdir(mode=0o755, parents=True, exist_ok=True)
-    toml = site / "robust.toml"
-    toml.write_text(
-        f'state_dir = "{site / "state"}"\n[gate]\nspool = "{site / "spool"}"\n[breaker]\n{limits}'
-    )
-    words = ["-m", "bench.scale.drains", str(count), str(toml), reason]
-    controller = usage.find("slurmctld", {"SLURM_CONF": str(lab.spec.dir / "etc" / "slurm.conf")})
-    cpu = usage.cpu_s(controller[0])
-    began = time.monotonic()
-    done = lab.exec(HEAD, [sys.executable, *words], user=False, cwd=REPOSITORY, timeout=LIMIT_S)
+def drains(results: Results, case: str, slurm: Slurm, count: int, names: Sequence[str]) -> None:
+    """Drain ``count`` nodes at once, under each of these limits."""
+    for name in names:
+        reason, limits, old = DRAINS[name]
+        drain(results, f"{case}_{name}", slurm, count, reason, limits, old)
+
+
+def drain(
+    results: Results, case: str, slurm: Slurm, count: int, reason: str, limits: str, old: int
+) -> None:
+    """How many nodes were drained, and how long each gate took; ``old``: drains of last week."""
+    ledger = slurm.place / "state" / "nodes"
+    ledger.mkdir(mode=0o755, parents=True)
+    week = time.time() - 7 * 86_400
+    lines = [json.dumps(Drain(week, f"x{one}", 0, "network")._asdict()) for one in range(old)]
+    (ledger / "drains.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    toml = slurm.place / "robust.toml"
+    spool = f'[gate]\nscontrol_deadline = 60.0\nspool = "{slurm.place / "spool"}"\n'
+    toml.write_text(f'state_dir = "{slurm.place / "state"}"\n{spool}[breaker]\n{limits}')
+    (pid,) = usage.find("slurmctld", {"SLURM_CONF": slurm.conf})
+    cpu, began = usage.cpu_s(pid), time.monotonic()
+    words = ["-m", "bench.scale.drains", slurm.names, str(count), str(toml), reason]
+    text = slurm.run([sys.executable, *words])
     took = time.monotonic() - began
-    if done.returncode != 0:
-        raise BenchError(f"bench.scale.drains: {done.stderr[-2000:]}")
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    seconds = [float(one["seconds"]) for one in found]
-    results.metrics[f"drain_{name}.each_s"] = summarise(seconds, "s")
-    results.once(f"drain_{name}.all_s", took, "s")
-    results.once(f"drain_{name}.slurmctld_cpu_s", usage.cpu_s(controller[0]) - cpu, "s")
+    found = [json.loads(line) for line in text.splitlines()]
+    results.metrics[f"{case}.each_s"] = summarise([float(one["seconds"]) for one in found], "s")
+    results.once(f"{case}.all_s", took, "s")
+    results.once(f"{case}.slurmctld_cpu_s", usage.cpu_s(pid) - cpu, "s")
     for how in ("drained", "bound", "failed"):
-        results.count(f"drain_{name}.{how}", sum(one["how"] == how for one in found))
-    without = [one["note"] for one in found if one["note"]]
-    results.count(f"drain_{name}.without_ledger", len(without))
-    stand = sum("DRAIN" in state for state in lab.nodes().values())
-    results.count(f"drain_{name}.stand", stand)
-    tell(f"drain_{name}: {stand} of {count} stand drained after {took:.1f} s")
-    for text in sorted({*without, *(one["error"] for one in found if one["error"])})[:5]:
-        tell(f"  {text}")
-    undo = f"scontrol update nodename=n[1-{count}] state=resume"
-    lab.exec(HEAD, ["sh", "-c", f"{undo}; rm -r {site}/state"], user=False, timeout=LIMIT_S)
+        results.count(f"{case}.{how}", sum(one["how"] == how for one in found))
+    results.count(f"{case}.without_ledger", sum(bool(one["note"]) for one in found))
+    shown = parse_nodes(slurm.run(["scontrol", "show", "nodes", "-o"])).values()
+    stand = sum("DRAIN" in parse_state(record["State"]) for record in shown)
+    results.count(f"{case}.stand", stand)
+    tell(f"{case}: {stand} of {count} stand drained after {took:.1f} s")
+    for line in sorted({one[key] for one in found for key in ("note", "error") if one[key]})[:5]:
+        tell(f"  {line}")
+    slurm.run(["scontrol", "update", f"nodename={slurm.names}[1-{count}]", "state=undrain"])
+    shutil.rmtree(slurm.place / "state")
 
 
 def _runs(results: Results) -> int:

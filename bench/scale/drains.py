@@ -1,8 +1,9 @@
-"""The gate's drain in many processes at once: ``python -m bench.scale.drains COUNT TOML REASON``.
+"""The gate's drain in many processes at once: ``python -m bench.scale.drains``.
 
-Runs in the lab's head, as root. COUNT processes wait until all are there. Then each drains a node
-of its own (n1, n2 …) as the gate of that node does when it is closed: the question to Slurm, the
-fleet's ledger, the circuit breaker, the order. Prints one JSON object a node.
+With four words, LETTER COUNT TOML REASON, as root where Slurm answers. COUNT processes wait until
+all are there. Then each drains a node of its own (LETTER1, LETTER2 …) as the gate of that node does
+when it is closed: the question to Slurm, the fleet's ledger, the circuit breaker, the order. Prints
+one JSON object a node. What a gate imports for it is imported before: here all share a few cores.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import sys
 import time
 from typing import Any
 
+import robust_slurm.slurm.door  # noqa: F401 - see above
 from health.checks import ALL
+from health.gate import act
 from health.gate.act import Drainer, DrainOutcome
 from health.run.live import LiveSystem, context
 from health.settings import load
 
-PATIENCE_S = 50.0  # of the gate in a sweep
+# A gate has a node to itself; here a hundred share a few cores, and none is to give up for that.
+PATIENCE_S = 200.0
+act.LEDGER_S = 60.0
 
 
 def drain(node: str, toml: str, reason: str) -> dict[str, Any]:
@@ -36,7 +41,7 @@ def told(outcome: DrainOutcome) -> dict[str, Any]:
     return {"how": how, "error": outcome.error or outcome.kept, "note": outcome.note}
 
 
-def main(count: int, toml: str, reason: str) -> int:
+def main(letter: str, count: int, toml: str, reason: str) -> int:
     gate_r, gate_w = os.pipe()
     children = []
     for number in range(1, count + 1):
@@ -46,7 +51,7 @@ def main(count: int, toml: str, reason: str) -> int:
             try:
                 os.close(gate_w)
                 os.read(gate_r, 1)  # ends when the last one is there
-                found = drain(f"n{number}", toml, reason)
+                found = drain(f"{letter}{number}", toml, reason)
                 os.write(write_end, json.dumps(found).encode())
                 os._exit(0)
             finally:
@@ -63,4 +68,4 @@ def main(count: int, toml: str, reason: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3]))
+    raise SystemExit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]))

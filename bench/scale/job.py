@@ -104,9 +104,9 @@ def steady(results: Results, pid: int, others: set[int], tell: Callable[[str], N
     results.once("job.supervisor_cpu_percent", 100 * spent, "% of a core")
     results.once("job.supervisor_mb", usage.rss_mb(pid), "MB")
     for name, group in sorted(usage.by_name(without=others).items()):
-        if group.count > 1:
-            results.once(f"job.{name}_mb_each", group.mb / group.count, "MB")
-            tell(f"{group.count} {name}: {group.mb:.0f} MB")
+        if group.number > 1:
+            results.once(f"job.{name}_mb_each", group.mb / group.number, "MB")
+            tell(f"{group.number} {name}: {group.mb:.0f} MB")
 
 
 def recover(

@@ -14,7 +14,7 @@ _MB = 1e6
 class Group(NamedTuple):
     """The processes of one name. ``mb``: their proportional set sizes (PSS) together."""
 
-    count: int
+    number: int
     mb: float
 
 
@@ -49,7 +49,7 @@ def by_name(proc: Path = Path("/proc"), *, without: Iterable[int] = ()) -> dict[
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
         before = found.get(name, Group(0, 0.0))
-        found[name] = Group(before.count + 1, before.mb + mb)
+        found[name] = Group(before.number + 1, before.mb + mb)
     return found
 
 
