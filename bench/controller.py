@@ -43,6 +43,14 @@ def install(etc: Path, state_dir: Path, slurm_conf: str) -> Path:
     return path
 
 
+def restart(lab: Cluster) -> None:
+    """Restart slurmctld: before 23.11 it looks for the scripts only when it starts."""
+    lab.daemon("head", "slurmctld", "stop")
+    lab.daemon("head", "slurmctld", "start")
+    until_made(lambda: lab.exec("head", ["scontrol", "ping"]).returncode == 0)
+    until_made(lambda: all("NOT_RESPONDING" not in state for state in lab.nodes().values()))
+
+
 def cost(results: Results) -> None:
     """Milliseconds that slurmctld waits, and of CPU time behind it, at the end of a plain job."""
     waited: list[float] = []
@@ -105,6 +113,7 @@ def requeue(results: Results) -> None:
         jobs.mkdir(parents=True)
         jobs.chmod(0o1777)
         install(top / "robust", top / "ledger", str(top / "etc" / "slurm.conf"))
+        restart(lab)
         plain = [_submit(lab, ASLEEP) for _ in range(runs)]
         since = [_requeued(lab, job) for job in plain]
         found: dict[str, list[float]] = {"hook": [], "helper": [], "slurm": []}

@@ -11,7 +11,7 @@ import pytest
 from pool_lab import Pool
 from waiting import until
 
-from bench.controller import install
+from bench.controller import install, restart
 from health.admin import controller
 from health.controller.records import USED
 from lab import Cluster, host
@@ -38,6 +38,7 @@ def pool() -> Iterator[Pool]:
         pool = Pool(lab, "n2", "n3")
         (pool.state / "jobs").mkdir(mode=0o755)
         install(top / "robust", pool.state, str(top / "etc" / "slurm.conf"))
+        restart(lab)
         yield pool
 
 
