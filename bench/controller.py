@@ -20,8 +20,9 @@ from pathlib import Path
 from bench.common import MIN_SAMPLES, REPOSITORY, BenchError, Results, main
 from health.admin import controller, render
 from health.controller.records import USED
-from lab import Cluster, host
+from lab import Cluster
 from lab.slurm.controller import Controller
+from lab.spec import ROOT
 from robust_slurm.slurm import Slurm
 from srun_wrapper.requeue.requeue import REVOKED, helper_script
 
@@ -104,7 +105,7 @@ def _run(script: Path, env: Mapping[str, str]) -> tuple[float, float]:
 def requeue(results: Results) -> None:
     """Seconds from the requeue of a job to its second run."""
     name = f"hooked-{os.getpid()}"
-    top = host.ROOT / name
+    top = ROOT / name
     hook = controller.path(str(top / "robust"))
     runs = _runs(results)
     conf = {"EpilogSlurmctld": hook}
@@ -120,7 +121,7 @@ def requeue(results: Results) -> None:
         recorded = RECORDED.format(jobs=jobs, used=USED)
         for _ in range(runs):
             job = _submit(lab, recorded)
-            until_made(lambda path=jobs / str(job) / USED: path.is_dir())
+            until_made((jobs / str(job) / USED).is_dir)
             found["hook"].append(_again(lab, job, _requeued(lab, job)))
             job = _submit(lab, ASLEEP)
             lab.sbatch(helper_script(str(job), [f"StartTime=now+{REVOKED}"], 0), ["-n1"])
