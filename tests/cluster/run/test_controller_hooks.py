@@ -92,13 +92,12 @@ def test_a_requeued_robust_job_starts_at_once(hooked: HookedSlurm) -> None:
         door.requeue(job)
     hooked.wait(later, "PENDING", 1)
     door.update_job(later, start_time=time.time() + 60)  # as its user may
-    hooked.wait(robust, "CONFIGURING", 1)
-    assert time.time() - began < SOON
-    assert door.job(held).state in ("PENDING", "REQUEUE_HOLD")
-    assert door.job(planned).state == "PENDING"
     for job in (later, planned):  # now Slurm knows the node that the plan excludes
         door.update_job(job, exclude=["c7"])
+    hooked.wait(robust, "CONFIGURING", 1)
     assert "c7" not in hooked.wait(planned, "CONFIGURING", 1).nodes
+    assert time.time() - began < SOON
+    assert door.job(held).state in ("PENDING", "REQUEUE_HOLD")
     # The user's wish stays, and Slurm's own delay where there is no record.
     assert door.job(later).state == door.job(plain).state == "PENDING"
     assert float(door.job(plain).raw["EligibleTime"]) - began > 100

@@ -7,7 +7,7 @@ import os
 from pool_lab import Pool
 from waiting import until
 
-from bench.controller import install, restart
+from bench.controller import install
 from health.admin import controller
 from lab import Cluster
 from lab.spec import ROOT
@@ -24,7 +24,10 @@ def test_the_pool_is_refilled_when_a_standby_node_is_used() -> None:
         pool = Pool(lab, "n2", "n3")
         (pool.state / "jobs").mkdir(mode=0o755)
         install(etc, pool.state, str(ROOT / name / "etc" / "slurm.conf"))
-        restart(lab)
+        # Before 23.11 slurmctld looks for the scripts only when it starts.
+        lab.daemon("head", "slurmctld", "stop")
+        lab.daemon("head", "slurmctld", "start")
+        until(lambda: lab.nodes()["n2"] == {"IDLE"} == lab.nodes()["n3"], "idle nodes", SOON)
         pool.run("apply", "--yes", "--nodes", "n[2-3]", "--size", "1", "--from", "train")
         assert pool.partition("standby")["Nodes"] == "n2"
         used = lab.sbatch(ASLEEP, ["-p", "standby", "--exclusive", "-o", "/dev/null"])
