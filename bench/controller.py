@@ -1,9 +1,9 @@
 """The controller hooks: what they cost slurmctld, and when a requeued job starts again.
 
-``python -m bench.controller``. Cases: ``cost`` needs no lab: the time that slurmctld waits for the
-script, and the CPU time of the process behind it, for a plain job. ``requeue`` brings up a lab:
-from ``scontrol requeue`` to the second run, by the hook, by robust-srun's helper job (which finds a
-free CPU here), and by Slurm alone.
+``python -m bench.controller``: a slurmctld without nodes (``lab/slurm/controller.py``). Cases:
+``cost`` the time that slurmctld waits for the script, and the CPU time of the process behind it,
+for a plain job; ``requeue`` from ``scontrol requeue`` to the second run, by the hook, by the script
+of robust-srun's helper job (as if it had found a free CPU at once), and by Slurm alone.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from bench.common import MIN_SAMPLES, REPOSITORY, BenchError, Results, main
 from health.admin import controller, render
 from health.controller.records import USED
-from lab import Cluster, host
 from lab.slurm.controller import Controller
 from robust_slurm.slurm import Slurm
 from srun_wrapper.requeue.requeue import REVOKED, helper_script
 
 ASLEEP = "#!/bin/sh\nexec sleep 600\n"
-RECORDED = "#!/bin/sh\nmkdir -p {jobs}/$SLURM_JOB_ID/{used}\nexec sleep 600\n"
 LONGEST_S = 200.0
 
 
@@ -94,58 +93,68 @@ def _run(script: Path, env: Mapping[str, str]) -> tuple[float, float]:
 
 
 def requeue(results: Results) -> None:
-    """Seconds from the requeue of a job to its second run."""
-    name = f"hooked-{os.getpid()}"
-    top = host.ROOT / name
-    hook = controller.path(str(top / "robust"))
+    """Seconds from the requeue of a job to its second run, in Slurm's whole seconds."""
     runs = _runs(results)
-    conf = {"EpilogSlurmctld": hook}
-    with Cluster(name=name, nodes=4, standby=0, cpus=2 * runs, slurm_conf=conf) as lab:
-        jobs = top / "ledger" / "jobs"
+    found: dict[str, list[float]] = {"hook": [], "helper": [], "slurm": []}
+    with tempfile.TemporaryDirectory() as made:
+        jobs = Path(made) / "state" / "jobs"
         jobs.mkdir(parents=True)
         jobs.chmod(0o1777)
-        install(top / "robust", top / "ledger", str(top / "etc" / "slurm.conf"))
-        plain = [_submit(lab, ASLEEP) for _ in range(runs)]
-        since = [_requeued(lab, job) for job in plain]
-        found: dict[str, list[float]] = {"hook": [], "helper": [], "slurm": []}
-        recorded = RECORDED.format(jobs=jobs, used=USED)
-        for _ in range(runs):
-            job = _submit(lab, recorded)
-            until_made(lambda path=jobs / str(job) / USED: path.is_dir())
-            found["hook"].append(_again(lab, job, _requeued(lab, job)))
-            job = _submit(lab, ASLEEP)
-            lab.sbatch(helper_script(str(job), [f"StartTime=now+{REVOKED}"], 0), ["-n1"])
-            found["helper"].append(_again(lab, job, _requeued(lab, job)))
-        for job, begun in zip(plain, since, strict=True):
-            found["slurm"].append(_again(lab, job, begun))
+        hook = controller.path(f"{made}/etc")
+        with Controller(2 * runs + 4, f"EpilogSlurmctld={hook}\n") as alone:
+            # slurmctld has looked for the script at its start already.
+            install(Path(made) / "etc", jobs.parent, alone.env["SLURM_CONF"])
+            alone.stop()
+            alone.start()
+            env = {**os.environ, **alone.env}
+            slurm = Slurm(environ=env)
+            plain = _running(slurm, runs)
+            since = [_requeued(slurm, job) for job in plain]
+            for _ in range(runs):
+                [job] = _running(slurm, 1)
+                (jobs / str(job) / USED).mkdir(parents=True)
+                found["hook"].append(_again(slurm, job, _requeued(slurm, job)))
+                [job] = _running(slurm, 1)
+                script = helper_script(str(job), [f"StartTime=now+{REVOKED}"], 0)
+                with subprocess.Popen(["sh", "-c", script], env=env):
+                    found["helper"].append(_again(slurm, job, _requeued(slurm, job)))
+            for job, begun in zip(plain, since, strict=True):
+                found["slurm"].append(_again(slurm, job, begun))
     for by, samples in found.items():
         results.add(f"requeue.{by}_s", samples, "s")
     results.ratio("requeue: hook/slurm", "requeue.hook_s", "requeue.slurm_s")
 
 
-def _submit(lab: Cluster, script: str) -> int:
-    job = lab.sbatch(script, ["-n1", "-o", "/dev/null"])
-    lab.wait_job(job, "RUNNING")
-    return job
+def _running(slurm: Slurm, count: int) -> list[int]:
+    jobs = [slurm.submit(ASLEEP, args=["-N1"]) for _ in range(count)]
+    for job in jobs:
+        until_made(partial(_has_nodes, slurm, job))
+    return jobs
 
 
-def _requeued(lab: Cluster, job: int) -> float:
-    lab.exec("head", ["scontrol", "requeue", str(job)], check=True)
+def _has_nodes(slurm: Slurm, job: int) -> bool:
+    return slurm.job(job).state == "CONFIGURING"
+
+
+def _requeued(slurm: Slurm, job: int) -> float:
+    slurm.requeue(job)
     return time.time()
 
 
-def _again(lab: Cluster, job: int, since: float) -> float:
-    """Return how long it took until the job ran again; the job is cancelled."""
-    seen: dict[str, str] = {}
+def _again(slurm: Slurm, job: int, since: float) -> float:
+    """Return how long it took until the job had nodes again; the job is cancelled."""
+    started: list[float] = []
 
     def runs() -> bool:
-        seen.update(lab.job(job))
-        return seen["JobState"] == "RUNNING" and seen["Restarts"] == "1"
+        seen = slurm.job(job)
+        if seen.state != "CONFIGURING" or seen.restarts != 1 or seen.start_time is None:
+            return False
+        started.append(seen.start_time)
+        return True
 
     until_made(runs)
-    started = time.mktime(time.strptime(seen["StartTime"], "%Y-%m-%dT%H:%M:%S"))
-    lab.exec("head", ["scancel", str(job)], check=True)
-    return max(0.0, started - since)
+    slurm.cancel(job)
+    return max(0.0, started[0] - since)
 
 
 def until_made(true: Callable[[], bool]) -> None:

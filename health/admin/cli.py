@@ -228,7 +228,10 @@ def _install_controller(
     code = _run(dict.fromkeys(names, request), ask, args, out)
     lines = controller.site_lines(args.etc, config, doctor.runs(config, controller.KEYS))
     if lines and not code:
-        out.write("\nSlurm still needs these lines, then: scontrol reconfigure (docs/admin.md):\n")
+        out.write(
+            "\nSlurm still needs these lines; then restart slurmctld (from 23.11 on, scontrol "
+            "reconfigure is enough):\n"
+        )
         for line in lines:
             out.write(f"  # {controller.WHY[line.key]}\n  {line.where}:  {line.line}\n")
     return code
@@ -275,9 +278,8 @@ def _uninstall_controller(
     if used or not config:
         what = f"slurmctld still runs {', '.join(used)}" if used else "Slurm did not answer"
         print(
-            f"robust-admin: {what}; without the script that PrologSlurmctld names every job goes "
-            "back to the queue: remove the lines from slurm.conf, run scontrol reconfigure, and "
-            "try again",
+            f"robust-admin: {what}; without the script that PrologSlurmctld names jobs may go back "
+            "to the queue: remove the lines from slurm.conf, restart slurmctld, and try again",
             file=sys.stderr,
         )
         return 1

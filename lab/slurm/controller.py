@@ -54,12 +54,14 @@ PartitionName=spare Nodes=c[1-{few}] State=UP
 class Controller:
     """A running slurmctld, from ``with`` to its end; ``env`` leads Slurm's clients to it."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, conf: str = "") -> None:
+        """``conf``: more lines of slurm.conf."""
         self._dir = Path(tempfile.mkdtemp(prefix="robust-slurmctld-"))
         self._dir.chmod(0o755)  # other users read slurm.conf
         self._process: subprocess.Popen[bytes] | None = None
         self.env = {"SLURM_CONF": str(self._dir / "slurm.conf")}
         self._nodes = nodes
+        self._conf = conf
 
     def __enter__(self) -> Self:
         try:
@@ -92,6 +94,7 @@ class Controller:
                 few=min(2, self._nodes),
                 last_port=20_000 + self._nodes,  # nobody is there: refused without a look-up
             )
+            + self._conf
         )
         log = (self._dir / "out").open("wb")
         with log:

@@ -42,8 +42,9 @@ def plan_from(raw: bytes) -> RequeuePlan:
         raise ValueError("brackets without end") from error
     if not isinstance(found, dict) or found.get("v") != 1:
         raise ValueError("no plan of a requeue")
-    counts = [found.get(key) for key in ("restarts", "nodes")]
-    exclude, not_before = found.get("exclude"), found.get("not_before")
+    counts: list[Any] = [found.get(key) for key in ("restarts", "nodes")]
+    exclude: Any = found.get("exclude")
+    not_before: Any = found.get("not_before")
     for count in counts:
         if type(count) is not int or not 0 <= count < 1 << 31:
             raise ValueError("restarts or nodes is no count")

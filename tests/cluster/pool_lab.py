@@ -40,6 +40,14 @@ class Pool:
         assert code in (None, done.returncode), done.stdout + done.stderr
         return done
 
+    def apply_by_hook(self) -> None:
+        """Bring the pool up to date as slurmctld's hook does."""
+        code = "import sys; from health.controller import pool; print(pool.apply(sys.argv[1]))"
+        argv = [sys.executable, "-c", code, str(self.state)]
+        env = {"PYTHONPATH": str(REPOSITORY)}
+        done = self.lab.exec("head", argv, user=False, cwd="/", env=env, check=True)
+        assert done.stdout.strip() == "", done.stdout
+
     def show(self, code: int | None = None) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.run("show", "--json", code=code).stdout)
         return found

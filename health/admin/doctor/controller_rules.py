@@ -25,7 +25,7 @@ def of_controller(
             return []
         what = f"is missing, and slurmctld runs it as {' and '.join(named)}"
         if "PrologSlurmctld" in named:
-            what += ": every job goes back to the queue"
+            what += ": jobs may go back to the queue at their start"
         return [Remark("fix", path, what, "shell", _AGAIN)]
     found = _of_file(path, there)
     for line in controller.site_lines(etc, config, runs):

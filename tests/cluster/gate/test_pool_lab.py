@@ -38,7 +38,7 @@ def test_a_companion_comes_from_the_pool(pool: Pool) -> None:
     assert lab.job(busy)["JobState"] == "RUNNING"
     lab.exec("head", ["scancel", str(busy)], check=True)
     until(lambda: lab.nodes()["n4"] == {"IDLE"}, "n4 idle", 20)
-    pool.run("apply", "--yes")
+    pool.apply_by_hook()
     assert pool.partition("standby")["Nodes"] == "n[3-4]"
     assert pool.use() == {"n3": "free", "n4": "free"} and pool.show(0)["stock"]["short"] == 0
 

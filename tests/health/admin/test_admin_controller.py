@@ -164,9 +164,9 @@ def test_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.startswith("advice EpilogSlurmctld: is not named: starts requeued")
     assert second.startswith("advice PrologSlurmctld: is not named: refills")
     [gone] = remarks(monkeypatch, Present("none"), GOOD)
-    assert gone.startswith(f"fix {HOOK}: is missing") and "every job" in gone
+    assert gone.startswith(f"fix {HOOK}: is missing") and "back to the queue" in gone
     [gone] = remarks(monkeypatch, Present("none"), only)
-    assert gone.startswith(f"fix {HOOK}: is missing") and "every job" not in gone
+    assert gone.startswith(f"fix {HOOK}: is missing") and "back to the queue" not in gone
     [found] = remarks(monkeypatch, there._replace(mode=0o700), GOOD)
     assert found == f"fix {HOOK}: SlurmUser cannot run it"
 
