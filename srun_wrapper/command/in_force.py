@@ -33,6 +33,7 @@ def _observe(config: Config) -> Config:
     return replace(
         config,
         spares=0,
+        code="",
         standby_partition="",
         requeue="never",
         drain="never",

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,10 +41,17 @@ class Host:
         self.target.chmod(0o755)
 
     def __call__(
-        self, context: str, value: str, *words: str, env: Mapping[str, str] = JOB, target: str = ""
+        self,
+        context: str,
+        value: str,
+        *words: str,
+        env: Mapping[str, str] = JOB,
+        target: str = "",
+        python: str = "",
     ) -> subprocess.CompletedProcess[str]:
         named = f"robust_srun={target or self.target}"
         argv = [str(self.program), str(self.object), context, value, named, *words]
+        argv[5:5] = [f"python={python}"] if python else []
         return subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=20)
 
 
@@ -64,6 +72,23 @@ def test_an_srun_of_a_job_becomes_robust_srun(host: Host, value: str, mode: str)
         f" [two words] [] [$(x)] by={mode}:{host.program} A=b"
     )
     assert mask.split()[1] == "0000000000400000", "SIGURG was the caller's"
+
+
+def test_the_jobs_python_is_not_robust_sruns(host: Host, tmp_path: Path) -> None:
+    """A job whose Python has a home and packages of its own; they reach the ranks."""
+    target = tmp_path / "robust-srun"
+    (tmp_path / "json.py").write_text("raise SystemExit('of the job')\n")
+    target.write_text(
+        "import json, os, sys\nprint(sys.argv[3:], os.environ['PYTHONHOME'], sys.flags.isolated)\n"
+    )
+    env = {**JOB, "PYTHONHOME": "/nowhere", "PYTHONPATH": str(tmp_path)}
+    named = {"target": str(target), "python": sys.executable}
+    assert host("local", "full", "a b", env=env, **named).stdout == PLAIN, "it cannot be run"
+    target.chmod(0o755)
+    done = host("local", "full", "a b", env=env, **named)
+    assert done.stdout.endswith(", 'a b'] /nowhere 1\n"), done.stderr
+    done = host("local", "full", env=env, target=str(target), python="/nowhere/python")
+    assert done.stdout == PLAIN and "/nowhere/python: No such file" in done.stderr
 
 
 @pytest.mark.parametrize("context", ["remote", "slurmd", "job_script"])
