@@ -165,6 +165,9 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char **av)
 	ssize_t size, path_size;
 
 	(void) spank;
+	/* sbatch in a step's shell hands its number on to a job that it is not true of. */
+	if (spank_context() == S_CTX_ALLOCATOR && (mode == FULL || mode == OBSERVE))
+		unsetenv("SLURM_STEP_ID");
 	if (spank_context() != S_CTX_LOCAL || (mode != FULL && mode != OBSERVE))
 		return 0;
 	if (handed_back || in_step())

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not HEADERS, reason="libslurm-dev and a C compil
 
 INHERITED = "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
 JOB = {"SLURM_JOB_ID": "7", "A": "b"}
-PLAIN = "srun registered=1 told=no inherited=no\n"
+PLAIN = "srun registered=1 told=no inherited=no step=no\n"
 
 
 class Host:
@@ -95,7 +95,7 @@ def test_the_jobs_python_is_not_robust_sruns(host: Host, tmp_path: Path) -> None
 def test_where_root_runs_it_does_nothing(host: Host, context: str) -> None:
     env = {**JOB, INHERITED: "full", "ROBUST_BY_PLUGIN": "full:/bin/sh"}
     done = host(context, "full", env=env)
-    assert done.stdout == "srun registered=0 told=yes inherited=yes\n" and not done.stderr
+    assert done.stdout == "srun registered=0 told=yes inherited=yes step=no\n" and not done.stderr
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,16 @@ def test_where_root_runs_it_does_nothing(host: Host, context: str) -> None:
 )
 def test_a_plain_srun(host: Host, context: str, value: str, env: dict[str, str]) -> None:
     done = host(context, value, env=env)
-    assert (done.returncode, done.stdout, done.stderr) == (0, PLAIN, "")
+    step = "SLURM_STEP_ID" in env
+    plain = PLAIN.replace("step=no", "step=yes") if step else PLAIN
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain, "")
+
+
+@pytest.mark.parametrize(("value", "kept"), [("full", "no"), ("observe", "no"), ("-", "yes")])
+def test_a_job_that_is_submitted_in_a_step_is_in_no_step(host: Host, value: str, kept: str) -> None:
+    """Its environment is that of the shell in which sbatch was called, of a plain job too."""
+    done = host("allocator", value, env={"SLURM_STEP_ID": "0"})
+    assert done.stdout == PLAIN.replace("step=no", f"step={kept}")
 
 
 def test_the_shell_of_salloc_is_no_step(host: Host) -> None:
