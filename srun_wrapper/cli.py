@@ -67,7 +67,8 @@ def main() -> NoReturn:
     if missing := job_log.end():
         say(missing)
     flush()
-    sys.stdout.flush()
+    if sys.stdout is not None:  # closed by whoever started us
+        sys.stdout.flush()
     sys.exit(code)
 
 
@@ -80,10 +81,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     try:
         command = split(argv, flags())
     except UsageError as error:
-        if by is None:
-            raise
-        say(f"this line runs as plain srun: {error}")
-        handover.to_srun(argv, started)
+        handover.back(by, error, argv, started, say)
     if by is not None:
         command.robust.setdefault("robust-mode", by.mode)
     if "robust-help" in command.robust:
@@ -104,16 +102,14 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     observed = given if config.mode == "observe" else None
     catalogue = signatures(config)
     topology.check(config.mesh, config.place_alpha)
-    nodes = allocation(env)
-    request = effective(command, env)
-    if by is not None:
-        why = handover.why_plain(command, request, env, config.spares)
-        if why is not None:
-            if why:
-                say(f"this line runs as plain srun: {why}")
-            handover.to_srun(argv, started)
-    command = accepted(command, request, config, env)
-    plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
+    try:
+        nodes, request = allocation(env), effective(command, env)
+        if by is not None:
+            handover.check(command, request, env, config.spares)
+        command = accepted(command, request, config, env)
+        plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
+    except UsageError as error:
+        handover.back(by, error, argv, started, say)
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env, by.mode if by is not None else "")
     records = prepared(config, job_id)
     job_log.begin(records, config)

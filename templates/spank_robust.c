@@ -27,6 +27,7 @@ SPANK_PLUGIN(robust, 1)
 
 #define MOST_BYTES (8u << 20) /* of a command line or an environment; the kernel takes 6 MiB */
 #define TARGET "robust_srun="
+#define PYTHON "python=" /* runs it untouched by the job's PYTHONHOME and PYTHONPATH */
 
 #define TOLD "ROBUST_BY_PLUGIN" /* MODE:PATH for robust-srun, back:PID from it */
 #define BACK "back:"
@@ -124,9 +125,11 @@ static char **words_of(const char *path)
 	text[size] = '\0';
 	for (size_t i = 0; i < size; i++)
 		count += !text[i];
-	char **words = calloc(count + 3, sizeof(*words)); /* room for one more, and NULL */
+	/* Room for two words before them, one behind, and NULL. */
+	char **words = calloc(count + 5, sizeof(*words));
 	if (!words)
 		return NULL;
+	words += 2;
 	char *at = text;
 	for (size_t i = 0; at < text + size; at += strlen(at) + 1)
 		words[i++] = at;
@@ -156,11 +159,15 @@ static int in_step(void)
 int slurm_spank_init_post_opt(spank_t spank, int ac, char **av)
 {
 	const char *job = getenv("SLURM_JOB_ID"), *target = NULL;
+	const char *python = NULL;
 	static char told[PATH_MAX + 64];
 	size_t kept = 0;
 	ssize_t size, path_size;
 
 	(void) spank;
+	/* sbatch in a step's shell hands its number on to a job that it is not true of. */
+	if (spank_context() == S_CTX_ALLOCATOR && (mode == FULL || mode == OBSERVE))
+		unsetenv("SLURM_STEP_ID");
 	if (spank_context() != S_CTX_LOCAL || (mode != FULL && mode != OBSERVE))
 		return 0;
 	if (handed_back || in_step())
@@ -174,6 +181,8 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char **av)
 	for (int i = 0; i < ac; i++)
 		if (!strncmp(av[i], TARGET, strlen(TARGET)))
 			target = av[i] + strlen(TARGET);
+		else if (!strncmp(av[i], PYTHON, strlen(PYTHON)))
+			python = av[i] + strlen(PYTHON);
 	if (!target || *target != '/') {
 		slurm_error("robust: plugstack.conf names no robust_srun=/path; plain srun goes on");
 		return 0;
@@ -194,6 +203,11 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char **av)
 	env[kept++] = told;
 	env[kept] = NULL;
 	words[0] = (char *) target;
+	if (python && *python == '/' && !access(target, X_OK)) {
+		*--words = "-I";
+		*--words = (char *) python;
+		target = python;
+	}
 	sigset_t before;
 	sigprocmask(SIG_SETMASK, NULL, &before);
 	unblock();

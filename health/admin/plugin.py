@@ -65,13 +65,26 @@ def files(etc: str, prefix: str, include: str = "") -> list[WantedFile]:
     top = directory(etc)
     stack = (
         "# Written by `robust-admin install --plugin`. Slurm's plugstack.conf includes this file.\n"
-        f"optional {top}/{OBJECT} robust_srun={program}\n"
+        f"optional {top}/{OBJECT} robust_srun={program}{_python(program)}\n"
     )
     return [
         WantedFile(f"{top}/{OBJECT}", compiled(include), 0o755),
         WantedFile(f"{top}/{LUA}", (_SOURCES / "robust.lua").read_text("utf-8"), 0o644),
         WantedFile(f"{top}/{STACK}", stack, 0o644),
     ]
+
+
+def _python(program: str) -> str:
+    """Return the plugin's word for the Python in the program's first line; "": none is named.
+
+    The job's PYTHONHOME and PYTHONPATH are for that of the ranks.
+    """
+    try:
+        first = Path(program).read_bytes()[:256].split(b"\n")[0].decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    named = re.fullmatch(r"#!\s*(/\S+/python[\d.]*)\s*", first)
+    return f" python={named[1]}" if named and os.access(named[1], os.X_OK) else ""
 
 
 def directories(etc: str) -> list[Directory]:

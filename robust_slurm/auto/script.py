@@ -8,6 +8,9 @@ rank's own script is run in its place. It is run by the function that Python its
 scripts, with no frame of ours below it, so that ``__main__``, ``sys.path[0]``, tracebacks and exit
 codes are those of a fresh start.
 
+What a script sets in its environment counts when modules are imported, so a script that sets it
+otherwise than the one that the interpreter was started with is another matter: it starts cold.
+
 Standard library only, Python 3.9 syntax.
 """
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 NO_FILE = ("", "-", "-c", "-m")  # as ``sys.argv[0]``
 _TRIED = ((3, 9), (3, 13))
 """CPython's first and last version that is known to start a script in this way."""
+_SETS = frozenset(("environ", "environb", "putenv", "unsetenv"))
 
 
 class Script:
@@ -34,6 +38,7 @@ class Script:
         self._arguments = len(sys.argv) - 1
         here = os.path.join(os.getcwd(), self._given)  # noqa: PTH109, PTH118
         self._started = "" if self._given in NO_FILE else here
+        self._settings: tuple[str, ...] = ()
 
     def of(self, words: Sequence[str], directory: str) -> str:
         """Return the path of the script that a rank with this command line runs in ``directory``;
@@ -55,6 +60,24 @@ class Script:
         if ahead or not tried or not path.endswith(".py") or not os.path.isfile(path):  # noqa: PTH113
             raise RuntimeError(f"the script is another file, {path}")
 
+    def begin(self, words: Sequence[str]) -> None:
+        """Note what the program sets in its environment. ``words``: this process's command line."""
+        self._settings = self._set(words, os.getcwd())  # noqa: PTH109
+
+    def check_settings(self, words: Sequence[str], directory: str) -> None:
+        """Raises RuntimeError if the program of a rank sets its environment otherwise than the one
+        under which the modules were imported, of which one may have read it."""
+        if self._set(words, directory) != self._settings:
+            raise RuntimeError("the script sets its environment otherwise than at the last start")
+
+    def _set(self, words: Sequence[str], directory: str) -> tuple[str, ...]:
+        path = self.of(words, directory)
+        if self._given == "-m" and len(words) > self._arguments:
+            parts = words[len(words) - self._arguments - 1].split(".")
+            path = os.path.join(directory, *parts)  # noqa: PTH118
+            path = f"{path}.py" if os.path.isfile(f"{path}.py") else f"{path}/__main__.py"  # noqa: PTH113
+        return settings(path)
+
     def become(self, words: Sequence[str], path: str, shown: list[str]) -> None:
         """Take the arguments of a rank with this command line, and have Python run ``path``, which
         has been checked. ``shown``: this process's command line."""
@@ -69,26 +92,64 @@ class Script:
             run_instead(self._started, path)
 
 
+def settings(path: str) -> tuple[str, ...]:
+    """What the Python file does to its environment, statement by statement; none if there is no
+    such file."""
+    import ast
+
+    try:
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read())
+    except OSError:
+        return ()
+    except (SyntaxError, ValueError):
+        return ("?",)
+    found = []
+    for statement in ast.walk(tree):
+        if not isinstance(statement, ast.stmt) or hasattr(statement, "body"):
+            continue
+        parts = list(ast.walk(statement))
+        read = [part.value for part in parts if _reads(part)]  # type: ignore[attr-defined]
+        if any(_name(part) in _SETS and part not in read for part in parts):
+            found.append(ast.dump(statement))
+    return tuple(found)
+
+
+def _name(part: object) -> str | None:
+    return getattr(part, "attr", None) or getattr(part, "id", None)
+
+
+def _reads(part: object) -> bool:
+    """True for ``value[...]`` and ``value.get`` that change nothing."""
+    if type(part).__name__ == "Subscript":
+        return type(part.ctx).__name__ == "Load"  # type: ignore[attr-defined]
+    return type(part).__name__ == "Attribute" and _name(part) == "get"
+
+
 def run_instead(started: str, path: str) -> None:
     """Run ``path`` when Python comes to run the script with which it was ``started``."""
     import runpy
 
     usual = runpy.__dict__.pop("_run_module_as_main")
+    real = os.path.realpath(started)
+    asked = started
 
     def importable(entry: str) -> Any:
-        if entry != started:
+        nonlocal asked
+        if entry != started and os.path.realpath(entry) != real:
             raise ImportError(entry)  # the next hook's
+        asked = entry  # as Python spells it
         return importable
 
     def attribute(name: str) -> Callable[..., object]:
-        """Python has put ``started`` first in its path, and fetches what it will call."""
+        """Python has put ``asked`` first in its path, and fetches what it will call."""
         if name != "_run_module_as_main":
             raise AttributeError(f"module 'runpy' has no attribute {name!r}")
         del runpy.__dict__["__getattr__"]
         runpy.__dict__[name] = usual
         sys.path_hooks.remove(importable)
-        sys.path_importer_cache.pop(started, None)
-        sys.path.remove(started)
+        sys.path_importer_cache.pop(asked, None)
+        sys.path.remove(asked)
         if not getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
         return _runner(path)

@@ -28,23 +28,30 @@ def use(environ: Mapping[str, str]) -> None:
         places = getattr(module, "MAPPING", None)
         if name.startswith("__editable__") and isinstance(places, dict):
             places.update({k: moved(str(v), source, store, tree) for k, v in places.items()})
+        portions = getattr(module, "NAMESPACES", None)
+        if name.startswith("__editable__") and isinstance(portions, dict):
+            for each in portions.values():
+                each[:] = [moved(str(v), source, store, tree) for v in each]
 
 
 def moved(path: str, source: str, store: str, tree: str) -> str:
     """Return the path's counterpart in the snapshot ``tree``, if that holds a copy of it.
 
-    ``path`` may be in the ``source`` or in another snapshot in ``store``.
+    ``path`` may be in the ``source`` or in another snapshot in ``store``, also by way of links.
     """
+    given = path
+    if path and not path.startswith((source + "/", store + "/")):
+        path = os.path.realpath(path)
     if path == source or path.startswith(source + "/"):
         inside = path[len(source) + 1 :]
     elif path.startswith(store + "/"):
         inside = path[len(store) + 1 :].partition("/")[2]
     else:
-        return path
+        return given
     there = os.path.join(tree, inside) if inside else tree  # noqa: PTH118
     real = os.path.realpath(there)
     copied = real == tree or real.startswith(tree + "/")  # else a link to what is live
-    return there if copied and os.path.exists(there) else path  # noqa: PTH110
+    return there if copied and os.path.exists(there) else given  # noqa: PTH110
 
 
 def foreign(files: Collection[str], places: Iterable[str], environ: Mapping[str, str]) -> str:

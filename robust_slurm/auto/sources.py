@@ -37,6 +37,7 @@ class Sources:
         self._known = known
         self._program = program
         self._portions = tuple(_portions())
+        self._real = tuple(_real([*(path for _, path in _files()), *self._portions]))
         self._seen: deque[tuple[str, tuple[int, ...], float]] = deque()
         for name, path in _files():
             stamp = _stamp(path)
@@ -83,7 +84,7 @@ class Sources:
         """Raises RuntimeError if a module, the interpreter or an entry of its path is of another
         version of the code than this rank's: of another snapshot, or of the user's directory."""
         files = [path for path, _, _ in self._seen]
-        files += self._portions
+        files += [*self._portions, *self._real]
         found = foreign(files, (sys.executable, sys.prefix, *sys.path), environ)
         if found:
             raise RuntimeError(f"{found} is of another version of the code")
@@ -154,6 +155,17 @@ def _portions() -> Iterable[str]:
         places = getattr(spec, "submodule_search_locations", None)
         if places and not isinstance(getattr(spec, "origin", None), str):
             yield from map(str, places)
+
+
+def _real(paths: Iterable[str]) -> Iterable[str]:
+    """What these are called without links, where that is another name."""
+    folders: dict[str, str] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        if folders[folder] != folder:
+            yield f"{folders[folder]}/{name}"
 
 
 def _stamp(path: str) -> tuple[int, int, int, int]:

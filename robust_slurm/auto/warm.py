@@ -86,6 +86,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
     before.pop(PAD, None)
     own(before)
     shown = Shown()
+    script.begin(shown.words)
     shown.change("robust-warm", ["robust-warm:", *shown.words], ())
     hearing = _turn_deaf()
     order, _ = receive(link)
@@ -122,7 +123,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
             _hear(hearing)
             if "numpy.random" in sys.modules:  # as in a fresh process; Python's does it by itself
                 sys.modules["numpy.random"].seed()
-            os.chdir(request["directory"])
+            _go(request["directory"])
             own(request["environ"])
             if "ahead" in request:  # as far as the script's ``standby_point``
                 _ahead = _Ahead(link, shown, known, request)
@@ -207,6 +208,14 @@ def _stand_in(
     os.close(fd)
     sources.rehearse()
     return _wait(link, sources, script)
+
+
+def _go(directory: str) -> None:
+    """Work there, as if started there: children of multiprocessing import from that place."""
+    os.chdir(directory)
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.__dict__["ORIGINAL_DIR"] = os.getcwd()  # noqa: PTH109
 
 
 def _leave(shim: int) -> None:
@@ -313,6 +322,7 @@ def _wait(
         if script is not None:
             path = script.of(request["words"], request["directory"])
             script.check(path, "ahead" in request)
+            script.check_settings(request["words"], request["directory"])
         sources.check_request(request["directory"], path)
         sources.check_code(request["environ"])
     return request, fds

@@ -142,7 +142,8 @@ class Launcher:
         return list(self._options.command if code is None else code.command)
 
     def _environ(self, more: Mapping[str, str], code: Code | None) -> dict[str, str]:
-        env = {k: v for k, v in os.environ.items() if k not in STALE} | dict(more)
+        stale = STALE if "SLURM_NTASKS" in more else STALE[1:]  # observe mode: srun's own world
+        env = {k: v for k, v in os.environ.items() if k not in stale} | dict(more)
         env |= code.variables() if code is not None else {}
         if self._store is not None:
             env |= self._store.env()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from srun_wrapper.command.kinds import mpi_world
-from srun_wrapper.command.srun_options import SrunCommand
+from srun_wrapper.command.kinds import NO_WORLD, mpi_world
+from srun_wrapper.command.srun_options import SrunCommand, UsageError
+from srun_wrapper.command.srun_table import LONG
 from srun_wrapper.command.step_request import StepRequest
 
 BY_PLUGIN = "ROBUST_BY_PLUGIN"  # MODE:PATH-OF-SRUN, set by the plugin alone
@@ -20,6 +21,10 @@ BY_PLUGIN = "ROBUST_BY_PLUGIN"  # MODE:PATH-OF-SRUN, set by the plugin alone
 OPTION = "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
 MODES = ("full", "observe")
 SILENT = ("pty", "interactive")  # a person sees that this is a shell
+LAUNCHERS = ("orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy")
+"""What mpirun starts by srun on each node."""
+# srun's variables that say what an option says.
+_VARIABLES = {"overlap": "SLURM_OVERLAP", "bcast": "SLURM_BCAST", "mpi": "SLURM_MPI_TYPE"}
 _REFUSED = {
     "overlap": "it shares its nodes with another step",
     "multi-prog": "its tasks are several programs",
@@ -28,6 +33,7 @@ _REFUSED = {
     "external-launcher": "another launcher starts its ranks",
     "bcast": "srun copies its program to the nodes",
     "clusters": "it names a cluster",
+    "async": "srun does not wait for it",
 }
 
 
@@ -73,6 +79,28 @@ def to_srun(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     os.execvpe(program, ["srun", *argv], kept)
 
 
+def back(
+    by: Handed | None,
+    error: UsageError,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+) -> NoReturn:
+    """Give a line to srun that robust-srun cannot run; the error, if the plugin did not take it."""
+    if by is None:
+        raise error
+    if str(error):  # else a person sees it
+        say(f"this line runs as plain srun: {error}")
+    to_srun(argv, env)
+
+
+def check(command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int) -> None:
+    """Raise UsageError if a line is srun's own; its text is why, "" if a person sees it."""
+    why = why_plain(command, request, env, spares)
+    if why is not None:
+        raise UsageError(why)
+
+
 def why_plain(
     command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int
 ) -> str | None:
@@ -80,13 +108,28 @@ def why_plain(
     given = request.given
     if given.intersection(SILENT):
         return ""
+    variables = {option: name for option, name in _VARIABLES.items() if name in env}
     for option, why in _REFUSED.items():
         if option in given or (option == "multi-prog" and request.multi_prog):
             return f"--{option}: {why}"
-    if mpi := mpi_world(command):
+        if option in variables:
+            return f"{variables[option]} is set: {why}"
+    by_option = command.get("mpi") is not None
+    mpi = mpi_world(command) if by_option else env.get("SLURM_MPI_TYPE")
+    if mpi and mpi not in NO_WORLD:
+        name = f"--mpi={mpi}" if by_option else f"SLURM_MPI_TYPE={mpi}"
         return (
-            f"--mpi={mpi}: its ranks are one MPI world, which cannot be started again in the "
-            "step; torch needs no --mpi: leave it out"
+            f"{name}: its ranks are one MPI world, which cannot be started again in the "
+            "step; torch needs no MPI: leave it out, or write --mpi=none"
+        )
+    program = command.command[0].rpartition("/")[2] if command.command else ""
+    if program in LAUNCHERS:
+        return f"{program}: mpirun starts its ranks below it"
+    last = command.srun[-1] if command.srun else None
+    if last is not None and last.name not in LONG and last.value is None:
+        return (
+            f"{last.words[0]}: an option that robust-srun does not know, so the next word may be "
+            f"its value; write {last.words[0]}=VALUE, or put an option without one before another"
         )
     job = command.get("jobid")
     if job is not None and job.value != env.get("SLURM_JOB_ID"):

@@ -37,6 +37,7 @@ def _observe(config: Config) -> Config:
     return replace(
         config,
         spares=0,
+        code="",
         standby_partition="",
         requeue="never",
         requeue_on="",

@@ -102,6 +102,11 @@ def only_slurm(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in NOT_OF_SLURM}
 
 
+def only_ours(env: Mapping[str, str]) -> dict[str, str]:
+    """Nothing that srun may have set as well."""
+    return {name: value for name, value in env.items() if name.startswith("ROBUST_")}
+
+
 def format_tasks_per_node(counts: Sequence[int]) -> str:
     """``[2, 2, 2, 1]`` -> ``"2(x3),1"``, as Slurm writes it."""
     runs = ((count, len(list(group))) for count, group in groupby(counts))

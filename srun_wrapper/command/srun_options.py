@@ -143,7 +143,7 @@ class _Parser:
         if not word.startswith("-") or word == "-":
             return False
         self.at += 1
-        if word.startswith("--robust"):
+        if word.startswith("--robust") or _is_plugins(word):
             self._robust(word)
         elif word.startswith("--"):
             self._long(word)
@@ -159,7 +159,7 @@ class _Parser:
 
     def _robust(self, word: str) -> None:
         name, equals, value = word[2:].partition("=")
-        if name == "robust":  # the SPANK plugin's option: its value is never the next word
+        if _is_plugins(word):  # the SPANK plugin's option: its value is never the next word
             self.robust["robust-mode"] = value or "full"
             return
         takes = self._robust_flags.get(name)
@@ -205,6 +205,12 @@ class _Parser:
             else:
                 self.srun.append(Option(name, rest or None, (f"-{letter}{rest}",), joined))
             return
+
+
+def _is_plugins(word: str) -> bool:
+    """True for ``--robust`` and what srun takes for it: left to srun, it would start us again."""
+    name = word[2:].partition("=")[0]
+    return name.startswith("ro") and "robust".startswith(name)
 
 
 def _resolve(typed: str) -> tuple[str, Arg]:

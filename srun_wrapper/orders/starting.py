@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from robust_slurm.checkpoint.store.events import Restore
-from srun_wrapper.command.rank_env import node_env, only_slurm, rank_env, world_env
+from srun_wrapper.command.rank_env import node_env, only_ours, only_slurm, rank_env, world_env
 from srun_wrapper.job.model import Node, Role, World
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Finish, Peer, RankStart, Start
@@ -41,9 +41,9 @@ def start_orders(
         job_id=state.job_id,
         step_id=state.step_id,
     )
-    shared |= extra
-    trains = state.config.rank_env and state.config.mode != "observe"
-    cut = dict if trains else only_slurm
+    cut = dict if state.config.rank_env else only_slurm
+    if state.config.mode == "observe":
+        cut = only_ours  # the step is srun's, and so is what it has told its tasks
     peers = tuple(
         Peer(i, n.address, n.hello.probe_port) for i, n in enumerate(world.places[:PEERS])
     )
@@ -53,7 +53,7 @@ def start_orders(
             node,
             Start(
                 epoch=epoch,
-                env=cut({**shared, **node_env(index=index, name=node.name, ranks=ranks)}),
+                env=cut({**shared, **node_env(index=index, name=node.name, ranks=ranks)}) | extra,
                 ranks=tuple(
                     RankStart(local, rank, cut(rank_env(rank=rank, local=local)))
                     for local, rank in enumerate(ranks)

@@ -52,8 +52,9 @@ int main(int argc, char **argv)
 		return 7;
 	if (post(NULL, argc - 4, argv + 4))
 		return 6;
-	printf("srun registered=%d told=%s inherited=%s\n", registered != NULL,
+	printf("srun registered=%d told=%s inherited=%s step=%s\n", registered != NULL,
 	       getenv("ROBUST_BY_PLUGIN") ? "yes" : "no",
-	       getenv("SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust") ? "yes" : "no");
+	       getenv("SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust") ? "yes" : "no",
+	       getenv("SLURM_STEP_ID") ? "yes" : "no");
 	return 0;
 }

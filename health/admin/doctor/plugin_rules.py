@@ -29,10 +29,10 @@ def of_plugin(etc: str, config: Mapping[str, str]) -> list[Remark]:
         what = f"is missing, and {stack} names it: each srun prints an error"
         return [Remark("fix", path, what, "shell", _AGAIN)]
     found = _of_object(path, there, config)
-    program = _program(top)
-    if program and not os.access(program, os.X_OK):
-        what = f"{program} cannot be run: srun lines of --robust jobs run as plain srun"
-        found.append(Remark("fix", f"{top}/{plugin.STACK}", what, "shell", _AGAIN))
+    for program in _programs(top):
+        if not os.access(program, os.X_OK):
+            what = f"{program} cannot be run: srun lines of --robust jobs run as plain srun"
+            found.append(Remark("fix", f"{top}/{plugin.STACK}", what, "shell", _AGAIN))
     for lines in missing:
         level: Level = "fix" if lines.file == stack else "advice"
         what = (
@@ -72,9 +72,9 @@ def _of_object(path: str, there: install.Present, config: Mapping[str, str]) -> 
     return found
 
 
-def _program(top: str) -> str:
+def _programs(top: str) -> list[str]:
     try:
         words = Path(top, plugin.STACK).read_text(encoding="utf-8").split()
     except OSError:
-        return ""
-    return next((w.partition("=")[2] for w in words if w.startswith("robust_srun=")), "")
+        return []
+    return [w.partition("=")[2] for w in words if w.startswith(("robust_srun=", "python="))]

@@ -35,7 +35,17 @@ class Site:
     def submit(self, training: Training, body: Sequence[str], sbatch: Sequence[str]) -> str:
         """Submit these lines; returns what sbatch printed to stderr."""
         lines = [f"export {name}={value}" for name, value in training.exports().items()]
-        head = ["sbatch", "--parsable", "-D", str(training.dir), "-o", str(training.dir / "out")]
+        step = "SLURM_STEP_ID=3"  # as in the shell of a step
+        head = [
+            "env",
+            step,
+            "sbatch",
+            "--parsable",
+            "-D",
+            str(training.dir),
+            "-o",
+            str(training.dir / "out"),
+        ]
         done = self.run([*head, *sbatch], "\n".join(["#!/bin/bash", *lines, *body, ""]))
         assert done.returncode == 0, done.stderr
         training.job = int(done.stdout)
@@ -108,9 +118,16 @@ def test_observe_and_off(site: Site) -> None:
 
 
 def test_salloc_from_a_login_shell_and_a_prefix_that_is_gone(site: Site) -> None:
-    state = f"export ROBUST_STATE_DIR={site.lab.shared}/state ROBUST_WARM=0"
-    lines = [state, "srun bash -c 'echo rank $RANK; exit 4'", "echo code $?", "srun --pty true"]
-    argv = ["salloc", "-Q", "--robust", "-N1", "bash", "-c", "; ".join(lines)]
+    own = "PYTHONHOME=/nowhere SLURM_MPI_TYPE=none"
+    state = f"export ROBUST_STATE_DIR={site.lab.shared}/state ROBUST_WARM=0 {own}"
+    lines = [
+        state,
+        "srun --rob bash -c 'echo rank $RANK; exit 4'",
+        "echo code $?",
+        "srun --pty true",
+    ]
+    argv = ["env", "SLURM_STEP_ID=0", "salloc", "-Q", "--robust", "-N1", "bash", "-c"]
+    argv.append("; ".join(lines))
     done = site.run(argv)
     assert done.stdout == "rank 0\ncode 4\n", "once, and with its exit code"
     assert "failed before its first step" in done.stderr

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(not HEADERS, reason="libslurm-dev and a C compil
 
 INHERITED = "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
 JOB = {"SLURM_JOB_ID": "7", "A": "b"}
-PLAIN = "srun registered=1 told=no inherited=no\n"
+PLAIN = "srun registered=1 told=no inherited=no step=no\n"
 
 
 class Host:
@@ -40,10 +41,17 @@ class Host:
         self.target.chmod(0o755)
 
     def __call__(
-        self, context: str, value: str, *words: str, env: Mapping[str, str] = JOB, target: str = ""
+        self,
+        context: str,
+        value: str,
+        *words: str,
+        env: Mapping[str, str] = JOB,
+        target: str = "",
+        python: str = "",
     ) -> subprocess.CompletedProcess[str]:
         named = f"robust_srun={target or self.target}"
         argv = [str(self.program), str(self.object), context, value, named, *words]
+        argv[5:5] = [f"python={python}"] if python else []
         return subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=20)
 
 
@@ -66,11 +74,28 @@ def test_an_srun_of_a_job_becomes_robust_srun(host: Host, value: str, mode: str)
     assert mask.split()[1] == "0000000000400000", "SIGURG was the caller's"
 
 
+def test_the_jobs_python_is_not_robust_sruns(host: Host, tmp_path: Path) -> None:
+    """A job whose Python has a home and packages of its own; they reach the ranks."""
+    target = tmp_path / "robust-srun"
+    (tmp_path / "json.py").write_text("raise SystemExit('of the job')\n")
+    target.write_text(
+        "import json, os, sys\nprint(sys.argv[3:], os.environ['PYTHONHOME'], sys.flags.isolated)\n"
+    )
+    env = {**JOB, "PYTHONHOME": "/nowhere", "PYTHONPATH": str(tmp_path)}
+    named = {"target": str(target), "python": sys.executable}
+    assert host("local", "full", "a b", env=env, **named).stdout == PLAIN, "it cannot be run"
+    target.chmod(0o755)
+    done = host("local", "full", "a b", env=env, **named)
+    assert done.stdout.endswith(", 'a b'] /nowhere 1\n"), done.stderr
+    done = host("local", "full", env=env, target=str(target), python="/nowhere/python")
+    assert done.stdout == PLAIN and "/nowhere/python: No such file" in done.stderr
+
+
 @pytest.mark.parametrize("context", ["remote", "slurmd", "job_script"])
 def test_where_root_runs_it_does_nothing(host: Host, context: str) -> None:
     env = {**JOB, INHERITED: "full", "ROBUST_BY_PLUGIN": "full:/bin/sh"}
     done = host(context, "full", env=env)
-    assert done.stdout == "srun registered=0 told=yes inherited=yes\n" and not done.stderr
+    assert done.stdout == "srun registered=0 told=yes inherited=yes step=no\n" and not done.stderr
 
 
 @pytest.mark.parametrize(
@@ -87,7 +112,16 @@ def test_where_root_runs_it_does_nothing(host: Host, context: str) -> None:
 )
 def test_a_plain_srun(host: Host, context: str, value: str, env: dict[str, str]) -> None:
     done = host(context, value, env=env)
-    assert (done.returncode, done.stdout, done.stderr) == (0, PLAIN, "")
+    step = "SLURM_STEP_ID" in env
+    plain = PLAIN.replace("step=no", "step=yes") if step else PLAIN
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain, "")
+
+
+@pytest.mark.parametrize(("value", "kept"), [("full", "no"), ("observe", "no"), ("-", "yes")])
+def test_a_job_that_is_submitted_in_a_step_is_in_no_step(host: Host, value: str, kept: str) -> None:
+    """Its environment is that of the shell in which sbatch was called, of a plain job too."""
+    done = host("allocator", value, env={"SLURM_STEP_ID": "0"})
+    assert done.stdout == PLAIN.replace("step=no", f"step={kept}")
 
 
 def test_the_shell_of_salloc_is_no_step(host: Host) -> None:

@@ -16,6 +16,7 @@ def top(tmp_path: Path) -> Path:
     for tree in ("c-1", "c-2"):
         (tmp_path / "store" / tree / "src" / "pkg").mkdir(parents=True)
     (tmp_path / "proj" / ".venv" / "lib").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path)
     (tmp_path / "store" / "c-2" / ".venv").symlink_to(tmp_path / "proj" / ".venv")
     return tmp_path
 
@@ -31,6 +32,11 @@ def top(tmp_path: Path) -> Path:
         ("proj/gone", "proj/gone"),
         ("project/src", "project/src"),
         ("other", "other"),
+        ("home/proj/src", "store/c-2/src"),  # through a link
+        ("home/store/c-1/src/pkg", "store/c-2/src/pkg"),
+        ("home/proj/.venv/lib", "home/proj/.venv/lib"),
+        ("home/proj", "store/c-2"),
+        ("home/other", "home/other"),
     ],
 )
 def test_a_path(top: Path, path: str, new: str) -> None:
@@ -42,6 +48,7 @@ def test_a_path(top: Path, path: str, new: str) -> None:
 def test_the_path_and_the_finders(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finder = ModuleType("__editable___pkg_1_finder")
     finder.MAPPING = {"pkg": str(top / "proj" / "src" / "pkg")}  # type: ignore[attr-defined]
+    finder.NAMESPACES = {"ns": [str(top / "proj" / "src")]}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, finder.__name__, finder)
     monkeypatch.setattr(sys, "path", [*sys.path, str(top / "proj" / "src")])
     before = sys.path
@@ -51,6 +58,7 @@ def test_the_path_and_the_finders(top: Path, monkeypatch: pytest.MonkeyPatch) ->
     use({SOURCE: str(top / "proj"), STORE: str(top / "store"), TREE: str(tree)})
     assert sys.path[-1] == str(tree / "src")
     assert {"pkg": str(tree / "src" / "pkg")} == finder.MAPPING
+    assert {"ns": [str(tree / "src")]} == finder.NAMESPACES
 
 
 @pytest.mark.parametrize(

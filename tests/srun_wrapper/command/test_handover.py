@@ -46,6 +46,10 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "32"}
         (("--bcast=/tmp/x",), 0, "--bcast: srun copies its program to the nodes"),
         (("--mpi=pmi2",), 0, "--mpi=pmi2: its ranks are one MPI world, which cannot be started "),
         (("--mpi", "pmix_v4"), 0, "--mpi=pmix_v4: its ranks are one MPI world, which cannot "),
+        (("--async",), 0, "--async: srun does not wait for it"),
+        (("--site-option",), 0, "--site-option: an option that robust-srun does not know, so "),
+        (("--site-option", "-N4"), 0, None),
+        (("--site-option=a b",), 0, None),
         (("--jobid=8",), 0, "--jobid=8: it is a step of another job"),
         (("-N3",), 0, "it uses 3 of the job's 4 nodes; if the others are spares, set "),
         (("-n1",), 0, "it uses 1 of the job's 4 nodes; if the others are spares, set "),
@@ -58,12 +62,43 @@ def test_why_plain(words: tuple[str, ...], spares: int, why: str | None) -> None
     assert found == why or (why and found is not None and found.startswith(why))
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "value", "why"),
+    [
+        ((), "SLURM_OVERLAP", "1", "SLURM_OVERLAP is set: it shares its nodes with another step"),
+        ((), "SLURM_BCAST", "", "SLURM_BCAST is set: srun copies its program to the nodes"),
+        ((), "SLURM_MPI_TYPE", "pmix", "SLURM_MPI_TYPE=pmix: its ranks are one MPI world, which "),
+        ((), "SLURM_MPI_TYPE", "none", None),
+        (("--mpi=none",), "SLURM_MPI_TYPE", "pmix", None),
+        ((), "SLURM_SRUN_MULTI", "1", "--multi-prog: its tasks are several programs"),
+    ],
+)
+def test_an_option_in_the_environment(
+    words: tuple[str, ...], name: str, value: str, why: str | None
+) -> None:
+    env = {**JOB, name: value}
+    command = split([*words, "python", "train.py"], flags())
+    found = why_plain(command, effective(command, env), env, 0)
+    assert found == why or (why and found is not None and found.startswith(why))
+
+
+@pytest.mark.parametrize("program", ["orted", "/opt/ompi/bin/prted", "hydra_bstrap_proxy"])
+def test_mpiruns_own_daemons_are_no_training(program: str) -> None:
+    """mpirun calls srun, with --mpi=none and all nodes of the job."""
+    words = ["--ntasks-per-node=1", "--kill-on-bad-exit", "--mpi=none", "-N4", "-n4", program, "-x"]
+    command = split(words, flags())
+    found = why_plain(command, effective(command, JOB), JOB, 0)
+    assert found is not None and found.endswith("mpirun starts its ranks below it")
+
+
 def test_the_mode_is_never_the_next_word_nor_the_commands() -> None:
     for words, mode in (
         (["--robust", "full"], "full"),
         (["--robust=observe", "x"], "observe"),
         (["-N2", "--robust=off", "x"], "off"),
         (["--robust=off", "--robust", "x"], "full"),
+        (["--rob", "x"], "full"),  # srun takes an abbreviation for it
+        (["--ro=observe", "x"], "observe"),
     ):
         command = split(words, flags())
         assert command.robust == {"robust-mode": mode} and len(command.command) == 1
@@ -95,6 +130,13 @@ def test_what_is_not_the_plugins(text: str) -> None:
         (["a", ":", "b"], {BY_PLUGIN: "full:"}, "a : b|back:|full"),
         (["--robust=off", "x", "--robust"], {BY_PLUGIN: "full:"}, "x --robust|back:|full"),
         (["--robust=off", "x"], {}, "x||off"),
+        (["-n4x", "x"], {BY_PLUGIN: "full:"}, "-n4x x|back:|full"),  # srun's own error
+        (["x"], {BY_PLUGIN: "full:", "SLURM_JOB_NUM_NODES": ""}, "x|back:|full"),
+        (
+            ["--exclude=n1", "-wn2", "x"],
+            {BY_PLUGIN: "full:", "ROBUST_SPARES": "1"},
+            "--exclude=n1 -wn2 x|back:|full",
+        ),
         (["--help"], {BY_PLUGIN: "observe:"}, "--help|back:|full"),
     ],
 )
@@ -115,11 +157,22 @@ def test_back_to_srun(tmp_path: Path, words: list[str], env: dict[str, str], got
     assert (done.returncode, done.stdout) == (0, f"{got}\n"), done.stderr
 
 
+def test_a_closed_stdout_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    words = [sys.executable, *commands.words("srun_wrapper.cli"), "true"]
+    shell = ["sh", "-c", 'exec "$@" >&-', "-", *words]
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        shell, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=30
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+
+
 def test_observe_mode_has_nothing_to_act_with(tmp_path: Path) -> None:
     named = {"robust-mode": "observe", "robust-spares": "2", "robust-slow": "replace"}
+    named["robust-code"] = str(tmp_path)
     config = in_force(load(dict(named), {}, tmp_path, tmp_path / "none"))
     assert not (config.spares or config.standby_partition or config.stop_tests or config.replay)
-    assert not (config.checkpoint or config.warm or config.verify_every)
+    assert not (config.checkpoint or config.warm or config.verify_every or config.code)
     assert (config.requeue, config.drain, config.slow) == ("never", "never", "warn")
     assert in_force(Config()) == Config()
 

@@ -11,7 +11,7 @@ from srun_here import JOB, Step
 
 pytestmark = pytest.mark.slow
 RANK = """
-echo "rank $SLURM_PROCID [$RANK$WORLD_SIZE$MASTER_ADDR]"
+echo "rank $SLURM_PROCID [$RANK$WORLD_SIZE$MASTER_ADDR] $SLURM_JOB_NODELIST $SLURM_NTASKS_PER_NODE"
 [ $SLURM_PROCID = 1 ] && exit 5
 sleep %s
 echo "end $SLURM_PROCID"
@@ -32,12 +32,13 @@ def test_a_rank_that_fails_is_reported_and_the_step_ends_as_sruns(
     script.write_text(RANK % (60 if kill else 1.5))
     step = Step(tmp_path, 3)
     words = ["--robust=observe", *(["-K"] if kill else []), "bash", str(script)]
-    step.start(tmp_path, *words)
+    # What srun has told its tasks stays, also where a world of our own would be told otherwise.
+    step.start(tmp_path, *words, SLURM_JOB_NODELIST="n[1-9]", SLURM_NTASKS_PER_NODE="8")
     step.until(step.ended, "its end", 60.0)
     assert step.close() == 5, step.said()
     said = step.said()
     assert sorted(line for line in said.splitlines() if line.startswith("rank")) == [
-        f"rank {number} []" for number in range(3)
+        f"rank {number} [] n[1-9] 8" for number in range(3)
     ]
     assert ("end 0" in said and "end 2" in said) is not kill
     assert said.count("nothing was done (--robust=observe)") == 1

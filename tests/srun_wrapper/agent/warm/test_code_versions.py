@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import slot_driver
 from msgspec import structs
 from places import PROGRAMS
 
-from robust_slurm.auto.snapshot_paths import STORE, TREE
+from robust_slurm.auto.snapshot_paths import SOURCE, STORE, TREE
 from robust_slurm.auto.sources import Sources
 from srun_wrapper.agent.warm.commands import same_start
 from srun_wrapper.protocol.code import Code
@@ -149,6 +151,65 @@ def test_an_interpreter_that_has_imported_the_users_modules_is_not_used(
     d.wait(lambda: d.stdout().endswith("two two c-two True --run=two\n" * 2))
 
 
+def test_a_spawned_child_imports_from_the_versions_own_directory(
+    drive: Any, tmp_path: Path
+) -> None:
+    """multiprocessing notes the directory when it is imported, which was in another version."""
+    one, two = version(tmp_path, "one"), version(tmp_path, "two")
+    first = Path(one.tree) / "train.py"
+    first.write_text(f"import multiprocessing\n{first.read_text()}")
+    text = f"import sys\nif __name__ == '__main__':\n    sys.path[0] = ''\nimport mine\n{SPAWN}"
+    (Path(two.tree) / "train.py").write_text(text)
+    d = drive(*one.command, warm=True)
+    d.launch(code=one)
+    d.wait_warm()
+    assert d.launch(epoch=2, code=two).warm
+    d.wait(lambda: "child" in d.stdout())
+    assert d.stdout().endswith("child two __mp_main__\n")
+
+
+@pytest.mark.parametrize("program", ["train.py", "-m train"])
+def test_a_version_that_sets_its_environment_otherwise_starts_cold(
+    drive: Any, tmp_path: Path, program: str
+) -> None:
+    """A module that reads it when it is imported has read what the version before had set."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "reads.py").write_text("import os\nSEEN = os.environ.get('SETTING')\n")
+    codes = []
+    for name in ("one", "two"):
+        code = version(tmp_path, name, program=tuple(program.split()))
+        script = Path(code.tree) / "train.py"
+        head = f"import os\nos.environ['SETTING'] = {name!r}\nimport reads\nprint(reads.SEEN)\n"
+        script.write_text(head + script.read_text())
+        codes.append(structs.replace(code, environ={"PYTHONPATH": str(tmp_path / "lib")}))
+    one, two = codes
+    d = drive(*one.command, warm=True, packages=["reads"])
+    d.launch(code=one)
+    d.wait_warm()
+    assert d.launch(epoch=2, code=one).warm
+    assert not d.launch(epoch=3, code=two).warm
+    d.wait(lambda: d.stdout().endswith("--run=two\n"))
+    assert d.stdout().splitlines()[-2] == "two"
+
+
+def test_a_module_that_was_imported_through_a_link_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable install may name the directory through one."""
+    name = "code_versions_example"
+    for tree in ("proj", "store/c-2"):
+        (tmp_path / tree).mkdir(parents=True)
+        (tmp_path / tree / f"{name}.py").touch()
+    (tmp_path / "home").symlink_to(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "home" / "proj"))
+    monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    places = {SOURCE: "proj", STORE: "store", TREE: "store/c-2"}
+    with pytest.raises(RuntimeError, match=f"proj/{name}.py is of another version"):
+        Sources(set(), "-c", time.time() + 1).check_code(
+            {variable: str(tmp_path / path) for variable, path in places.items()}
+        )
+
+
 @pytest.mark.parametrize(
     ("module", "wrong"),
     [("/s/c-1/mine.py", True), ("/s/c-2/mine.py", False), ("/usr/lib/json.py", False),
@@ -156,7 +217,8 @@ def test_an_interpreter_that_has_imported_the_users_modules_is_not_used(
 )  # fmt: skip
 def test_a_loaded_module_of_another_version_is_refused(module: str, wrong: bool) -> None:
     sources = Sources.__new__(Sources)
-    sources._seen, sources._portions = deque([(module, (0, 0, 0, 0), 0.0)]), ()
+    sources._seen = deque([(module, (0, 0, 0, 0), 0.0)])
+    sources._portions = sources._real = ()
     environ = {STORE: "/s", TREE: "/s/c-2"}
     sources.check_code({})
     if wrong:
