@@ -97,7 +97,8 @@ class Job:
 
     @property
     def running(self) -> bool:
-        return self.state == "RUNNING"
+        """True if it runs; SIGNALING: it does, and Slurm is sending it a signal."""
+        return self.state in ("RUNNING", "SIGNALING")
 
     @property
     def finished(self) -> bool:

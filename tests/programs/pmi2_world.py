@@ -42,7 +42,7 @@ first = b""
 while not first.endswith(b"\n"):
     first += line.recv(1)
 assert b"rc=0" in first, first
-world = ask(f"cmd=fullinit;pmirank={rank};threaded=FALSE;")
+world = ask(f"cmd=fullinit;pmijobid={os.environ['PMI_JOBID']};pmirank={rank};threaded=FALSE;")
 ask(f"cmd=kvs-put;key=card-{rank};value=node-{os.environ['SLURMD_NODENAME']};")
 ask("cmd=kvs-fence;")
 for other in range(int(world["size"])):

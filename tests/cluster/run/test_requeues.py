@@ -28,8 +28,8 @@ def low(new_lab: LabFactory) -> Cluster:
 def test_a_preempted_job_goes_on_after_the_other(low: Cluster) -> None:
     """With PreemptMode=CANCEL Slurm would end it for good; it gives its nodes back at once."""
     robust = "--robust-requeue-on=TERM"
-    training = start(low, 2, robust=robust, sbatch="-p low", steps=60, toy="--hold 31")
-    training.wait_step(31)
+    training = start(low, 2, robust=robust, sbatch="-p low", steps=20, toy="--hold 11")
+    training.wait_step(11)
     other = low.sbatch("#!/bin/sh\nsleep 1\n", ["-p", "train", "-N2", "--exclusive"])
     training.wait_says("^robust-srun: SIGTERM: the job is requeued$")
     low.wait_job(other, "COMPLETED", 30)

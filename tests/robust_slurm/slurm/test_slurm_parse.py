@@ -301,3 +301,21 @@ def test_records_without_free_text_read_as_those_with_it() -> None:
             "Comment": "x",
         }
     assert parse.fields("NodeName=a State=IDLE State=DOWN", "node")["State"] == "IDLE"
+
+
+@pytest.mark.parametrize(
+    ("state", "running"),
+    [
+        ("RUNNING", True),
+        ("SIGNALING", True),
+        ("RUNNING+SIGNALING", True),
+        ("COMPLETING", False),
+        ("PENDING", False),
+        ("PREEMPTED", False),
+        ("SUSPENDED", False),
+    ],
+)
+def test_a_job_that_slurm_signals_runs(state: str, running: bool) -> None:
+    line = (DATA / "22.05-jobs.txt").read_text().splitlines()[0]
+    record = {**parse.fields(line, "job"), "JobState": state}
+    assert job_from(record).running is running
