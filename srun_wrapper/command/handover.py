@@ -111,10 +111,10 @@ def why_plain(
             return f"--{option}: {why}"
         if option in variables:
             return f"{variables[option]} is set: {why}"
-    option = command.get("mpi")
-    mpi = option.value if option is not None else env.get("SLURM_MPI_TYPE")
+    typed = command.get("mpi")
+    mpi = typed.value if typed is not None else env.get("SLURM_MPI_TYPE")
     if mpi and mpi not in NO_WORLD:
-        name = f"--mpi={mpi}" if option is not None else f"SLURM_MPI_TYPE={mpi}"
+        name = f"--mpi={mpi}" if typed is not None else f"SLURM_MPI_TYPE={mpi}"
         return (
             f"{name}: its ranks are one MPI world, which cannot be started again in the "
             "step; torch needs no MPI: leave it out, or write --mpi=none"
