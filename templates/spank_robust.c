@@ -31,6 +31,7 @@ SPANK_PLUGIN(robust, 1)
 
 #define TOLD "ROBUST_BY_PLUGIN" /* MODE:PATH for robust-srun, back:PID from it */
 #define BACK "back:"
+#define OURS "ROBUST_STEP_KEY" /* an srun that robust-srun has started, and no rank of it, has this */
 /* Slurm's own variable, from which an srun in the job has the option. */
 #define INHERITED "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
 #define STRING(number) #number
@@ -170,7 +171,7 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char **av)
 		unsetenv("SLURM_STEP_ID");
 	if (spank_context() != S_CTX_LOCAL || (mode != FULL && mode != OBSERVE))
 		return 0;
-	if (handed_back || in_step())
+	if (handed_back || in_step() || getenv(OURS))
 		return 0;
 	if (!job || !*job) {
 		if (!getenv(INHERITED)) /* it was typed */

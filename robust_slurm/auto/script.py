@@ -93,7 +93,7 @@ class Script:
 
 
 def settings(path: str) -> tuple[str, ...]:
-    """What the Python file does to its environment, statement by statement; none if there is no
+    """Return what a Python file does to its environment, by statements; none if there is no
     such file."""
     import ast
 

@@ -158,7 +158,7 @@ def _portions() -> Iterable[str]:
 
 
 def _real(paths: Iterable[str]) -> Iterable[str]:
-    """What these are called without links, where that is another name."""
+    """Yield what these are called without links, where that is another name."""
     folders: dict[str, str] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")

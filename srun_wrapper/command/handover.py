@@ -22,7 +22,7 @@ OPTION = "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
 MODES = ("full", "observe")
 SILENT = ("pty", "interactive")  # a person sees that this is a shell
 LAUNCHERS = ("orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy")
-"""What mpirun starts by srun on each node."""
+"""Programs that mpirun starts by srun on each node."""
 # srun's variables that say what an option says.
 _VARIABLES = {"overlap": "SLURM_OVERLAP", "bcast": "SLURM_BCAST", "mpi": "SLURM_MPI_TYPE"}
 _REFUSED = {

@@ -91,6 +91,13 @@ def test_the_jobs_python_is_not_robust_sruns(host: Host, tmp_path: Path) -> None
     assert done.stdout == PLAIN and "/nowhere/python: No such file" in done.stderr
 
 
+def test_it_compiles_without_a_warning(tmp_path: Path) -> None:
+    source = str(REPOSITORY / "templates" / "spank_robust.c")
+    strict = ["-std=gnu99", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"]
+    build = ["cc", *strict, "-fPIC", "-shared", "-o", str(tmp_path / "robust.so"), source]
+    subprocess.run(build, check=True, timeout=60)
+
+
 @pytest.mark.parametrize("context", ["remote", "slurmd", "job_script"])
 def test_where_root_runs_it_does_nothing(host: Host, context: str) -> None:
     env = {**JOB, INHERITED: "full", "ROBUST_BY_PLUGIN": "full:/bin/sh"}
@@ -103,6 +110,7 @@ def test_where_root_runs_it_does_nothing(host: Host, context: str) -> None:
     [
         ("local", "-", JOB),
         ("local", "off", JOB),
+        ("local", "full", {**JOB, "ROBUST_STEP_KEY": "x"}),  # a wrapper around srun adds --robust
         ("local", "full", {**JOB, "SLURM_STEP_ID": "0"}),
         ("local", "full", {**JOB, "SLURM_STEP_ID": "12"}),
         ("allocator", "full", JOB),

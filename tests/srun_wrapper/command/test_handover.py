@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,16 @@ from srun_wrapper.command.step_request import effective
 from srun_wrapper.command.steps import main_argv
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "32"}
+
+
+def plain(words: Sequence[str], env: Mapping[str, str], spares: int = 0) -> str | None:
+    command = split(words, flags())
+    return why_plain(command, effective(command, env), env, spares)
+
+
+def agree(found: str | None, why: str | None) -> None:
+    """``why``: how the reason begins."""
+    assert found == why or (why and found is not None and found.startswith(why))
 
 
 @pytest.mark.parametrize(
@@ -57,9 +68,7 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS": "32"}
     ],
 )
 def test_why_plain(words: tuple[str, ...], spares: int, why: str | None) -> None:
-    command = split([*words, "python", "train.py"], flags())
-    found = why_plain(command, effective(command, JOB), JOB, spares)
-    assert found == why or (why and found is not None and found.startswith(why))
+    agree(plain([*words, "python", "train.py"], JOB, spares), why)
 
 
 @pytest.mark.parametrize(
@@ -76,18 +85,14 @@ def test_why_plain(words: tuple[str, ...], spares: int, why: str | None) -> None
 def test_an_option_in_the_environment(
     words: tuple[str, ...], name: str, value: str, why: str | None
 ) -> None:
-    env = {**JOB, name: value}
-    command = split([*words, "python", "train.py"], flags())
-    found = why_plain(command, effective(command, env), env, 0)
-    assert found == why or (why and found is not None and found.startswith(why))
+    agree(plain([*words, "python", "train.py"], {**JOB, name: value}), why)
 
 
 @pytest.mark.parametrize("program", ["orted", "/opt/ompi/bin/prted", "hydra_bstrap_proxy"])
 def test_mpiruns_own_daemons_are_no_training(program: str) -> None:
     """mpirun calls srun, with --mpi=none and all nodes of the job."""
     words = ["--ntasks-per-node=1", "--kill-on-bad-exit", "--mpi=none", "-N4", "-n4", program, "-x"]
-    command = split(words, flags())
-    found = why_plain(command, effective(command, JOB), JOB, 0)
+    found = plain(words, JOB)
     assert found is not None and found.endswith("mpirun starts its ranks below it")
 
 
