@@ -11,7 +11,7 @@ import pytest
 from allocation import DEADLINE, NODES, TOOLS, Allocation, allocate, parity_lab
 from conftest import LabFactory
 from holds import SECOND_COPY
-from jobs import Training, command_line, prepared, start
+from jobs import command_line, prepared, start
 from waiting import until
 
 from lab import Cluster
@@ -40,17 +40,7 @@ def timed(lab: Cluster) -> dict[str, tuple[int, Path]]:
 
 
 @pytest.fixture(scope="module")
-def warned(lab: Cluster) -> Training:
-    """A job that Slurm warns of its time limit, while the other tests run."""
-    training = prepared(lab, 2, steps=90)
-    line = training.line(["--robust-requeue-on=USR2"], ["--hold=31"])
-    options = ["-N1", "-n2", "-w", f"n{NODES + 1}", "--time=1", "--signal=USR2@15"]
-    training.submit(line, options)
-    return training
-
-
-@pytest.fixture(scope="module")
-def alloc(lab: Cluster, timed: object, warned: object) -> Allocation:
+def alloc(lab: Cluster, timed: object) -> Allocation:
     return allocate(lab)
 
 
@@ -229,12 +219,3 @@ def test_time_limit(lab: Cluster, timed: dict[str, tuple[int, Path]]) -> None:
     assert seen == [("TIMEOUT", "0", [{"SIGTERM"}] * 2)] * 2
     cwd = timed[TOOLS[1]][1]
     assert not list(cwd.glob("state/jobs/*/incidents.jsonl"))
-
-
-def test_a_warning_of_the_time_limit_requeues_the_job(lab: Cluster, warned: Training) -> None:
-    """Asked for with requeue_on; the second run begins at the last checkpoint of the first."""
-    warned.until(lambda: lab.job(warned.job)["Restarts"] == "1", "requeue", 120)
-    warned.check_done(timeout=90)
-    assert warned.says("^robust-srun: SIGUSR2: the job is requeued$")
-    assert not warned.incidents() and not warned.accusations()
-    assert len(warned.runs()) == 2 and warned.says("^step 31 ")
