@@ -44,7 +44,7 @@ def toy(training: Training) -> Path:
 def crash_and_hang(training: Training, robust: str, enter: str, version: str) -> None:
     """A rank is killed, then one sleeps: each time all start again, and the stacks are read."""
     script = f"{toy(training)} --dir {training.dir} --steps {training.steps}"
-    faults = "--hold 6 --fault sleep --at 12 --epoch 2"
+    faults = "--hold 6 --fault sleep --at 30 --epoch 2"
     line = f"robust-srun {QUICK} {robust} {enter} python3 {script} {faults}"
     training.submit(line, ["-N2", "--ntasks-per-node=1"])
     training.wait_step(6)
@@ -69,13 +69,13 @@ def version_of(image: Path) -> str:
 def test_pyxis_starts_robust_task_in_the_image(nodes: Cluster, image: Path) -> None:
     """By the host's Python, of which the image has nothing; the ranks have the image's own."""
     containers.install_pyxis(nodes.spec)
-    training = prepared(nodes, 2, 20)
+    training = prepared(nodes, 2, 40)
     options = f"--container-image={image} --container-mounts={training.dir}:{training.dir}"
     crash_and_hang(training, options, "", version_of(image))
 
 
 def test_apptainer_is_started_by_robust_task(nodes: Cluster, image: Path) -> None:
-    training = prepared(nodes, 2, 20)
+    training = prepared(nodes, 2, 40)
     crash_and_hang(training, "", f"{containers.APPTAINER} exec {image}", version_of(image))
 
 
