@@ -7,13 +7,19 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import TOY, Training, check_incident, prepared
+from slot_driver import drive, drivers
 
 from lab import Cluster, LabError, containers
 from robust_slurm.auto import HOOK_DIR
+from robust_slurm.record import BeatReader
+from srun_wrapper.protocol.looking_messages import RANK
+from srun_wrapper.protocol.messages import Inspect, Inspected
 
+__all__ = ["drive", "drivers"]
 HEADERS = Path("/usr/include/slurm/spank.h").exists() and shutil.which("cc") is not None
 PACKAGE = str(Path(HOOK_DIR).parent)
 QUICK = "--robust-hang-floor=2 --robust-interval=0.2"
@@ -106,3 +112,31 @@ def test_the_ranks_side_imports_in_the_images_python(image: Path) -> None:
     assert first.startswith(f"{PACKAGE}/__init__.py ")
     wanted = "needs Python 3.10 or later" if version_of(image).startswith(r"\(3, 9") else "torch"
     assert wanted in " ".join(rest)
+
+
+STUCK = """\
+import pathlib, sys, time, robust_slurm
+def stuck():
+    pathlib.Path(sys.argv[1], "stuck").write_text(robust_slurm.__file__)
+    time.sleep(3600)
+robust_slurm.beat(7, loss=1.0)
+stuck()
+"""
+
+
+def test_a_rank_in_apptainer_beats_and_shows_its_stack(
+    drive: Any, tmp_path: Path, image: Path
+) -> None:
+    """One slot without Slurm: the record, the bind variable and py-spy reach into the image."""
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    command = (str(containers.APPTAINER), "exec", str(image), "python3", str(script))
+    d = drive(*command, str(tmp_path))
+    d.launch(rank=3)
+    d.wait((tmp_path / "stuck").exists)
+    assert (tmp_path / "stuck").read_text() == f"{PACKAGE}/__init__.py"
+    beats = [BeatReader(str(path)).read() for path in tmp_path.glob("**/*.beat")]
+    assert [(beat.rank, beat.step) for beat in beats if beat is not None] == [(3, 7)]
+    d.order(Inspect(3, 0.05))
+    [look] = [look for look in d.get(Inspected).samples[0].looks if look.role == RANK]
+    assert look.main()[0].startswith("stuck (stuck.py:"), look
