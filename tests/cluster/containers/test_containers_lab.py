@@ -51,7 +51,7 @@ def crash_and_hang(training: Training, robust: str, enter: str, version: str) ->
     """A rank is killed, then one sleeps: each time all start again, and the stacks are read."""
     script = f"{toy(training)} --dir {training.dir} --steps {training.steps}"
     faults = "--hold 6 --fault sleep --at 30 --epoch 2"
-    line = f"robust-srun {QUICK} {robust} {enter} python3 {script} {faults}"
+    line = f"robust-srun {QUICK} {robust} {enter} /usr/bin/python3 {script} {faults}"
     training.submit(line, ["-N2", "--ntasks-per-node=1"])
     training.wait_step(6)
     training.kill(str(training.dir / "toy.py"), rank=1)
@@ -130,11 +130,11 @@ def test_a_rank_in_apptainer_beats_and_shows_its_stack(
     """One slot without Slurm: the record, the bind variable and py-spy reach into the image."""
     script = tmp_path / "stuck.py"
     script.write_text(STUCK)
-    command = (str(containers.APPTAINER), "exec", str(image), "python3", str(script))
+    command = (str(containers.APPTAINER), "exec", str(image), "/usr/bin/python3", str(script))
     d = drive(*command, str(tmp_path))
     d.launch(rank=3)
-    d.wait((tmp_path / "stuck").exists)
-    assert (tmp_path / "stuck").read_text() == f"{PACKAGE}/__init__.py"
+    said = tmp_path / "stuck"
+    d.wait(lambda: said.exists() and said.read_text() == f"{PACKAGE}/__init__.py")
     beats = [BeatReader(str(path)).read() for path in tmp_path.glob("**/*.beat")]
     assert [(beat.rank, beat.step) for beat in beats if beat is not None] == [(3, 7)]
     d.order(Inspect(3, 0.05))
