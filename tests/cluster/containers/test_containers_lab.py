@@ -7,13 +7,19 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import TOY, Training, check_incident, prepared
+from slot_driver import drive, drivers
 
 from lab import Cluster, LabError, containers
 from robust_slurm.auto import HOOK_DIR
+from robust_slurm.record import BeatReader
+from srun_wrapper.protocol.looking_messages import RANK
+from srun_wrapper.protocol.messages import Inspect, Inspected
 
+__all__ = ["drive", "drivers"]
 HEADERS = Path("/usr/include/slurm/spank.h").exists() and shutil.which("cc") is not None
 PACKAGE = str(Path(HOOK_DIR).parent)
 QUICK = "--robust-hang-floor=2 --robust-interval=0.2"
@@ -44,8 +50,8 @@ def toy(training: Training) -> Path:
 def crash_and_hang(training: Training, robust: str, enter: str, version: str) -> None:
     """A rank is killed, then one sleeps: each time all start again, and the stacks are read."""
     script = f"{toy(training)} --dir {training.dir} --steps {training.steps}"
-    faults = "--hold 6 --fault sleep --at 12 --epoch 2"
-    line = f"robust-srun {QUICK} {robust} {enter} python3 {script} {faults}"
+    faults = "--hold 6 --fault sleep --at 30 --epoch 2"
+    line = f"robust-srun {QUICK} {robust} {enter} /usr/bin/python3 {script} {faults}"
     training.submit(line, ["-N2", "--ntasks-per-node=1"])
     training.wait_step(6)
     training.kill(str(training.dir / "toy.py"), rank=1)
@@ -53,7 +59,7 @@ def crash_and_hang(training: Training, robust: str, enter: str, version: str) ->
     crash, hang = training.incidents()
     check_incident(crash, symptom="crash", action="restart", outcome="recovered")
     check_incident(hang, symptom="hang", action="restart", outcome="recovered")
-    assert training.says(r"fault \(toy\.py:\d+\)"), training.story()
+    assert any("in fault (toy.py:" in line for line in hang["evidence"]), hang["evidence"]
     assert training.says(rf"^rank 1 by /usr/bin/python3 {version}$"), training.story()
 
 
@@ -69,13 +75,13 @@ def version_of(image: Path) -> str:
 def test_pyxis_starts_robust_task_in_the_image(nodes: Cluster, image: Path) -> None:
     """By the host's Python, of which the image has nothing; the ranks have the image's own."""
     containers.install_pyxis(nodes.spec)
-    training = prepared(nodes, 2, 20)
+    training = prepared(nodes, 2, 40)
     options = f"--container-image={image} --container-mounts={training.dir}:{training.dir}"
     crash_and_hang(training, options, "", version_of(image))
 
 
 def test_apptainer_is_started_by_robust_task(nodes: Cluster, image: Path) -> None:
-    training = prepared(nodes, 2, 20)
+    training = prepared(nodes, 2, 40)
     crash_and_hang(training, "", f"{containers.APPTAINER} exec {image}", version_of(image))
 
 
@@ -106,3 +112,31 @@ def test_the_ranks_side_imports_in_the_images_python(image: Path) -> None:
     assert first.startswith(f"{PACKAGE}/__init__.py ")
     wanted = "needs Python 3.10 or later" if version_of(image).startswith(r"\(3, 9") else "torch"
     assert wanted in " ".join(rest)
+
+
+STUCK = """\
+import pathlib, sys, time, robust_slurm
+def stuck():
+    pathlib.Path(sys.argv[1], "stuck").write_text(robust_slurm.__file__)
+    time.sleep(3600)
+robust_slurm.beat(7, loss=1.0)
+stuck()
+"""
+
+
+def test_a_rank_in_apptainer_beats_and_shows_its_stack(
+    drive: Any, tmp_path: Path, image: Path
+) -> None:
+    """One slot without Slurm: the record, the bind variable and py-spy reach into the image."""
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    command = (str(containers.APPTAINER), "exec", str(image), "/usr/bin/python3", str(script))
+    d = drive(*command, str(tmp_path))
+    d.launch(rank=3)
+    said = tmp_path / "stuck"
+    d.wait(lambda: said.exists() and said.read_text() == f"{PACKAGE}/__init__.py")
+    beats = [BeatReader(str(path)).read() for path in tmp_path.glob("**/*.beat")]
+    assert [(beat.rank, beat.step) for beat in beats if beat is not None] == [(3, 7)]
+    d.order(Inspect(3, 0.05))
+    [look] = [look for look in d.get(Inspected).samples[0].looks if look.role == RANK]
+    assert look.main()[0].startswith("stuck (stuck.py:"), look
