@@ -16,10 +16,10 @@ from lab.keeper.ranks import scan
 from srun_wrapper.decide.incident import PHASES
 
 STEP_S = 1.0
-SPARES = 1
+SPARES = 2
 START_S = 420.0
 RECOVERY_S = 300.0
-STEADY_S = 20.0
+STEADY_S = 15.0
 _MOST_MB = 400.0  # left of the machine's memory when the job is given up
 # Hundreds of tasks share two cores here; on a cluster each node has its own.
 OPTIONS = (
