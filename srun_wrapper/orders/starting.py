@@ -53,10 +53,8 @@ def start_orders(
             node,
             Start(
                 epoch=epoch,
-                env={
-                    **cut({**shared, **node_env(index=index, name=node.name, ranks=ranks)}),
-                    **extra,
-                },
+                env=cut({**shared, **node_env(index=index, name=node.name, ranks=ranks)})
+                | dict(extra),
                 ranks=tuple(
                     RankStart(local, rank, cut(rank_env(rank=rank, local=local)))
                     for local, rank in enumerate(ranks)
