@@ -1,1 +1,1 @@
-"""How large a lab, a job and a cluster of real Slurm daemons may be, and what they cost."""
+"""Limits and costs of one machine: a large lab, a large job, a large cluster of real Slurm."""

@@ -1,4 +1,4 @@
-"""How much one machine holds, and what is slow when it is much: ``python -m bench.scale`` (root).
+"""Measure what large numbers of nodes and ranks cost: ``python -m bench.scale`` (root).
 
 Case ``nodes``: a lab of 1,200 nodes, each with its slurmd in namespaces of its own: the time until
 all are registered and until all is gone, the memory; robust-status on it; and the gate's drain on
@@ -161,7 +161,7 @@ def drains(results: Results, case: str, slurm: Slurm, count: int, names: Sequenc
 def drain(
     results: Results, case: str, slurm: Slurm, count: int, reason: str, limits: str, old: int
 ) -> None:
-    """How many nodes were drained, and how long each gate took; ``old``: drains of last week."""
+    """Count the nodes drained, and time each gate; ``old``: drains of last week on record."""
     ledger = slurm.place / "state" / "nodes"
     ledger.mkdir(mode=0o755, parents=True)
     week = time.time() - 7 * 86_400

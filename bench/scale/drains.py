@@ -27,7 +27,7 @@ act.LEDGER_S = 60.0
 
 
 def drain(node: str, toml: str, reason: str) -> dict[str, Any]:
-    """Drain one node; what came of it."""
+    """Drain one node; return the result."""
     settings = load(toml, node, ALL)
     system = LiveSystem(settings, context("sweep", {}, node))
     began = time.monotonic()
@@ -36,7 +36,7 @@ def drain(node: str, toml: str, reason: str) -> dict[str, Any]:
 
 
 def told(outcome: DrainOutcome) -> dict[str, Any]:
-    """What the benchmark needs of an outcome."""
+    """Return what the benchmark needs of an outcome."""
     how = "drained" if outcome.drained else "bound" if outcome.bound else "failed"
     return {"how": how, "error": outcome.error or outcome.kept, "note": outcome.note}
 

@@ -17,7 +17,7 @@ except OSError as error:
 
 
 def dialled(lab: Lab) -> str:
-    """What n1 hears that connects to a port of n2 where nobody listens."""
+    """Return the error when n1 connects to a port of n2 where nobody listens."""
     return lab.exec("n1", ["python", "-c", DIAL]).stdout.strip()
 
 
