@@ -251,4 +251,6 @@ def test_fsdp2_goes_on_where_it_was_stopped(tmp_path: Path, torch_forks: TorchFo
     whole = run()
     assert len(whole) == 6
     shutil.rmtree(tier.step_dir(tmp_path / "checkpoints", 6))  # as if stopped in step 5
-    assert run() == whole[4:]
+    newest = durable_steps(tmp_path)[-1]
+    assert newest in (2, 4)  # the writer may still have been starting when step 4 was due
+    assert run() == whole[newest:]

@@ -64,7 +64,7 @@ class Plan:
     def cause(self) -> str:
         """Return why nothing less than a requeue helps."""
         nobody = f"no node can replace {','.join(self.replace)}"
-        return nobody if self.rung == "requeue" else self.why
+        return self.why if self.rung == "one-world" else nobody
 
 
 BACK = Plan("restart", (), "the lost nodes answer again", rung="back")

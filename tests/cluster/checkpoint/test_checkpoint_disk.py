@@ -150,6 +150,25 @@ def test_cancelled_job_goes_on_elsewhere(
     assert "random" in said, said  # what another world size cannot take over
 
 
+def test_a_signal_requeues_the_job_and_it_resumes_from_its_last_step(
+    new_lab: LabFactory, ddp: Undisturbed
+) -> None:
+    """The signal of Slurm before a time limit; the ranks die of it, as they have no handler."""
+    lab = new_lab(nodes=2, standby=0)
+    training = ddp.job(lab)
+    size = ["-N2", "--ntasks-per-node=1"]
+    training.start("--robust-requeue-on=USR2", "--hold=1:9", sbatch=size)
+    training.wait_held(1, 9)
+    lab.exec("head", ["scancel", "-s", "USR2", str(training.job)], check=True)
+    training.wait_says("^robust-srun: SIGUSR2: the job is requeued$")
+    assert tier.newest(training.directory).step == 8, training.story()
+    training.until(lambda: len(training.runs()) > 1, "second run")
+    training.check_ended()
+    assert training.resumed() == [0, 8], training.story()
+    assert not training.incidents() and not training.accusations()
+    assert lab.job(training.job)["Restarts"] == "1"
+
+
 def test_resume_waits_for_a_directory_that_does_not_answer(ddp: Undisturbed) -> None:
     """robust-srun names it, and the ranks go on when it answers."""
     with Cluster(nodes=1, standby=0, scratch=True) as lab:

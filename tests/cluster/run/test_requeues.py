@@ -1,12 +1,16 @@
-"""Jobs that go back to the queue for another reason than a lost node."""
+"""Jobs that go back to the queue for other reasons than a lost node: preempted, MPI worlds."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from conftest import LabFactory
-from jobs import start
+from jobs import Training, prepared, start
 
 from lab import Cluster
+
+PMI2 = Path(__file__).parents[2] / "programs" / "pmi2_world.py"
 
 
 @pytest.fixture
@@ -32,3 +36,26 @@ def test_a_preempted_job_goes_on_after_the_other(low: Cluster) -> None:
     training.check_done()
     assert low.job(training.job)["Restarts"] == "1"
     assert len(training.runs()) == 2 and not training.incidents() and not training.accusations()
+
+
+def mpi_world(lab: Cluster, *words: str) -> Training:
+    """Start an MPI program in place of the toy, as far as Slurm can tell: it speaks PMI2."""
+    training = prepared(lab, 2, steps=20)
+    command = f"python {PMI2} {training.dir} {training.steps} {' '.join(words)}"
+    training.submit(f"robust-srun --mpi=pmi2 {command}", ["-N2"])
+    return training
+
+
+def test_an_mpi_world_is_requeued_without_the_lost_node(new_lab: LabFactory) -> None:
+    """No MPI is installed here: the program speaks the words of MPI_Init and a barrier."""
+    lab = new_lab(nodes=3, standby=0)
+    training = mpi_world(lab, "--hold=8")
+    training.wait_step(8)
+    lab.crash("n2")
+    training.wait_says("^robust-srun: .*MPI world .*: the job is requeued without n2$")
+    training.until(lambda: len(training.runs()) > 1, "second run", 40)
+    assert training.wait_end() == 0, training.story()
+    assert training.says("^robust-srun: warning: --mpi=pmi2 makes one MPI world of the ranks")
+    assert training.runs() == [["n1", "n2"], ["n1", "n3"]]
+    training.only_incident(action="requeue", outcome="requeued", suspects=["n2"])
+    assert training.says("^step 20 of a world of 2$")
