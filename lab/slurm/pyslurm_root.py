@@ -31,7 +31,7 @@ _PACKAGES = [
 _SOURCE = "opt/pyslurm"
 _LIBRARIES = "/usr/lib/x86_64-linux-gnu/slurm-wlm"
 _BUILD = ["python3", "setup.py", "build_ext", "-j2", "--inplace"]
-# What follows is run by sh in namespaces of its own: nothing of it is left, whatever ends it.
+# Run by sh in namespaces of its own: nothing of it is left, whatever ends it.
 _ENTER = """\
 set -e
 mount --make-rprivate /

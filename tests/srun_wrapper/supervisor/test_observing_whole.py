@@ -32,7 +32,7 @@ def test_a_rank_that_fails_is_reported_and_the_step_ends_as_sruns(
     script.write_text(RANK % (60 if kill else 1.5))
     step = Step(tmp_path, 3)
     words = ["--robust=observe", *(["-K"] if kill else []), "bash", str(script)]
-    # What srun has told its tasks stays, also where a world of our own would be told otherwise.
+    # The variables that srun has set stay, also where a world of our own would have others.
     step.start(tmp_path, *words, SLURM_JOB_NODELIST="n[1-9]", SLURM_NTASKS_PER_NODE="8")
     step.until(step.ended, "its end", 60.0)
     assert step.close() == 5, step.said()
