@@ -191,7 +191,7 @@ def _node_row(
     return NodeRow(
         name=name,
         state=tuple(sorted(node.state)) if node else (),
-        reason=clean((node.reason or "") if node else ""),
+        reason=clean(node.reason_in_force if node else ""),
         pool=pool,
         accusations=len(standing),
         withdrawn=len(against) - len(standing),

@@ -45,11 +45,13 @@ class Ours(NamedTuple):
     event: Event
 
 
-def ours(standing: DrainStanding, events: Iterable[Event]) -> Ours | None:
+def ours(standing: DrainStanding, events: Sequence[Event]) -> Ours | None:
     """The drain as we made it; None: it is somebody else's, or was edited by somebody.
 
     A drain that Slurm made in our place is known by our record of having asked for it. Where
-    Slurm has rebooted the node since, its time of the drain is that of the reboot.
+    Slurm has rebooted the node since, its time of the drain is that of the reboot. From 24.11
+    without slurmdbd a reason outlives its drain, with its time, and a drain that Slurm makes next
+    keeps it: a reason older than an undrain in the history is of the drain that was lifted.
     """
     if "DRAIN" not in standing.flags or not standing.reason:
         return None
@@ -59,13 +61,30 @@ def ours(standing: DrainStanding, events: Iterable[Event]) -> Ours | None:
     if reason is not None:
         same = [e for e in drains if parse_reason(str(e.data.get("reason", ""))) == reason]
         likeness = Event(standing.time or 0.0, "drain", "", {"reason": text})
-        return Ours(reason, _near(same, standing.time, rebooted) or likeness)
+        mine = _near(same, standing.time, rebooted) or likeness
+        return None if mine.time and _lifted(mine, events) else Ours(reason, mine)
     if text in SLURMS_WORDS:
         near = _near([e for e in drains if e.data.get("as") == text], standing.time, rebooted)
         asked = parse_reason(str(near.data.get("reason", ""))) if near else None
-        if near and asked:
+        if near and asked and not _lifted(near, events):
             return Ours(asked, near)
     return None
+
+
+def lifted_by_others(flags: Collection[str], events: Iterable[Event]) -> Event | None:
+    """Our record of a drain that no longer stands although no undrain is recorded.
+
+    ``events``: read before the node's ``flags``, so that no drain is newer than these.
+    """
+    known = [event for event in events if event.kind in ("drain", "undrain")]
+    last = max(known, key=lambda event: event.time, default=None)
+    if last is None or last.kind != "drain" or not last.data.get("placed") or "DRAIN" in flags:
+        return None
+    return last
+
+
+def _lifted(drained: Event, events: Iterable[Event]) -> bool:
+    return any(event.kind == "undrain" and event.time > drained.time for event in events)
 
 
 def _near(drains: Iterable[Event], time: float | None, rebooted: bool) -> Event | None:

@@ -24,10 +24,6 @@ from robust_slurm.text import one_line
 
 # Set by slurmctld on a node that stopped answering and cleared when it comes back: nobody's word.
 _AUTOMATIC_REASONS = frozenset({"not responding"})
-# From 24.11 a reason outlives the state that it was given for: an undrained node keeps it.
-_IN_FORCE = frozenset(
-    {"DOWN", "DRAIN", "ERROR", "FAIL", "FUTURE", "MAINTENANCE", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
-)
 _REASON_LENGTH = 200  # characters; more is unreadable in sinfo -R
 
 
@@ -227,9 +223,7 @@ class Slurm(Objects):
 
 
 def _may_drain(node: Node) -> bool:
-    text = node.reason or ""
-    if not node.state & _IN_FORCE:
-        return True
+    text = node.reason_in_force
     return not text or text.startswith(PREFIX) or text.lower() in _AUTOMATIC_REASONS
 
 

@@ -46,6 +46,12 @@ _UNUSABLE = frozenset(
     }
 )
 
+# Flags that a reason is given for. From 24.11 without slurmdbd a reason outlives them: the node
+# keeps it, with its time, until Slurm gives it to the next job.
+_NEED_REASON = frozenset(
+    {"DOWN", "DRAIN", "ERROR", "FAIL", "FUTURE", "MAINTENANCE", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
+)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -132,6 +138,11 @@ class Node:
     def idle(self) -> bool:
         """True if the node could take a whole-node job now."""
         return self.usable and "IDLE" in self.state and "COMPLETING" not in self.state
+
+    @property
+    def reason_in_force(self) -> str:
+        """The reason of the state that the node is in; "" for one left over from an earlier."""
+        return (self.reason or "") if self.state & _NEED_REASON else ""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,19 @@ def test_no_drain_of_anybody_else(site: GateSite, text: str) -> None:
     assert site.slurm.drained == ["n1"] and site.slurm.orders == []
 
 
+def test_slurms_drain_for_a_reason_that_outlived_ours(site: GateSite) -> None:
+    """24.11 without slurmdbd: an operator resumes the node, then Slurm drains it by itself."""
+    site.find(finding(action="none"))
+    main([])
+    site.slurm.set(state="IDLE")  # the reason stays
+    site.find()
+    main([])
+    assert site.event("undrain")["by"] == "somebody else"
+    site.slurm.set(state="IDLE+DRAIN")
+    main([])
+    assert site.slurm.drained == ["n1"]
+
+
 @pytest.mark.parametrize("state", ["DOWN+DRAIN", "IDLE+DRAIN+MAINT", "IDLE+DRAIN+REBOOT_ISSUED"])
 def test_no_node_that_is_also_something_else(site: GateSite, state: str) -> None:
     site.slurm.set(state=state, reason="robust:node:broken:-:none:job1")

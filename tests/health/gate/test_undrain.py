@@ -8,7 +8,7 @@ import pytest
 from fake_system import BOOT
 
 from health.finding import LADDER, ActionName
-from health.gate.undrain import HARMLESS, NEAR_S, DrainStanding, ours, why_not
+from health.gate.undrain import HARMLESS, NEAR_S, DrainStanding, lifted_by_others, ours, why_not
 from health.node.system import Event
 
 NOW = 2_000_000.0
@@ -52,6 +52,20 @@ def standing(text: str, at: float | None = NOW - 1000, *flags: str) -> DrainStan
         ),
         ("Not responding", [], False),
         ("Kill task failed", [], False),
+        # Slurm's own drain of an undrained node, for a reason that 24.11 kept.
+        (reason(), [drained(), Event(NOW - 900, "undrain", BOOT, {})], False),
+        (reason(), [Event(NOW - 900, "undrain", BOOT, {})], False),  # the record is lost
+        (reason(), [drained(), Event(NOW - 1100, "undrain", BOOT, {})], True),  # drained anew
+        (
+            "Prolog error",
+            [drained(**{"as": "Prolog error"}), Event(NOW - 900, "undrain", BOOT, {})],
+            False,
+        ),
+        (
+            f"{reason()} : reboot issued",
+            [drained(at=NOW - 9000), Event(NOW - 8000, "undrain", BOOT, {})],
+            False,
+        ),
     ],
 )
 def test_whose_a_drain_is(text: str, events: list[Event], is_ours: bool) -> None:
@@ -60,6 +74,22 @@ def test_whose_a_drain_is(text: str, events: list[Event], is_ours: bool) -> None
 
 def test_a_node_that_is_not_drained_has_no_drain_of_ours() -> None:
     assert ours(DrainStanding({"IDLE"}, reason(), NOW), [drained()]) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "events", "lifted"),
+    [
+        ({"IDLE"}, [drained(placed=True)], True),
+        ({"IDLE"}, [drained(placed=False)], False),  # never stood as such
+        ({"IDLE", "DRAIN"}, [drained(placed=True)], False),
+        ({"IDLE"}, [drained(placed=True), Event(NOW, "undrain", BOOT, {})], False),
+        ({"IDLE"}, [], False),
+    ],
+)
+def test_a_drain_that_somebody_else_lifted(
+    flags: set[str], events: list[Event], lifted: bool
+) -> None:
+    assert bool(lifted_by_others(flags, events)) == lifted
 
 
 def test_of_several_records_the_one_of_this_drain_counts() -> None:
