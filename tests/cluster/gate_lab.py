@@ -18,6 +18,7 @@ from health.history import events
 from health.node.system import Event
 from lab import Cluster
 from robust_slurm import commands
+from robust_slurm.slurm.model import node_from
 
 SCHEDULER = "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
 FREE = (frozenset({"IDLE"}), "")  # a node in service, without a reason
@@ -170,10 +171,9 @@ class GateLab:
     # -- what people see
 
     def node(self, node: str) -> tuple[frozenset[str], str]:
-        """The flags that sinfo shows and the reason, without who set it and when."""
-        record = self.lab.node_records()[node]
-        flags = frozenset(record["State"].split("+"))
-        return flags, re.sub(r" \[[^\[\]]*\]$", "", record.get("Reason", ""))
+        """The flags that sinfo shows and the reason in force, without who set it and when."""
+        record = node_from(self.lab.node_records()[node])
+        return record.state, re.sub(r" \[[^\[\]]*\]$", "", record.reason_in_force)
 
     def wait_node(self, node: str, flags: frozenset[str], reason: str) -> None:
         """Until it looks so: after a resume it is not responding for a second."""
@@ -211,6 +211,11 @@ class GateLab:
     def said(self, node: str) -> str:
         """Return slurmd's log."""
         return (self.lab.spec.dir / "log" / f"slurmd-{node}.log").read_text(errors="replace")
+
+    def prolog_failed(self, node: str, job: int) -> bool:
+        """True if slurmd says so in its log; until 25.11 it names a job "[job 7]"."""
+        wanted = rf"(\[job {job}\]|JobId={job}\b[^\n]*) prolog failed"
+        return re.search(wanted, self.said(node)) is not None
 
     def seconds_of_prologs(self, node: str) -> list[float]:
         """Return the times of prologs that slurmd found worth a line: more than a second or so."""

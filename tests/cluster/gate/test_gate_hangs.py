@@ -69,8 +69,7 @@ def stuck(site: GateLab, node: str) -> list[str]:
 @pytest.mark.parametrize("name", HANGS)
 def test_answers_within_its_deadline(site: GateLab, first: dict[str, int], name: str) -> None:
     hang, job = HANGS[name], first[name]
-    failed = f"[job {job}] prolog failed"
-    until(lambda: failed in site.said(hang.node), "the end of the prolog", 40)
+    until(lambda: site.prolog_failed(hang.node, job), "the end of the prolog", 40)
     assert site.seconds_of_prologs(hang.node)[-1] < DEADLINE_S + CALLS_S
     (run,) = [e for e in site.local(hang.node, "run") if e.data["where"] == "prolog"]
     assert run.data["ms"] < DEADLINE_S * 1000
@@ -85,7 +84,7 @@ def test_answers_within_its_deadline(site: GateLab, first: dict[str, int], name:
 @pytest.mark.parametrize("name", HANGS)
 def test_a_second_job_does_not_add_to_it(site: GateLab, first: dict[str, int], name: str) -> None:
     hang, earlier_job = HANGS[name], first[name]
-    until(lambda: f"[job {earlier_job}] prolog failed" in site.said(hang.node), "the drain", 40)
+    until(lambda: site.prolog_failed(hang.node, earlier_job), "the drain", 40)
     site.lab.exec("head", ["scancel", str(earlier_job)])  # in case that it waits to start again
     until(lambda: not site.completing(earlier_job), "end of the first job", 90)
     before = stuck(site, hang.node)

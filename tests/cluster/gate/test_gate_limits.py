@@ -131,8 +131,7 @@ def test_a_slurmctld_that_does_not_answer(site: GateLab) -> None:
     site.controller("STOP")
     try:
         asked = hold.let_go()
-        failed = f"[job {job}] prolog failed"
-        until(lambda: failed in site.said("n4"), "the end of the prolog", 20)
+        until(lambda: site.prolog_failed("n4", job), "the end of the prolog", 20)
         (drain,) = [event for event in site.local("n4", "drain") if event.data["job"] == job]
     finally:
         site.controller("CONT")

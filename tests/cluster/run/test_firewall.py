@@ -105,7 +105,8 @@ def test_cancelled_step_stays_cancelled_behind_a_firewall(new_lab: LabFactory, o
     behind_firewall(training, "n3")
     lab.crash("n2")
     training.until(training.incidents, "recovery")
-    lab.exec("head", ["scancel", *option.split(), f"{training.job}.0"], check=True)
+    # From 24.11 scancel fails with a signal that did not reach the crashed node, too.
+    lab.exec("head", ["scancel", *option.split(), f"{training.job}.0"])
     assert training.wait_end(30) == 128 + (signal.SIGTERM if option else signal.SIGKILL)
     assert len(training.incidents()) == 1, training.story()
     training.check_gone()
