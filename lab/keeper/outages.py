@@ -24,7 +24,8 @@ from robust_slurm import process_stat
 DAEMONS = {"slurmctld": True, "munged": True, "slurmd": False}  # name: runs on the head
 ACTIONS = ("freeze", "thaw", "stop")
 FROZEN, STOPPED = "frozen", "stopped"
-_WAIT_S = 15.0
+_TERM_S = 15.0
+_KILL_S = 15.0
 
 
 def cut(one: LabNode) -> None:
@@ -102,7 +103,7 @@ def end_due(nodes: Mapping[str, LabNode]) -> None:
 
 
 def daemon(one: LabNode, name: str, action: str) -> float:
-    """Freeze (SIGSTOP), thaw or stop (SIGTERM) a daemon of a node; Lab.daemon() starts one."""
+    """Freeze (SIGSTOP), thaw or stop (SIGTERM, at last SIGKILL) a daemon; Lab.daemon() starts one."""
     if name not in DAEMONS or DAEMONS[name] != (one.name == HEAD):
         here = " ".join(n for n, on_head in DAEMONS.items() if on_head == (one.name == HEAD))
         raise LabError(f"no daemon {name!r} on {one.name}; there are: {here}")
@@ -156,7 +157,10 @@ def _end(pid: int, name: str) -> None:
     try:
         signal.pidfd_send_signal(fd, signal.SIGCONT)  # a frozen one would never see the other
         signal.pidfd_send_signal(fd, signal.SIGTERM)
-        if not select.select([fd], [], [], _WAIT_S)[0]:
-            raise LabError(f"{name} did not end within {_WAIT_S:.0f} s of SIGTERM")
+        if select.select([fd], [], [], _TERM_S)[0]:
+            return
+        signal.pidfd_send_signal(fd, signal.SIGKILL)  # a slurmctld was seen to need it
+        if not select.select([fd], [], [], _KILL_S)[0]:
+            raise LabError(f"{name} did not end within {_KILL_S:.0f} s of SIGKILL")
     finally:
         os.close(fd)

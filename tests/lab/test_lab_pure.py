@@ -1,5 +1,8 @@
 """The parts of the lab that are functions of data."""
 
+import signal
+import subprocess
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from lab import inside
 from lab import spec as texts
 from lab.errors import LabError
-from lab.keeper import network
+from lab.keeper import network, outages
 from lab.keeper.mounts import Cover, plan_covers
 from lab.keeper.ranks import Process, parse_environ, pick_rank
 from lab.slurm.records import parse_nodes, parse_record, parse_state, started, usable, wants_resume
@@ -280,3 +283,15 @@ def test_what_fill_leaves(leave: str, expected: int) -> None:
 def test_bad_leave(leave: str) -> None:
     with pytest.raises(LabError, match="--leave"):
         inside.to_bytes(leave, 1000)
+
+
+# -- outages ----------------------------------------------------------------------------------
+
+
+def test_a_daemon_that_outlives_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outages, "_TERM_S", 0.2)
+    argv = ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as deaf:
+        assert deaf.stdout is not None and deaf.stdout.readline()
+        outages._end(deaf.pid, "slurmctld")
+        assert deaf.wait(10) == -signal.SIGKILL
