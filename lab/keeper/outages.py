@@ -103,7 +103,7 @@ def end_due(nodes: Mapping[str, LabNode]) -> None:
 
 
 def daemon(one: LabNode, name: str, action: str) -> float:
-    """Freeze (SIGSTOP), thaw or stop (SIGTERM, at last SIGKILL) a daemon; Lab.daemon() starts one."""
+    """Freeze (SIGSTOP), thaw or stop (SIGTERM, then SIGKILL) a daemon; Lab.daemon() starts one."""
     if name not in DAEMONS or DAEMONS[name] != (one.name == HEAD):
         here = " ".join(n for n, on_head in DAEMONS.items() if on_head == (one.name == HEAD))
         raise LabError(f"no daemon {name!r} on {one.name}; there are: {here}")
