@@ -161,7 +161,8 @@ def test_step_cancelled_after_a_swap_stays_cancelled(
     training.wait_step(5)
     lab.crash("n2")
     training.until(lambda: training.incidents(), "the recovery")
-    lab.exec("head", ["scancel", *options, f"{training.job}.0"], check=True)
+    # From 24.11 scancel fails with a signal that did not reach the crashed node, too.
+    lab.exec("head", ["scancel", *options, f"{training.job}.0"])
     assert training.wait_end(20) == 128 + (signal.SIGTERM if options else signal.SIGKILL)
     assert lab.job(training.job)["JobState"] == "FAILED"  # of that code, not put back
     assert len(training.incidents()) == 1
@@ -185,7 +186,7 @@ def test_signal_after_a_swap_reaches_every_rank_once(new_lab: LabFactory) -> Non
         path.unlink()
     lab.crash("n2")
     training.until(lambda: all_have("ready"), "ranks after the swap")
-    lab.exec("head", ["scancel", "-s", "USR2", f"{training.job}.0"], check=True)
+    lab.exec("head", ["scancel", "-s", "USR2", f"{training.job}.0"])  # fails from 24.11
     training.until(lambda: all_have("got"), "signal")
     time.sleep(SECOND_COPY)
     (training.dir / "end").touch()
