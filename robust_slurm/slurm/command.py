@@ -97,6 +97,8 @@ class SlurmCommands:
     ) -> Completed:
         """Run to the end or the deadline; with ``retry`` once more if time is left for it.
 
+        A stray refusal is no answer: with ``retry`` the command is repeated until the deadline.
+
         ``until`` (monotonic seconds) is the deadline of a call that makes several commands.
         """
         until = self._until() if until is None else until
@@ -118,9 +120,12 @@ class SlurmCommands:
             if AMBIGUOUS in error.message.lower() and not self._up(max(until, soon)):
                 raise SlurmError("unreachable", argv, "no slurmctld answers")
             left = until - time.monotonic()
-            if not retry or error.kind != "timeout" or left < 2 * _RETRY_PAUSE_S:
+            if not retry or left < 2 * _RETRY_PAUSE_S:
                 raise error
-            retry = False
+            if error.kind == "timeout":
+                retry = False
+            elif not error.stray:
+                raise error
             time.sleep(_RETRY_PAUSE_S)
 
     def _sure(self, argv: Sequence[str], until: float) -> None:

@@ -230,6 +230,21 @@ def test_a_busy_controller_is_asked_once_more() -> None:
     assert len(runner.calls) == 2
 
 
+def test_a_stray_refusal_is_no_answer() -> None:
+    """24.11 and 26.05 without slurmdbd refuse a change of partition by an old errno."""
+    stray = [
+        failed("Resource temporarily unavailable for job 5"),
+        failed("Interrupted system call for job 5"),
+    ]
+    slurm, runner = door({"update": [*stray, *stray, OK]})
+    slurm.update_job(5, partition="train,standby")
+    assert len(runner.calls) == 5
+    slurm = Slurm(Recorded({"update": stray[0]}), deadline_s=0.5, environ=ENVIRON)
+    with pytest.raises(SlurmError) as caught:
+        slurm.update_job(5, partition="train,standby")
+    assert caught.value.kind == "conflict" and "try again" in caught.value.hint
+
+
 def test_shrink_folds() -> None:
     slurm, runner = door({"show job": job_text("n[1-4]"), "update": OK})
     slurm.shrink(5, ["n1", "n2", "n4"])

@@ -29,6 +29,9 @@ SBATCH = ("sbatch", "--parsable")
             "not_found",
         ),
         (UPDATE, 1, "", "Job is no longer pending execution for job 1\n", "conflict"),
+        # recorded on 24.11.5 and 26.05.5 (a change of a pending job's partition)
+        (UPDATE, 1, "", "Resource temporarily unavailable for job 1\n", "conflict"),
+        (UPDATE, 1, "", "Interrupted system call for job 1\n", "conflict"),
         (UPDATE, 1, "", "Invalid user id for job 1\n", "denied"),
         (UPDATE, 1, "", "slurm_update error: Invalid user id\n", "denied"),
         (
