@@ -23,7 +23,7 @@ from health.gate.gate import RECORD_S, Gate, alarm, broke, say, told
 from health.gate.holds import held_until, settled
 from health.gate.inquiry import LEMON, Inquiry, acquitted
 from health.gate.proof import due
-from health.gate.undrain import DrainStanding, Ours, lifted_by_others, ours, why_not
+from health.gate.undrain import LIFTED, DrainStanding, Ours, lifted_by_others, ours, why_not
 from health.gate.verdict import Verdict
 from health.history import events as history
 from health.history.cures import noticed_resets
@@ -94,7 +94,7 @@ class Sweep:
         node = self._ask()
         if node is not None and (lifted := lifted_by_others(node.state, known)):
             was = str(lifted.data.get("reason", ""))
-            self._events.append(self._gate.event("undrain", reason=was, by="somebody else"))
+            self._events.append(self._gate.event(LIFTED, reason=was))
         standing = _standing(node)
         mine = ours(standing, known) if standing else None
         try:

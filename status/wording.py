@@ -100,8 +100,6 @@ def drained(event: NodeEvent) -> list[str]:
 
 def undrained(node: str, event: NodeEvent) -> str:
     of = f" ({event.reason})" if event.reason else ""
-    if event.by:
-        return f"undrained by {event.by}{of}"
     return f"undrained: every check passes on {node}{of}"
 
 

@@ -27,6 +27,7 @@ HARMLESS = frozenset(
 )
 # What Slurm writes for a gate that ended with 1 and could not place its own reason.
 SLURMS_WORDS = frozenset({"Prolog error", "Epilog error"})
+LIFTED = "lifted"  # the event of a drain of ours that somebody else took back: no proof of anything
 NEAR_S = 180.0  # between our record of a drain and Slurm's time of it: queues, and two clocks
 
 
@@ -72,11 +73,11 @@ def ours(standing: DrainStanding, events: Sequence[Event]) -> Ours | None:
 
 
 def lifted_by_others(flags: Collection[str], events: Iterable[Event]) -> Event | None:
-    """Our record of a drain that no longer stands although no undrain is recorded.
+    """Our record of a drain that no longer stands although no end of it is recorded.
 
     ``events``: read before the node's ``flags``, so that no drain is newer than these.
     """
-    known = [event for event in events if event.kind in ("drain", "undrain")]
+    known = [event for event in events if event.kind in ("drain", "undrain", LIFTED)]
     last = max(known, key=lambda event: event.time, default=None)
     if last is None or last.kind != "drain" or not last.data.get("placed") or "DRAIN" in flags:
         return None
@@ -84,7 +85,8 @@ def lifted_by_others(flags: Collection[str], events: Iterable[Event]) -> Event |
 
 
 def _lifted(drained: Event, events: Iterable[Event]) -> bool:
-    return any(event.kind == "undrain" and event.time > drained.time for event in events)
+    ends = ("undrain", LIFTED)
+    return any(event.kind in ends and event.time > drained.time for event in events)
 
 
 def _near(drains: Iterable[Event], time: float | None, rebooted: bool) -> Event | None:

@@ -30,8 +30,8 @@ _SHARED = "shared.json"  # how far that has come
 # Events that decide about the node later; the others only tell what happened.
 LASTING = frozenset(
     {
-        "xid", "sxid", "lost", "boot", "reset", "driver", "drain", "undrain", "strike", "repaired",
-        "burn-in", "withdrawn", "app-xid",
+        "xid", "sxid", "lost", "boot", "reset", "driver", "drain", "undrain", "lifted", "strike",
+        "repaired", "burn-in", "withdrawn", "app-xid",
     }
 )  # fmt: skip
 

@@ -77,9 +77,10 @@ class Event(NamedTuple):
     """One line of the node's own history (health/history/events.py); ``data`` depends on ``kind``.
 
     Kinds: "xid" and "sxid" (gpu, code), "lost" (gpu), "boot", "reset" (gpu, or "" for all),
-    "driver" (the driver was loaded), "drain", "undrain", "strike" (job, uid, check), "repaired",
-    "withdrawn" (job, name: the accusation whose strike counts no more), "app-xid" (gpu, codes, job,
-    uid: Xids of a program, as its job's epilog wrote them down).
+    "driver" (the driver was loaded), "drain", "undrain", "lifted" (somebody else took a drain of
+    ours back), "strike" (job, uid, check), "repaired", "withdrawn" (job, name: the accusation whose
+    strike counts no more), "app-xid" (gpu, codes, job, uid: Xids of a program, as its job's epilog
+    wrote them down).
     """
 
     time: float  # wall clock

@@ -55,6 +55,7 @@ def standing(text: str, at: float | None = NOW - 1000, *flags: str) -> DrainStan
         # Slurm's own drain of an undrained node, for a reason that 24.11 kept.
         (reason(), [drained(), Event(NOW - 900, "undrain", BOOT, {})], False),
         (reason(), [Event(NOW - 900, "undrain", BOOT, {})], False),  # the record is lost
+        (reason(), [drained(), Event(NOW - 900, "lifted", BOOT, {})], False),
         (reason(), [drained(), Event(NOW - 1100, "undrain", BOOT, {})], True),  # drained anew
         (
             "Prolog error",
