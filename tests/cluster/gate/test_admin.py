@@ -53,6 +53,8 @@ class Site:
         done = self.admin("doctor", "--json")
         assert done.returncode in (0, 1), done.stderr
         remarks = json.loads(done.stdout)["remarks"]
+        # Advice first: what must be fixed stands in place of advice on the same setting.
+        remarks = sorted(remarks, key=lambda remark: str(remark["level"]))
         found = {r["subject"]: r for r in remarks if r["level"] != "ok"}
         assert done.returncode == int(any(r["level"] == "fix" for r in found.values()))
         return found
@@ -223,7 +225,13 @@ def test_install_over_ssh_and_run_a_job(ready: Site) -> None:
 
     found = ready.doctor()
     assert {subject for subject, r in found.items() if r["level"] == "fix"} == set(), found
-    assert set(found) <= {f"state_dir {lab.spec.dir}/state", "ProctrackType = proctrack/linuxproc"}
+    later = (
+        "MaxBatchRequeue ",
+        "SchedulerParameters ",
+        "SlurmctldParameters ",
+    )  # from 23.02, 25.11
+    left = {what for what in found if lab.spec.slurm == "22.05" or not what.startswith(later)}
+    assert left <= {f"state_dir {lab.spec.dir}/state", "ProctrackType = proctrack/linuxproc"}
 
     # Slurm runs both prologs: a job that asks for it is let in unchecked, and that is on record.
     job = lab.sbatch("#!/bin/sh\ntrue\n", ["-wn1", "--comment", "robust:skip"])
