@@ -134,7 +134,7 @@ def both(
     """Run the same words under both, in directories of their own.
 
     Side by side on 22.05. Later releases begin to look for a step's nodes behind those of the step
-    before; after a step on all nodes they begin at the first.
+    before; after a step on all nodes that begins at the job's first (-r0) they begin at the same one.
     """
 
     def run(tool: str) -> Result:
@@ -150,7 +150,7 @@ def both(
         return plain, robust
     found = []
     for tool in TOOLS:
-        alloc.run(["srun", f"-N{NODES}", "true"], alloc.lab.shared)
+        alloc.run(["srun", "-r0", f"-N{NODES}", "true"], alloc.lab.shared)
         until(lambda: not alloc.steps(), "the end of the step before", DEADLINE)
         found.append(run(tool))
     return found[0], found[1]
