@@ -133,8 +133,8 @@ def both(
 ) -> tuple[Result, Result]:
     """Run the same words under both, in directories of their own.
 
-    Side by side on 22.05. Later releases begin to look for a step's nodes behind those of the step
-    before; after a step on all nodes that begins at the job's first (-r0) they begin at the same one.
+    Side by side on 22.05. Later releases look for a step's nodes behind those of the step before;
+    after a step on all nodes that begins at the job's first (-r0) they begin at the same one.
     """
 
     def run(tool: str) -> Result:
