@@ -27,7 +27,7 @@ TORCH = {  # exports of trainings with torch, which tests hold still
     "ROBUST_HANG_FLOOR": "300",  # to be held is no hang, however long the fault takes
 }
 # COMPLETING: with a dead node that could not be released Slurm takes SlurmdTimeout over the rest.
-ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
 
 
 def reference(steps: int, world: int) -> float:
