@@ -69,6 +69,15 @@ def test_the_copy_thread_issues_and_the_optimizer_makes_its_stream_wait(
     assert copy.error is None and same(slot, tensors)
 
 
+def test_a_copy_takes_from_where_the_device_begins_it(tmp_path: Path, cuda: FakeCuda) -> None:
+    """Not from save(): the device is busy with the step then."""
+    cuda.compute.busy(0.3)
+    cuda.copy_s = 0.05
+    _slot, copy = begin(tmp_path, [torch.randn(5), torch.randn(5)])
+    in_copy_thread(copy)
+    assert copy.error is None and 0.05 <= copy.seconds < 0.2
+
+
 def test_save_records_one_event_however_many_tensors_there_are_and_waits_for_none(
     tmp_path: Path, cuda: FakeCuda
 ) -> None:

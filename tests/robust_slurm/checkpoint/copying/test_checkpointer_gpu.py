@@ -85,3 +85,49 @@ def test_memory_that_cannot_be_registered_is_one_alarm(store: FakeStore, cuda: F
     (alarm,) = store.wait("alarm")
     assert "cannot register" in alarm["text"] and "out of memory" in alarm["text"]
     training.ckpt.close()
+
+
+BUSY = 0.3  # s
+BUSIEST = 0.1  # s; what a save of a toy costs never comes near
+
+
+def costs(store: FakeStore, count: int) -> list[dict[str, float]]:
+    return store.wait("saved", count)
+
+
+def test_a_wait_for_what_the_gpu_computes_is_no_cost_of_saving(
+    store: FakeStore, cuda: FakeCuda
+) -> None:
+    """The first snapshots are copied inside save(), which has to wait for the step itself."""
+    training = Training(directory=store.path.parent)
+    training.ckpt.resume()
+    training.step(1)
+    training.step(2, save=False)
+    cuda.compute.busy(BUSY)
+    training.ckpt.save(2)
+    training.step(3)
+    assert training.ckpt.stats.blocked_s > BUSY
+    assert costs(store, 3)[2]["blocked_s"] < BUSIEST
+    training.ckpt.close()
+
+
+def test_what_the_gpu_waits_for_counts_though_the_host_waits_for_nothing(
+    store: FakeStore, cuda: FakeCuda
+) -> None:
+    """The optimizer's kernels wait for the copy; the hook returns at once."""
+    store.welcome |= {"every": 2, "first": 0}  # else the hook waits for the replica
+    training = Training(directory=store.path.parent)
+    training.ckpt.resume()
+    training.run(1, 7)
+    store.wait("saved", 3)
+    cuda.copy_s = BUSY
+    training.step(8)
+    copy = training.ckpt._session.saver._copy  # type: ignore[union-attr]
+    assert copy is not None and copy._issued.wait(20)
+    cuda.copy_s = 0.0
+    before = training.ckpt.stats.waited_s
+    training.optimizer.step()
+    assert training.ckpt.stats.waited_s - before < BUSIEST
+    training.run(9, 10)
+    assert costs(store, 5)[4]["blocked_s"] > BUSY / 2
+    training.ckpt.close()
