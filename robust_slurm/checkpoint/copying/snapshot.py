@@ -71,7 +71,7 @@ class Copy:
         self._done: dict[torch.device, Any] = {}
         """Device → the event of its copies; all are there when ``_issued`` is set."""
         self._begun: list[tuple[Any, Any]] = []
-        """Of each device: when the copy was asked for, and when the device came so far."""
+        """Two events of each device: the copy is asked for, and the device has come so far."""
         self._issued = threading.Event()
         self._checking = threading.Lock()
         self._versions = [t._version for t in late]
