@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from bench.checkpoint.nodes import SHM, run_json
-from bench.checkpoint.work import MB, SIZES
+from bench.checkpoint.work import LAYERS, MB, SIZES
 from bench.common import MIN_SAMPLES, BenchError, Results, finish, summarise
 from robust_slurm.checkpoint.store.events import Event, Restore
 from robust_slurm.checkpoint.store.store import Store
@@ -32,6 +32,8 @@ LEAST = 20.0  # s that must be left for a case to begin
 SMALL = 64 << 20  # bytes of the state in cases that measure no time
 LARGE = 1 << 30  # bytes of the tensor that is not contiguous
 CUDA_SIZES = {name: SIZES[name] for name in ("256MB", "1GB")} | {"8GB": 8192 * MB}
+MANY = 250
+"""Layers of a state of 12,000 tensors."""
 FEW = 5
 """Samples of what takes a second or more, and of what hardly varies."""
 RESUMED = ("plain", "amp", "graph", "unpinned", "two_dtypes", "strided", "mid_copy")
@@ -94,8 +96,8 @@ def cases(
         "resumed": lambda left: resumed(results, device, left),
         "scaler": lambda left: scaler(results, device, min(runs, FEW), left),
         "temporary": lambda left: temporary(results, device, left),
-        "host": lambda left: host(results, device, "host", runs, left),
-        "host_many": lambda left: host(results, device, "host_many", runs, left),
+        "host": lambda left: host(results, device, LAYERS, runs, left),
+        "host_many": lambda left: host(results, device, MANY, runs, left),
         **{f"speed_{size}": speed_of(size) for size in sizes},
     }
 
@@ -196,10 +198,10 @@ def temporary(results: Results, device: str, left: float) -> None:
     results.settings["temporary"] = f"for {LARGE / MB:.0f} MiB in one tensor, not contiguous"
 
 
-def host(results: Results, device: str, case: str, runs: int, left: float) -> None:
+def host(results: Results, device: str, layers: int, runs: int, left: float) -> None:
     """Measure the host's time in save() and in the hook, by the number of tensors."""
     with Rank() as rank:
-        found = rank.run(case, device, SMALL, runs, left)
+        found = rank.run("host", device, SMALL, runs, left, layers)
     note_host(results, f"cuda_host_{found['tensors']}", found)
 
 
@@ -265,12 +267,17 @@ class Rank:
         self._epoch += 1
         self._begin(Restore(newest.step, "memory", {0: newest.file}))
 
-    def run(self, case: str, device: str, nbytes: int, runs: int, limit: float) -> dict[str, Any]:
-        """Run one process of ``bench.checkpoint.cuda.rank``; what it printed last."""
+    def run(
+        self, case: str, device: str, nbytes: int, runs: int, limit: float, layers: int = 0
+    ) -> dict[str, Any]:
+        """Run one process of ``bench.checkpoint.cuda.rank``; what it printed last. ``layers``: 0
+        for LAYERS."""
         argv = [sys.executable, "-m", "bench.checkpoint.cuda.rank", case, device, str(nbytes)]
         env = {
             "ROBUST_CKPT_SOCKET": str(self._store.socket_path),
             "ROBUST_EPOCH": str(self._epoch),
             "ROBUST_RUN_ID": "bench",
         }
-        return run_json([*argv, str(runs)], env, killed=case in RESUMED, limit=limit)
+        return run_json(
+            [*argv, str(runs), str(layers or LAYERS)], env, killed=case in RESUMED, limit=limit
+        )

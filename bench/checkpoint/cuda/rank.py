@@ -1,4 +1,4 @@
-"""One training process of ``bench.checkpoint.cuda.cases``: ``CASE DEVICE BYTES RUNS``; prints JSON.
+"""One process of ``bench.checkpoint.cuda.cases``: ``CASE DEVICE BYTES RUNS LAYERS``; prints JSON.
 
 A kind of training is killed and prints the state of its last complete step first; ``after-KIND``
 resumes it. The other cases time something.
@@ -17,14 +17,11 @@ import torch
 
 from bench.checkpoint.cuda import timing
 from bench.checkpoint.cuda.kinds import DeviceWork
-from bench.checkpoint.work import LAYERS
 from robust_slurm.checkpoint.copying import gpu
 from robust_slurm.checkpoint.copying.snapshot import Copy
 
 STEPS = 8
 """Three are copied inside save() and watched; the others in the background."""
-MANY = 250
-"""Layers of a state of 12,000 tensors."""
 
 
 def until_killed(work: DeviceWork) -> None:
@@ -70,17 +67,13 @@ def resumed(work: DeviceWork) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
-    case, device, wanted, runs = argv
+    case, device, wanted, runs, layers = argv
     if case == "temporary":
         print(json.dumps(timing.temporary(device, int(wanted))))
         return
-    layers = MANY if case == "host_many" else LAYERS
     kind = "amp" if case == "scaler" else case.removeprefix("after-")
-    work = DeviceWork(int(wanted), device, kind, layers)
-    timed = {
-        "speed": timing.speed, "host": timing.host, "host_many": timing.host,
-        "scaler": timing.scaler,
-    }  # fmt: skip
+    work = DeviceWork(int(wanted), device, kind, int(layers))
+    timed = {"speed": timing.speed, "host": timing.host, "scaler": timing.scaler}
     if case in timed:
         print(json.dumps(timed[case](work, int(runs))))
     elif case.startswith("after-"):

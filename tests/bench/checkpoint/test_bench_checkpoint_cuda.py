@@ -99,9 +99,11 @@ def test_all_cases_on_the_cpu(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cuda, "CUDA_SIZES", {"2MB": 2 * MB})
-    monkeypatch.setattr(cuda, "SMALL", 2 * MB)
-    monkeypatch.setattr(cuda, "LARGE", 2 * MB)
+    monkeypatch.setattr(cuda, "CUDA_SIZES", {"1MB": MB})
+    monkeypatch.setattr(cuda, "SMALL", MB)
+    monkeypatch.setattr(cuda, "LARGE", MB)
+    monkeypatch.setattr(cuda, "LAYERS", 2)
+    monkeypatch.setattr(cuda, "MANY", 4)
     one_at_a_time = threading.Lock()
 
     def run_forked(
@@ -125,11 +127,11 @@ def test_all_cases_on_the_cpu(
     identical = {name: m["median"] for name, m in found["metrics"].items() if "identical" in name}
     assert identical == {f"cuda_{kind}.identical": 1 for kind in cuda.RESUMED}
     assert {
-        "cuda_2MB.counted_s", "cuda_2MB.step_ratio", "cuda_2MB.blocked_s", "cuda_2MB.copy_s",
-        "cuda_host_768.save_s", "cuda_host_768.hook_s", "cuda_host_12000.blocked_s",
+        "cuda_1MB.counted_s", "cuda_1MB.step_ratio", "cuda_1MB.blocked_s", "cuda_1MB.copy_s",
+        "cuda_host_96.save_s", "cuda_host_96.hook_s", "cuda_host_192.blocked_s",
         "cuda_scaler.save_s", "cuda_scaler.hook_s", "cuda_temporary.beside_mib",
     } <= set(found["metrics"])  # fmt: skip
-    assert "cuda_2MB.blocked/memcpy" in found["ratios"]
+    assert "cuda_1MB.blocked/memcpy" in found["ratios"]
     said = capsys.readouterr().out
     assert "not measured: anything of a GPU" in said
     assert said.index("cuda_scaler.save_s") < said.index(" host_many, ")  # as it goes
