@@ -226,8 +226,8 @@ def speed(results: Results, device: str, size: str, runs: int, left: float) -> N
     note_host(results, case, found["host"])
     results.ratio(f"{case}.blocked/memcpy", f"{case}.blocked_s", f"{case}.memcpy_s")
     results.settings[f"state_{size}"] = (
-        f"{found['nbytes']} bytes in {found['host']['tensors']} tensors; a step computes "
-        f"{found['rounds']} times"
+        f"{found['nbytes']} bytes in {found['host']['tensors']} tensors; a step has "
+        f"{found['products']} products of matrices of 4096 x 4096 besides"
     )
     results.settings["gpu"] = found["device"]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,12 +41,14 @@ def model_of(kind: str, wanted: int) -> tuple[nn.Module, int]:
 
 
 class DeviceWork(Work):
-    """State and steps on a device. A step may compute ``rounds`` times before its optimizer."""
+    """State and steps on a device."""
 
     def __init__(self, wanted: int, device: str, kind: str, layers: int = LAYERS) -> None:
         super().__init__(wanted, layers)
         self.device = torch.device(device)
-        self.kind, self.rounds = kind, 1
+        self.kind = kind
+        self.beside: Callable[[], None] = lambda: None
+        """Called at the beginning of each step."""
         if kind in MODELS:
             self.model, self.width = model_of(kind, wanted)
         self.model.to(self.device)
@@ -61,14 +65,15 @@ class DeviceWork(Work):
         if self.graph is not None:
             self.graph.replay()
             return
+        self.beside()
         self.optimizer.zero_grad()
-        for _ in range(self.rounds):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.scaler is not None):
-                loss = self.model(self.batch).square().mean()
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.scaler is not None):
+            loss = self.model(self.batch).square().mean()
         if self.scaler is None:
+            loss.backward()
             self.optimizer.step()
         else:
+            self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
@@ -116,15 +121,24 @@ class DeviceWork(Work):
 
 
 class Busy:
-    """Work that keeps the device busy beside a training."""
+    """Products of matrices that keep the device busy beside a training."""
 
     def __init__(self, work: DeviceWork) -> None:
         side = 4096 if work.device.type == "cuda" else 32
         self._matrix = torch.randn(side, side, device=work.device)
         self._out = torch.empty_like(self._matrix)
-        self._work = work
+        self.queue(3)
+        work.sync()
+        began = time.perf_counter()
+        self.queue(10)
+        work.sync()
+        self._each = (time.perf_counter() - began) / 10
+
+    def count(self, seconds: float) -> int:
+        """Return how many products take so long."""
+        return max(0, math.ceil(seconds / self._each))
 
     def queue(self, count: int) -> None:
-        """Give it so many products of matrices; on a GPU without a wait."""
+        """Give the device so many; on a GPU without a wait."""
         for _ in range(count):
             torch.mm(self._matrix, self._matrix, out=self._out)

@@ -17,6 +17,7 @@ from robust_slurm.checkpoint.copying.snapshot import CHUNK
 WARM_UP = 8
 """Saves before anything is timed: three are copied inside save(), and every slot is there."""
 SAFE = 60.0  # s
+QUEUED = 0.3  # s of work that the device still has to do at save()
 GIB = 1 << 30
 
 
@@ -80,9 +81,12 @@ def speed(work: DeviceWork, runs: int) -> dict[str, Any]:
     copy = memcpy(work, nbytes)
     plain = min(seconds(work) for _ in range(3))
     limit = min(copy() for _ in range(3))
-    work.rounds = max(1, round(COPIES_PER_STEP * limit / plain))
+    busy = Busy(work)
+    count = busy.count(COPIES_PER_STEP * limit - plain)
+    # First in a step, so that the device is behind the host for all of it.
+    work.beside = lambda: busy.queue(count)
     keys = ("with", "without", "paired", "memcpy", "counted", "copy")
-    found: dict[str, Any] = {key: [] for key in keys} | {"rounds": work.rounds}
+    found: dict[str, Any] = {key: [] for key in keys} | {"products": count}
     send = timed.client.saved
 
     def saved(step: int, slot: int, **told: Any) -> None:
@@ -99,7 +103,7 @@ def speed(work: DeviceWork, runs: int) -> dict[str, Any]:
             found["with" if saves else "without"].append(took[saves])
         found["paired"].append(took[True] / took[False])
         found["memcpy"].append(copy())
-    timed.client.saved, work.rounds = send, 1
+    timed.client.saved, work.beside = send, lambda: None
     found["host"] = host_of(timed, runs)
     timed.close()
     on_gpu = work.device.type == "cuda"
@@ -129,17 +133,12 @@ def seconds(work: DeviceWork) -> float:
 def scaler(work: DeviceWork, runs: int) -> dict[str, Any]:
     """Time save() and the hook on the host while the device is busy, with a GradScaler."""
     timed, busy = Timed(work), Busy(work)
-    count = 200 if work.device.type == "cuda" else 1
-    found: dict[str, Any] = {"save": [], "hook": [], "busy": []}
-    for run in range(runs + 1):
+    count = busy.count(QUEUED)
+    found: dict[str, Any] = {"save": [], "hook": [], "busy": [QUEUED]}
+    for _ in range(runs):
         work.step()
         work.sync()
-        began = time.perf_counter()
         busy.queue(count)
-        if not run:  # how long the device is busy with it; nothing is counted
-            work.sync()
-            found["busy"].append(time.perf_counter() - began)
-            continue
         found["save"].append(timed.save())
         before = timed.stats.waited_s
         work.step()
