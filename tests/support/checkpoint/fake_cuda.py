@@ -2,7 +2,7 @@
 
 Tensors of the CPU pose as a device's; a copy happens when it is issued. ``calls`` holds what was
 asked for, in order, with the thread that asked. Each stream has a time at which it has done what it
-was given: events are passed then, and who waits for one sleeps until then.
+was given. ``now``, which is perf_counter() too, only moves on where the host waits for an event.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from robust_slurm.checkpoint.copying import gpu
 
 DEVICE = torch.device("cuda", 3)
 BUS = "0000:3B:00.0"
+COPY_THREAD = "robust-copy"
 
 
 class FakeEvent:
@@ -28,16 +29,18 @@ class FakeEvent:
         self.at = 0.0
 
     def record(self, on: FakeStream) -> None:
-        self.on, self.at = on.name, max(time.perf_counter(), on.done_at)
+        self.on, self.at = on.name, max(self.cuda.now, on.done_at)
         if not self.timed:
             self.cuda.note(f"record on {on.name}")
 
     def synchronize(self) -> None:
         self.cuda.note(f"host waits for {self.on}{'' if self.blocking else ', spinning'}")
-        time.sleep(max(0.0, self.at - time.perf_counter()))
+        if threading.current_thread().name == COPY_THREAD:
+            self.cuda.may_end.wait(20)
+        self.cuda.now = max(self.cuda.now, self.at)
 
     def query(self) -> bool:
-        return time.perf_counter() >= self.at
+        return self.cuda.now >= self.at
 
     def elapsed_time(self, end: FakeEvent) -> float:
         if not (self.timed and end.timed and self.query() and end.query()):
@@ -49,11 +52,10 @@ class FakeStream:
     def __init__(self, cuda: FakeCuda, name: str) -> None:
         self.cuda, self.name = cuda, name
         self.done_at = 0.0
-        """By perf_counter()."""
 
     def busy(self, seconds: float) -> None:
         """It is given work for so long."""
-        self.done_at = max(time.perf_counter(), self.done_at) + seconds
+        self.done_at = max(self.cuda.now, self.done_at) + seconds
 
     def wait_event(self, event: FakeEvent) -> None:
         self.cuda.note(f"{self.name} waits for {event.on}")
@@ -105,6 +107,10 @@ class FakeCuda:
         self.compute = FakeStream(self, "compute")
         self.copy_s = 0.0
         """Time that the device takes for the copies of a snapshot."""
+        self.now = 0.0
+        self.may_end = threading.Event()
+        """Cleared, no copy in the background ends."""
+        self.may_end.set()
         self._thread = threading.local()
         self._thread.device = DEVICE.index
 
@@ -154,6 +160,7 @@ def install(
     """Put a fake in the place of CUDA; tensors that ``poses`` holds of lie on ``DEVICE``."""
     cuda = FakeCuda()
     monkeypatch.setattr(gpu, "cuda", cuda)
+    monkeypatch.setattr(time, "perf_counter", lambda: cuda.now)
     monkeypatch.setattr(gpu, "runtimes", lambda: [cuda.runtime])
     monkeypatch.setattr(gpu, "device_of", lambda tensor: DEVICE if poses(tensor) else None)
     monkeypatch.setattr(gpu, "_streams", {})
