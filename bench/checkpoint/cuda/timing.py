@@ -1,4 +1,4 @@
-"""What is timed in one process of ``bench.checkpoint.cuda``: a dict of samples for each case."""
+"""Times the cases of ``bench.checkpoint.cuda`` in its process; each gives a dict of samples."""
 
 from __future__ import annotations
 
