@@ -222,18 +222,22 @@ CASES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; exit code 1 when something could not be measured."""
     options = parser("checkpoint", CASES)
-    options.add_argument("--size", action="append", choices=SIZES, help="only this (repeatable)")
+    choices = SIZES | cuda.CUDA_SIZES
+    options.add_argument("--size", action="append", choices=choices, help="only this (repeatable)")
     options.add_argument("--peers", action="store_true", help="DLRover and NVRx too (pip installs)")
     savers = (*OWN, *OTHERS, *chain.from_iterable(PEER_SAVERS.values()))
     options.add_argument(
         "--saver", action="append", choices=savers, help="case save: only this (repeatable)"
     )
     options.add_argument(
-        "--cuda", action="store_true", help="run on this machine's GPU instead, half an hour"
+        "--cuda", action="store_true", help="run on this machine's GPU instead, 8 minutes"
     )
     args = options.parse_args(argv)
     if not args.peers and (alone := set(args.saver or ()).difference(OWN, OTHERS)):
         options.error(f"--saver {', '.join(sorted(alone))}: only with --peers")
+    possible = cuda.CUDA_SIZES if args.cuda else SIZES
+    if unknown := set(args.size or ()).difference(possible):
+        options.error(f"--size {', '.join(sorted(unknown))}: choose from {', '.join(possible)}")
     results = results_for("checkpoint", args)
     if args.cuda:
         return cuda.run(results, args)

@@ -67,15 +67,17 @@ class Remote:
             self._process.wait(10)
 
 
-def run_json(argv: Sequence[str], env: dict[str, str], killed: bool = False) -> dict[str, Any]:
-    """The JSON object that a process of the bench prints last."""
+def run_json(
+    argv: Sequence[str], env: dict[str, str], killed: bool = False, limit: float = LIMIT
+) -> dict[str, Any]:
+    """The JSON object that a process of the bench prints last, within ``limit`` s."""
     done = subprocess.run(
         argv,
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **env},
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=limit,
     )
     if done.returncode != (-9 if killed else 0) or not done.stdout:
         text = done.stderr.strip()[-1500:]

@@ -27,12 +27,12 @@ COPIES_PER_STEP = 20
 class Work:
     """A model with its optimizer, and steps to do; ``nbytes`` is the size of all tensors saved."""
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, layers: int = LAYERS) -> None:
         torch.manual_seed(0)
         # A layer has 12 d² + 13 d parameters, and each parameter is kept three times in 4 bytes.
-        width = max(HEADS, round((wanted / 12 / LAYERS / 12) ** 0.5 / HEADS) * HEADS)
+        width = max(HEADS, round((wanted / 12 / layers / 12) ** 0.5 / HEADS) * HEADS)
         layer = nn.TransformerEncoderLayer(width, HEADS, 4 * width, 0.0, batch_first=True)
-        self.model = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.model: nn.Module = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-5, fused=True)
         self.width = width
         self.batch = torch.randn(1, SEQUENCE, width)

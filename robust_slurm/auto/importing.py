@@ -13,17 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _THREADS_END_AT_FORK = ("numpy", "scipy")  # OpenBLAS ends its pool before a fork
+_NO_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
+"""The variable that pyarrow's allocator reads when it is loaded, and what keeps it from starting a
+thread then. So no thread has to be trusted to survive a fork; Arrow frees pages without it, too."""
 _NEVER = ("__main__", "sitecustomize", "usercustomize", "robust_slurm")
 
 
 def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
     """Import what is installed, and packages that are ``named``.
 
-    Other modules of the script's are the rank's to import: they may do anything then.
+    Other modules of the script's are the rank's to import: they may do anything then. The
+    environment is the caller's to restore.
     """
     from importlib import import_module
     from importlib.util import find_spec
 
+    variable, off = _NO_THREAD
+    os.environ[variable] = ",".join(filter(None, (os.environ.get(variable), off)))  # the last wins
     installed, threads = _installed(), _threads()
     usable: dict[str, bool] = {}
     # First, or their threads would count as those of who imports them.

@@ -1,34 +1,45 @@
-"""The Checkpointer on a GPU, in at most half an hour: ``python -m bench.checkpoint --cuda``.
+"""The Checkpointer on a GPU, in at most eight minutes: ``python -m bench.checkpoint --cuda``.
 
-Speed: the time that save() and the optimizer's hook stand still, and whole steps with and without
-saving, beside a copy of as many bytes to pinned memory. Then trainings that are killed and resumed,
-bit for bit: plain, AMP with a GradScaler, a CUDA graph, memory that cannot be registered, two
-processes on one GPU. What one machine cannot show is listed at the end.
+Trainings of seven kinds that are killed and resumed, bit for bit, all at once on one GPU. Then the
+time of the host in save() and in the optimizer's hook, whether they wait for a busy GPU with a
+GradScaler, the temporary memory of a tensor that is not contiguous, and whole steps with and
+without saving beside a copy of as many bytes to pinned memory. After each case its numbers are
+printed and the JSON is written. What one machine cannot show is listed at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.checkpoint.nodes import SHM, run_json
-from bench.checkpoint.work import SIZES
-from bench.common import MIN_SAMPLES, BenchError, Results, finish
+from bench.checkpoint.work import LAYERS, MB, SIZES
+from bench.common import MIN_SAMPLES, BenchError, Results, finish, summarise
 from robust_slurm.checkpoint.store.events import Event, Restore
 from robust_slurm.checkpoint.store.store import Store
 
-BUDGET = 30 * 60.0  # s for all
-LEAST = 60.0  # s that must be left for a case to begin
+BUDGET = 8 * 60.0  # s for all
+LEAST = 20.0  # s that must be left for a case to begin
 SMALL = 64 << 20  # bytes of the state in cases that measure no time
-RESUMED = ("plain", "amp", "graph", "unpinned")
+LARGE = 1 << 30  # bytes of the tensor that is not contiguous
+CUDA_SIZES = {name: SIZES[name] for name in ("256MB", "1GB")} | {"8GB": 8192 * MB}
+MANY = 250
+"""Layers of a state of 12,000 tensors."""
+FEW = 5
+"""Samples of what takes a second or more, and of what hardly varies."""
+RESUMED = ("plain", "amp", "graph", "unpinned", "two_dtypes", "strided", "mid_copy")
 NO_GPU = 2
 """Exit code where there is no GPU."""
+WENT_WRONG = (BenchError, OSError, ValueError, subprocess.SubprocessError)
 
 
 def run(results: Results, args: argparse.Namespace, device: str = "cuda") -> int:
@@ -37,23 +48,26 @@ def run(results: Results, args: argparse.Namespace, device: str = "cuda") -> int
     if why:
         print(f"bench.checkpoint --cuda: {why}; nothing was measured", file=sys.stderr)
         return NO_GPU
-    sizes = args.size or (list(SIZES)[:1] if results.quick else list(SIZES))
+    sizes = args.size or (list(CUDA_SIZES)[:1] if results.quick else list(CUDA_SIZES))
     runs = results.runs or (2 if results.quick else MIN_SAMPLES)
     end = time.monotonic() + BUDGET
+    for what, reason in unseen(device, *there(device)).items():
+        results.settings[f"not measured: {what}"] = reason
     failed = []
     for name, call in cases(results, device, sizes, runs).items():
         left = end - time.monotonic()
         if left < LEAST:
-            results.settings[f"not measured: {name}"] = "the half hour was over"
+            results.settings[f"not measured: {name}"] = "the time was over"
             continue
-        print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {name}, {left:.0f} s are left", flush=True)
+        known = set(results.metrics)
         try:
-            call()
-        except (BenchError, OSError, ValueError) as error:
+            call(left)
+        except WENT_WRONG as error:
             failed.append(name)
             results.settings[f"failed: {name}"] = str(error)
-    for what, reason in unseen(device, *there(device)).items():
-        results.settings[f"not measured: {what}"] = reason
+            print(f"  failed: {error}", flush=True)
+        so_far(results, known, args.json)
     code = finish(results, args)
     for key, text in results.settings.items():
         if key.startswith(("failed: ", "not measured: ")):
@@ -61,21 +75,30 @@ def run(results: Results, args: argparse.Namespace, device: str = "cuda") -> int
     return code or (1 if failed else 0)
 
 
+def so_far(results: Results, known: set[str], file: Path | None) -> None:
+    """Print the metrics that are new, and write all: the machine may be taken away at any time."""
+    for name, metric in results.metrics.items():
+        if name not in known:
+            print(f"  {name} {metric.median:.4g} {metric.unit} (n {metric.n})", flush=True)
+    if file is not None:
+        file.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
+
+
 def cases(
-    results: Results, device: str, sizes: list[str], runs: int
-) -> Mapping[str, Callable[[], None]]:
-    """Name → what measures it, the most important first."""
+    results: Results, device: str, sizes: Sequence[str], runs: int
+) -> Mapping[str, Callable[[float], None]]:
+    """Name → what measures it within so many seconds, the most important first."""
 
-    def speed_of(size: str) -> Callable[[], None]:
-        return lambda: speed(results, device, size, runs)
-
-    def resumed(case: str) -> Callable[[], None]:
-        return lambda: add(results, case, [kill_and_resume(case, device)])
+    def speed_of(size: str) -> Callable[[float], None]:
+        return lambda left: speed(results, device, size, runs, left)
 
     return {
-        **{f"resumed_{case}": resumed(case) for case in RESUMED},
+        "resumed": lambda left: resumed(results, device, left),
+        "scaler": lambda left: scaler(results, device, min(runs, FEW), left),
+        "temporary": lambda left: temporary(results, device, left),
+        "host": lambda left: host(results, device, LAYERS, runs, left),
+        "host_many": lambda left: host(results, device, MANY, runs, left),
         **{f"speed_{size}": speed_of(size) for size in sizes},
-        "resumed_two_processes": lambda: two_processes(results, device),
     }
 
 
@@ -113,47 +136,100 @@ def unseen(device: str, gpus: int, nodes: int) -> dict[str, str]:
     return found
 
 
-def speed(results: Results, device: str, size: str, runs: int) -> None:
-    """Measure the cost of saving a state of this size."""
-    with Rank() as rank:
-        found = rank.run("speed", device, SIZES[size], runs)
-    if rank.alarms:
-        raise BenchError("; ".join(rank.alarms))
-    case = f"cuda_{size}"
-    for key in ("blocked", "with", "without", "memcpy"):
-        results.add(f"{case}.{key}_s", found[key], "s")
-    results.add(f"{case}.step_ratio", found["paired"], "ratio")
-    results.ratio(f"{case}.blocked/memcpy", f"{case}.blocked_s", f"{case}.memcpy_s")
-    results.settings[f"state_{size}"] = f"{found['nbytes']} bytes in {found['tensors']} tensors"
-    results.settings["gpu"] = found["device"]
+def note(results: Results, metric: str, samples: Sequence[float], unit: str) -> None:
+    """Record a metric with the number of its samples, which may be few."""
+    results.metrics[metric] = summarise(samples, unit)
 
 
-def kill_and_resume(case: str, device: str) -> dict[str, Any]:
+def resumed(results: Results, device: str, left: float) -> None:
+    """Kill and resume a training of each kind, all at once; BenchError names those that differ."""
+    wrong = []
+
+    def one(kind: str) -> dict[str, Any] | str:
+        try:
+            return kill_and_resume(kind, device, left)
+        except WENT_WRONG as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(RESUMED)) as pool:
+        for kind, found in zip(RESUMED, pool.map(one, RESUMED), strict=True):
+            if isinstance(found, str):
+                wrong.append(found)
+                continue
+            results.count(f"cuda_{kind}.identical", 1)
+            if found["alarms"]:
+                results.settings[f"said in {kind}"] = "; ".join(sorted(set(found["alarms"])))
+    if wrong:
+        raise BenchError("; ".join(wrong))
+
+
+def kill_and_resume(kind: str, device: str, left: float = BUDGET) -> dict[str, Any]:
     """A training that is killed, and the one after it; BenchError unless their states are equal."""
     with Rank() as rank:
-        before = rank.run(case, device, SMALL, 0)
+        before = rank.run(kind, device, SMALL, 0, left)
         rank.resumes()
-        after = rank.run(f"after-{case}", device, SMALL, 0)
+        after = rank.run(f"after-{kind}", device, SMALL, 0, left)
     for key in ("step", "crc", "extra"):
         if before[key] != after[key]:
-            raise BenchError(f"{case}: {key} was {before[key]}, resumed as {after[key]}")
-    if case == "unpinned" and device == "cuda" and not rank.alarms:
+            raise BenchError(f"{kind}: {key} was {before[key]}, resumed as {after[key]}")
+    if kind == "unpinned" and device == "cuda" and not rank.alarms:
         raise BenchError("unpinned: no alarm was raised")
     return {**after, "alarms": rank.alarms}
 
 
-def two_processes(results: Results, device: str) -> None:
-    """Two trainings on one GPU at a time, each with a store of its own."""
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda _: kill_and_resume("plain", device), range(2)))
-    add(results, "two_processes", found)
+def scaler(results: Results, device: str, runs: int, left: float) -> None:
+    """Measure whether save() and the hook wait for a busy GPU, with a GradScaler in ``extra``."""
+    with Rank() as rank:
+        found = rank.run("scaler", device, SMALL, runs, left)
+    for key in ("save", "hook", "busy"):
+        note(results, f"cuda_scaler.{key}_s", found[key], "s")
+    busy = found["busy"][0]
+    waits = [key for key in ("save", "hook") if median(found[key]) > busy / 2]
+    results.settings["waits with a GradScaler"] = ", ".join(waits) or "none"
 
 
-def add(results: Results, case: str, found: list[dict[str, Any]]) -> None:
-    """Note that it resumed bit for bit, and what was said meanwhile."""
-    results.count(f"cuda_{case}.identical", len(found))
-    if said := {alarm for one in found for alarm in one["alarms"]}:
-        results.settings[f"said in {case}"] = "; ".join(sorted(said))
+def temporary(results: Results, device: str, left: float) -> None:
+    """Measure the memory that a save of a tensor that is not contiguous takes for its time."""
+    with Rank() as rank:
+        found = rank.run("temporary", device, LARGE, 0, left)
+    mib = [peak / MB for peak in found["peaks"]]
+    note(results, "cuda_temporary.inside_save_mib", mib[:3], "MiB")
+    note(results, "cuda_temporary.beside_mib", mib[3:], "MiB")
+    results.settings["temporary"] = f"for {LARGE / MB:.0f} MiB in one tensor, not contiguous"
+
+
+def host(results: Results, device: str, layers: int, runs: int, left: float) -> None:
+    """Measure the host's time in save() and in the hook, by the number of tensors."""
+    with Rank() as rank:
+        found = rank.run("host", device, SMALL, runs, left, layers)
+    note_host(results, f"cuda_host_{found['tensors']}", found)
+
+
+def note_host(results: Results, case: str, found: Mapping[str, Any]) -> None:
+    both = [save + hook for save, hook in zip(found["save"], found["hook"], strict=True)]
+    note(results, f"{case}.save_s", found["save"], "s")
+    note(results, f"{case}.hook_s", found["hook"], "s")
+    note(results, f"{case}.blocked_s", both, "s")
+
+
+def speed(results: Results, device: str, size: str, runs: int, left: float) -> None:
+    """Measure the cost of saving a state of this size."""
+    few = min(runs, FEW) if CUDA_SIZES[size] > SIZES["1GB"] else runs
+    with Rank() as rank:
+        found = rank.run("speed", device, CUDA_SIZES[size], few, left)
+    if rank.alarms:
+        raise BenchError("; ".join(rank.alarms))
+    case = f"cuda_{size}"
+    for key in ("counted", "copy", "with", "without", "memcpy"):
+        note(results, f"{case}.{key}_s", found[key], "s")
+    note(results, f"{case}.step_ratio", found["paired"], "ratio")
+    note_host(results, case, found["host"])
+    results.ratio(f"{case}.blocked/memcpy", f"{case}.blocked_s", f"{case}.memcpy_s")
+    results.settings[f"state_{size}"] = (
+        f"{found['nbytes']} bytes in {found['host']['tensors']} tensors; a step has "
+        f"{found['products']} products of matrices of 4096 x 4096 besides"
+    )
+    results.settings["gpu"] = found["device"]
 
 
 class Rank:
@@ -191,12 +267,17 @@ class Rank:
         self._epoch += 1
         self._begin(Restore(newest.step, "memory", {0: newest.file}))
 
-    def run(self, case: str, device: str, nbytes: int, runs: int) -> dict[str, Any]:
-        """Run one process of ``bench.checkpoint.cuda.rank``; what it printed last."""
+    def run(
+        self, case: str, device: str, nbytes: int, runs: int, limit: float, layers: int = 0
+    ) -> dict[str, Any]:
+        """Run one process of ``bench.checkpoint.cuda.rank``; what it printed last. ``layers``: 0
+        for LAYERS."""
         argv = [sys.executable, "-m", "bench.checkpoint.cuda.rank", case, device, str(nbytes)]
         env = {
             "ROBUST_CKPT_SOCKET": str(self._store.socket_path),
             "ROBUST_EPOCH": str(self._epoch),
             "ROBUST_RUN_ID": "bench",
         }
-        return run_json([*argv, str(runs)], env, killed=case in RESUMED)
+        return run_json(
+            [*argv, str(runs), str(layers or LAYERS)], env, killed=case in RESUMED, limit=limit
+        )

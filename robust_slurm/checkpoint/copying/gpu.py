@@ -69,9 +69,12 @@ def stream(device: torch.device) -> Any:
     return _streams[device]
 
 
-def event(on: Any) -> Any:
-    """An event behind all that stream ``on`` has been given; a thread that waits for it sleeps."""
-    made = cuda.Event(blocking=True)
+def event(on: Any, *, timed: bool = False) -> Any:
+    """An event behind all that stream ``on`` has been given; a thread that waits for it sleeps.
+
+    ``timed``: the device notes when it comes so far.
+    """
+    made = cuda.Event(enable_timing=timed, blocking=True)
     made.record(on)
     return made
 

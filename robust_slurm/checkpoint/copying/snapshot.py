@@ -58,6 +58,7 @@ class Copy:
         self.late = late
         self.at_once = at_once
         self.seconds = 0.0
+        """Seconds that the copy took, from where its device could begin it."""
         self.same = -1
         self.error: BaseException | None = None
         """Reason why there is no snapshot: TornError, OSError or another error. Set with done."""
@@ -69,6 +70,8 @@ class Copy:
         """Device → the event behind which it may be copied."""
         self._done: dict[torch.device, Any] = {}
         """Device → the event of its copies; all are there when ``_issued`` is set."""
+        self._begun: list[tuple[Any, Any]] = []
+        """Two events of each device: the copy is asked for, and the device has come so far."""
         self._issued = threading.Event()
         self._checking = threading.Lock()
         self._versions = [t._version for t in late]
@@ -143,7 +146,7 @@ class Copy:
                 torn = self._expected.unlike(self.slot)
             if torn:
                 raise TornError(torn)
-            self.seconds = time.perf_counter() - start
+            self.seconds = time.perf_counter() - start - self._queued()
             self._copied.set()
             self.slot.complete(self.form.header(self.step, values, self.same), self.step)
         except Exception as error:  # noqa: BLE001 - said by who waits; nothing may end the thread
@@ -181,7 +184,9 @@ class Copy:
         pairs = list(zip(self.slot.late, self.late, strict=True))
         for device, ready in self._ready.items():
             own = gpu.stream(device)
+            asked = gpu.event(own, timed=True)
             own.wait_event(ready)
+            self._begun.append((asked, gpu.event(own, timed=True)))
             with gpu.cuda.stream(own):
                 try:
                     _copy(*_of_device(pairs, device), non_blocking=True)
@@ -189,6 +194,10 @@ class Copy:
                     self._done[device] = gpu.event(own)
         _copy(*_of_device(pairs, None))
         self._issued.set()
+
+    def _queued(self) -> float:
+        """Seconds that the copies waited for what the training had queued before save()."""
+        return min((one.elapsed_time(other) for one, other in self._begun), default=0.0) / 1000
 
     def _drain(self) -> None:
         for event in self._done.values():

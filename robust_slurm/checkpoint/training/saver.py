@@ -7,7 +7,6 @@ Every wait has a deadline; nothing here raises into training.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from threading import Event
 
@@ -119,12 +118,9 @@ class Saver:
                 "nothing can be copied meanwhile. Call it outside of the capture"
             )
             return
-        start = time.perf_counter()
         self._meter.begin(step)
-        try:
+        with self._meter.standing():
             self._save(step)
-        finally:
-            self._stats.blocked_s += time.perf_counter() - start
 
     def _save(self, step: int) -> None:
         self._spoilt.act_on(self._guard.before_save(COPY_DEADLINE), self._newest)
@@ -155,10 +151,9 @@ class Saver:
 
         The rest stays live; where nothing can tell whether it is still the same, there is nothing
         to keep."""
-        start = time.perf_counter()
-        self._held = self._moments.to_hold()
         # To save less often makes it no cheaper: it says nothing of the interval.
-        self._meter.leave_out(time.perf_counter() - start)
+        with self._meter.uncounted():
+            self._held = self._moments.to_hold()
 
     def _take_held(self, *, persist: bool) -> None:
         """Begin the snapshot of the last step, if it has not changed since."""
@@ -217,16 +212,15 @@ class Saver:
         """An optimizer is about to change what is being copied. Raises nothing."""
         if gpu.capturing():
             return  # it changes nothing yet, and a wait would become part of the graph
-        start = time.perf_counter()
-        self._wait_for_copy()
-        self._spoilt.act_on(self._guard.before_change(COPY_DEADLINE), self._newest)
-        newest, self._newest = self._newest, None
-        if newest is not None:
-            for text in self._order.changing(newest.early()):
-                self._say(text)
-        seconds = time.perf_counter() - start
-        self._stats.waited_s += seconds
-        self._stats.blocked_s += seconds
+        before = self._stats.blocked_s
+        with self._meter.standing():
+            self._wait_for_copy()
+            self._spoilt.act_on(self._guard.before_change(COPY_DEADLINE), self._newest)
+            newest, self._newest = self._newest, None
+            if newest is not None:
+                for text in self._order.changing(newest.early()):
+                    self._say(text)
+        self._stats.waited_s += self._stats.blocked_s - before
 
     def _computing(self) -> None:
         """A step begins, and no optimizer was seen to end the last one. Raises nothing."""
@@ -322,7 +316,12 @@ class Saver:
         self._room.close()
 
     def _finish(
-        self, copy: Copy, persist: bool, over: Event, cost: Cost, watch: Watch | None
+        self,
+        copy: Copy,
+        persist: bool,
+        over: Event,
+        cost: Callable[[], Cost],
+        watch: Watch | None,
     ) -> None:
         """In the copy thread."""
         try:
@@ -332,7 +331,7 @@ class Saver:
                 self._client.saved(
                     copy.step, copy.slot.index, file=str(path) if self._room.on_disk else path.name,
                     same=copy.same, persist=persist, copy_s=round(copy.seconds, 6),
-                    **{name: round(value, 6) for name, value in cost._asdict().items()},
+                    **{name: round(value, 6) for name, value in cost()._asdict().items()},
                 )  # fmt: skip
                 ring = self._room.ring
                 if ring is not None and not self._room.on_disk:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from ..copying.mark import Mark
 from ..planning.interval import Cost
 
 
 class Stats:
-    """Totals since the start of the process; times in s."""
+    """Totals since the start of the process; times in s, of the host's clock."""
 
     def __init__(self) -> None:
         self.saves = 0
@@ -19,7 +22,8 @@ class Stats:
         self.torn = 0
         """Thrown away because tensors changed while they were copied."""
         self.blocked_s = 0.0
-        """Time that training stood still: in save(), and before an optimizer step."""
+        """Time that the training's thread was in save(), and before an optimizer step. With a GPU
+        it may wait there for what the GPU computes anyway: ``Meter`` leaves that out."""
         self.waited_s = 0.0
         """The part of it before optimizer steps."""
         self.replica_s = 0.0
@@ -41,13 +45,23 @@ class Stats:
         return f"Stats({', '.join(f'{k}={v:.6g}' for k, v in vars(self).items())})"
 
 
-class _Spent(NamedTuple):
-    """Start of save() of a step, and the totals of waiting by then."""
+class _Window:
+    """The steps from save() of one step to that of another."""
 
-    step: int
-    at: float
-    blocked_s: float
-    replica_s: float
+    def __init__(self, step: int, replica_s: float) -> None:
+        """``replica_s``: total of waiting for replicas by now."""
+        self.step, self.replica_s = step, replica_s
+        self.began = Mark()
+        self.stood_s = 0.0
+        """Time that training stood still, by the spans that are added up."""
+        self.spans: deque[tuple[int, Mark, Mark]] = deque()
+        """The others: 1 or, of what does not count, -1; begin; end."""
+
+    def add(self, *, all_of_them: bool) -> None:
+        """Add up all spans, after a wait for the device, or those that it has passed."""
+        while self.spans and (all_of_them or self.spans[0][2].passed()):
+            sign, begin, end = self.spans.popleft()
+            self.stood_s += sign * end.since(begin)
 
 
 class Meter:
@@ -55,22 +69,54 @@ class Meter:
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self._now = self._then = _Spent(0, 0.0, 0.0, 0.0)  # then: by the newest snapshot
+        self._then: _Window | None = None
+        """Since save() of the newest snapshot."""
+        self._now: _Window | None = None
+        """Since the newest save()."""
 
     def begin(self, step: int) -> None:
         """save() of this step begins."""
-        stats = self._stats
-        self._now = _Spent(step, time.perf_counter(), stats.blocked_s, stats.replica_s)
+        then, now = self._then, self._now
+        if now is not None and then is not None and now is not then:  # that step was not saved
+            then.spans += now.spans
+            then.add(all_of_them=False)
+        self._now = _Window(step, self._stats.replica_s)
 
-    def leave_out(self, seconds: float) -> None:
-        """Time that training stood still, which is no cost of a snapshot."""
-        self._then = self._then._replace(blocked_s=self._then.blocked_s + seconds)
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Training stands still meanwhile, for a snapshot."""
+        begin = Mark()
+        try:
+            yield
+        finally:
+            self._stats.blocked_s += time.perf_counter() - begin.at
+            self._add(1, begin)
 
-    def cost(self, replica_s: float) -> Cost:
-        """Return the cost of the last snapshot; another begins now. ``replica_s``: see ``Cost``."""
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Training stands still meanwhile, which is no cost of a snapshot."""
+        begin = Mark()
+        yield
+        self._add(-1, begin)
+
+    def _add(self, sign: int, begin: Mark) -> None:
+        if self._now is not None:
+            self._now.spans.append((sign, begin, Mark()))
+
+    def cost(self, replica_s: float) -> Callable[[], Cost]:
+        """Another snapshot begins now: what gives the cost of the last one, in the copy thread.
+        ``replica_s``: see ``Cost``."""
         was, now = self._then, self._now
         self._then = now
-        steps = now.step - was.step if was.at else 0
-        blocked, waited = now.blocked_s - was.blocked_s, now.replica_s - was.replica_s
-        step_s = (now.at - was.at - blocked) / steps if steps > 0 else 0.0
-        return Cost(max(0.0, step_s), max(0.0, blocked - waited), waited, replica_s)
+        return lambda: _cost(was, now, replica_s)
+
+
+def _cost(was: _Window | None, now: _Window | None, replica_s: float) -> Cost:
+    if was is None or now is None or was is now:
+        return Cost(0.0, 0.0, 0.0, replica_s)
+    was.add(all_of_them=True)
+    stood = max(0.0, was.stood_s)
+    waited = min(now.replica_s - was.replica_s, stood)
+    steps = now.step - was.step
+    step_s = (now.began.since(was.began) - stood) / steps if steps > 0 else 0.0
+    return Cost(max(0.0, step_s), stood - waited, waited, replica_s)

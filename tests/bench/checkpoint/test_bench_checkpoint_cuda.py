@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +68,29 @@ def test_when_the_time_is_over_the_rest_is_left_out(
     args = checkpoint.parser("checkpoint", ["save"]).parse_args(["--quick"])
     args.size = None
     assert cuda.run(Results("checkpoint", quick=True), args, "cpu") == 0
-    assert "not measured: speed_64MB: the half hour was over" in capsys.readouterr().out
+    assert "not measured: speed_256MB: the time was over" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_written_before_the_next_case(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The machine may be taken away in the middle."""
+    results, file = Results("checkpoint", quick=True), tmp_path / "found.json"
+    there: list[list[str]] = []
+
+    def fails(_: float) -> None:
+        there.append(list(json.loads(file.read_text())["metrics"]))
+        raise subprocess.TimeoutExpired("rank", 1.0)
+
+    def works(_: float) -> None:
+        results.count("one.identical", 1)
+
+    monkeypatch.setattr(cuda, "cases", lambda *_: {"one": works, "two": fails, "three": fails})
+    args = checkpoint.parser("checkpoint", ["save"]).parse_args(["--json", str(file)])
+    args.size = None
+    assert cuda.run(results, args, "cpu") == 1
+    assert there == [["one.identical"]] * 2
+    assert "failed: three" in json.loads(file.read_text())["settings"]
 
 
 def test_all_cases_on_the_cpu(
@@ -76,11 +99,16 @@ def test_all_cases_on_the_cpu(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cuda, "SIZES", {"2MB": 2 * MB})
-    monkeypatch.setattr(cuda, "SMALL", 2 * MB)
+    monkeypatch.setattr(cuda, "CUDA_SIZES", {"1MB": MB})
+    monkeypatch.setattr(cuda, "SMALL", MB)
+    monkeypatch.setattr(cuda, "LARGE", MB)
+    monkeypatch.setattr(cuda, "LAYERS", 2)
+    monkeypatch.setattr(cuda, "MANY", 4)
     one_at_a_time = threading.Lock()
 
-    def run_forked(argv: Sequence[str], env: dict[str, str], killed: bool = False) -> Any:
+    def run_forked(
+        argv: Sequence[str], env: dict[str, str], killed: bool = False, limit: float = 0.0
+    ) -> Any:
         """Run the module in a fork, like run_json; the processes are many."""
         (_, _, module, *rest) = argv
         code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -97,10 +125,13 @@ def test_all_cases_on_the_cpu(
     assert code == 0, capsys.readouterr()
     found = json.loads(file.read_text())
     identical = {name: m["median"] for name, m in found["metrics"].items() if "identical" in name}
-    assert identical == {
-        "cuda_plain.identical": 1, "cuda_amp.identical": 1, "cuda_graph.identical": 1,
-        "cuda_unpinned.identical": 1, "cuda_two_processes.identical": 2,
-    }  # fmt: skip
-    assert {"cuda_2MB.blocked_s", "cuda_2MB.step_ratio"} <= set(found["metrics"])
-    assert "cuda_2MB.blocked/memcpy" in found["ratios"]
-    assert "not measured: anything of a GPU" in capsys.readouterr().out
+    assert identical == {f"cuda_{kind}.identical": 1 for kind in cuda.RESUMED}
+    assert {
+        "cuda_1MB.counted_s", "cuda_1MB.step_ratio", "cuda_1MB.blocked_s", "cuda_1MB.copy_s",
+        "cuda_host_96.save_s", "cuda_host_96.hook_s", "cuda_host_192.blocked_s",
+        "cuda_scaler.save_s", "cuda_scaler.hook_s", "cuda_temporary.beside_mib",
+    } <= set(found["metrics"])  # fmt: skip
+    assert "cuda_1MB.blocked/memcpy" in found["ratios"]
+    said = capsys.readouterr().out
+    assert "not measured: anything of a GPU" in said
+    assert said.index("cuda_scaler.save_s") < said.index(" host_many, ")  # as it goes

@@ -208,3 +208,27 @@ def test_a_list_of_imports_has_a_limit() -> None:
     for bad in (b"", b"x", pack(learnt)[:-9], zlib.compress(b" " * (9 << 20) + b"{}")):
         with pytest.raises(ValueError, match="invalid list of imports"):
             unpack(bad)
+
+
+ARROW = """
+import os
+from importlib.util import find_spec
+from robust_slurm.auto import importing
+importing.import_all([("pyarrow", find_spec("pyarrow").origin)], [])
+assert len(os.listdir("/proc/self/task")) == 1
+if os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
+import pyarrow
+from pyarrow import compute
+pool = pyarrow.jemalloc_memory_pool() if "jemalloc" in pyarrow.supported_memory_backends() else None
+array = pyarrow.array(range(1000), memory_pool=pool)
+table = pyarrow.table({"a": array}).to_pandas() if find_spec("pandas") else None
+assert compute.sum(array).as_py() == 499500
+"""
+
+
+@pytest.mark.parametrize("setting", ["", "background_thread:true"])
+def test_pyarrow_is_imported_ahead_without_its_thread(setting: str) -> None:
+    pytest.importorskip("pyarrow")
+    env = {"PYTHONPATH": HERE, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": setting}
+    subprocess.run([sys.executable, "-c", ARROW], env=env, check=True, timeout=120)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import BUS, FakeCuda, install
+from fake_cuda import BUS, COPY_THREAD, FakeCuda, install
 from test_checkpoint_snapshot import everything, form_of, read
 
 from robust_slurm.checkpoint.copying import gpu, watch
@@ -20,8 +20,6 @@ from robust_slurm.checkpoint.copying import snapshot as copying
 from robust_slurm.checkpoint.copying.slots import Ring, Slot
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
 from robust_slurm.checkpoint.copying.watch import same_in_pieces
-
-COPY_THREAD = "robust-copy"
 
 
 @pytest.fixture
@@ -67,6 +65,15 @@ def test_the_copy_thread_issues_and_the_optimizer_makes_its_stream_wait(
         "record on copies", "host waits for copies",
     ]  # fmt: skip
     assert copy.error is None and same(slot, tensors)
+
+
+def test_a_copy_takes_from_where_the_device_begins_it(tmp_path: Path, cuda: FakeCuda) -> None:
+    """Not from save(): the device is busy with the step then."""
+    cuda.compute.busy(0.3)
+    cuda.copy_s = 0.05
+    _slot, copy = begin(tmp_path, [torch.randn(5), torch.randn(5)])
+    in_copy_thread(copy)
+    assert copy.error is None and copy.seconds == pytest.approx(0.05)
 
 
 def test_save_records_one_event_however_many_tensors_there_are_and_waits_for_none(

@@ -12,8 +12,10 @@ from checkpointed_training import Training, fake_store
 from fake_checkpoint_store import FakeStore
 from fake_cuda import FakeCuda, install
 
+from robust_slurm.checkpoint.copying.mark import Mark
 from robust_slurm.checkpoint.copying.slots import map_file
 from robust_slurm.checkpoint.format.layout import read_snapshot
+from robust_slurm.checkpoint.training.stats import Meter, Stats
 
 
 @pytest.fixture
@@ -85,3 +87,61 @@ def test_memory_that_cannot_be_registered_is_one_alarm(store: FakeStore, cuda: F
     (alarm,) = store.wait("alarm")
     assert "cannot register" in alarm["text"] and "out of memory" in alarm["text"]
     training.ckpt.close()
+
+
+def test_a_wait_for_what_the_gpu_computes_is_no_cost_of_saving(
+    store: FakeStore, cuda: FakeCuda
+) -> None:
+    """The first snapshots are copied inside save(), which has to wait for the step itself."""
+    training = Training(directory=store.path.parent)
+    training.ckpt.resume()
+    training.step(1)
+    training.step(2, save=False)
+    cuda.compute.busy(0.3)
+    training.ckpt.save(2)
+    training.step(3)
+    assert training.ckpt.stats.blocked_s == pytest.approx(0.3)
+    assert store.wait("saved", 3)[2]["blocked_s"] == 0.0
+    training.ckpt.close()
+
+
+def test_what_the_gpu_waits_for_counts_though_the_host_waits_for_nothing(
+    store: FakeStore, cuda: FakeCuda
+) -> None:
+    """The optimizer's kernels wait for the copy; the hook returns at once."""
+    store.welcome |= {"every": 2, "first": 0}  # else the hook waits for the replica
+    training = Training(directory=store.path.parent)
+    training.ckpt.resume()
+    training.run(1, 7)
+    store.wait("saved", 3)
+    session = training.ckpt._session
+    assert session is not None and session.saver is not None
+    session.saver._guard._seconds = 60.0  # too long for a comparison, which would wait for the copy
+    cuda.copy_s = 0.3
+    cuda.may_end.clear()
+    training.step(8)
+    copy = session.saver._copy
+    assert copy is not None and copy._issued.wait(20)
+    cuda.copy_s = 0.0
+    before = training.ckpt.stats.waited_s
+    training.optimizer.step()
+    assert training.ckpt.stats.waited_s == before
+    cuda.may_end.set()
+    training.run(9, 10)
+    assert store.wait("saved", 5)[4]["blocked_s"] == pytest.approx(0.3)
+    training.ckpt.close()
+
+
+def test_few_events_are_kept_however_few_steps_are_saved(cuda: FakeCuda) -> None:
+    meter = Meter(Stats())
+    meter.begin(1)
+    meter.cost(0.0)  # of what was before; step 1 is saved
+    for step in range(2, 100):
+        begin = Mark()
+        with meter.standing():
+            cuda.compute.busy(0.01)
+        begin.since(begin)  # the device comes as far as a step back
+        meter.begin(step)
+        assert meter._then is not None and len(meter._then.spans) < 4
+    cost = meter.cost(5.0)()
+    assert cost.blocked_s == pytest.approx(98 * 0.01) and cost.replica_s == 5.0
