@@ -1,0 +1,38 @@
+"""Where the time of a soak went: to each fault, and to slow steps between the faults. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A training by the times of its steps. ``step``: the median time between two, in seconds."""
+
+    made: Sequence[tuple[float, int]]
+    step: float
+    _first: list[float] = field(default_factory=list)
+    """Times of the steps that were made for the first time."""
+
+    def __post_init__(self) -> None:
+        best = -1
+        for wall, step in self.made:
+            if step > best:
+                best = step
+                self._first.append(wall)
+
+    def lost(self, begin: float, end: float) -> float:
+        """Return the seconds of this window in which no new step was made at the usual pace."""
+        new = bisect_right(self._first, end) - bisect_right(self._first, begin)
+        return end - begin - new * self.step
+
+    def between(self, windows: Iterable[tuple[float, float]]) -> float:
+        """Return the share that is lost of the time outside of these windows."""
+        if not self.made:
+            return 0.0
+        begin, end = self.made[0][0], self.made[-1][0]
+        inside = list(windows)
+        rest = end - begin - sum(b - a for a, b in inside)
+        return (self.lost(begin, end) - sum(self.lost(a, b) for a, b in inside)) / max(rest, 1e-9)
