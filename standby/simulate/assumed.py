@@ -59,7 +59,7 @@ DECIDE = measured("scale-2026-11-26 400x4.node_crash.decide_s", 0.0013, 0.0013)
 STOP = measured("scale-2026-11-26 400x4.node_crash.stop_s", 0.6673, 0.6673)
 STANDBY = measured("recovery-after-2026-11-25 node_crash_companion.replace_s", 0.0, 0.95)
 FETCH_GB = measured("restore-2026-11-23 restore_peer_1GB.s", 0.4948, 0.7993)
-STATE_GB = 3.0  # of one rank; assumed
+STATE_GB = 3.0  # of one rank
 TESTS = assumed("stop_tests, its default limit (a lab of 8 nodes without GPUs took 19 s)", 60.0)
 REPLAY = published(f"{BYTEROBUST}, table 6: NaN, mean", 4289.0)
 GIVE_UP = assumed("standby_wait, its default, before the job goes back to the queue", 30.0)
@@ -123,3 +123,12 @@ PERSON = assumed("a person finds the node, or the code, that fails again and aga
 NVRX_COLD = measured("recovery-2026-11-22 nvrx_kill.total_s", 13.4616, 16.5282)
 TORCHFT = published("FT-HSDP: all replicas wait per failure, about", 180.0)
 REPLICA = 8  # nodes of a replica; assumed: a pipeline, as in ByteRobust
+
+GUESSES = (
+    f"a step takes {STEP.median:g} s (--step): {STEP.source}",
+    f"{REFILL_H.median:g} {REFILL_H.source} (--refill)",
+    f"{STATE_GB:g} GB of state per rank; up to one and a half steps are done again after a fault",
+    "59 % of the faults that name no machine have one, which a restart in place does not cure "
+    "(ByteRobust: direct evictions against reattempts)",
+    "1 % of the explicit faults take a switch with 32 nodes, and the copies in memory with them",
+)
