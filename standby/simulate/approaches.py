@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from standby.simulate import assumed as a
-from standby.simulate.events import CODE, WISH, Approach, Kind, Time
+from standby.simulate.events import CODE, MACHINE, WISH, Approach, Kind, Time
 from standby.size.count import LossSource, losses, pool
 
 _SEEN = {
     "exit": a.EXIT, "gpu": a.EXIT, "node": a.NODE, "nic": a.LINK, "mount": a.MOUNT,
     "hang": a.HANG, "slow": a.SLOW, "nan": a.NAN, WISH: a.NONE,
 }  # fmt: skip
+
+_ONCE = {MACHINE: 1, CODE: 1}
 
 
 def at(table: Mapping[int, float], nodes: int) -> float:
@@ -52,7 +54,7 @@ def ours(nodes: int) -> Approach:
         save=a.SAVE,
         interval=0.0,
         durable=a.DURABLE.median,
-        tries=1,
+        tries=_ONCE,
         wrong=a.WRONG,
     )
 
@@ -84,11 +86,11 @@ def byterobust(nodes: int, most: bool = False) -> Approach:
         short=a.published(f"{a.BYTEROBUST}: reschedule, from its WAS ratios", extra),
         restore=a.NONE,
         start=a.NONE,  # in table 6
-        save=a.published(f"{a.BYTEROBUST}, table 8", 0.04) if most else a.SAVE_PAPER,
+        save=a.SAVE_MFU if most else a.SAVE_PAPER,
         interval=0.0,
         durable=a.HALF_HOUR,
         evicts={"hang": 7, "slow": 7},
-        tries=0,
+        tries={CODE: 1},  # a reattempt, then the rollback
     )
 
 
@@ -122,7 +124,7 @@ def requeue(nodes: int) -> Approach:
         save=a.SAVE_FILES,
         interval=a.HALF_HOUR,
         durable=a.HALF_HOUR,
-        tries=2,
+        tries={MACHINE: 2, CODE: 2},
         pooled=False,
     )  # fmt: skip
 
@@ -144,7 +146,7 @@ def nvrx(nodes: int) -> Approach:
         save=a.SAVE_LOCAL,
         interval=a.LOCAL_INTERVAL,
         durable=a.HALF_HOUR,
-        tries=1,
+        tries=_ONCE,
         pooled=True,
     )  # fmt: skip
 
@@ -164,7 +166,7 @@ def torchft(nodes: int) -> Approach:
         save=a.NONE,
         interval=0.0,
         durable=a.HALF_HOUR,
-        tries=1,
+        tries=_ONCE,
         pooled=True,
     )
 

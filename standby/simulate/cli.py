@@ -80,8 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="robust-standby simulate",
         allow_abbrev=False,
         description="Simulate a training job on many nodes under faults: the share of its time "
-        "that it trains (ETTR), by how faults are answered and by the size of the standby pool, and "
-        "what costs the rest. None of it was measured at scale; the output lists what is assumed.",
+        "that it trains (ETTR), by how faults are answered and by the size of the standby pool, "
+        "and what costs the rest. Nothing was measured at scale; the output lists what is assumed.",
     )
     add = parser.add_argument
     add(

@@ -84,8 +84,8 @@ class Cluster(NamedTuple):
 class Approach(NamedTuple):
     """How somebody answers faults; the times are what ``assumed.py`` says of each.
 
-    ``tries``: restarts in place before a machine that no evidence names is replaced, or code is
-    rolled back. ``evicts``: nodes that leave with a bad one, by Kind.shows. ``short``: instead of
+    ``tries``: restarts in place before a machine that no evidence names is replaced, and before
+    code is rolled back. ``evicts``: nodes that leave with a bad one, by Kind.shows. ``short``: instead of
     ``replace`` where the pool has too few. ``interval``: seconds between two saves, 0: each step.
     """
 
@@ -102,7 +102,7 @@ class Approach(NamedTuple):
     save: Time
     interval: float
     durable: float  # s between checkpoints that survive the loss of several nodes
-    tries: int = 0
+    tries: Mapping[str, int] = {}
     evicts: Mapping[str, int] = {}
     wrong: float = 0.0  # healthy nodes that leave, per fault
     pooled: bool = True
@@ -197,7 +197,7 @@ def respond(
     cause = (
         MACHINE if truth < kind.machine else CODE if truth < kind.machine + kind.code else PASSING
     )
-    vain = approach.tries if cause == CODE or (cause == MACHINE and not kind.named) else 0
+    vain = 0 if cause == MACHINE and kind.named else approach.tries.get(cause, 0)
     phases: defaultdict[str, float] = defaultdict(float)
     for again in range(vain + 1):
         phases["detect"] += approach.detect[kind.shows].draw(dice)

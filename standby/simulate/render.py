@@ -22,7 +22,7 @@ def print_study(found: Study, gpus: int, out: Console) -> None:
         f"a step takes {cluster.step_s:g} s"
     )
     out.print()
-    table = _table(1, "APPROACH", "ETTR %", "OF ALL RUNS", "MIN/FAULT", "WORST HOUR", "POOL SHORT")
+    table = _table("APPROACH", "ETTR %", "OF ALL RUNS", "MIN/FAULT", "WORST HOUR", "POOL SHORT")
     for row in found.rows:
         span = f"{100 * row.low:.2f}-{100 * row.high:.2f}"
         table.add_row(
