@@ -12,6 +12,7 @@ class Check(NamedTuple):
     """``found`` must be within ``limit`` of ``wanted``, or at least that.
 
     ``points``: both are shares and the limit is a difference of them, else a share of ``wanted``.
+    ``judged``: False for what is only printed.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Check(NamedTuple):
     limit: float = 0.0
     points: bool = False
     at_least: bool = False
+    judged: bool = True
 
     @property
     def difference(self) -> float:
@@ -29,7 +31,9 @@ class Check(NamedTuple):
 
     @property
     def fine(self) -> bool:
-        """True if the goal is met."""
+        """True if the goal is met, or there is none."""
+        if not self.judged:
+            return True
         return self.difference >= 0.0 if self.at_least else abs(self.difference) <= self.limit
 
     @property
@@ -37,6 +41,7 @@ class Check(NamedTuple):
         """The check as one line."""
         unit = " points" if self.points or self.at_least else " %"
         goal = "at least that" if self.at_least else f"within {100 * self.limit:g}{unit}"
+        goal = goal if self.judged else "not judged"
         return (
             f"{self.name}: {self.found:.4g}, wanted {self.wanted:.4g} ({goal}); "
             f"difference {100 * self.difference:+.2f}{unit}"
@@ -49,5 +54,7 @@ def show(checks: list[Check]) -> None:
     for title in ("", "check"):
         table.add_column(title)
     for check in checks:
-        table.add_row("met" if check.fine else "MISSED", check.said)
+        table.add_row(
+            "met" if check.fine and check.judged else "" if check.fine else "MISSED", check.said
+        )
     Console(width=140).print(table)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import permutations
-from pathlib import Path
 from random import Random
 from typing import Any
 

@@ -26,18 +26,23 @@ SCHEDULING = ("test", "replace", "restore", "start")
 def ettr_checks(
     results: Results, cluster: Cluster, mix: Sequence[Kind], seeds: Sequence[int]
 ) -> list[Check]:
-    """Its ETTR by the means of its tables, and by the largest numbers in them."""
+    """Its ETTR by the means of its tables, and by the largest numbers in them.
+
+    Within 10 % of 97 % is also plain Slurm; the lost time is the harder question.
+    """
     found = {}
     for name, most in (("means", False), ("largest", True)):
         runs = accounts(byterobust(cluster.nodes, most), cluster, mix, seeds)
         found[name] = fmean(run.ettr for run in runs)
         results.metrics[f"paper.ettr_{name}"] = summarise([run.ettr for run in runs], "share")
-    return [
-        Check("ByteRobust's ETTR, by the means of its tables", found["means"], ETTR, NEAR),
-        Check("… by the largest numbers in its tables", found["largest"], ETTR, NEAR),
-        Check("… its lost time, by the means", 1 - found["means"], 1 - ETTR, NEAR),
-        Check("… its lost time, by the largest", 1 - found["largest"], 1 - ETTR, NEAR),
-    ]
+    checks = []
+    for name, ettr in found.items():
+        judged, by = name == "largest", f"by the {name} of its tables"
+        checks += [
+            Check(f"ByteRobust's ETTR, {by}", ettr, ETTR, NEAR, judged=judged),
+            Check(f"… its lost time, {by}", 1 - ettr, 1 - ETTR, NEAR, judged=judged),
+        ]
+    return checks
 
 
 def was_checks(results: Results) -> list[Check]:

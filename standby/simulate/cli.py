@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     target = sys.stdout if out is None else out
     try:
+        if args.since is not None and args.ledger is None:
+            raise SizeError("--since: only with --ledger")
         what, kinds = _mix(args)
         pool = p99_pool(kinds, args.nodes, args.refill) if args.pool is None else args.pool
         expected = sum(kind.per_1000 for kind in kinds) / 1000.0 * args.nodes * args.days

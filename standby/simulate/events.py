@@ -85,8 +85,9 @@ class Approach(NamedTuple):
     """How somebody answers faults; the times are what ``assumed.py`` says of each.
 
     ``tries``: restarts in place before a machine that no evidence names is replaced, and before
-    code is rolled back. ``evicts``: nodes that leave with a bad one, by Kind.shows. ``short``: instead of
-    ``replace`` where the pool has too few. ``interval``: seconds between two saves, 0: each step.
+    code is rolled back. ``evicts``: nodes that leave with a bad one, by Kind.shows. ``short``:
+    instead of ``replace`` where the pool has too few. ``interval``: seconds between two saves, 0:
+    each step.
     """
 
     name: str
