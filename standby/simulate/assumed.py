@@ -1,12 +1,13 @@
 """Every number that the simulator uses, with its source. Pure data.
 
 MEASURED names a file of docs/bench and its metric (median and p95; a test compares them).
-PUBLISHED names the paper, of which a mean has no spread. ASSUMED says why.
+PUBLISHED names the paper, of which a mean has no spread. SEEN: measured, but the record was lost.
+ASSUMED says why.
 """
 
 from __future__ import annotations
 
-from standby.simulate.events import ASSUMED, MEASURED, PUBLISHED, Time
+from standby.simulate.events import ASSUMED, MEASURED, PUBLISHED, SEEN, Time
 
 BYTEROBUST = "ByteRobust (arXiv 2509.16293)"
 
@@ -38,14 +39,12 @@ NODE = measured("recovery-after-2026-11-25 node_crash_companion.detect_s", 1.175
 STUCK_NODE = measured("faults-2026-11-26 node_hang.detect_s", 10.105, 10.293)
 MOUNT = measured("faults-2026-11-26 mount_dead.detect_s", 30.705, 30.866)
 STUCK_GROUP = measured("faults-2026-11-26 stuck_group.detect_s", 11.575, 11.710)
-LINK = assumed("NCCL ends the rank when InfiniBand's retries are over", 60.0)
+LINK = assumed("until NCCL gives up InfiniBand's retries", 60.0)
 NAN = assumed("a NaN is reported with its step", STEP.median)
-HANG = Time(
+HANG = assumed(
+    "ten times the slowest step, if no step was slower than usual, and 1.6 s for the look at the "
+    "ranks (faults-2026-11-26 stuck_group)",
     10 * STEP.median + 1.6,
-    10 * STEP.median + 1.7,
-    ASSUMED,
-    "ten times the slowest step (srun_wrapper/job/pace.py), and the look at the ranks, which "
-    "took 1.6 s of faults-2026-11-26 stuck_group.detect_s",
 )
 SLOWDOWN = 1.0 - 1.0 / 1.3  # lost of each second while steps take 1.3 times as long
 SLOW = assumed(
@@ -72,8 +71,8 @@ WRONG = 4 / 60  # healthy nodes evicted per run: faults-2026-11-26 faults.false_
 SAVE = Time(
     0.005,
     0.005,
-    MEASURED,
-    "save() and hook of 1 GB in 768 tensors: 3.8 ms, rounded up; 12,000 small tensors: 29 ms. Seen "
+    SEEN,
+    "save() and hook of 1 GB in 768 tensors took 3.8 ms, rounded up (12,000 small tensors: 29 ms) "
     "on one H200, 2026-11-26; the record was not kept",
 )
 SAVE_PAPER = published(f"{BYTEROBUST}, table 8, 0.01 to 0.04 s", 0.02)
@@ -128,10 +127,11 @@ TORCHFT = published("FT-HSDP: all replicas wait per failure, about", 180.0)
 REPLICA = 8  # nodes of a replica; assumed: a pipeline, as in ByteRobust
 
 GUESSES = (
-    f"a step takes {STEP.median:g} s (--step): {STEP.source}",
-    f"{REFILL_H.median:g} {REFILL_H.source} (--refill)",
-    f"{STATE_GB:g} GB of state per rank; up to one and a half steps are done again after a fault",
-    "59 % of the faults that name no machine have one, which a restart in place does not cure "
-    "(ByteRobust: direct evictions against reattempts)",
-    "1 % of the explicit faults take a switch with 32 nodes, and the copies in memory with them",
-)
+    (f"a step of {STEP.median:g} s (--step)", STEP.source),
+    (f"refill in {REFILL_H.median:g} h (--refill)", REFILL_H.source),
+    (f"{STATE_GB:g} GB per rank", "state that a rank restores"),
+    ("0.5 to 1.5 steps", "done again after a fault"),
+    ("59 % bad machines", "of the faults that name none; a restart in place does not cure these "
+     "(ByteRobust: direct evictions against reattempts)"),
+    ("1 % switches", "of the explicit faults: 32 nodes at once, with the copies in their memory"),
+)  # fmt: skip

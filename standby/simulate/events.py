@@ -19,7 +19,7 @@ from typing import NamedTuple
 DAY, HOUR = 86400.0, 3600.0
 PHASES = ("detect", "decide", "stop", "test", "replace", "restore", "start", "redo", "save")
 SAVING, START_UP = "saving every step", "start of the job"
-MEASURED, PUBLISHED, ASSUMED = "measured", "published", "assumed"
+MEASURED, SEEN, PUBLISHED, ASSUMED = "measured", "seen once", "published", "assumed"
 MACHINE, CODE, PASSING = "machine", "code", "passing"  # what is behind a fault
 WISH = "wish"  # Kind.shows of a stop that somebody wants: nothing is done again after it
 
@@ -51,8 +51,8 @@ class Time(NamedTuple):
         return self.median + max(0.0, self.p95 - self.median) * 0.5 / math.log(10.0)
 
     def times(self, factor: float, why: str = "") -> Time:
-        """Return this time ``factor`` times over, with the reason in its source."""
-        return Time(self.median * factor, self.p95 * factor, self.basis, self.source + why)
+        """Return this time ``factor`` times over, which nobody measured; ``why`` names it."""
+        return Time(self.median * factor, self.p95 * factor, ASSUMED, self.source + why)
 
 
 class Kind(NamedTuple):
@@ -110,10 +110,11 @@ class Approach(NamedTuple):
 
     def times(self) -> Iterator[tuple[str, Time]]:
         """Yield all times with their names."""
-        for name in ("decide", "stop", "replace", "short", "restore", "start", "save"):
-            yield name, getattr(self, name)
-        for name in ("detect", "test"):
-            yield from ((f"{name} {key}", time) for key, time in getattr(self, name).items())
+        yield from ((f"detect ({key})", time) for key, time in self.detect.items())
+        yield from (("decide", self.decide), ("stop", self.stop))
+        yield from ((f"test ({key})", time) for key, time in self.test.items())
+        yield from (("replace", self.replace), ("replace, pool short", self.short))
+        yield from (("restore", self.restore), ("start", self.start), ("save", self.save))
 
 
 class Fault(NamedTuple):
@@ -169,12 +170,29 @@ class Account(NamedTuple):
             (self._productive(b, b + window) / window for b in begins if b >= 0), default=1.0
         )
 
+    def hours(self) -> list[float]:
+        """Return the ETTR of each hour, one after another."""
+        lost = [0.0] * math.ceil(self.wall / HOUR)
+        for stretch in self.stretches:
+            at, end = stretch.begin, stretch.begin + stretch.seconds
+            for hour in range(int(at / HOUR), len(lost)):
+                part = min(end, (hour + 1) * HOUR) - at
+                if part <= 0.0:
+                    break
+                lost[hour] += part
+                at += part
+        return [(1.0 - gone / HOUR) * self._share() for gone in lost]
+
+    def _share(self) -> float:
+        """Return the share of the time between stretches that saving leaves."""
+        saving = sum(s for (cause, _), s in self.lost.items() if cause == SAVING)
+        return self.productive / (self.productive + saving or 1.0)
+
     def _productive(self, begin: float, end: float) -> float:
         gone = math.fsum(
             max(0.0, min(end, s.begin + s.seconds) - max(begin, s.begin)) for s in self.stretches
         )
-        saving = sum(s for (cause, _), s in self.lost.items() if cause == SAVING)
-        return (end - begin - gone) * self.productive / (self.productive + saving or 1.0)
+        return (end - begin - gone) * self._share()
 
 
 def faults(mix: Sequence[Kind], cluster: Cluster, seed: int) -> list[Fault]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -35,12 +37,20 @@ def print_study(found: Study, gpus: int, out: Console) -> None:
         )
     out.print(table)
     out.print()
-    for row in found.rows:
-        out.print(f"{row.name}: {row.what}")
+    out.print(
+        "MIN/FAULT: minutes lost per fault. WORST HOUR: ETTR of a run's worst hour. POOL SHORT: "
+        "faults of a run for which there were too few standby nodes."
+    )
+    out.print(_list((row.name, row.what) for row in found.rows))
     out.print()
     table = _table("STANDBY NODES, OURS", *map(str, found.pools))
     table.add_row("ETTR %", *(f"{100 * ettr:.2f}" for ettr in found.pools.values()))
     out.print(table)
+    out.print()
+    curve = ", ".join(f"{day}: {100 * ettr:.2f}" for day, ettr in found.rows[0].curve.items())
+    hours = ", ".join(f"{n:.0f} below {percent} %" for percent, n in found.hours.items())
+    out.print(f"Ours, ETTR % from the start to day {curve}.")
+    out.print(f"Hours of a run by their own ETTR: {hours}.")
     out.print()
     for heading, parts in (("OURS, BY CAUSE", found.causes), ("OURS, BY PHASE", found.phases)):
         table = _table(heading, "GPU-HOURS LOST", "OF THE LOSS")
@@ -51,9 +61,8 @@ def print_study(found: Study, gpus: int, out: Console) -> None:
                 table.add_row(name, hours, f"{100 * seconds / total:.0f} %")
         out.print(table)
         out.print()
-    out.print(Text("Assumed or published, not measured by us:", style="bold"))
-    for line in found.assumed:
-        out.print(f"- {line}")
+    out.print(Text("Assumed or published, in no record of ours:", style="bold"))
+    out.print(_list(found.assumed))
     out.print()
     phase = next(iter(found.phases), "nothing")
     best = found.rows[0]
@@ -63,6 +72,14 @@ def print_study(found: Study, gpus: int, out: Console) -> None:
             style="bold",
         )
     )
+
+
+def _list(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and what is to be said of them, which wraps below itself."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in rows:
+        table.add_row(name, text)
+    return table
 
 
 def _table(*headings: str) -> Table:

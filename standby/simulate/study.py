@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from standby.simulate.approaches import APPROACHES
 from standby.simulate.assumed import GUESSES
-from standby.simulate.events import ASSUMED, DAY, HOUR, Account, Approach, Cluster, Kind, simulate
+from standby.simulate.events import DAY, HOUR, MEASURED, Account, Approach, Cluster, Kind, simulate
 
 CURVE_DAYS = (1, 7, 30, 60, 90)
+BELOW = (99, 90, 50)
 
 
 class Row(NamedTuple):
@@ -39,7 +40,8 @@ class Study(NamedTuple):
     pools: Mapping[int, float]  # ETTR of ours
     causes: Mapping[str, float]
     phases: Mapping[str, float]
-    assumed: tuple[str, ...]
+    hours: Mapping[int, float]  # of a run of ours with an ETTR below so many percent
+    assumed: tuple[tuple[str, str], ...]  # what, and why
 
 
 def accounts(
@@ -74,6 +76,10 @@ def study(
         pools,
         _mean(own, 0),
         _mean(own, 1),
+        {
+            percent: fmean(sum(100 * hour < percent for hour in run.hours()) for run in own)
+            for percent in BELOW
+        },
         tuple(_assumed(of_ours)),
     )
 
@@ -103,13 +109,11 @@ def _mean(runs: Sequence[Account], part: int) -> dict[str, float]:
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def _assumed(approach: Approach) -> Iterator[str]:
-    """Say what of ours nobody measured, one line for each number."""
+def _assumed(approach: Approach) -> Iterator[tuple[str, str]]:
+    """Say what of ours is in no record of ours."""
     for name, time in approach.times():
-        if time.basis != "measured":
-            yield f"{name} {time.median:.3g} s: {time.source}" + (
-                "" if time.basis == ASSUMED else " (published)"
-            )
+        if time.basis != MEASURED:
+            yield f"{name} {time.median:.4g} s", time.source
     yield from GUESSES
 
 
@@ -136,5 +140,6 @@ def as_data(found: Study, gpus: int) -> dict[str, Any]:
         "pools": {str(size): ettr for size, ettr in found.pools.items()},
         "gpu_hours_lost_by_cause": hours(found.causes),
         "gpu_hours_lost_by_phase": hours(found.phases),
-        "assumed": list(found.assumed),
+        "hours_below_percent": {str(percent): n for percent, n in found.hours.items()},
+        "assumed": dict(found.assumed),
     }
