@@ -1,4 +1,4 @@
-"""Where the time of a soak went: to each fault, and to slow steps between the faults. Pure."""
+"""The time that a soak lost to each fault, and to slow steps between the faults. Pure."""
 
 from __future__ import annotations
 

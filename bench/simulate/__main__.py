@@ -1,4 +1,4 @@
-"""How much of its time a job of 9,600 GPUs would train: ``python -m bench.simulate``.
+"""The share of its time that a job of 9,600 GPUs would train: ``python -m bench.simulate``.
 
 Runs the simulator of ``robust-standby simulate`` and holds it against what others and we have
 measured: ByteRobust's ETTR and scheduling times, and our own soaks. Exit code 1 if a goal is

@@ -1,4 +1,4 @@
-"""Who answers faults how: ours, ByteRobust's, and what plain Slurm and libraries do. Pure."""
+"""Ways to answer faults: ours, ByteRobust's, plain Slurm's and those of libraries. Pure."""
 
 from __future__ import annotations
 

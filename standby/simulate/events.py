@@ -82,7 +82,7 @@ class Cluster(NamedTuple):
 
 
 class Approach(NamedTuple):
-    """How somebody answers faults; the times are what ``assumed.py`` says of each.
+    """A way to answer faults; ``assumed.py`` has the times.
 
     ``tries``: restarts in place before a machine that no evidence names is replaced, and before
     code is rolled back. ``evicts``: nodes that leave with a bad one, by Kind.shows. ``short``:

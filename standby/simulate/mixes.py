@@ -1,4 +1,4 @@
-"""Which faults come, and how often: published mixes, or a site's own records. Pure data."""
+"""Mixes of faults and their rates, as published. Pure data."""
 
 from __future__ import annotations
 
