@@ -44,7 +44,7 @@ def approaches(results: Results) -> list[Check]:
     mix = MIXES[MIX][1]
     cluster = _cluster(mix)
     for name, make in APPROACHES.items():
-        _add(results, name, make(NODES), cluster, mix)
+        _add(results, name, make(NODES, cluster.step_s), cluster, mix)
     own = accounts(ours(NODES), cluster, mix, _runs(results))
     for part, what in ((0, "cause"), (1, "phase")):
         for key in sorted({key for one in own for key in one.by(part)}):
@@ -66,7 +66,7 @@ def scenarios(results: Results) -> list[Check]:
     changed: Mapping[str, tuple[Approach, Cluster, Sequence[Kind]]] = {
         "save_stall_20ms": (_stall(own, 0.020), cluster, mix),
         "save_stall_29ms": (_stall(own, 0.029), cluster, mix),
-        "step_5s": (own, cluster._replace(step_s=5.0), mix),
+        "step_5s": (ours(NODES, 5.0), cluster._replace(step_s=5.0), mix),
         "hang_600s": (own._replace(detect={**own.detect, "hang": ten_minutes}), cluster, mix),
         "start_x2": (own._replace(start=own.start.times(2.0)), cluster, mix),
         "refill_72h": (own, cluster._replace(refill_h=72.0), mix),

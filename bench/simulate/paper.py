@@ -32,7 +32,7 @@ def ettr_checks(
     """
     found = {}
     for name, most in (("means", False), ("largest", True)):
-        runs = accounts(byterobust(cluster.nodes, most), cluster, mix, seeds)
+        runs = accounts(byterobust(cluster.nodes, most=most), cluster, mix, seeds)
         found[name] = fmean(run.ettr for run in runs)
         results.metrics[f"paper.ettr_{name}"] = summarise([run.ettr for run in runs], "share")
     checks = []

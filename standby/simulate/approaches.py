@@ -8,12 +8,16 @@ from standby.simulate import assumed as a
 from standby.simulate.events import CODE, MACHINE, WISH, Approach, Kind, Time
 from standby.size.count import LossSource, losses, pool
 
-_SEEN = {
-    "exit": a.EXIT, "gpu": a.EXIT, "node": a.NODE, "nic": a.LINK, "mount": a.MOUNT,
-    "hang": a.HANG, "slow": a.SLOW, "nan": a.NAN, WISH: a.NONE,
-}  # fmt: skip
-
+STEP_S = a.STEP.median
 _ONCE = {MACHINE: 1, CODE: 1}
+
+
+def seen(step_s: float) -> dict[str, Time]:
+    """Return when robust-srun detects a fault, by how it shows."""
+    return {
+        "exit": a.EXIT, "gpu": a.EXIT, "node": a.NODE, "nic": a.LINK, "mount": a.MOUNT,
+        "hang": a.hang(step_s), "slow": a.SLOW, "nan": a.nan(step_s), WISH: a.NONE,
+    }  # fmt: skip
 
 
 def at(table: Mapping[int, float], nodes: int) -> float:
@@ -31,7 +35,7 @@ def hot_update(nodes: int) -> Time:
     return a.published(source, at(a.HOT_UPDATE, nodes))
 
 
-def ours(nodes: int) -> Approach:
+def ours(nodes: int, step_s: float = STEP_S) -> Approach:
     """robust-srun with its defaults, and a standby partition."""
     start = hot_update(nodes)
     queue = Time(
@@ -43,7 +47,7 @@ def ours(nodes: int) -> Approach:
     return Approach(
         name="ours",
         what="robust-srun: restart in place, standby nodes, every step in memory",
-        detect=_SEEN,
+        detect=seen(step_s),
         decide=a.DECIDE,
         stop=a.STOP.times(nodes / 400, f" x {nodes} / 400"),
         test={"again": a.TESTS, "nan": a.REPLAY},
@@ -59,7 +63,7 @@ def ours(nodes: int) -> Approach:
     )
 
 
-def byterobust(nodes: int, most: bool = False) -> Approach:
+def byterobust(nodes: int, step_s: float = STEP_S, most: bool = False) -> Approach:
     """ByteRobust, fed with its own tables; ``most``: with the largest of each."""
     which = int(most)
     test = {
@@ -69,7 +73,7 @@ def byterobust(nodes: int, most: bool = False) -> Approach:
     usual = a.RESTART["CUDA error"][which]
     for shows in ("exit", "gpu", "nic", "node", "mount", "hang", "slow"):
         test[shows] = a.assumed(f"as a CUDA error in table 6 of {a.BYTEROBUST}", usual)
-    detect = dict(a.INSPECT)
+    detect = a.INSPECT | {"nan": a.nan(step_s)}
     if most:
         detect["hang"] = a.published(f"{a.BYTEROBUST}: longest unproductive time", a.UNPRODUCTIVE)
         test["hang"] = a.NONE
@@ -94,9 +98,9 @@ def byterobust(nodes: int, most: bool = False) -> Approach:
     )
 
 
-def reschedule(nodes: int) -> Approach:
+def reschedule(nodes: int, step_s: float = STEP_S) -> Approach:
     """ByteRobust without standby nodes: what leaves is allocated and installed anew."""
-    own = byterobust(nodes)
+    own = byterobust(nodes, step_s)
     return own._replace(
         name="reschedule",
         what="ByteRobust without standby nodes: those that leave are rescheduled",
@@ -105,13 +109,13 @@ def reschedule(nodes: int) -> Approach:
     )
 
 
-def requeue(nodes: int) -> Approach:
+def requeue(nodes: int, step_s: float = STEP_S) -> Approach:
     """Plain Slurm: sbatch --requeue, checkpoints on files."""
     exit_, watch = a.KILL_WAIT, a.WATCHDOG
     return Approach(
         name="requeue",
         what="plain Slurm: sbatch --requeue, a checkpoint on files every 30 min",
-        detect=_SEEN | {"exit": exit_, "gpu": exit_, "node": a.SILENT, "nic": watch,
+        detect=seen(step_s) | {"exit": exit_, "gpu": exit_, "node": a.SILENT, "nic": watch,
                            "mount": watch, "hang": watch, "nan": a.PERSON},
         decide=a.NONE,
         stop=a.NONE,
@@ -129,15 +133,15 @@ def requeue(nodes: int) -> Approach:
     )  # fmt: skip
 
 
-def nvrx(nodes: int) -> Approach:
+def nvrx(nodes: int, step_s: float = STEP_S) -> Approach:
     """A launcher inside the job with spares, and local checkpoints."""
-    plain = requeue(nodes)
+    plain = requeue(nodes, step_s)
     start = hot_update(nodes)
     cold = start.times(1.0, " + recovery-2026-11-22 nvrx_kill.total_s")
     return plain._replace(
         name="nvrx-like",
         what="restart inside the job with spares, local checkpoints every 5 min",
-        detect=_SEEN | {"hang": a.WATCHDOG, "nic": a.WATCHDOG, "mount": a.WATCHDOG,
+        detect=seen(step_s) | {"hang": a.WATCHDOG, "nic": a.WATCHDOG, "mount": a.WATCHDOG,
                            "nan": a.PERSON},
         test={"again": a.TESTS, CODE: a.PERSON},
         short=plain.start,
@@ -151,14 +155,14 @@ def nvrx(nodes: int) -> Approach:
     )  # fmt: skip
 
 
-def torchft(nodes: int) -> Approach:
+def torchft(nodes: int, step_s: float = STEP_S) -> Approach:
     """Replicas go on without the one that failed; all wait for a new quorum."""
-    plain = requeue(nodes)
+    plain = requeue(nodes, step_s)
     part = min(1.0, a.REPLICA / nodes)
     return plain._replace(
         name="torchft-like",
         what="the other replicas go on after 3 min; one that failed comes back cold",
-        detect=_SEEN | {"hang": a.WATCHDOG, "nan": a.PERSON},
+        detect=seen(step_s) | {"hang": a.WATCHDOG, "nan": a.PERSON},
         test={"again": a.TESTS, CODE: a.PERSON},
         short=a.PERSON.times(part, f" x {part:.3g} of the job"),
         start=a.TORCHFT,
@@ -171,7 +175,7 @@ def torchft(nodes: int) -> Approach:
     )
 
 
-APPROACHES: Mapping[str, Callable[[int], Approach]] = {
+APPROACHES: Mapping[str, Callable[[int, float], Approach]] = {
     "ours": ours,
     "byterobust": byterobust,
     "torchft-like": torchft,

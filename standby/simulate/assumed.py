@@ -40,12 +40,22 @@ STUCK_NODE = measured("faults-2026-11-26 node_hang.detect_s", 10.105, 10.293)
 MOUNT = measured("faults-2026-11-26 mount_dead.detect_s", 30.705, 30.866)
 STUCK_GROUP = measured("faults-2026-11-26 stuck_group.detect_s", 11.575, 11.710)
 LINK = assumed("until NCCL gives up InfiniBand's retries", 60.0)
-NAN = assumed("a NaN is reported with its step", STEP.median)
-HANG = assumed(
-    "ten times the slowest step, if no step was slower than usual, and 1.6 s for the look at the "
-    "ranks (faults-2026-11-26 stuck_group)",
-    10 * STEP.median + 1.6,
-)
+LOOK = 1.6  # s, for the look at the ranks of a hang: STUCK_GROUP less hang_floor
+
+
+def nan(step_s: float) -> Time:
+    """A NaN is reported with its step."""
+    return assumed("a NaN is reported with its step", step_s)
+
+
+def hang(step_s: float) -> Time:
+    """The limit of srun_wrapper/job/pace.py, and the look at the ranks."""
+    why = "ten times the slowest step, if no step was slower than usual, and 1.6 s for the look"
+    return assumed(
+        f"{why} at the ranks (faults-2026-11-26 stuck_group)", max(10.0, 10 * step_s) + LOOK
+    )
+
+
 SLOWDOWN = 1.0 - 1.0 / 1.3  # lost of each second while steps take 1.3 times as long
 SLOW = assumed(
     "30 min until a person acts on the warning, with steps 1.3 times as long", 1800 * SLOWDOWN
@@ -93,7 +103,7 @@ INSPECT = {
     "mount": assumed(f"as long as the GPU inspection of {BYTEROBUST}", 10.0),
     "hang": published(f"{BYTEROBUST}: 10 min without RDMA traffic", 600.0),
     "slow": SLOW._replace(source="as ours, for want of a number"),
-    "nan": NAN,
+    "nan": nan(STEP.median),
     "wish": NONE,
 }
 # Table 6, from localization to the restart: mean, and the largest.
@@ -129,7 +139,7 @@ REPLICA = 8  # nodes of a replica; assumed: a pipeline, as in ByteRobust
 GUESSES = (
     (f"a step of {STEP.median:g} s (--step)", STEP.source),
     (f"refill in {REFILL_H.median:g} h (--refill)", REFILL_H.source),
-    (f"{STATE_GB:g} GB per rank", "state that a rank restores"),
+    (f"{STATE_GB:g} GB per rank", "restored: its own part of the state, and the shared one"),
     ("0.5 to 1.5 steps", "done again after a fault"),
     ("59 % bad machines", "of the faults that name none; a restart in place does not cure these "
      "(ByteRobust: direct evictions against reattempts)"),

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
 
 def _approaches(args: argparse.Namespace) -> list[Approach]:
     """Return all approaches, ours with the stall that was given."""
-    made = [make(args.nodes) for make in APPROACHES.values()]
+    made = [make(args.nodes, args.step) for make in APPROACHES.values()]
     if args.save is None:
         return made
     given = assumed.assumed("--save", args.save)

@@ -59,7 +59,7 @@ def study(
     approaches: Sequence[Approach] = (),
 ) -> Study:
     """Simulate all approaches with the same seeds, and ours with other pools."""
-    chosen = approaches or [make(cluster.nodes) for make in APPROACHES.values()]
+    chosen = approaches or [make(cluster.nodes, cluster.step_s) for make in APPROACHES.values()]
     found = {one.name: accounts(one, cluster, mix, seeds) for one in chosen}
     own = found["ours"]
     of_ours = next(one for one in chosen if one.name == "ours")

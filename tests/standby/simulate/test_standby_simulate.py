@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -11,6 +12,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job_records import one_job
 
 from robust_slurm.config import Config
 from robust_slurm.state_dir.records import Incident
@@ -66,8 +68,8 @@ def test_defaults_of_settings_are_the_settings() -> None:
     assert Config().stop_tests == assumed.TESTS.median
     assert Config().standby_wait == assumed.GIVE_UP.median
     stuck = assumed.STUCK_GROUP.median - Config().hang_floor  # the look at the ranks
-    expected = STEP_FACTOR * assumed.STEP.median + stuck
-    assert assumed.HANG.median == pytest.approx(expected, abs=0.1)
+    assert assumed.hang(10.0).median == pytest.approx(STEP_FACTOR * 10.0 + stuck, abs=0.1)
+    assert assumed.hang(0.1).median == pytest.approx(Config().hang_floor + stuck, abs=0.1)
     runs = json.loads((RECORDS / "faults-2026-11-26.json").read_text())["metrics"]
     evicted = runs["faults.false_evictions"]["median"] / runs["faults.runs"]["median"]
     assert evicted == pytest.approx(assumed.WRONG)
@@ -75,7 +77,7 @@ def test_defaults_of_settings_are_the_settings() -> None:
 
 def test_every_time_has_a_source() -> None:
     for make in APPROACHES.values():
-        for name, time in make(1200).times():
+        for name, time in make(1200, 10.0).times():
             assert time.source or time.p95 == 0.0, name
             assert 0.0 <= time.median <= time.p95, name
 
@@ -83,14 +85,14 @@ def test_every_time_has_a_source() -> None:
 @pytest.mark.parametrize("name", APPROACHES)
 def test_accounts_add_up(name: str) -> None:
     for mix in ("byterobust", "llama3"):
-        account = simulate(APPROACHES[name](1200), CLUSTER, MIXES[mix][1], seed=3)
+        account = simulate(APPROACHES[name](1200, 10.0), CLUSTER, MIXES[mix][1], seed=3)
         lost = sum(account.lost.values())
         assert account.productive + lost == pytest.approx(account.wall)
         assert sum(account.by(0).values()) == pytest.approx(lost)
         assert sum(account.by(1).values()) == pytest.approx(lost)
         assert account.cumulative(account.wall) == pytest.approx(account.ettr)
         assert 0.0 <= account.worst() <= account.ettr <= 1.0
-        again = simulate(APPROACHES[name](1200), CLUSTER, MIXES[mix][1], seed=3)
+        again = simulate(APPROACHES[name](1200, 10.0), CLUSTER, MIXES[mix][1], seed=3)
         assert again == account
 
 
@@ -108,7 +110,7 @@ def test_no_mix_breaks_the_accounts(
     rate: float, days: float, pool: int, name: str, shows: str, machine: float, nodes: int
 ) -> None:
     mix = [Kind("one", shows, rate, machine, 1.0 - machine, nodes=nodes)]
-    account = simulate(APPROACHES[name](64), Cluster(64, days, pool, 1.0, 2.0), mix)
+    account = simulate(APPROACHES[name](64, 10.0), Cluster(64, days, pool, 1.0, 2.0), mix)
     assert -1e-9 <= account.ettr <= 1.0
     assert account.productive + sum(account.lost.values()) == pytest.approx(account.wall)
     ends = 0.0
@@ -122,7 +124,7 @@ def test_no_mix_breaks_the_accounts(
 def test_more_faults_never_help(name: str) -> None:
     for seed in range(5):
         ettrs = [
-            simulate(APPROACHES[name](1200), CLUSTER, scaled(MIX, factor), seed).ettr
+            simulate(APPROACHES[name](1200, 10.0), CLUSTER, scaled(MIX, factor), seed).ettr
             for factor in (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
         ]
         assert ettrs == sorted(ettrs, reverse=True)
@@ -194,7 +196,7 @@ def test_mixes_have_the_papers_totals() -> None:
     for _, kinds in MIXES.values():
         for kind in kinds:
             assert kind.machine + kind.code <= 1.0 + 1e-9
-            assert all(kind.shows in make(1200).detect for make in APPROACHES.values())
+            assert all(kind.shows in make(1200, 10.0).detect for make in APPROACHES.values())
 
 
 def test_tables_are_read_between_their_rows() -> None:
@@ -257,6 +259,15 @@ def test_wrong_input(
 ) -> None:
     assert main(argv, io.StringIO()) == code
     assert said in capsys.readouterr().err
+
+
+def test_a_mix_comes_from_the_records_of_jobs(tmp_path: Path) -> None:
+    one_job(tmp_path, time.time())
+    out = io.StringIO()
+    argv = ["--ledger", str(tmp_path), "--nodes", "64", "--runs", "2", "--json"]
+    assert main(argv, out) == 0
+    data = json.loads(out.getvalue())
+    assert "node-days" in data["mix"] and data["faults_per_run"] > 0
 
 
 def test_a_ledger_without_jobs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
