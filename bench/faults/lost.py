@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+
+from bench.common import Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +40,20 @@ class Course:
         inside = list(windows)
         rest = end - begin - sum(b - a for a, b in inside)
         return (self.lost(begin, end) - sum(self.lost(a, b) for a, b in inside)) / max(rest, 1e-9)
+
+
+def record_lost(
+    results: Results, course: Course, windows: Sequence[tuple[str, float, float]]
+) -> None:
+    """Add what faults cost. ``windows``: kind, begin and end of each, in the order of time."""
+    costs: defaultdict[str, list[float]] = defaultdict(list)
+    order = []
+    for kind, begin, end in windows:
+        costs[kind].append(course.lost(begin, end))
+        order.append(f"{kind} {costs[kind][-1]:.2f}")
+    for kind, lost in costs.items():
+        results.once(f"{kind}.lost_mean_s", fmean(lost), "s")
+    results.once("soak.step_s", course.step, "s")
+    between = course.between((begin, end) for _, begin, end in windows)
+    results.once("soak.lost_between", between, "share")
+    results.settings["lost_s in order"] = ", ".join(order)

@@ -27,7 +27,7 @@ from bench.common import Results, finish, results_for, summarise
 from bench.faults import usage
 from bench.faults.kind import NODES, PER_NODE, Kind, Pick
 from bench.faults.kinds import KINDS
-from bench.faults.lost import Course
+from bench.faults.lost import Course, record_lost
 from bench.faults.usage import Usage
 from bench.faults.wider import TORCH, torch_reference
 from lab import Cluster, LabError
@@ -296,14 +296,11 @@ def report(
     steady = [b - a for a, b in pairwise(times)] or [0.0]
     distinct, wall = one.steps.best, (times[-1] - times[0]) if times else 0.0
     step = statistics.median(steady)
-    course = Course(one.steps.made, step)
     for name in KINDS:
         if hits := [hit for hit in one.hits if hit.kind == name]:
             gaps = [hit.gap for hit in hits]
             results.metrics[f"{name}.gap_s"] = summarise(gaps, "s")
             table.add_row(name, str(len(gaps)), f"{max(gaps):.1f}")
-            lost = statistics.fmean(course.lost(hit.at, hit.until) for hit in hits)
-            results.once(f"{name}.lost_mean_s", lost, "s")
     Console(width=120).print(table)
     again = [int(record["lost_steps"] or 0) for record in incidents]
     grown = usage.grown(one.samples)
@@ -326,9 +323,8 @@ def report(
     if wall:
         results.metrics["soak.ettr"] = summarise([min(1.0, distinct * step / wall)], "share")
         results.metrics["soak.minutes"] = summarise([wall / 60], "min")
-        results.once("soak.step_s", step, "s")
-        between = course.between((hit.at, hit.until) for hit in one.hits)
-        results.once("soak.lost_between", between, "share")
+        windows = [(hit.kind, hit.at, hit.until) for hit in one.hits]
+        record_lost(results, Course(one.steps.made, step), windows)
     usage.record(results, one.samples)
     wrong = [*grown, *(["job lost: " + verdict.lost] if verdict.lost else [])]
     wrong += [f"blamed: {node}" for node in verdict.blamed]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.common import Results
-from bench.faults.lost import Course
+from bench.faults.lost import Course, record_lost
 from bench.simulate import __main__ as bench
 from bench.simulate import lab
 from bench.simulate.checks import Check
@@ -77,3 +77,15 @@ def test_what_a_fault_cost_is_all_time_without_new_steps() -> None:
     assert course.lost(5.0, 10.0) == pytest.approx(4.0)
     assert course.between([(5.0, 10.0)]) == pytest.approx(0.0)
     assert Course([], 1.0).between([]) == 0.0
+
+
+def test_a_soak_records_what_each_fault_cost() -> None:
+    made = [(float(n), n) for n in range(1, 21)]
+    made += [(26.0 + n, 21 + n) for n in range(10)]  # 5 s without a step after the 20th
+    results = Results("soak", quick=True)
+    record_lost(results, Course(made, 1.0), [("hang", 19.5, 30.0), ("kill", 31.5, 33.5)])
+    found = {name: metric.median for name, metric in results.metrics.items()}
+    assert found["hang.lost_mean_s"] == pytest.approx(4.5)
+    assert found["kill.lost_mean_s"] == pytest.approx(0.0)
+    assert found["soak.step_s"] == 1.0
+    assert results.settings["lost_s in order"] == "hang 4.50, kill 0.00"

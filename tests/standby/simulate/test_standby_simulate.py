@@ -77,9 +77,9 @@ def test_defaults_of_settings_are_the_settings() -> None:
 
 def test_every_time_has_a_source() -> None:
     for make in APPROACHES.values():
-        for name, time in make(1200, 10.0).times():
-            assert time.source or time.p95 == 0.0, name
-            assert 0.0 <= time.median <= time.p95, name
+        for name, one in make(1200, 10.0).times():
+            assert one.source or one.p95 == 0.0, name
+            assert 0.0 <= one.median <= one.p95, name
 
 
 @pytest.mark.parametrize("name", APPROACHES)
