@@ -1,10 +1,10 @@
-"""The time that a soak lost to each fault, and to slow steps between the faults. Pure."""
+"""The time that a soak lost to each of its faults. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -32,15 +32,6 @@ class Course:
         new = bisect_right(self._first, end) - bisect_right(self._first, begin)
         return end - begin - new * self.step
 
-    def between(self, windows: Iterable[tuple[float, float]]) -> float:
-        """Return the share that is lost of the time outside of these windows."""
-        if not self.made:
-            return 0.0
-        begin, end = self.made[0][0], self.made[-1][0]
-        inside = list(windows)
-        rest = end - begin - sum(b - a for a, b in inside)
-        return (self.lost(begin, end) - sum(self.lost(a, b) for a, b in inside)) / max(rest, 1e-9)
-
 
 def record_lost(
     results: Results, course: Course, windows: Sequence[tuple[str, float, float]]
@@ -54,6 +45,4 @@ def record_lost(
     for kind, lost in costs.items():
         results.once(f"{kind}.lost_mean_s", fmean(lost), "s")
     results.once("soak.step_s", course.step, "s")
-    between = course.between((begin, end) for _, begin, end in windows)
-    results.once("soak.lost_between", between, "share")
     results.settings["lost_s in order"] = ", ".join(order)

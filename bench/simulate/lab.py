@@ -45,18 +45,35 @@ def _costs(soak: Metrics) -> dict[str, float]:
     return {key.removesuffix(end): soak[key]["median"] for key in soak if key.endswith(end)}
 
 
+def _counts(soak: Metrics) -> dict[str, int]:
+    end = ".gap_s"
+    return {key.removesuffix(end): int(soak[key]["n"]) for key in soak if key.endswith(end)}
+
+
+def _seconds(soak: Metrics) -> float:
+    return float(soak["soak.minutes"]["median"]) * 60.0
+
+
+def _slow(soak: Metrics) -> float:
+    """Return the share of the time without a fault that steps slower than the median lost."""
+    costs, wall = _costs(soak), _seconds(soak)
+    faults = sum(costs[kind] * count for kind, count in _counts(soak).items())
+    lost = wall * (1.0 - float(soak["soak.ettr"]["median"]))
+    return max(0.0, (lost - faults) / (wall - faults))
+
+
 def predict(source: Metrics, target: Metrics) -> float:
     """Return the ETTR of ``target``: its faults, each at the cost that it had in ``source``.
 
-    The share that slow steps lose between faults is the source's as well. A kind that the source
-    has not seen costs what its kinds cost on average.
+    The share that the source's other time lost to slow steps is lost as well. A kind that the
+    source has not seen costs what its kinds cost on average.
     """
     costs = _costs(source)
     usual = sum(costs.values()) / len(costs)
-    counts = {k.removesuffix(".gap_s"): int(m["n"]) for k, m in target.items() if ".gap_s" in k}
+    counts = _counts(target)
     order = [kind for kind, count in counts.items() for _ in range(count)]
     Random(0).shuffle(order)
-    wall = float(target["soak.minutes"]["median"]) * 60.0
+    wall = _seconds(target)
     spent = [costs.get(kind, usual) for kind in order]
     pause = max(0.0, wall - sum(spent)) / (len(order) + 1)
     at, given = 0.0, []
@@ -64,8 +81,8 @@ def predict(source: Metrics, target: Metrics) -> float:
         at += pause
         given.append(Fault(at, Kind(kind, kind, 0.0), number))
         at += cost
-    between = float(source["soak.lost_between"]["median"])
-    stall = STEP * between / (1.0 - between)
+    slow = _slow(source)
+    stall = STEP * slow / (1.0 - slow)
     every = {kind: _time(costs.get(kind, usual)) for kind in counts}
     approach = ours(4)._replace(
         detect=every, decide=NONE, stop=NONE, test={}, restore=NONE, start=NONE, wrong=0.0,
