@@ -51,6 +51,8 @@ def approaches(results: Results) -> list[Check]:
             hours = [one.by(part).get(key, 0.0) / 3600 * NODES * GPUS for one in own]
             name = f"ours.{what}.{key.replace(' ', '_').replace('/', '_')}"
             results.metrics[name] = summarise(hours, "GPU-hours")
+    at_goal = sum(one.ettr >= GOAL for one in own) / len(own)
+    results.once("ours.runs_at_goal", at_goal, "share")
     results.metrics["ours.worst_hour"] = summarise([one.worst() for one in own], "share")
     for size in (0, 1, 2, 4, 8, 16, 32):
         _add(results, f"ours.pool_{size}", ours(NODES), cluster._replace(pool=size), mix)
