@@ -23,6 +23,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "size": Command("standby.size.cli", "main", "compute how many standby nodes are needed"),
+    "simulate": Command("standby.simulate.cli", "main", "simulate what faults cost a job"),
     "apply": Command("standby.pool.cli", "apply", "create or update the standby pool in Slurm"),
     "show": Command("standby.pool.cli", "show", "show the pool and what is missing"),
 }

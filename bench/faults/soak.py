@@ -27,6 +27,7 @@ from bench.common import Results, finish, results_for, summarise
 from bench.faults import usage
 from bench.faults.kind import NODES, PER_NODE, Kind, Pick
 from bench.faults.kinds import KINDS
+from bench.faults.lost import Course, record_lost
 from bench.faults.usage import Usage
 from bench.faults.wider import TORCH, torch_reference
 from lab import Cluster, LabError
@@ -56,8 +57,8 @@ class Hit:
     kind: str
     at: float
     right: Expected
-    gap: float
-    """The longest time without a step, in seconds."""
+    gap: float  # the longest time without a step, in seconds
+    until: float  # the end of the wait for the steps after it
 
 
 @dataclass(slots=True)
@@ -168,7 +169,7 @@ class Soak:
             order.unlink(missing_ok=True)
         times = [wall for wall, _ in self.steps.made if wall > at - 5]
         gap = max((b - a for a, b in pairwise(times)), default=0.0)
-        self.hits.append(Hit(name, at, expected, gap))
+        self.hits.append(Hit(name, at, expected, gap, times[-1]))
         self.mend()
         if one := usage.sample(self.job):
             self.samples.append(one)
@@ -262,8 +263,7 @@ def soak(args: argparse.Namespace, results: Results) -> int:
             idle = one.idle_allocations()
             one.end()
         except (ChaosError, LabError, OSError) as failure:
-            error = f"{type(failure).__name__}: {failure}"
-            print(error, file=sys.stderr, flush=True)
+            print(error := f"{type(failure).__name__}: {failure}", file=sys.stderr, flush=True)
             lab.exec("head", ["scancel", str(job.id)])
             job.steps = one.steps.best  # nobody computes the reference of all that were allowed
         seen = job.observe(job.wait_end(STUCK))
@@ -292,16 +292,16 @@ def report(
     table = Table(title="bench.faults --soak: what each fault did")
     for title in ("kind", "times", "longest gap s"):
         table.add_column(title, no_wrap=title == "kind")
-    for name in KINDS:
-        gaps = [hit.gap for hit in one.hits if hit.kind == name]
-        if gaps:
-            results.metrics[f"{name}.gap_s"] = summarise(gaps, "s")
-            table.add_row(name, str(len(gaps)), f"{max(gaps):.1f}")
-    Console(width=120).print(table)
     times = [wall for wall, _ in one.steps.made]
     steady = [b - a for a, b in pairwise(times)] or [0.0]
     distinct, wall = one.steps.best, (times[-1] - times[0]) if times else 0.0
     step = statistics.median(steady)
+    for name in KINDS:
+        if hits := [hit for hit in one.hits if hit.kind == name]:
+            gaps = [hit.gap for hit in hits]
+            results.metrics[f"{name}.gap_s"] = summarise(gaps, "s")
+            table.add_row(name, str(len(gaps)), f"{max(gaps):.1f}")
+    Console(width=120).print(table)
     again = [int(record["lost_steps"] or 0) for record in incidents]
     grown = usage.grown(one.samples)
     counts = {
@@ -323,6 +323,8 @@ def report(
     if wall:
         results.metrics["soak.ettr"] = summarise([min(1.0, distinct * step / wall)], "share")
         results.metrics["soak.minutes"] = summarise([wall / 60], "min")
+        windows = [(hit.kind, hit.at, hit.until) for hit in one.hits]
+        record_lost(results, Course(one.steps.made, step), windows)
     usage.record(results, one.samples)
     wrong = [*grown, *(["job lost: " + verdict.lost] if verdict.lost else [])]
     wrong += [f"blamed: {node}" for node in verdict.blamed]

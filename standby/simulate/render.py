@@ -1,0 +1,90 @@
+"""``robust-standby simulate`` for a terminal. Imports rich, so it is imported only to print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from standby.simulate.study import Study, gpu_hours
+
+
+def print_study(found: Study, gpus: int, out: Console) -> None:
+    """Print the approaches, the pools, what costs most, and what is assumed."""
+    cluster = found.cluster
+    out.print(
+        f"{cluster.nodes:,} nodes ({cluster.nodes * gpus:,} GPUs), {cluster.days:g} days, "
+        f"{found.faults:.0f} faults; {found.runs} runs with other random numbers"
+    )
+    out.print(f"mix: {found.mix}")
+    out.print(
+        f"{cluster.pool} standby nodes, refilled in {cluster.refill_h:g} h; "
+        f"a step takes {cluster.step_s:g} s"
+    )
+    out.print()
+    table = _table("APPROACH", "ETTR %", "OF ALL RUNS", "MIN/FAULT", "WORST HOUR", "POOL SHORT")
+    for row in found.rows:
+        span = f"{100 * row.low:.2f}-{100 * row.high:.2f}"
+        table.add_row(
+            row.name,
+            Text(f"{100 * row.ettr:.2f}", style="bold"),
+            span,
+            f"{row.minutes_per_fault:.1f}",
+            f"{100 * row.worst_hour:.0f} %",
+            f"{row.shortages:.1f}",
+        )
+    out.print(table)
+    out.print()
+    out.print(
+        "MIN/FAULT: minutes lost per fault. WORST HOUR: ETTR of a run's worst hour. POOL SHORT: "
+        "faults of a run for which there were too few standby nodes."
+    )
+    out.print(_list((row.name, row.what) for row in found.rows))
+    out.print()
+    table = _table("STANDBY NODES, OURS", *map(str, found.pools))
+    table.add_row("ETTR %", *(f"{100 * ettr:.2f}" for ettr in found.pools.values()))
+    out.print(table)
+    out.print()
+    curve = ", ".join(f"{day}: {100 * ettr:.2f}" for day, ettr in found.rows[0].curve.items())
+    hours = ", ".join(f"{n:.0f} below {percent} %" for percent, n in found.hours.items())
+    out.print(f"Ours, ETTR % from the start to day {curve}.")
+    out.print(f"Hours of a run by their own ETTR: {hours}.")
+    out.print()
+    for heading, parts in (("OURS, BY CAUSE", found.causes), ("OURS, BY PHASE", found.phases)):
+        table = _table(heading, "GPU-HOURS LOST", "OF THE LOSS")
+        total = sum(parts.values()) or 1.0
+        for name, seconds in parts.items():
+            if seconds >= 0.005 * total:
+                hours = f"{gpu_hours(seconds, cluster, gpus):,.0f}"
+                table.add_row(name, hours, f"{100 * seconds / total:.0f} %")
+        out.print(table)
+        out.print()
+    out.print(Text("Assumed or published, in no record of ours:", style="bold"))
+    out.print(_list(found.assumed))
+    out.print()
+    phase = next(iter(found.phases), "nothing")
+    best = found.rows[0]
+    out.print(
+        Text(
+            f"ours: ETTR {100 * best.ettr:.2f} %; the phase that costs most is {phase}",
+            style="bold",
+        )
+    )
+
+
+def _list(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and what is to be said of them, which wraps below itself."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, text in rows:
+        table.add_row(name, text)
+    return table
+
+
+def _table(*headings: str) -> Table:
+    """A table whose first column holds text."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    return table
