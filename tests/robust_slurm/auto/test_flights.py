@@ -28,6 +28,7 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_siz
 dist.new_group([0])
 dist.all_reduce(torch.ones(4))
 flights.offer(str(path))
+print("offered", flush=True)
 sys.stdin.read()
 dist.destroy_process_group()
 """
@@ -40,7 +41,7 @@ def test_a_rank_answers_with_its_groups(tmp_path: Path, torch_forks: TorchForks)
     rank = torch_forks.start(RANK, str(path), stdin=stdin)
     os.close(stdin)
     try:
-        until(lambda: path.exists() or rank.err(), "the rank's socket")
+        until(lambda: "offered" in rank.out(), "the rank's socket")
         (one,) = read_all(tmp_path, 3, [rank.pid], 10.0)
         assert read_all(tmp_path, 3, [1]) == ()  # another job's rank
     finally:
