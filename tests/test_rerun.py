@@ -133,6 +133,7 @@ def test_the_committed_file_is_readable() -> None:
     assert len(parse((REPOSITORY / rerun.FILE).read_text())) <= rerun.MOST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plugins", "works", "code", "counts"),
     [
