@@ -60,7 +60,7 @@ EDITS = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(EDITS, st.booleans())
 def test_each_snapshot_is_what_was_there_and_stays_so(
     edits: list[dict[str, bytes | None]], with_git: bool
