@@ -5,6 +5,7 @@ And what several files of tests need that is slow to make, or a directory.
 
 from __future__ import annotations
 
+import collections
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,11 +35,24 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(_number, lambda *_: None)
 
 
+LONG = 0.75  # of the list of files: where the last file with long tests is
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with long tests go first: what a worker has left at the end is short."""
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    long |= {item.path for item in items if item.path.is_relative_to(CLUSTER)}
-    items.sort(key=lambda item: item.path not in long)
+    """Mix the files that wait with those that compute; what is left at the end is short.
+
+    Tests on a real Slurm mostly wait. Four of their files at a time leave the cores idle, and four
+    files of trainings or pure tests would fight for them afterwards.
+    """
+    tests = collections.Counter(item.path for item in items)
+    cluster = [path for path in tests if path.is_relative_to(CLUSTER)]
+    cluster.sort(key=lambda path: -tests[path])
+    slow = {item.path for item in items if item.get_closest_marker("slow")}.difference(cluster)
+    short = [path for path in tests if path not in slow.union(cluster)]
+    places = {}
+    for paths, share in ((cluster, LONG), (sorted(slow), LONG), (short, 1.0)):
+        places |= {path: share * n / len(paths) for n, path in enumerate(paths)}
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 A test is live if it brings up a real Slurm (marked `cluster`) or, seen while it ran, started a
 thread or a process or opened a socket: it waits for something that shares this machine's few cores.
+So is each test with a fixture that did so, be it for an earlier test.
 
 `make test` loads it (`-p tests.rerun`). A test that passes then is flaky: the run is green, the
 test is printed under FLAKY with both outputs and added to tests/flaky.toml, which every run prints.
@@ -99,6 +100,7 @@ class Rerun:
 
 _KEY = pytest.StashKey[Rerun]()
 _seen: set[str] = set()  # what the running test did that makes it a live one
+_live_fixtures: set[str] = set()  # names of fixtures that did so in this process
 _start = threading.Thread.start
 
 
@@ -125,11 +127,24 @@ def pytest_runtest_protocol() -> Generator[None, Any, Any]:
     return (yield)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+    before = set(_seen)
+    _seen.clear()
+    try:
+        return (yield)
+    finally:
+        if _seen:
+            _live_fixtures.add(fixturedef.argname)
+        _seen.update(before)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
+    uses = not _live_fixtures.isdisjoint(getattr(item, "fixturenames", ()))
     # Workers send it too.
-    report.live = bool(_seen) or item.get_closest_marker("cluster") is not None
+    report.live = bool(_seen) or uses or item.get_closest_marker("cluster") is not None
     return report
 
 

@@ -9,7 +9,9 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from places import REPOSITORY
@@ -38,12 +40,23 @@ def _files(rooms: tuple[str, ...]) -> Iterator[Path]:
         yield from (REPOSITORY / room).rglob("*.py")
 
 
-def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield docstrings, those of attributes as well: every statement that is only a string."""
+class Said(NamedTuple):
+    """The docstrings of a file by line, those of attributes as well, and its classes."""
+
+    docstrings: list[tuple[int, str]]
+    classes: list[str]
+
+
+@cache
+def _said(path: Path) -> Said:
+    said = Said([], [])
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
-                yield node.lineno, text.strip()
+                said.docstrings.append((node.lineno, text.strip()))
+            case ast.ClassDef(name=name):
+                said.classes.append(name)
+    return said
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -51,7 +64,7 @@ def test_docstrings_open_with_a_subject_or_a_verb(room: str) -> None:
     headless = [
         f"{_name(path)}:{line}: {text.splitlines()[0]}"
         for path in _files((room,))
-        for line, text in _docstrings(path)
+        for line, text in _said(path).docstrings
         if HEADLESS.match(text)
     ]
     assert headless == []
@@ -75,8 +88,7 @@ def test_no_folder_of_code_becomes_full() -> None:
 def test_no_class_name_of_the_product_has_many_meanings() -> None:
     found = defaultdict(set)
     for path in _files(PRODUCT):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                found[node.name].add(_name(path))
+        for name in _said(path).classes:
+            found[name].add(_name(path))
     many = {name: sorted(files) for name, files in found.items() if len(files) > MEANINGS}
     assert many == {}, "name these classes by what each of them is"

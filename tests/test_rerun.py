@@ -54,7 +54,7 @@ def test_pure():
     if not WORKS: fails_once("three")
 """
 LIVE = """
-import asyncio, pathlib, subprocess, threading
+import asyncio, pathlib, pytest, subprocess, threading
 
 def fails_once(name):
     first = pathlib.Path(name)
@@ -76,7 +76,17 @@ def test_loop():
     asyncio.run(asyncio.sleep(0))
     fails_once("three")
 
-def test_none_of_it_so_a_pure_test(): fails_once("four")
+@pytest.fixture(scope="module")
+def server(): return subprocess.run(["true"])
+
+@pytest.fixture(scope="module")
+def table(): return {}
+
+def test_starts_the_server(server): pass
+
+def test_has_the_server_of_another(server): fails_once("four")
+
+def test_none_of_it_so_a_pure_test(table): fails_once("five")
 """
 
 
@@ -123,6 +133,7 @@ def test_the_committed_file_is_readable() -> None:
     assert len(parse((REPOSITORY / rerun.FILE).read_text())) <= rerun.MOST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plugins", "works", "code", "counts"),
     [
@@ -153,9 +164,14 @@ def test_threads_processes_and_loops_make_a_test_a_live_one(tmp_path: Path) -> N
     (tmp_path / "tests").mkdir()
     (tmp_path / "test_live.py").write_text(LIVE)
     done = run(tmp_path)
-    assert done.stdout.splitlines()[-1].strip("= ").startswith("1 failed, 3 passed, 3 flaky in ")
+    assert done.stdout.splitlines()[-1].strip("= ").startswith("1 failed, 5 passed, 4 flaky in ")
     known = {one.id.partition("::")[2] for one in parse((tmp_path / rerun.FILE).read_text())}
-    assert known == {"test_thread", "test_process", "test_loop"}
+    assert known == {
+        "test_thread",
+        "test_process",
+        "test_loop",
+        "test_has_the_server_of_another",
+    }
 
 
 def test_a_run_fails_when_a_flaky_test_grows_old(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def run(project: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(project), "ROBUST_STATE_DIR": str(project / "state")}
     env.pop("SLURM_JOB_ID", None)
     return subprocess.run(
-        argv, cwd=project, env=env, capture_output=True, text=True, timeout=60, check=False
+        argv, cwd=project, env=env, capture_output=True, text=True, timeout=200, check=False
     )
 
 
@@ -163,7 +163,7 @@ def test_the_working_directory_is_no_place_for_modules(installed: Path, project:
         env = {**os.environ, "PYTHONPATH": path}
         argv = [str(installed / "robust-srun"), "--robust-help"]
         done = subprocess.run(
-            argv, cwd=project, env=env, capture_output=True, text=True, timeout=60
+            argv, cwd=project, env=env, capture_output=True, text=True, timeout=200
         )
         assert done.returncode == 0, done.stderr
 
@@ -186,7 +186,7 @@ def test_an_installation_that_only_pythonpath_names(
         (top / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
     python = os.path.realpath(sys.executable)  # an interpreter that has nothing installed
     done = subprocess.run(
-        [python, "-c", code], cwd=project, env=env, capture_output=True, text=True, timeout=60
+        [python, "-c", code], cwd=project, env=env, capture_output=True, text=True, timeout=200
     )
     assert "robust-task: started outside robust-srun" in done.stderr, done.stderr
 

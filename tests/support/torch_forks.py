@@ -82,7 +82,8 @@ class TorchForks:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
         env |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
         self._dir = tempfile.TemporaryDirectory(prefix="forks-")
-        self._python = writer_by_fork.stand_in(self._dir.name)
+        self.python = writer_by_fork.stand_in(self._dir.name)
+        """An interpreter whose writers of durable steps are forks, too."""
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
@@ -121,7 +122,7 @@ class TorchForks:
         """
         out, err = os.memfd_create("out"), os.memfd_create("err")
         request = {"code": code, "argv": argv, "env": {**self._env, **(env or {})}}
-        request["python"] = self._python
+        request["python"] = self.python
         with open(os.devnull, "rb") as nothing:
             files = [
                 nothing.fileno() if stdin is None else stdin,

@@ -123,7 +123,7 @@ def test_a_rank_that_does_not_start_in_the_first_epoch(lab: Cluster) -> None:
     assert record["swaps"] == [["n2", "n3"]]
     assert record["evidence"] == [f"n2: did not start its ranks in {LAUNCH:.0f} s"]
     (first, second) = training.events("epoch")
-    assert LAUNCH <= second["time"] - first["time"] < LAUNCH + 5, training.story()
+    assert LAUNCH <= second["time"] - first["time"] < LAUNCH + 20, training.story()
     check_nobody_blamed(training)
 
 
@@ -134,7 +134,7 @@ def test_robust_task_that_does_not_start(lab: Cluster) -> None:
     wait_held(training)
     began = time.monotonic()
     training.wait_says("^robust-srun: 1 of 3 nodes did not start robust-task within 3 s, 3 are ")
-    assert time.monotonic() - began < LAUNCH + 5
+    assert time.monotonic() - began < LAUNCH + 20
     let_go(training)
     assert training.wait_end() == 121, training.story()
     assert training.says(r"look at slurmd's log on the nodes missing from: n\[1,3\]$")

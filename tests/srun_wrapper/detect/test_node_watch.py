@@ -330,9 +330,9 @@ def test_nodes_that_answer_again_in_time_are_kept(unreachable: None) -> None:
     silent_nodes(job, 1, 2, 3)
     watch_for(job, 0.3, nodes)
     assert nodes.waiting()
-    job.state.pace.last = 0.0
+    job.state.pace.last, began = 0.0, time.monotonic()
     watch_for(job, 0.05, nodes)
-    assert time.monotonic() - job.state.pace.last < 1.0  # no step could be made: that is no hang
+    assert job.state.pace.last >= began  # no step could be made: that is no hang
     for index in range(4):
         job.say(index, Report(1, ()))
     watch_for(job, 0.05, nodes)

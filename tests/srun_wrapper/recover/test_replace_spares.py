@@ -147,16 +147,15 @@ def test_where_one_node_comes_for_two_the_most_necessary_place_gets_it(
 def test_the_ladder_counts_spares_once_it_is_known_which_answer(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, comes: bool, wanted: int, spares: int
 ) -> None:
-    monkeypatch.setattr(settling, "IN_DOUBT", 0.5)
+    # Who wants no spare waits for none: the life would end at its time limit.
+    monkeypatch.setattr(settling, "IN_DOUBT", 0.5 if wanted and not comes else 60.0)
 
     async def life() -> None:
         scene = Scene(tmp_path)
         if comes:
             asyncio.get_running_loop().call_later(0.1, scene.back)
-        began = time.monotonic()
         await scene.settling.settle_spares(wanted)
         assert scene.parts.means.now().spares == spares
-        assert wanted or time.monotonic() - began < 0.1
 
     asyncio.run(asyncio.wait_for(life(), 10))
 

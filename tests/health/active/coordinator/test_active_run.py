@@ -64,6 +64,7 @@ def open_files() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
+@pytest.mark.slow
 def test_two_workers_agree_and_reach_each_other() -> None:
     before = open_files()
     judged = judged_of("bitwise", "pair")

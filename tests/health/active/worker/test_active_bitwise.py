@@ -20,6 +20,7 @@ from health.active.worker.device import WorkerDevice
 CPU = WorkerDevice("cpu", "cpu")
 
 
+@pytest.mark.slow
 def test_two_processes_agree_and_a_broken_one_differs() -> None:
     one, other, broken = (
         broken_products.run("bitwise", 3, 0),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint_stores import Events, FakeRank, replicas, stores, target
+from torch_forks import TorchForks
 from waiting import until
 
 from robust_slurm.checkpoint.durable import tier
@@ -66,10 +66,12 @@ def _resume(made: Made, only: str = "") -> Resume:
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["rank 0 had written", "rank 1 had written"])
-def test_a_durable_step_is_never_made_of_two_timelines(tmp_path: Path, first: int) -> None:
+def test_a_durable_step_is_never_made_of_two_timelines(
+    tmp_path: Path, torch_forks: TorchForks, first: int
+) -> None:
     directory = tmp_path / "ckpt"
     directory.mkdir()
-    more = {"directory": str(directory), "python": sys.executable}
+    more = {"directory": str(directory), "python": torch_forks.python}
     with stores(tmp_path, 2) as made:
         ranks = _start(made, (0, 1), **more)
         _write(ranks[first], made[first][1], 100)  # rank 0 then waits for rank 1's part

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 from checkpoint_stores import Events, stores
+from torch_forks import TorchForks
 from waiting import until
 
 from robust_slurm.checkpoint.store.events import Restore
 from robust_slurm.checkpoint.store.store import Store
 
-RANK = "tests.support.checkpoint.anew_rank"
-ROOT = Path(__file__).resolve().parents[4]
+RANK = """
+import runpy
+runpy.run_module("tests.support.checkpoint.anew_rank", run_name="__main__", alter_sys=True)
+"""
 
 
-def _run(where: list[tuple[Store, Events]], rendezvous: Path) -> list[str]:
+def _run(forks: TorchForks, where: list[tuple[Store, Events]], rendezvous: Path) -> list[str]:
     """Start rank ``n`` at store ``where[n]``. Returns what each printed."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("ROBUST_", "SLURM_"))}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", RANK, str(n), str(len(where)), str(rendezvous)],
-            env={**own, "ROBUST_CKPT_SOCKET": str(store.socket_path), "ROBUST_RUN_ID": "77",
+        forks.start(
+            RANK, str(n), str(len(where)), str(rendezvous),
+            env={"ROBUST_CKPT_SOCKET": str(store.socket_path), "ROBUST_RUN_ID": "77",
                  "ROBUST_EPOCH": "0", "RANK": str(n), "WORLD_SIZE": str(len(where)),
-                 "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+                 "LOCAL_RANK": "0"},
         )
         for n, (store, _) in enumerate(where)
     ]  # fmt: skip
-    ended = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [-9, -9], [err for _, err in ended]
-    return [out.strip() for out, _ in ended]
+    ended = [rank.wait() for rank in ranks]
+    assert ended == [-signal.SIGKILL] * len(where), [rank.err() for rank in ranks]
+    return [rank.out().strip() for rank in ranks]
 
 
 def _lines(where: list[tuple[Store, Events]]) -> set[int]:
@@ -49,12 +48,14 @@ def _lines(where: list[tuple[Store, Events]]) -> set[int]:
     return found
 
 
-def test_all_ranks_follow_the_store_that_has_seen_the_epoch_before(tmp_path: Path) -> None:
+def test_all_ranks_follow_the_store_that_has_seen_the_epoch_before(
+    tmp_path: Path, torch_forks: TorchForks
+) -> None:
     with stores(tmp_path, 3) as made:
-        assert _run(made[:2], tmp_path / "first") == ["0", "0"]
+        assert _run(torch_forks, made[:2], tmp_path / "first") == ["0", "0"]
         assert _lines(made[:2]) == {0}
         # Rank 1 moves to a store that would have it restored from the step the epoch began with.
         made[2][0].begin(0, Restore(3, "memory", {0: "none", 1: "none"}))
-        assert _run([made[0], made[2]], tmp_path / "second") == ["0", "0"]
+        assert _run(torch_forks, [made[0], made[2]], tmp_path / "second") == ["0", "0"]
         (line,) = _lines([made[0], made[2]])
         assert line > 0

@@ -100,13 +100,13 @@ def test_everything_else_cancels_it_and_the_process_goes_on(drive: Any, tmp_path
     d.order(Inspect(4, 0.05, False))
     assert d.get(Inspected).samples[0].state == "S"
     (seen,) = [e for e in d.events if isinstance(e, LookedCloser)] or [d.get(LookedCloser)]
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 20.0  # and py-spy would take 60
     assert [p.native for p in seen.processes] == [()]
     d.order(LookCloser(5, (pid,)))  # and a stop does not wait for it
     began = time.monotonic()
     d.start(2)
     d.launch(3, rank=7)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 20.0
 
 
 def test_a_command_that_is_no_python_is_shown_by_the_kernel(drive: Any, tmp_path: Path) -> None:
