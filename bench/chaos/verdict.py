@@ -43,7 +43,7 @@ class Observed:
     drained: frozenset[str] = frozenset()
     replaced: frozenset[str] = frozenset()
     lost_twice: frozenset[str] = frozenset()
-    """Of those reported: nodes that were lost before and answered again, as the report says."""
+    """Reported nodes that were lost before and answered again, as the report says."""
     leftovers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By node: files in memory and in /tmp, processes."""
     gap: float = 0.0
