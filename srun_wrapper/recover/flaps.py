@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from robust_slurm.slurm.values import fold
 from srun_wrapper.decide.flaps import NO_REBOOT, WINDOW, Flap
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.reporting.report import say
@@ -63,7 +64,7 @@ class Flaps:
         The job is over by then. What is reported now stays so.
         """
         if self._watches and not hurried():
-            names = ", ".join(sorted(watch.get_name() for watch in self._watches))
+            names = fold(sorted({watch.get_name() for watch in self._watches}))
             say(
                 f"waiting up to {NO_REBOOT:g} s for an answer of {names}: a node that answers "
                 "before it could have booted was only cut off, and is not held to be bad"
