@@ -31,11 +31,15 @@ class MemoryDir:
         remove_stale(base)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-", dir=base))
-            self._lock = os.open(self.path, _OPEN)
+            # Until the lock is held, another process that starts may take it for a stale one.
+            try:
+                self._lock = os.open(self.path, _OPEN)
+            except FileNotFoundError:
+                continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 return
-            os.close(self._lock)  # a successor of others took it for a stale one before the lock
+            os.close(self._lock)
 
     def close(self) -> None:
         """Remove the directory with all that is in it."""

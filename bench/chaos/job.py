@@ -247,13 +247,14 @@ class Job:
             self.lab.exec("n1", ["cp", "-r", str(self.state), str(self.dir)])
         up = [node for node, fault in faults.items() if fault != "crashed" and node != "head"]
         open_still = state.split()[0] in _OPEN
-        records = self.lab.node_records()
+        records, reports = self.lab.node_records(), self._reports()
         final = self.dir / "final.json"
         return Observed(
             state=state,
             loss=json.loads(final.read_text())[1] if final.exists() else None,
             reference=self._reference(),
-            reported=frozenset(self._reported()),
+            reported=frozenset(str(report["node"]) for report in reports),
+            lost_twice=frozenset(str(r["node"]) for r in reports if _lost_before(r)),
             excluded=frozenset(_nodes(self.record().get("ExcNodeList", ""))),
             drained=frozenset(n for n, r in records.items() if "DRAIN" in r.get("State", "")),
             replaced=frozenset(self._replaced()),
@@ -266,7 +267,8 @@ class Job:
             return self.reference()
         return program.reference(self.steps, self.world, self.stdin)
 
-    def _reported(self) -> list[str]:
+    def _reports(self) -> list[dict[str, Any]]:
+        """Return the reports that were not withdrawn."""
         found = {path.name: path for path in (self.dir / "state").glob("jobs/*/accusations/*")}
         names = [name for name in found if name.endswith(".json") and not name.startswith(".")]
         kept = [
@@ -274,7 +276,7 @@ class Job:
             for name in names
             if not name.endswith(WITHDRAWN) and name.removesuffix(".json") + WITHDRAWN not in names
         ]
-        return [str(json.loads(found[name].read_text())["node"]) for name in kept]
+        return [json.loads(found[name].read_text()) for name in kept]
 
     def _replaced(self) -> list[str]:
         rosters = (self.dir / "state").glob("jobs/*/roster.*.json")
@@ -299,6 +301,11 @@ class Job:
 
 def _nodes(text: str) -> list[str]:
     return [] if text in ("", "(null)") else expand(text)
+
+
+def _lost_before(report: dict[str, Any]) -> bool:
+    start = f"{report['node']}: lost before, "
+    return any(str(line).startswith(start) for line in report["evidence"])
 
 
 def _name(pid: int) -> str:

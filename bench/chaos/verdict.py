@@ -23,6 +23,8 @@ class Expected:
     gone: frozenset[str] = frozenset()
     found: frozenset[str] = frozenset()
     """Nodes with a true fault: each must be reported or replaced."""
+    flaps: frozenset[str] = frozenset()
+    """Nodes that are cut off twice within 5 min: a report that says so stands (decision 0050)."""
     named: frozenset[str] | None = None
     """Nodes that must be the only suspects in the incidents' records, and about which nothing may
     be done; None: who is suspect besides is not judged."""
@@ -40,6 +42,8 @@ class Observed:
     excluded: frozenset[str] = frozenset()
     drained: frozenset[str] = frozenset()
     replaced: frozenset[str] = frozenset()
+    lost_twice: frozenset[str] = frozenset()
+    """Reported nodes that were lost before and answered again, as the report says."""
     leftovers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By node: files in memory and in /tmp, processes."""
     gap: float = 0.0
@@ -59,6 +63,8 @@ class Verdict:
     """The reason why a healthy job counts as lost; "": it was kept."""
     leftovers: tuple[str, ...]
     gap: float
+    by_rule: frozenset[str] = frozenset()
+    """Healthy nodes that were lost for a second time, and are reported for that."""
 
     @property
     def right(self) -> bool:
@@ -69,7 +75,9 @@ class Verdict:
 def judge(expected: Expected, seen: Observed) -> Verdict:
     """Compare a run with what is right."""
     accused = seen.reported | seen.excluded | seen.drained
+    by_rule = expected.flaps & seen.lost_twice
     wrongly = (accused - expected.bad) | (seen.replaced - expected.bad - expected.gone)
+    wrongly -= by_rule
     missed = expected.found - accused - seen.replaced
     end = _ENDS.get(seen.state.split(" ")[0], seen.state.lower())
     lost = ""
@@ -80,7 +88,9 @@ def judge(expected: Expected, seen: Observed) -> Verdict:
     elif end == COMPLETED and seen.loss != seen.reference:
         lost = f"loss {seen.loss} instead of {seen.reference}"
     left = tuple(f"{where}: {name}" for where, names in seen.leftovers.items() for name in names)
-    return Verdict(end, tuple(sorted(wrongly)), tuple(sorted(missed)), lost, left, seen.gap)
+    return Verdict(
+        end, tuple(sorted(wrongly)), tuple(sorted(missed)), lost, left, seen.gap, by_rule
+    )
 
 
 def longest_gap(times: Sequence[float], since: float) -> float:

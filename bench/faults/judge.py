@@ -38,7 +38,8 @@ def find(
     *,
     no_others: bool = False,
 ) -> Finding:
-    """Judge a run. `causes`: the right ones; none: an incident may say anything but "node".
+    """Judge a run. `causes`: the right ones; none: an incident may say anything but "node", other
+    than of a node that was lost twice.
 
     `no_others`: no healthy node may be a suspect either, though nothing is done about it.
     """
@@ -47,7 +48,8 @@ def find(
     lost = [record["lost_steps"] for record in incidents]
     machine = named >= frozenset(bad) if bad else None
     clean = not no_others or named <= frozenset(bad)
-    cause = bool(set(said) & set(causes)) if causes else "node" not in said
+    wrong = any(_blames(record, verdict.by_rule) for record in incidents)
+    cause = bool(set(said) & set(causes)) if causes else not wrong
     return Finding(
         detected=incidents[0]["time"] - began if incidents else None,
         causes=said,
@@ -58,3 +60,9 @@ def find(
         machine_right=machine,
         right=verdict.right and cause and machine is not False and clean,
     )
+
+
+def _blames(record: Mapping[str, Any], by_rule: Collection[str]) -> bool:
+    """True if the cause is said to be a node that is healthy, and was not lost twice."""
+    suspects = record["suspects"]
+    return record["cause"] == "node" and not (suspects and set(suspects) <= set(by_rule))

@@ -240,7 +240,16 @@ SHARED = [
     ),
     _partition(3),
     _partition(6),  # long enough for them to be replaced on a slow machine, too
-    _harmless("flap", "the link of a node is off for 1 s, twice", _flap),
+    Kind(
+        name="flap",
+        broken="the link of a node is off for 1 s, twice; only a report of two losses may stand",
+        causes=(),
+        make=lambda pick: {
+            "fault": lambda job: _flap(job, pick),
+            "expected": Expected(flaps=frozenset({pick.node})),
+            "epilog": True,  # as in the outages of two nodes
+        },
+    ),
     _slow("slow_all", "steps take ten times as long on all nodes", (), "all"),
     _harmless("slow_link", "400 ms of delay to a node for 10 s", _slow_link),
     _harmless(

@@ -80,11 +80,15 @@ def _pair(pick: Pick) -> dict[str, Any]:
 
 def _flip(pick: Pick) -> dict[str, Any]:
     node = pick.nodes[pick.rank // PER_NODE]
-    # Of the steps on disk, some 50 of these short ones apart, two must show it.
+    made = _gloo("flip", pick.step, pick.rank)
+    # Eight writers import torch on two cores before a step from before the flip is on disk. The
+    # training must not be over by then, and by the next step on disk, which shows the flip.
     return {
-        **_gloo("flip", pick.step, pick.rank),
+        **made,
+        "program": f"{made['program']} --step-time 0.2",
         "expected": Expected(named=frozenset({node})),
         "steps": 260,
+        "limit": 240.0,
     }
 
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from robust_slurm.checkpoint.planning.alike import Outcome
 
+COMMIT = 60.0  # s for a step that all ranks have written to be committed
 SETTLE = 10.0  # s for all ranks of a group to report a step at which some differ
 CONFIRM = 900.0  # s for a second step; a slow write to disk may come in between
 RECENT = 86400.0  # s in which machines that spoil a rank's state are rare
@@ -35,6 +36,10 @@ class Agreement:
     confirmed: Outcome | None = None
     """A later step at which the same rank did. One of the two was compared in every byte: sums of
     a portion also differ where tensors lie in memory in another way."""
+    behind: int = 0
+    """The step to go back to: newest known to be from before; 0: none is on disk yet."""
+    written: float = 0.0
+    """Time at which a step from before was last seen on its way to disk; 0.0: none was."""
 
     def take(self, found: Outcome, now: float) -> bool:
         """Take an outcome; True if it shows that the ranks do not share a state any more."""

@@ -9,7 +9,7 @@ from robust_slurm.checkpoint.planning.alike import Comparison, Outcome
 from srun_wrapper.checkpoints.alarms import Notices
 from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.enrolments import Enrolments
-from srun_wrapper.checkpoints.odd_ranks import Agreement, OddRank, judge
+from srun_wrapper.checkpoints.odd_ranks import COMMIT, Agreement, OddRank, judge
 from srun_wrapper.checkpoints.schedule import Schedule
 from srun_wrapper.decide.diagnosis import Cause
 from srun_wrapper.decide.failure import Failure
@@ -88,7 +88,7 @@ class SharedStates:
             self._unshare(lowest, group.why)
             return
         if group.first is not None and doubted is None:
-            self._doubt(lowest, group)
+            self._doubt(lowest, group, now)
         if group.whole is not None:
             for each in self._before:
                 each.passed |= each.rank in self._group(lowest) and group.whole > each.step
@@ -98,8 +98,12 @@ class SharedStates:
         for lowest, group in list(self._groups.items()):
             if group.expired(now):
                 self._unshare(lowest, group.why)
+            elif group.first is not None and not group.behind:
+                self._doubt(lowest, group, now)
         apart = {lowest: group for lowest, group in self._groups.items() if group.since}
-        confirmed = {lowest: group for lowest, group in apart.items() if group.confirmed}
+        confirmed = {
+            lowest: group for lowest, group in apart.items() if group.confirmed and group.behind
+        }
         if self._named or not confirmed or any(each.first is None for each in apart.values()):
             return
         nodes = {self._node(g.first.odd) for g in apart.values() if g.first}
@@ -125,7 +129,7 @@ class SharedStates:
         line = (
             f"rank {rank} on {node} held other bits than the {len(others)} ranks that share its "
             f"state, which agree, at steps {first.step} and {again.step}; all agreed at step "
-            f"{self._behind(group, first)}"
+            f"{group.behind}"
         )
         if found.verdict in ("program", "unclear"):
             self._unshare(lowest, f"{line}; {found.why}")
@@ -147,16 +151,22 @@ class SharedStates:
         )
         self._state.changed.set()
 
-    def _doubt(self, lowest: int, group: Agreement) -> None:
-        """Ask for a second comparison, and have a recovery meanwhile go back before the first."""
+    def _doubt(self, lowest: int, group: Agreement, now: float) -> None:
+        """Ask for a second comparison, and have a recovery meanwhile go back before the first.
+
+        A step from before that is on its way to disk is waited for.
+        """
         if (first := group.first) is None:
             return
-        if not (behind := self._behind(group, first)):
+        group.behind = self._behind(group, first)
+        if group.behind:
+            self._certificates.suspect(group.why, group.behind)
+            self._schedule.durable.hurry(now)
+        elif self._schedule.unwritten(first.step):
+            group.written = now
+        elif not group.written or now - group.written > COMMIT:
             where = f"rank {first.odd} on {self._node(first.odd)} differs from all others"
             self._unshare(lowest, f"{group.why}; {where}, and no step from before is on disk")
-            return
-        self._certificates.suspect(group.why, behind)
-        self._schedule.durable.hurry(time.monotonic())
 
     def _behind(self, group: Agreement, first: Outcome) -> int:
         """Return the newest step that is known to be from before; 0: none is on disk."""

@@ -6,8 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from robust_slurm.slurm.values import fold
 from srun_wrapper.decide.flaps import NO_REBOOT, WINDOW, Flap
 from srun_wrapper.job.model import Node
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.protocol.server import probe
 
 LOOK = 0.5  # s between two looks
@@ -38,7 +40,7 @@ class Flaps:
     def watch(self, node: Node, since: float) -> None:
         """Look whether the node answers again; ``since``: its last word."""
         if time.monotonic() - since < NO_REBOOT:
-            task = asyncio.create_task(self._watch(node, since))
+            task = asyncio.create_task(self._watch(node, since), name=node.name)
             self._watches.add(task)
             task.add_done_callback(self._watches.discard)
 
@@ -56,7 +58,18 @@ class Flaps:
         if self._watches:
             await asyncio.wait(self._watches)
 
-    def close(self) -> None:
-        """Look no longer: what is reported by now stays so."""
+    async def close(self, hurried: Callable[[], bool]) -> None:
+        """Look to the end, which is ``NO_REBOOT`` after a node's last word, or until ``hurried()``.
+
+        The job is over by then. What is reported now stays so.
+        """
+        if self._watches and not hurried():
+            names = fold(sorted({watch.get_name() for watch in self._watches}))
+            say(
+                f"waiting up to {NO_REBOOT:g} s for an answer of {names}: a node that answers "
+                "before it could have booted was only cut off, and is not held to be bad"
+            )
+        while self._watches and not hurried():
+            await asyncio.wait(self._watches, timeout=LOOK)
         for watch in self._watches:
             watch.cancel()

@@ -37,10 +37,10 @@ class NodeParts(NamedTuple):
     last_rung: LastRung
     slowness: Slowness
 
-    async def close(self) -> None:
-        """End all standby nodes, and what runs in the background."""
-        self.reports.flaps.close()
+    async def close(self, hurried: Callable[[], bool]) -> None:
+        """End all standby nodes, and what runs in the background; ``hurried``: see ``Flaps``."""
         await self.requests.close()
+        await self.reports.flaps.close(hurried)
         await self.release.close()
 
 

@@ -255,7 +255,7 @@ class Supervisor:
                     task.cancel()
             self.topology.close()
             self.code.close()
-            await nodes.close()
+            await nodes.close(lambda: self.state.signalled > 0)
             await self.step.end()
             server.close()
             self.write_roster()

@@ -78,6 +78,24 @@ def test_healthy_nodes_that_are_acted_on_are_false_evictions() -> None:
     assert finding.evictions == 1 and not finding.right
 
 
+@pytest.mark.parametrize(
+    ("lost_twice", "suspects", "right"),
+    [
+        (N2, ("n2",), True),
+        (frozenset(), ("n2",), False),  # reported for one loss
+        (N2, ("n2", "n3"), False),
+        (N2, (), False),
+    ],
+)
+def test_the_report_of_a_second_loss_stands_only_where_it_says_so(
+    lost_twice: frozenset[str], suspects: tuple[str, ...], right: bool
+) -> None:
+    seen = Observed("COMPLETED", 1.0, 1.0, reported=N2, replaced=N2, lost_twice=lost_twice)
+    incidents = [incident("node", *suspects)]
+    assert find((), (), judge(Expected(flaps=N2), seen), incidents, 10.0).right is right
+    assert not find((), (), judge(Expected(), seen), incidents, 10.0).right
+
+
 def test_steps_lost_in_an_incident_that_does_not_know_are_not_known() -> None:
     assert found([incident("node", "n2"), incident("user", lost=None)]).lost_steps is None
 

@@ -73,6 +73,30 @@ def test_nothing_else_is_touched(tmp_path: Path) -> None:
     remove_stale(str(tmp_path / "nowhere"))
 
 
+AT_ONCE = """
+import os, sys
+from robust_slurm.memory_dir import MemoryDir
+ranks = []
+for _ in range(6):
+    pid = os.fork()
+    if not pid:
+        for _ in range(150):
+            made = MemoryDir("ckpt-0", sys.argv[1])
+            (made.path / "snapshot").touch()
+            made.close()
+        os._exit(0)
+    ranks.append(pid)
+print([os.waitpid(rank, 0)[1] for rank in ranks])
+"""
+
+
+def test_ranks_that_start_at_once_leave_each_other_alone(tmp_path: Path) -> None:
+    """A rank without a directory saves nothing, so the others wait for its part for ever."""
+    argv = [sys.executable, "-c", AT_ONCE, str(tmp_path)]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout == f"{[0] * 6}\n", ran.stderr
+
+
 def test_one_that_is_taken_for_stale_before_its_lock_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from . import tier
-from .files import remove
+from .files import remove, sync_directory
 
 _OURS = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]*(-\d+_\d+\.distcp|-rank-\d+\.json|-(commit|mark)\.json)(\.tmp)?"
@@ -21,11 +21,13 @@ _FOREIGN = re.compile(r"__.*")  # what torch.distributed.checkpoint calls its ow
 def prune(directory: str | Path, keep: int, protect: int) -> list[str]:
     """Remove what is not kept, and return the names of the steps that are gone.
 
-    Kept are the ``keep`` (at least 1) newest committed steps, the newest certified one, step
-    ``protect``, and every uncommitted or doubted step newer than the newest committed one: it may
-    still be written, or be all that is left. Doubted steps do not count, nor do those whose
-    manifest cannot be read, which stay: a newer version may have written them. What cannot be
-    removed is left for the next time. Raises DurableError if the directory cannot be read.
+    ``protect``: the step that has just been committed. Kept are it, the ``keep`` (at least 1)
+    newest committed steps, those of the steps up to ``protect``, and the newest certified one. A
+    doubted step newer than the newest committed one stays, as it may be all that is left, and so
+    does an uncommitted one newer than ``protect``: it may still be written. Training that resumed
+    before a damaged step writes steps older than that one. Doubted steps do not count, nor do those
+    whose manifest cannot be read, which stay: a newer version may have written them. What cannot
+    be removed is left for the next time. Raises DurableError if the directory cannot be read.
     """
     dirs = tier.step_dirs(directory)
     found, unreadable = tier.look(directory)
@@ -34,10 +36,13 @@ def prune(directory: str | Path, keep: int, protect: int) -> list[str]:
     if not done:
         return []
     certified = [step for step in done if marks[step].certified]
-    stay = {*done[-max(1, keep) :], *certified[-1:], *unreadable, protect}
+    newest = -max(1, keep)
+    reached = [step for step in done if step <= protect]
+    stay = {*done[newest:], *reached[newest:], *certified[-1:], *unreadable, protect}
     gone = []
     for step, path in dirs:
-        if step in stay or step > done[-1]:
+        under_way = step not in marks and step > protect
+        if step in stay or step > done[-1] or under_way:
             continue
         if _remove_step(path):
             gone.append(path.name)
@@ -49,8 +54,11 @@ def _remove_step(path: Path) -> bool:
     ours = [name for name in names if _OURS.fullmatch(name)]
     if any(_FOREIGN.fullmatch(name) for name in names) or (names and not ours):
         return False  # somebody else's checkpoint
-    # From here on it is not committed, whatever happens to the rest.
+    # Without its manifest it is not committed, whatever happens to the rest. A failing file system
+    # may refuse that, or lose it in a crash: a manifest without its data would be a damaged step.
     remove(path / tier.MANIFEST)
+    if tier.is_committed(path) or not _synced(path):
+        return False
     for name in (tier.METADATA, *ours):
         remove(path / name)
     for name in names:
@@ -59,6 +67,14 @@ def _remove_step(path: Path) -> bool:
             remove(path / name / (tier.METADATA + ".tmp"))
             _rmdir(path / name)
     return _rmdir(path)
+
+
+def _synced(path: Path) -> bool:
+    try:
+        sync_directory(path)
+    except OSError:
+        return False
+    return True
 
 
 def _rmdir(path: Path) -> bool:

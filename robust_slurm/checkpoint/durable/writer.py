@@ -4,8 +4,9 @@ One JSON object a line comes in on stdin and one goes out on stdout for each: ``
 ``commit`` (see ``_write`` and ``_commit``). Writes are done one after the other; commits, which may
 have to wait for other ranks, run beside them until ``give_up``, which has no answer. Lives until
 stdin is closed, or SIGKILL: the signals of a job that ends reach it too, and that is when the last
-step is written. Runs at the lowest priority, without touching a GPU. A request that fails is
-answered with why, and ends nothing.
+step is written. Runs without touching a GPU, and at the lowest priority once it has imported what
+it needs: a training that keeps all cores busy would hold up the imports until its first steps on
+disk are late. A request that fails is answered with why, and ends nothing.
 """
 
 from __future__ import annotations
@@ -175,23 +176,30 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     writer = Writer(reply)
     try:
         import torch
+
+        from .commit import commit  # noqa: F401
+        from .dcp.write import write  # noqa: F401
     except ImportError as err:
         reply({"op": "failed", "request": "", "why": f"torch cannot be imported: {err}"})
         return
     torch.set_num_threads(1)
+    _lower_priority()
     while line := requests.readline(_MAX_LINE):
         writer.handle(line)
     writer.close()
+
+
+def _lower_priority() -> None:
+    try:
+        os.nice(19)
+    except OSError:
+        pass
 
 
 def main() -> int:
     for each in _IGNORED:
         signal.signal(each, signal.SIG_IGN)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    try:
-        os.nice(19)
-    except OSError:
-        pass
     # What torch prints must not stand between the replies.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

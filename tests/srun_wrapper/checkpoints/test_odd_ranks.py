@@ -14,6 +14,7 @@ from checkpointed_job import CheckpointedJob, settled
 from robust_slurm.checkpoint.planning.alike import Outcome, mark
 from robust_slurm.checkpoint.planning.sound import Bound
 from srun_wrapper.checkpoints.odd_ranks import (
+    COMMIT,
     CONFIRM,
     RECENT,
     SETTLE,
@@ -322,12 +323,37 @@ def test_without_a_step_on_disk_from_before_training_does_not_go_back(said: list
     assert job.certificates.suspicion == "" and job.certificates.bound() is None
 
 
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_step_from_before_that_is_on_its_way_to_disk_is_waited_for(
+    said: list[str], ok: bool
+) -> None:
+    """Writers that start beside the training take longer than its first steps."""
+    job = Replicas()
+    job.checkpoints.schedule.durable.every = 10
+    job.saved(10, commits=False)
+    job.saved(36, 2, whole=False)
+    job.saved(60, 2)
+    assert job.look() == [] and not job.unshared() and not job.certificates.suspicion
+    job.checkpoints.schedule.durable.over(10)  # all ranks have written their parts
+    assert job.look() == [] and not job.unshared()
+    job.checkpoints.heard(job.nodes[0], Committed(3, 10, ok, "" if ok else "no space"))
+    if ok:
+        (failure,) = job.look()
+        assert failure.evidence[0].endswith("at steps 36 and 60; all agreed at step 10")
+        assert job.certificates.bound() == Bound(10, 1)
+    else:
+        assert job.look(after=COMMIT + 1) == [] and job.unshared() == [(0, 1, 2, 3)]
+        assert "no step from before is on disk" in said[-1]
+
+
 def test_what_resumed_from_memory_needs_a_step_on_disk_too(said: list[str]) -> None:
     job = Replicas()
     job.restart(500, from_memory=True)
     job.saved(501, whole=False)
     job.saved(502, 2)
-    assert job.unshared() == [(0, 1, 2, 3)]
+    assert job.look() == [] and not job.unshared()  # the first step after that goes to disk
+    job.checkpoints.schedule.durable.over(501)
+    assert job.look(after=COMMIT + 1) == [] and job.unshared() == [(0, 1, 2, 3)]
     job = Replicas()
     job.saved(400)
     job.restart(500, from_memory=True)

@@ -157,16 +157,27 @@ def test_a_reboot_is_no_flap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(site.accused) == 1 and not site.withdrawn
 
 
-def test_the_report_of_a_node_that_is_still_away_when_robust_srun_ends_stands(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("answers", "signalled", "withdrawn"),
+    [
+        ((DOWN, DOWN, UP), False, True),  # its outage lasts longer than the job
+        ((DOWN,), False, False),
+        ((DOWN, DOWN, UP), True, False),  # Slurm kills robust-srun soon
+    ],
+)
+def test_robust_srun_waits_at_its_end_for_a_node_that_may_answer_again(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[str, ...], signalled: bool, withdrawn: bool
 ) -> None:
-    site = Site(monkeypatch, DOWN)
+    site, took = Site(monkeypatch, *answers), 0.0
 
     async def scene() -> None:
+        nonlocal took
         site.lose()
         site.reports.report_silent()
-        site.reports.flaps.close()
-        await site.reports.flaps.over()
+        began = time.monotonic()
+        await site.reports.flaps.close(lambda: signalled)
+        took = time.monotonic() - began
 
     asyncio.run(scene())
-    assert len(site.accused) == 1 and not site.withdrawn
+    assert len(site.accused) == 1 and site.withdrawn == [("n1", "transient")] * withdrawn
+    assert took < (0.1 if signalled else 2.0)

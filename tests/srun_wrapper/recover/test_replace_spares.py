@@ -234,7 +234,7 @@ def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
         scene.parts.release.evict(names, incident)
         scene.state.on_back(back)
         scene.parts.reports.report_silent()
-        scene.parts.reports.flaps.close()
+        await scene.parts.reports.flaps.close(lambda: True)
         scene.parts.release._drain(incident)
 
     asyncio.run(leave())

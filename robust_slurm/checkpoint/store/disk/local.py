@@ -31,12 +31,17 @@ class LocalDisk:
         self.directory = directory / job
 
     def store(self, fd: int, record: ShelfRecord) -> None:
-        """Copy a complete snapshot there; older ones than the newest two go. Raises OSError."""
+        """Copy a complete snapshot there. Older ones than the newest two go first, and so do all of
+        later steps: training went back, and would keep one of these in place of its own.
+
+        Raises OSError.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         stem = f"own-{record.owner}-{record.step}"
-        for old in self._steps(record.owner)[KEEP - 1 :]:
-            if old != record.step:
-                self._remove(record.owner, old)
+        there = self._steps(record.owner)
+        older = [step for step in there if step < record.step]
+        for step in (*(step for step in there if step > record.step), *older[KEEP - 1 :]):
+            self._remove(record.owner, step)
         target = self.directory / f"{stem}.safetensors"
         _write(target, fd, record.size)
         note = Offer.of(record).message("note")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -120,6 +121,48 @@ def test_retention_at_commit(tier: Path) -> None:
     for step in (10, 20, 30):
         save(tier, step)
     assert listed(tier) == [20, 30]
+
+
+def test_a_step_under_way_before_a_damaged_one_stays(tmp_path: Path, tier: Path) -> None:
+    """Training resumed from step 8, as 98 and 99 are damaged; the next steps are older than they.
+
+    A commit removed what ranks had written of the step after it.
+    """
+    for step in (4, 8, 98, 99):
+        save(tier, step)
+    for step in (12, 16, 20):
+        write(str(tiny(tmp_path / "a.safetensors", step + 4, 0, 2)), tier, RUN)
+        write(str(tiny(tmp_path / "own.safetensors", step + 1)), tier, RUN)
+        commit_now(tier, step + 1)
+        write(str(tiny(tmp_path / "b.safetensors", step + 4, 1, 2)), tier, RUN)
+        commit_now(tier, step + 4, 2)
+        assert listed(tier)[-3:] == [step + 4, 98, 99]
+    assert listed(tier) == [21, 24, 98, 99]  # as many of this training as are kept
+    save(tier, 100)
+    save(tier, 101)
+    assert listed(tier) == [100, 101]
+
+
+def test_data_stay_with_a_manifest_that_cannot_be_removed(
+    tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a step would be left that looks committed, and cannot be loaded."""
+    save(tier, 10)
+    save(tier, 20)
+    unlink = Path.unlink
+
+    def failing(path: Path, missing_ok: bool = False) -> None:
+        if path.name == durable.MANIFEST:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", failing)
+    save(tier, 30)
+    assert listed(tier) == [10, 20, 30]
+    assert verify(durable.step_dir(tier, 10)) == []
+    monkeypatch.undo()
+    save(tier, 40)
+    assert listed(tier) == [30, 40]
 
 
 def test_another_attempt_replaces_a_committed_step(tier: Path) -> None:

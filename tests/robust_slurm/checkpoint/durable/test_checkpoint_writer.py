@@ -87,6 +87,23 @@ def forked(forks: TorchForks) -> Iterator[Process]:
             fork.kill()
 
 
+def test_what_it_needs_is_imported_before_its_priority_is_lowered(
+    torch_forks: TorchForks,
+) -> None:
+    """A training that keeps all cores busy held up the imports, and with them its first steps."""
+    code = """
+import os, sys
+from robust_slurm.checkpoint.durable import writer
+def lowered(by):
+    here = "robust_slurm.checkpoint.durable."
+    print(by, [here + each in sys.modules for each in ("commit", "dcp.write")], file=sys.stderr)
+os.nice = lowered
+sys.exit(writer.main())
+"""
+    fork = torch_forks.start(code)
+    assert (fork.wait(), fork.err()) == (0, "19 [True, True]\n")
+
+
 def test_the_protocol(tmp_path: Path) -> None:
     tier = tmp_path / "not" / "yet"
     first = {

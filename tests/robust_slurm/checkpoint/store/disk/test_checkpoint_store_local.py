@@ -11,6 +11,7 @@ from checkpoint_stores import SIZE, FakeRank, stores
 from waiting import until
 
 from robust_slurm.checkpoint.store.disk import archive
+from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.events import (
     Alarm,
     Committed,
@@ -18,6 +19,7 @@ from robust_slurm.checkpoint.store.events import (
     Restore,
     WantedSnapshot,
 )
+from robust_slurm.checkpoint.store.shelf import ShelfRecord
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,21 @@ def test_the_local_disk_outlives_the_store(tmp_path: Path) -> None:
         assert ("memory", 3, True) in [(h.tier, h.step, h.ok) for h in b.stock()]
     with stores(tmp_path, 1, local_directory=str(disk), job="j2") as [(c, _)]:
         assert c.stock() == []
+
+
+def test_steps_that_training_gave_up_take_no_place(tmp_path: Path) -> None:
+    """It went back from step 9 to step 3: the newest good one went before the next was written."""
+    disk, kept = LocalDisk(tmp_path, "j1"), []
+    for step in (3, 8, 9, 4, 5):
+        size = (tmp_path / "source").write_bytes(b"x" * 64)
+        record = ShelfRecord(
+            "own-0-0.safetensors", step=step, world=1, needs=(0,), epoch=0, size=size, inode=1,
+            digest=[0],
+        )  # fmt: skip
+        with (tmp_path / "source").open("rb") as file:
+            disk.store(file.fileno(), record)
+        kept.append([each.step for each in disk.stock(0)])
+    assert kept == [[3], [3, 8], [8, 9], [4], [4, 5]]
 
 
 def test_a_snapshot_on_another_nodes_disk_can_be_fetched(tmp_path: Path) -> None:
