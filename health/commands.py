@@ -123,6 +123,7 @@ def status(options: Namespace) -> int:
     if settings.state_dir:
         since = now - float(settings.breaker["window"])
         refused = call_in_child(lambda: refused_lately(settings.state_dir, since), 5.0)[0] or ()
+    refused = [Refusal(*each) for each in refused]  # a child's answer has lists
     told = [f"{each.node}: NOT drained, {each.reason}: {each.why}" for each in refused]
     _print(
         options,

@@ -43,7 +43,8 @@ def ask_slurm(slurm: Client, with_nodes: bool = True, with_places: bool = False)
         try:
             slurm.version()  # which needs no slurmctld, but Slurm's commands
         except SlurmError as error:
-            return SlurmView(error=clean(str(error)))
+            if error.no_command:
+                return SlurmView(error=clean(str(error)))
         return SlurmView(error="no slurmctld answers `scontrol ping`; is SLURM_CONF right?")
     try:
         with ThreadPoolExecutor(4) as pool:
