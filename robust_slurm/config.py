@@ -81,7 +81,8 @@ def _convert(name: str, raw: object, origin: str) -> Any:
         raise ConfigError(f"{origin}: {name} = {raw!r}: not a string")
     if meta["choices"] and raw not in meta["choices"]:
         allowed = ", ".join(meta["choices"])
-        raise ConfigError(f"{origin}: {name} = {raw!r}: use one of {allowed}")
+        near = did_you_mean(raw, meta["choices"])
+        raise ConfigError(f"{origin}: {name} = {raw!r}: use one of {allowed}{near}")
     return Path(raw) if kind == "Path" else raw
 
 
@@ -102,7 +103,8 @@ def _from_file(path: Path, ignored: Warn | None = None) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-        raise ConfigError(f"{path}: cannot be read: {err}") from None
+        why = isinstance(err, OSError) and err.strerror
+        raise ConfigError(f"{path}: cannot be read: {why or err}") from None
     out = {}
     for name, raw in table.items():
         if isinstance(raw, dict):

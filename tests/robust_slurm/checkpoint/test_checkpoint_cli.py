@@ -304,4 +304,4 @@ def test_links_in_a_circle_are_bad_input(
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     assert cli.main(["ls", str(tmp_path / "a")]) == 2
-    assert "robust-ckpt: " in capsys.readouterr().err
+    assert "robust-ckpt ls: " in capsys.readouterr().err
