@@ -128,6 +128,7 @@ TABLE = [
     ("robust-admin install --nodes n1 --ssh --identity {t}/none --yes", 2, "No such file"),
     ("robust-admin uninstall --etc {t}/e --controller --yes", 1, "scontrol is not in PATH"),
     ("robust-admin doctor --ect x", 2, "no such option: --ect; did you mean --etc?"),
+    ("robust-admin doctor --etc {t}/etc", 2, "unknown setting 'spars'"),
     ("robust-prolog --dryrun", 2, "no such option: --dryrun; did you mean --dry-run?"),
     ("robust-epilog now", 2, "unexpected: now"),
     # robust-srun: its own options
