@@ -24,7 +24,8 @@ def table(report: GateReport, verdict: Verdict, colour: bool) -> str:
     job = f", job {report.job}" if report.job else ""
     families = len([row for row in report.ran if row.status not in ("disabled", "not-run")])
     lines = [
-        f"{report.node}, {report.where}{job}: {counted(families, 'family', 'families')}, {report.total_ms:.0f} ms",
+        f"{report.node}, {report.where}{job}: {counted(families, 'family', 'families')}, "
+        f"{report.total_ms:.0f} ms",
         "",
     ]
     by_family = _by_family(report)

@@ -311,4 +311,5 @@ def _lemon(events: Iterable[Event], now: float, rules: StateRules) -> str:
     accounts = {event.data.get("account") or xid.number(event, "uid") for event in recent}
     if len(jobs) < rules.strikes or len(users) < rules.users or len(accounts) < rules.accounts:
         return ""
-    return f"{counted(len(jobs), 'job')} of {counted(len(users), 'user')} failed here in {rules.lemon_days:g} days"
+    who = f"{counted(len(jobs), 'job')} of {counted(len(users), 'user')}"
+    return f"{who} failed here in {rules.lemon_days:g} days"

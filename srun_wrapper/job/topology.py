@@ -137,7 +137,8 @@ class Topology:
         size, ranks = prod(mesh.values()), sum(map(len, world.ranks))
         if mesh and size != ranks and not isinstance(self.ranks_of_places(mesh), int):
             say(
-                f"--robust-mesh={self._config.mesh} describes {counted(size, 'rank')}, the job has {ranks}"
+                f"--robust-mesh={self._config.mesh} describes {counted(size, 'rank')}, the job "
+                f"has {ranks}"
             )
         elif not self._minipods:
             say(f"--robust-place: {self._unknown}: nodes stay in Slurm's order")

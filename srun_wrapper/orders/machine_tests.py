@@ -185,7 +185,8 @@ class StopTests:
         limit, active = config.stop_tests, [node.name for node in state.world.places]
         began = time.monotonic()
         say(
-            f"testing {counted(len(nodes), 'node')} for up to {limit:g} s: no node is proven faulty so far"
+            f"testing {counted(len(nodes), 'node')} for up to {limit:g} s: no node is proven "
+            "faulty so far"
         )
         try:
             port = await session.open()

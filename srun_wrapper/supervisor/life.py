@@ -200,9 +200,8 @@ class FirstWorld:
             say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
         if self._config.verbose or state.spares():
             spare = ", ".join(n.name for n in state.spares()) or "none"
-            say(
-                f"{counted(len(places), 'node')}, {counted(state.world.size, 'rank')}, spares: {spare}"
-            )
+            size = f"{counted(len(places), 'node')}, {counted(state.world.size, 'rank')}"
+            say(f"{size}, spares: {spare}")
         return None
 
 

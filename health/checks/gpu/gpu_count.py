@@ -83,7 +83,8 @@ def run(system: System) -> list[Finding]:
     if wanted is None:
         found += _unknown(system, conf, pci)
     elif len(pci) < wanted and gpus.of_others(system):
-        text = f"{counted(wanted, 'GPU')} configured ({source}), which are not NVIDIA's: no check supports them"
+        text = f"{counted(wanted, 'GPU')} configured ({source}), which are not NVIDIA's: no check "
+        text += "supports them"
         return [OTHERS.found(f"{text}; set [health.gpu_count] expected = 0")]
     elif len(pci) < wanted:
         text = f"{counted(len(pci), 'GPU')} on the PCI bus, {wanted} configured ({source})"

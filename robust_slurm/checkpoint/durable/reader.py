@@ -59,7 +59,7 @@ def load(
 
 def _shape(world: int, mesh: Mapping[str, int]) -> str:
     dims = " x ".join(f"{name} {size}" for name, size in mesh.items())
-    return f"{counted(world, 'rank')}" + (f" ({dims})" if dims else "")
+    return counted(world, "rank") + (f" ({dims})" if dims else "")
 
 
 def refuse(where: Path, problems: list[Problem]) -> None:

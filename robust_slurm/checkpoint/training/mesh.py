@@ -68,8 +68,8 @@ def check_mesh(mesh: Any, size: int) -> dict[str, int]:
             raise ValueError(f"mesh: {name} has size {count}")
     if sizes and prod(sizes.values()) != size:
         raise ValueError(
-            f"mesh: {sizes} has {counted(prod(sizes.values()), 'rank')}, the world has {size}: name every "
-            "dimension, so that the product is the world size"
+            f"mesh: {sizes} has {counted(prod(sizes.values()), 'rank')}, the world has {size}: "
+            "name every dimension, so that the product is the world size"
         )
     return sizes
 
