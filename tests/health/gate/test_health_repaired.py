@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import health_site
 import pytest
@@ -56,8 +55,8 @@ class Answers:
 
 
 def one(*state: str, reason: str | None = None) -> Node:
-    fields: dict[str, Any] = dict.fromkeys(Node.__struct_fields__)
-    return Node(**fields | {"name": "n1", "state": frozenset(state), "reason": reason})
+    flags = frozenset(state)
+    return Node("n1", "n1", None, flags, reason, None, None, (), None, 1, None, {})
 
 
 @pytest.mark.parametrize(
