@@ -7,7 +7,6 @@ for was done. Brings the node's history to the shared ledger, and looks for late
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -35,10 +34,10 @@ from health.settings import SITE_FILE
 from health.settings_last import keep
 
 if TYPE_CHECKING:
+    from robust_slurm.command_line.parser import Parser
     from robust_slurm.slurm import Node, Slurm
 
-USAGE = """\
-usage: robust-health sweep [--dry-run]
+DESCRIPTION = """\
 Check this node and drain it, or undrain it if robust-slurm drained it and the cause is gone.
 For HealthCheckProgram in slurm.conf (its node is SLURMD_NODENAME). Exit code 0; 2 bad input."""
 _CLEAN_S = 8.0  # for leftovers that a drain was about
@@ -49,12 +48,11 @@ _TEST = 0.5  # of the time for the checks: the most that an accused node's tests
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 whatever is found: slurmd only logs another; 2: not called as it must be."""
     words = list(argv)
-    if words in (["--help"], ["-h"]):
-        print(USAGE)
-        return 0
-    if any(word != "--dry-run" for word in words):
-        print(f"robust-health sweep: unknown: {' '.join(words)}\n{USAGE}", file=sys.stderr)
-        return 2
+    as_json = "--json" in words
+    if any(word not in ("--dry-run", "--json") for word in words):
+        from robust_slurm.command_line.by_hand import refuse
+
+        return refuse(build_parser(), words)
     gate: Gate | None = None
     try:
         gate = Gate("sweep", words, os.environ)
@@ -63,14 +61,30 @@ def main(argv: Sequence[str]) -> int:
             say(failed)
         if gate.enabled:
             alarm(gate.left(3600.0) + 1.0)
-            Sweep(gate).run()
+            sweep = Sweep(gate)
+            sweep.run()
             alarm(0)
+            if as_json:
+                sweep.print_json()
     except Exception as error:  # noqa: BLE001 - no drain: every job still meets the prolog
         alarm(0)
         data = broke("sweep", error)
         if gate is not None:
             gate.record([gate.event("crash", **data)], shared=False)
     return 0
+
+
+def build_parser() -> Parser:
+    """Return the parser, for a person who asks; slurmd's calls do without it."""
+    from robust_slurm.command_line.by_hand import gate_parser
+
+    parser = gate_parser("robust-health sweep", DESCRIPTION)
+    add_json(parser)
+    return parser
+
+
+def add_json(parser: Parser) -> None:
+    parser.json_option("print the verdict and what was recorded as JSON")
 
 
 class Sweep:
@@ -83,6 +97,7 @@ class Sweep:
         self._ends = gate.begin + gate.settings.deadline("sweep")  # of the checks
         self._inquiry = Inquiry(gate.settings, gate.system)
         self._events: list[Event] = []
+        self._verdict: Verdict | None = None
 
     def run(self) -> None:
         self._exchange()
@@ -106,6 +121,7 @@ class Sweep:
                 kept = self._why_not(standing, mine, now, booted)
                 if not kept:
                     report, verdict, kept = self._test(report, verdict, mine, known)
+            self._verdict = verdict
             if verdict.closed:
                 self._close(node, report, verdict)
             else:
@@ -122,6 +138,15 @@ class Sweep:
             self._events += self._inquiry.events
             recorded = not self._events or self._gate.record(self._events, shared=True)
             self._inquiry.close(recorded=recorded)
+
+    def print_json(self) -> None:
+        """Print what was found and done: the verdict, and the events that were recorded."""
+        import json
+
+        verdict = self._verdict.as_dict() if self._verdict else None
+        events = [event._asdict() for event in self._events]
+        found = {"version": 1, "node": self._node, "verdict": verdict, "events": events}
+        print(json.dumps(found, indent=1), flush=True)
 
     # ---- files
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from robust_slurm.command_line import BAD_INPUT, NO, OK
+from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line.run import run
 from standby.simulate import assumed
 from standby.simulate.approaches import APPROACHES, p99_pool
 from standby.simulate.events import Approach, Cluster, Kind
@@ -19,43 +21,50 @@ from standby.simulate.study import as_data, study
 from standby.size.count import MAX_NODES, SizeError
 
 MOST_FAULTS = 100_000  # of a run
+DESCRIPTION = """\
+Simulate a training job on many nodes under faults: the share of its time that it trains (ETTR), by
+how faults are answered and by the size of the standby pool, and what costs the rest. Nothing was
+measured at scale; the output lists what is assumed."""
 
 
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     """Print the answer to ``out`` (stdout) and return the exit code."""
-    try:
-        args = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the usage, or the help
-        return stop.code if isinstance(stop.code, int) else 2
-    target = sys.stdout if out is None else out
-    try:
-        if args.since is not None and args.ledger is None:
-            raise SizeError("--since: only with --ledger")
-        what, kinds = _mix(args)
-        pool = p99_pool(kinds, args.nodes, args.refill) if args.pool is None else args.pool
-        expected = sum(kind.per_1000 for kind in kinds) / 1000.0 * args.nodes * args.days
-        if expected > MOST_FAULTS:
-            raise SizeError(
-                f"{expected:,.0f} faults in a run: at most {MOST_FAULTS:,} are simulated"
-            )
-    except LedgerError as error:
-        print(f"robust-standby: {error}", file=sys.stderr)
-        return 1
-    except SizeError as error:
-        print(f"robust-standby: {error}", file=sys.stderr)
-        return 2
+    codes = {LedgerError: NO, SizeError: BAD_INPUT}
+    return run(build_parser(), argv, _simulate, out, codes=codes)
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="robust-standby simulate", description=DESCRIPTION)
+    add_options(parser)
+    return parser
+
+
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Add ``simulate`` to the parser of robust-standby."""
+    text = "simulate what faults cost a job"
+    add_options(commands.add_parser("simulate", help=text, description=DESCRIPTION))
+
+
+def _simulate(args: argparse.Namespace, out: IO[str]) -> int:
+    if args.since is not None and args.ledger is None:
+        raise SizeError("--since: only with --ledger")
+    what, kinds = _mix(args)
+    pool = p99_pool(kinds, args.nodes, args.refill) if args.pool is None else args.pool
+    expected = sum(kind.per_1000 for kind in kinds) / 1000.0 * args.nodes * args.days
+    if expected > MOST_FAULTS:
+        raise SizeError(f"{expected:,.0f} faults in a run: at most {MOST_FAULTS:,} are simulated")
     cluster = Cluster(args.nodes, args.days, pool, args.refill, args.step)
     seeds = range(args.seed, args.seed + args.runs)
     found = study(cluster, kinds, what, seeds, _approaches(args))
     if args.json:
-        json.dump(as_data(found, args.gpus), target, indent=2)
-        target.write("\n")
+        json.dump(as_data(found, args.gpus), out, indent=2)
+        out.write("\n")
     else:
         from standby.simulate.render import print_study
         from standby.size.render import console
 
-        print_study(found, args.gpus, console(target))
-    return 0
+        print_study(found, args.gpus, console(out))
+    return OK
 
 
 def _approaches(args: argparse.Namespace) -> list[Approach]:
@@ -77,14 +86,7 @@ def _mix(args: argparse.Namespace) -> tuple[str, tuple[Kind, ...]]:
     return what, scaled(kinds, args.rate)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="robust-standby simulate",
-        allow_abbrev=False,
-        description="Simulate a training job on many nodes under faults: the share of its time "
-        "that it trains (ETTR), by how faults are answered and by the size of the standby pool, "
-        "and what costs the rest. Nothing was measured at scale; the output lists what is assumed.",
-    )
+def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "--nodes",
@@ -173,8 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="first seed (default: %(default)s)",
     )
-    add("--json", action="store_true", help="print JSON")
-    return parser  # fmt: skip
+    parser.json_option()
 
 
 def _count(low: int, high: int) -> Callable[[str], int]:

@@ -102,7 +102,7 @@ def test_what_starts_ranks_again_is_refused_in_an_mpi_world(settings: dict[str, 
     in_force(Config(**settings), command())
 
 
-@pytest.mark.parametrize("words", [["7", "-Mb"], ["--clusters=b"], ["--clust=b"]])
+@pytest.mark.parametrize("words", [["7", "-Mb"], ["--clusters=b"]])
 @pytest.mark.parametrize("tool", ["robust-status", "robust-update"])
 def test_tools_show_and_change_one_cluster(
     words: list[str], tool: str, capsys: pytest.CaptureFixture[str]
