@@ -35,7 +35,9 @@ def stale() -> list[Path]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.pages", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if one is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if one is stale"
+    )
     found = stale()
     if parser.parse_args(argv).check:
         for path in found:
