@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from health.check import Where
 from health.children.call import call_in_child
 from health.finding import Finding
+from health.gate import gate as gates
 from health.gate.active_answer import suspicious
 from health.gate.active_child import followed_up
 from health.gate.gate import LOCAL_S, Gate, say, serve, told
@@ -25,6 +27,9 @@ from health.leftovers.cleanup import Cleared
 from health.node import jobs
 from health.node.system import Event
 
+if TYPE_CHECKING:
+    from robust_slurm.command_line.parser import Parser
+
 FIRST_ALARM_S = 40.0  # until the settings say how long it may take
 _CLEAN = 0.35  # of the epilog's time: the most that clearing takes
 _LOOK = 0.1  # and looking for accusations
@@ -34,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0; 1: must be drained and Slurm could not be told why; 2: wrong arguments."""
     words = sys.argv[1:] if argv is None else list(argv)
     return serve("epilog", words, FIRST_ALARM_S, _finish)
+
+
+def build_parser() -> Parser:
+    """Return the parser, for a person who asks; slurmd's calls do without it."""
+    return gates.build_parser("epilog")
 
 
 def _finish(gate: Gate) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import argparse
+    from robust_slurm.command_line.parser import Parser
 
 _EPILOG = """\
 exit codes: 0 open (or done), 1 closed (or failed), 2 bad input.
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from health.active.burn_in import run
 
         return run.main(words[1:])
-    options = _parser().parse_args(words)
+    options = build_parser(whole=False).parse_args(words)
     from health import commands
 
     try:
@@ -45,17 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return commands.OPEN
 
 
-def _parser() -> argparse.ArgumentParser:
-    import argparse
+def build_parser(whole: bool = True) -> Parser:
+    """Return the parser; ``whole``: with the options of sub-commands that have their own parser."""
+    from robust_slurm.command_line.parser import Parser
 
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--config", metavar="FILE", help="read the site's settings from this file")
     common.add_argument("--node", metavar="NAME", default="", help="the node's name in Slurm")
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="robust-health",
         description="Health checks of a Slurm node.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run the checks of prolog, epilog, sweep or deep (default: deep)",
     )
     check.add_argument("--only", metavar="FAMILY,...", default="", help="run only these families")
-    check.add_argument("--json", action="store_true", help="print report and verdict as JSON")
+    check.json_option("print report and verdict, or the error, as JSON")
 
     record = commands.add_parser(
         "record",
@@ -81,10 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="run the checks on a recorded directory")
     replay.add_argument("directory", metavar="DIR")
     replay.add_argument("--only", metavar="FAMILY,...", default="", help="run only these families")
-    replay.add_argument("--json", action="store_true", help="print report and verdict as JSON")
+    replay.json_option("print report and verdict, or the error, as JSON")
 
     listing = commands.add_parser("list", help="list all families and what each can find")
-    listing.add_argument("--json", action="store_true")
+    listing.json_option()
 
     explain = commands.add_parser("explain", help="print the page on a check, a finding or an Xid")
     explain.add_argument(
@@ -124,13 +124,20 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="record memory, NVMe, InfiniBand and Ethernet, too: only if all nodes are alike",
     )
-    commands.add_parser(
-        "sweep", help="run the HealthCheckProgram: drain and undrain (see its --help)"
-    )
-    commands.add_parser("burn-in", help="run active tests on idle nodes (see its --help)")
-    commands.add_parser(
-        "test", help="run active tests of GPUs, memory and network (see its --help)"
-    )
+    sweep = commands.add_parser("sweep", help="run the HealthCheckProgram: drain and undrain")
+    burn_in = commands.add_parser("burn-in", help="run active tests on idle nodes")
+    test = commands.add_parser("test", help="run active tests of GPUs, memory and network")
+    if whole:
+        from health import sweep as sweeping
+        from health.active import cli as testing
+        from health.active.burn_in import run as burning_in
+        from robust_slurm.command_line import by_hand
+
+        sweep.description = sweeping.DESCRIPTION
+        by_hand.add_options(sweep)
+        for parser, module in ((burn_in, burning_in), (test, testing)):
+            parser.description, parser.epilog = module.DESCRIPTION, module.EPILOG
+            module.add_options(parser)
     return top
 
 

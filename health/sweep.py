@@ -7,7 +7,6 @@ for was done. Brings the node's history to the shared ledger, and looks for late
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -35,10 +34,10 @@ from health.settings import SITE_FILE
 from health.settings_last import keep
 
 if TYPE_CHECKING:
+    from robust_slurm.command_line.parser import Parser
     from robust_slurm.slurm import Node, Slurm
 
-USAGE = """\
-usage: robust-health sweep [--dry-run]
+DESCRIPTION = """\
 Check this node and drain it, or undrain it if robust-slurm drained it and the cause is gone.
 For HealthCheckProgram in slurm.conf (its node is SLURMD_NODENAME). Exit code 0; 2 bad input."""
 _CLEAN_S = 8.0  # for leftovers that a drain was about
@@ -49,12 +48,10 @@ _TEST = 0.5  # of the time for the checks: the most that an accused node's tests
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 whatever is found: slurmd only logs another; 2: not called as it must be."""
     words = list(argv)
-    if words in (["--help"], ["-h"]):
-        print(USAGE)
-        return 0
     if any(word != "--dry-run" for word in words):
-        print(f"robust-health sweep: unknown: {' '.join(words)}\n{USAGE}", file=sys.stderr)
-        return 2
+        from robust_slurm.command_line.by_hand import refuse
+
+        return refuse(build_parser(), words)
     gate: Gate | None = None
     try:
         gate = Gate("sweep", words, os.environ)
@@ -71,6 +68,13 @@ def main(argv: Sequence[str]) -> int:
         if gate is not None:
             gate.record([gate.event("crash", **data)], shared=False)
     return 0
+
+
+def build_parser() -> Parser:
+    """Return the parser, for a person who asks; slurmd's calls do without it."""
+    from robust_slurm.command_line.by_hand import gate_parser
+
+    return gate_parser("robust-health sweep", DESCRIPTION)
 
 
 class Sweep:

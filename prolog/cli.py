@@ -9,11 +9,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 # Imported with this module, not later: the stub bounds the time of its import.
+from health.gate import gate as gates
 from health.gate.gate import Gate, say, serve, told
 from health.gate.verdict import Verdict
 from health.run.report import GateReport
+
+if TYPE_CHECKING:
+    from robust_slurm.command_line.parser import Parser
 
 SKIP = "robust:skip"
 FIRST_ALARM_S = 20.0  # until the settings say how long it may take
@@ -23,6 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0: the job may run; 1: it may not, and the node is drained; 2: wrong arguments."""
     words = sys.argv[1:] if argv is None else list(argv)
     return serve("prolog", words, FIRST_ALARM_S, _admit)
+
+
+def build_parser() -> Parser:
+    """Return the parser, for a person who asks; slurmd's calls do without it."""
+    return gates.build_parser("prolog")
 
 
 def _admit(gate: Gate) -> int:

@@ -1,6 +1,11 @@
-"""The cleaner of text that others wrote: users, programs, devices. Python 3.9 syntax."""
+"""Text for people: what others wrote is cleaned, numbers have their plurals, words suggestions.
+
+Python 3.9 syntax.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 LIMIT = 600  # characters
 
@@ -15,3 +20,35 @@ def one_line(text: str, limit: int = LIMIT) -> str:
     words = " ".join(text[: 4 * limit].split())
     clean = words if words.isprintable() else "".join(c if c.isprintable() else "?" for c in words)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """Return "1 node" or "2 nodes"; ``many``: the plural that is not ``one`` with an s."""
+    return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
+
+
+def listed(words: Iterable[str], joined: str = "or") -> str:
+    """Return "a, b or c"."""
+    names = list(words)
+    return f" {joined} ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that was most likely meant, or ""."""
+    import difflib
+
+    by_bare = {_bare(name): name for name in known}
+    bare = _bare(word)
+    begun = [name for name in by_bare if len(bare) > 1 and name.startswith(bare)]
+    found = sorted(begun, key=len) or difflib.get_close_matches(bare, by_bare, 1)
+    return by_bare[found[0]] if found else ""
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return "; did you mean …?", or ``otherwise``."""
+    found = closest(word, known)
+    return f"; did you mean {found}?" if found else otherwise
+
+
+def _bare(word: str) -> str:
+    return word.lower().lstrip("-").replace("_", "-")

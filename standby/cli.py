@@ -1,30 +1,24 @@
-"""``robust-standby COMMAND …``: exit 0 (good), 1 (see the command), 2 (usage).
+"""``robust-standby COMMAND …``: exit 0 (good), 1 (see the command), 2 (bad input).
 
-A command is a function that takes its arguments and returns the exit code, in a module that is
-imported only when the command is given.
+A command's module is imported only when the command is given.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from importlib import import_module
 
+from robust_slurm.command_line import BAD_INPUT, OK
+from robust_slurm.command_line.errors import CommandError, report, wants_json
+from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line.run import run
 
-class Command(NamedTuple):
-    """``function`` of ``module``, called with the arguments behind the command's name."""
-
-    module: str
-    function: str
-    help: str
-
-
+# The module of each command, and the number of words before those that its ``main`` takes.
 COMMANDS = {
-    "size": Command("standby.size.cli", "main", "compute how many standby nodes are needed"),
-    "apply": Command("standby.pool.cli", "apply", "create or update the standby pool in Slurm"),
-    "show": Command("standby.pool.cli", "show", "show the pool and what is missing"),
+    "size": ("standby.size.cli", 1),
+    "apply": ("standby.pool.cli", 0),
+    "show": ("standby.pool.cli", 0),
 }
 
 # Commands of the last release, and what to use instead.
@@ -39,31 +33,27 @@ REMOVED = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in ("-h", "--help"):
-        print(_usage())
-        return 0
-    command = COMMANDS.get(words[0]) if words else None
-    if command is None:
-        what = f"no such command: {words[0]!r}" if words else "no command"
-        if words and words[0] in REMOVED:
-            what = f"{words[0]} was removed: {REMOVED[words[0]]}"
-        print(f"{_usage()}\n\nrobust-standby: {what}", file=sys.stderr)
-        return 2
-    function = getattr(importlib.import_module(command.module), command.function)
-    try:
-        code = cast(Callable[[list[str]], int], function)(words[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:  # `robust-standby size … | head`
-        # Python flushes once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return code
+    if words and words[0] in COMMANDS:
+        module, skipped = COMMANDS[words[0]]
+        return int(import_module(module).main(words[skipped:]))
+    if words and words[0] in REMOVED:
+        error = CommandError(f"{words[0]} was removed; {REMOVED[words[0]]}", BAD_INPUT)
+        return report("robust-standby", error, sys.stdout if wants_json(words) else None)
+    return run(build_parser(), words, lambda args, out: OK)
 
 
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:{width}}  {entry.help}" for name, entry in COMMANDS.items())
-    return f"usage: robust-standby COMMAND …   (robust-standby COMMAND --help)\n\n{rows}"
+def build_parser() -> Parser:
+    """Return the parser of all commands."""
+    from standby.pool import cli as pool
+    from standby.size import cli as size
+
+    parser = Parser(
+        prog="robust-standby", description="Size, create and show the pool of standby nodes."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    size.add_command(commands)
+    pool.add_commands(commands)
+    return parser
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from robust_slurm.command_line.parser import Parser
 from robust_slurm.config import Config, ConfigError, load
 from robust_slurm.slurm import Client, Slurm, SlurmError
 from robust_slurm.slurm.choose import connect
@@ -52,8 +53,8 @@ def ask_slurm(slurm: Client, with_nodes: bool = True, with_places: bool = False)
         return SlurmView(error=clean(str(error)))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="robust-status",
         description="Show all nodes and robust-srun jobs: state, reports against nodes, ETTR.",
     )
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JOBID|NODE",
         help="show this job with its incidents (all digits), or what is suspected of this node",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.json_option()
     parser.add_argument(
         "--lemons",
         action="store_true",
@@ -138,7 +139,7 @@ def main(
 ) -> int:
     """Print the report to ``out`` (stdout) and return the exit code."""
     try:
-        args = _parser().parse_args(argv)
+        args = build_parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the usage, or the help
         return stop.code if isinstance(stop.code, int) else 2
     if wrong := _contradiction(args):

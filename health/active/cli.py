@@ -31,12 +31,14 @@ from health.commands import BAD_INPUT, BadInput
 from health.gate import active_child
 from health.run.live import context
 from health.settings import Settings
+from robust_slurm.command_line.parser import Parser
 from robust_slurm.hostlist import expand
 
 PASSED, FAILED, UNTESTED = 0, 1, 3
 _RECORD_S = 1.0  # at the least, and the most beyond the limit
 INTERRUPTED = 130  # as a shell says it of SIGINT
-_EPILOG = """\
+DESCRIPTION = "Run active tests on this machine, or on nodes of the current job."
+EPILOG = """\
 exit codes: 0 all passed, 1 a node is bad, 3 no node is bad but something could not be tested,
 2 bad input. The tests use all of a GPU's memory and time: nothing else may run there."""
 _MISSING = re.compile("torch cannot be imported|No module named")
@@ -52,7 +54,7 @@ class Claimed(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
     began = time.monotonic()
-    options = _parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     try:
         with _ended_like_by_ctrl_c():
             return _test(options, began)
@@ -70,13 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNTESTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="robust-health test",
-        description="Run active tests on this machine, or on nodes of the current job.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def build_parser() -> Parser:
+    parser = Parser(prog="robust-health test", description=DESCRIPTION, epilog=EPILOG)
+    add_options(parser)
+    return parser
+
+
+def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("tests", nargs="*", metavar="TEST", help="run only these tests (see --list)")
     add("--list", action="store_true", help="list the tests with their duration and requirements")
@@ -104,14 +106,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="interpreter with torch and robust-slurm (default: the one that runs robust-health)",
     )
-    add("--json", action="store_true", help="print findings, verdict and measurements as JSON")
+    parser.json_option("print findings, verdict and measurements, or the error, as JSON")
     add(
         "--keep", action="store_true", help="write the workers' output to a file and print its path"
     )
     add("--config", metavar="FILE", help="read the site's settings from this file")
     add("--node", metavar="NAME", default="", help="this machine's name in Slurm")
     add("--claimed", action="store_true", help=argparse.SUPPRESS)  # whoever starts us has the claim
-    return parser
 
 
 @contextmanager

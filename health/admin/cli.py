@@ -14,6 +14,7 @@ from health.admin import flow, render, show_config
 from health.admin.install import ETC, InstallError, WantedFile
 from health.admin.node import AdminReply, AdminRequest, perform
 from health.settings_last import SUFFIX
+from robust_slurm.command_line.parser import Parser
 from robust_slurm.slurm.values import expand, fold
 
 MOST_NODES = 20_000
@@ -25,7 +26,7 @@ something to fix; 2 bad input, nothing was changed, or (doctor) Slurm could not 
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     """Run one command; the text for people goes to ``out`` (stdout), errors to stderr."""
     try:
-        args = _parser().parse_args(argv)
+        args = build_parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the usage, or the help
         return stop.code if isinstance(stop.code, int) else 2
     target = sys.stdout if out is None else out
@@ -43,15 +44,14 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="robust-admin",
         description="install the node gate, and check Slurm's configuration",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    etc = argparse.ArgumentParser(add_help=False)
+    etc = Parser(add_help=False)
     etc.add_argument(
         "--etc",
         default=ETC,
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_absolute,
         help=f"directory of the stubs and robust.toml (default: {ETC})",
     )
-    change = argparse.ArgumentParser(add_help=False, parents=[etc])
+    change = Parser(add_help=False, parents=[etc])
     change.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     change.add_argument("--dry-run", action="store_true", help="only show what would change")
     nodes = change.add_argument_group("nodes over SSH (default: this machine)")
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="host keys (default: ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)",
     )
-    where = argparse.ArgumentParser(add_help=False)
+    where = Parser(add_help=False)
     where.add_argument(
         "--prefix",
         default=sys.prefix,
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of systemd's tmpfiles.d (default: %(default)s; empty: write none)",
     )
-    plugin = argparse.ArgumentParser(add_help=False)
+    plugin = Parser(add_help=False)
     part = plugin.add_mutually_exclusive_group()
     part.add_argument(
         "--plugin",
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor", parents=[etc], help="report what is wrong and how to fix it"
     )
-    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.json_option()
     doctor.set_defaults(run=_doctor)
     return parser
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from health.settings import Settings, defaults, load
 if TYPE_CHECKING:
     from health.gate.act import DrainOutcome
     from health.history.accusations import Accusation
+    from robust_slurm.command_line.parser import Parser
 
 CRASHED = Condition(
     "gate-crashed", "ERROR", "tool", "none", "the gate itself failed; the node is not proven bad"
@@ -166,18 +166,21 @@ def refused(where: Where, words: Sequence[str]) -> int | None:
     odd = [word for word in words if word != "--dry-run"]
     if not odd:
         return None
-    text = (
-        f"usage: robust-{where} [--dry-run]\n"
+    from robust_slurm.command_line.by_hand import refuse
+
+    return refuse(build_parser(where), words)
+
+
+def build_parser(where: Where) -> Parser:
+    """Return the parser of robust-prolog or robust-epilog, for a person who asks."""
+    from robust_slurm.command_line.by_hand import gate_parser
+
+    return gate_parser(
+        f"robust-{where}",
         f"Slurm's {where.capitalize()}: slurmd calls it as root for a job, by the stub that "
-        "robust-admin installs.\nRun by hand, it acts on this node as it would for slurmd; "
-        "`robust-health check` changes nothing."
+        "robust-admin installs. Run by hand, it acts on this node as it would for slurmd; "
+        "`robust-health check` changes nothing.",
     )
-    if odd[0] in ("-h", "--help"):
-        print(text)
-        return 0
-    say(f"{where}: unknown: {' '.join(odd)}")
-    print(text, file=sys.stderr)
-    return 2
 
 
 def is_dry(words: Sequence[str], env: Mapping[str, str]) -> bool:

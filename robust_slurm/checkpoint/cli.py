@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from robust_slurm.command_line.parser import Parser
 from robust_slurm.text import one_line
 
 from . import listing
@@ -24,7 +24,7 @@ _SUFFIXES = (".safetensors", ".pt")
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     """Print to ``out`` (stdout) and return the exit code."""
     try:
-        args = _parser().parse_args(argv)
+        args = build_parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the usage, or the help
         return stop.code if isinstance(stop.code, int) else 2
     target = sys.stdout if out is None else out
@@ -45,10 +45,8 @@ def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="robust-ckpt", description="List, verify and export checkpoints."
-    )
+def build_parser() -> Parser:
+    parser = Parser(prog="robust-ckpt", description="List, verify and export checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     ls = commands.add_parser("ls", help="list steps, or a node's snapshot files")
     ls.add_argument(
@@ -70,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         help="export only the entries under NAME, with NAME removed from their names: --only model",
     )  # fmt: skip
     for each in (ls, check, export):
-        each.add_argument("--json", action="store_true", help="print JSON")
+        each.json_option()
     return parser
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from robust_slurm.command_line.parser import Parser
 from robust_slurm.config import ConfigError, load
 from robust_slurm.state_dir import job_dirs
 from robust_slurm.text import one_line
@@ -38,8 +39,8 @@ class _Job:
     book: Book
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser() -> Parser:
+    parser = Parser(
         prog="robust-update",
         description="Replace the code of a running job that robust-srun --robust-code started: "
         "take a snapshot of its directory now, and restart the ranks with it in the same "
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="time to wait until the ranks make a step with it; 0: do not wait (default: 600)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.json_option()
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
@@ -88,7 +89,7 @@ def _job_id(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        args = _parser().parse_args(argv)
+        args = build_parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the usage, or the help
         return stop.code if isinstance(stop.code, int) else 2
     if args.clusters is not None:

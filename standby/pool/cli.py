@@ -15,6 +15,10 @@ from msgspec.structs import replace
 
 from health.admin import flow
 from robust_slurm.checkpoint.planning.topology import MAX_NODES, at_most
+from robust_slurm.command_line import BAD_INPUT, NO
+from robust_slurm.command_line.errors import CommandError
+from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line.run import run
 from robust_slurm.config import ConfigError
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.objects import partition_name
@@ -35,39 +39,37 @@ _RIGHT = (
     "(sacctmgr modify user NAME set AdminLevel=Admin)"
 )
 _MOST_NODES = 20_000
+_EXIT_CODES: dict[type[Exception], int] = {
+    SlurmError: NO,
+    PoolError: NO,
+    WishError: BAD_INPUT,
+    ConfigError: BAD_INPUT,
+    ValueError: BAD_INPUT,
+}
 
 
 def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = None) -> int:
     """``argv`` begins with the subcommand. The text for people goes to ``out`` (stdout)."""
-    try:
-        args = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the usage, or the help
-        return stop.code if isinstance(stop.code, int) else 2
-    target = sys.stdout if out is None else out
     door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S, ping_first=True)
-    try:
+
+    def command(args: argparse.Namespace, out: IO[str]) -> int:
         place = settings.pool_settings(args.state_dir, os.environ, os.geteuid())
-        return int(args.run(args, place, door, target))
-    except (SlurmError, PoolError) as error:
-        said = str(error)
-        if isinstance(error, SlurmError) and error.kind == "denied":
-            said = f"Slurm refuses: {error.message}; {_RIGHT}"
-        print(f"robust-standby: {said}", file=sys.stderr)
-        return 1
-    except (WishError, ConfigError, ValueError) as error:
-        print(f"robust-standby: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("robust-standby: interrupted; run it again to do the rest", file=sys.stderr)
-        return 130
+        try:
+            return int(args.run(args, place, door, out))
+        except SlurmError as error:
+            if error.kind == "denied":
+                raise CommandError(f"Slurm refuses: {error.message}; {_RIGHT}") from None
+            raise
 
-
-def apply(argv: Sequence[str]) -> int:
-    return main(["apply", *argv])
-
-
-def show(argv: Sequence[str]) -> int:
-    return main(["show", *argv])
+    return run(
+        build_parser(),
+        argv,
+        command,
+        out,
+        codes=_EXIT_CODES,
+        unread=NO,
+        interrupted="interrupted; run it again to do the rest",
+    )
 
 
 # ---- the commands
@@ -136,22 +138,24 @@ def _confirm(args: argparse.Namespace) -> edge.Confirm:
 # ---- options
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="robust-standby", add_help=False)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    common = argparse.ArgumentParser(add_help=False)
+def build_parser() -> Parser:
+    parser = Parser(prog="robust-standby", add_help=False)
+    add_commands(parser.add_subparsers(required=True, metavar="COMMAND"))
+    return parser
+
+
+def add_commands(commands: argparse._SubParsersAction[Parser]) -> None:
+    common = Parser(add_help=False)
     common.add_argument(
         "--state-dir",
         metavar="DIR",
         help="directory of the pool's record (default: state_dir of robust.toml)",
     )
-    change = argparse.ArgumentParser(add_help=False)
+    change = Parser(add_help=False)
     change.add_argument("--dry-run", action="store_true", help="print the changes; make none")
     change.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
-    def command(
-        name: str, run: Callable[..., int], text: str, *parents: argparse.ArgumentParser
-    ) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[..., int], text: str, *parents: Parser) -> Parser:
         made = commands.add_parser(
             name, help=text, description=text, parents=[common, *parents], epilog=_CODES
         )
@@ -221,8 +225,7 @@ def _parser() -> argparse.ArgumentParser:
         help="QOS of the pool's partition, which needs slurmdbd; none removes it",
     )
     two = command("show", _show, "Show the nodes of the pool, their jobs, and what is missing.")
-    two.add_argument("--json", action="store_true", help="print JSON")
-    return parser
+    two.json_option()
 
 
 def _nodes(text: str) -> tuple[str, ...]:

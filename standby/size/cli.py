@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from robust_slurm.command_line import BAD_INPUT, NO, OK
+from robust_slurm.command_line.errors import warn
+from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line.run import run
 from standby.size import answer, paper
 from standby.size.count import MAX_NODES, LossSource, SizeError, losses
 from standby.size.history import DAY
@@ -19,6 +22,10 @@ from standby.size.observed import Observed
 JSON_VERSION = 1
 _GROUP, _SWITCH = 8, 32  # ByteRobust: a PP group at 9,600 GPUs; its catastrophic case
 _HOURS, _QUANTILE = 24.0, 0.99
+DESCRIPTION = """\
+Compute the number of standby nodes that covers the nodes lost within one refill time, with
+probability --quantile. All rates are events per 1,000 node-days: at --rate 1, 1,000 nodes lose one
+node a day."""
 
 
 class _Nothing(Exception):
@@ -31,33 +38,23 @@ class _Usage(Exception):
 
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     """Print the answer to ``out`` (stdout) and return the exit code."""
-    try:
-        args = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the usage, or the help
-        return stop.code if isinstance(stop.code, int) else 2
-    target = sys.stdout if out is None else out
-    try:
-        _check(args)
-        if args.table:
-            return _table(args.json, target)
-        _show(_answer(args), args.json, target)
-    except _Nothing as error:
-        print(f"robust-standby: {error}", file=sys.stderr)
-        return 1
-    except (_Usage, SizeError) as error:
-        print(f"robust-standby: {error}", file=sys.stderr)
-        return 2
-    return 0
+    codes = {_Nothing: NO, _Usage: BAD_INPUT, SizeError: BAD_INPUT}
+    return run(build_parser(), argv, _size, out, codes=codes)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="robust-standby size",
-        allow_abbrev=False,
-        description="Compute the number of standby nodes that covers the nodes lost within one "
-        "refill time, with probability --quantile. All rates are events per 1,000 node-days: at "
-        "--rate 1, 1,000 nodes lose one node a day.",
-    )
+def build_parser() -> Parser:
+    parser = Parser(prog="robust-standby size", description=DESCRIPTION)
+    add_options(parser)
+    return parser
+
+
+def add_command(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Add ``size`` to the parser of robust-standby."""
+    text = "compute how many standby nodes are needed"
+    add_options(commands.add_parser("size", help=text, description=DESCRIPTION))
+
+
+def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "--nodes",
@@ -101,8 +98,15 @@ def _parser() -> argparse.ArgumentParser:
         help=f"probability that the pool suffices (default: {_QUANTILE})",
     )
     add("--table", action="store_true", help="print only ByteRobust's pool sizes beside ours")
-    add("--json", action="store_true", help="print JSON")
-    return parser
+    parser.json_option()
+
+
+def _size(args: argparse.Namespace, out: IO[str]) -> int:
+    _check(args)
+    if args.table:
+        return _table(args.json, out)
+    _show(_answer(args), args.json, out)
+    return OK
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -166,7 +170,7 @@ def _measure(args: argparse.Namespace) -> Observed:
     seen = Ledger(state_dir, now).observed(args.node_days, since)
     if seen.node_days <= 0.0:
         for problem in seen.problems:
-            print(f"robust-standby: {problem}", file=sys.stderr)
+            warn("robust-standby size", problem)
         raise _Nothing(
             f"no job in {state_dir / 'jobs'} has recorded how long its nodes ran"
             + (" in that time" if since else "")

@@ -37,19 +37,21 @@ from health.commands import BAD_INPUT, BadInput
 from health.run.live import context
 from health.settings import Settings
 from robust_slurm import commands
+from robust_slurm.command_line.parser import Parser
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.run import without_slurm
 
 PASSED, FAILED, UNTESTED, INTERRUPTED = 0, 1, 3, 130
 SLURM_S = 20.0
-_EPILOG = """\
+DESCRIPTION = "Run active tests on nodes without jobs, in a maintenance reservation."
+EPILOG = """\
 exit codes: 0 every node passed, 1 a node is bad, 3 no node is bad but something could not be
 tested or Slurm failed, 2 bad input or busy nodes: nothing was started."""
 
 
 def main(argv: Sequence[str]) -> int:
     """The exit code."""
-    options = _parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     try:
         return _burn_in(options, Slurm(deadline_s=SLURM_S))
     except BadInput as err:
@@ -63,13 +65,13 @@ def main(argv: Sequence[str]) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="robust-health burn-in",
-        description="Run active tests on nodes without jobs, in a maintenance reservation.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def build_parser() -> Parser:
+    parser = Parser(prog="robust-health burn-in", description=DESCRIPTION, epilog=EPILOG)
+    add_options(parser)
+    return parser
+
+
+def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("nodes", metavar="NODES", help='"n[1-8]"')
     add("--level", choices=LEVELS, help="length of each test (default: [active] burn_in)")
@@ -91,11 +93,10 @@ def _parser() -> argparse.ArgumentParser:
         help="time limit of the job and the reservation",
     )
     add("--python", metavar="PATH", help="interpreter with torch (default: [active] python)")
-    add("--json", action="store_true", help="print findings, verdict and measurements as JSON")
+    parser.json_option("print findings, verdict and measurements, or the error, as JSON")
     add("--no-drain", action="store_true", help="do not drain bad nodes")
     add("--keep-reservation", action="store_true", help="do not remove the reservation")
     add("--config", metavar="FILE", help="read the site's settings from this file")
-    return parser
 
 
 def _burn_in(options: argparse.Namespace, slurm: Slurm) -> int:

@@ -251,7 +251,7 @@ def test_every_test_of_a_level_fits() -> None:
 
 
 def options(*words: str) -> argparse.Namespace:
-    return run._parser().parse_args(list(words))
+    return run.build_parser().parse_args(list(words))
 
 
 @pytest.mark.parametrize(
