@@ -11,7 +11,9 @@ _HEAD = f"""# Commands
 {MARK}
 
 Each command prints its options with `--help` (robust-srun: `--robust-help`), has a man page
-(`man robust-srun`), and bash completes its options ([how to switch that on](reference.md#completion)).
+(`man robust-srun`), and bash completes its options
+([how to switch that on](reference.md#completion)). All print their release with `--version`
+(robust-srun: `--robust-version`).
 
 """
 _MORE = {
@@ -50,8 +52,8 @@ def page() -> str:
             shown = [(code(form(action)), cell(told(action))) for action in options]
             if shown:
                 lines += [*table(("option", "means"), shown), ""]
-            if epilog := command.parser.epilog:
-                lines += [cell(epilog), ""]
+            if command.epilog:
+                lines += [cell(command.epilog), ""]
         lines += [_MORE[name], ""]
     lines += [_OTHERS.rstrip("\n")]
     return "\n".join(lines) + "\n"

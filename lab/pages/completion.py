@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from lab.pages.parsers import Command, commands, srun
+from lab.pages.parsers import SRUN, commands, srun_words
 
 _FILES = {"FILE", "PATH", "LOG"}
 _DIRECTORIES = {"DIR"}
@@ -44,19 +44,19 @@ complete -o default -F _{function} {name}
 
 def script(name: str) -> str:
     """Return the script; zsh reads it after ``autoload -U bashcompinit && bashcompinit``."""
-    if name == "robust-srun":
-        each = [Command(name, srun(with_srun=True), "")]
-    else:
-        each = commands(name)
+    each = commands(name)
     verbs = [command.name.removeprefix(name).strip() for command in each]
-    values, words = [], []
+    values: list[str] = []
+    words: list[str] = []
     if len(each) > 1:
         words.append(f"    '') words={shlex.quote(' '.join(verbs))} ;;")
     for command, verb in zip(each, verbs, strict=True):
         options = [action for action in command.options() if action.option_strings]
-        if name == "robust-srun":  # the words behind its options are those of the training
+        own = [word for action in options for word in _words(action)]
+        if name == SRUN:  # the words behind its options are those of the training
             words.append("    ?*) return 0 ;;")
-        listed = " ".join(word for action in options for word in _words(action))
+            own += srun_words()
+        listed = " ".join([*own, "--help" if name != SRUN else ""]).strip()
         words.append(f"    {verb or '*'}) words={shlex.quote(listed)} ;;")
         values += filter(None, (_values(verb, action) for action in options))
     body = _BODY.format(

@@ -15,8 +15,8 @@ _HEAD = f"""# Messages, and what to do
 
 {MARK}
 
-Look for a few words of the message with the search field of this site, or with your browser's search
-on this page. `…` stands for what is filled in: a node, a path, a number. The part before the first
+Look for a few words of the message with the search field of this site, or with your browser's
+search on this page. `…` stands for what is filled in: a node, a path, a number. The part before the first
 colon is the command that prints the line (`robust-srun:`, `robust-health check:`); lines of the
 training's ranks begin with `robust-slurm:`.
 
@@ -61,26 +61,31 @@ def compare() -> Comparison:
     """Find the entry of each message: one that names its text, else one for its channel."""
     entries = _entries()
     found: dict[int, list[Text]] = {at: [] for at in range(len(entries))}
-    without, used = [], set()
+    without: list[Text] = []
+    used: set[tuple[int, str]] = set()
     for each in texts():
-        at = -1
-        for number, entry in enumerate(entries):
-            parts = [part for part in entry.like if part in each.text]
-            used.update((number, part) for part in parts)
-            if parts and at < 0:
-                at = number
+        named = [
+            (len(part), number, part)
+            for number, entry in enumerate(entries)
+            for part in entry.like
+            if part in each.text
+        ]
+        used.update((number, part) for _, number, part in named)
+        at = max(named)[1] if named else -1  # the longest part says most
         if at < 0:
             at = next((n for n, e in enumerate(entries) if e.channel == each.channel), -1)
         if at < 0:
             without.append(each)
         else:
             found[at].append(each)
+    channels = {each.channel for each in texts()}
     unused = [
         part
         for number, entry in enumerate(entries)
-        for part in (entry.like or (entry.channel,))
-        if (number, part) not in used and not (entry.channel and found[number])
+        for part in entry.like
+        if (number, part) not in used
     ]
+    unused += [e.channel for e in entries if e.channel and e.channel not in channels]
     return Comparison(
         [(entry, found[number]) for number, entry in enumerate(entries)], without, unused
     )
@@ -97,7 +102,8 @@ def page() -> str:
             group = entry.group
             lines += [f"## {group}", ""] + ([about[group], ""] if about[group] else [])
         told = "<br>".join(dict.fromkeys(code(each.text) for each in messages))
-        rows.append((told, cell(entry.cure)))
+        if told:
+            rows.append((told, cell(entry.cure)))
     lines += _flushed(rows)
     return "\n".join(lines).rstrip("\n") + "\n"
 

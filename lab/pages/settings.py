@@ -58,14 +58,14 @@ The strongest first:
 4. the site's file `{SITE_FILE}`: the same keys, before its first table
 5. the default in the tables below
 
-`robust-srun --robust-help` prints the settings of jobs, and `robust-srun --robust-explain` prints the
-rules of recovery with the limits in force. Which settings must keep an order is in
+`robust-srun --robust-help` prints the settings of jobs, and `robust-srun --robust-explain` prints
+the rules of recovery with the limits in force. Which settings must keep an order is in
 [time limits](timings.md#settings-whose-order-is-checked).
 
 ## Settings of jobs
 
-They are defined in `robust_slurm/settings.py`. Each is an option of robust-srun, a variable and a key:
-`spares` is `--robust-spares=N`, `ROBUST_SPARES=N` and `spares = N`.
+They are defined in `robust_slurm/settings.py`. Each is an option of robust-srun, a variable and a
+key: `spares` is `--robust-spares=N`, `ROBUST_SPARES=N` and `spares = N`.
 """
 _GATE = f"""
 ## Settings of the node gate

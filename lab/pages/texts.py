@@ -12,16 +12,17 @@ from lab.host import REPOSITORY
 ROOMS = ("robust_slurm", "srun_wrapper", "standby", "status", "health", "prolog", "epilog")
 # The calls whose text a user or a sysadmin reads: functions that print, and errors of bad input.
 CHANNELS = frozenset(
-    "say _say _warn _complain UsageError ConfigError CatalogueError CodeError CheckpointError "
-    "StateError StateDirError DurableError ListingError BadInput _Usage SizeError WishError "
-    "PoolError InstallError stderr".split()
+    {"say", "_say", "_warn", "warn", "error", "_complain", "stderr", "CommandError", "UsageError"}
+    | {"ConfigError", "CatalogueError", "CodeError", "CheckpointError", "StateError", "BadInput"}
+    | {"StateDirError", "DurableError", "ListingError", "_Usage", "SizeError", "WishError"}
+    | {"PoolError", "InstallError"}
 )
 STDERR = "stderr"  # print(…, file=sys.stderr)
 HOLE = "…"
 # The name of the program before a message: it says nothing by itself.
 _SPEAKER = re.compile(
     rf"^[{HOLE}\s]*(?:robust-(?!standby apply)[\w-]+(?: [\w{HOLE}-]+)?|[a-z_]+(?:\.[a-z_]+)+): "
-    rf"|^\w+: {HOLE}$"
+    rf"|^\w+: {HOLE}$|^robust-[\w-]+(?: [\w-]+)?$"
 )
 _FEW = 8  # letters: below, a text says nothing by itself ("error: …")
 
