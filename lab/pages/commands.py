@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.pages.man import form, synopsis
-from lab.pages.markup import MARK, anchor, cell, code, table
+from lab.pages.markup import MARK, cell, code, slug, table
 from lab.pages.parsers import NAMES, commands, told
 
 _HEAD = f"""# Commands
@@ -42,7 +42,7 @@ def page() -> str:
     for name in NAMES:
         for command in commands(name):
             about = command.about.partition(": ")[0].partition(". ")[0].rstrip(".")
-            rows.append((f"[{command.name}](#{anchor(command.name)})", cell(about)))
+            rows.append((f"[{command.name}](#{slug(command.name)})", cell(about)))
     lines += [*table(("command", "does"), rows), ""]
     for name in NAMES:
         for command in commands(name):
