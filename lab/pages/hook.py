@@ -19,8 +19,10 @@ from mkdocs.structure.pages import Page
 from lab.pages.markup import slug
 
 TOP = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
-_LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
-_CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+# A block of code, a link, or code within a line: only a link that is in no code is changed.
+_LINK = re.compile(
+    r"```.*?```|(?<!!)\[(?P<text>(?:`[^`]*`|[^\]`])*)\]\((?P<target>[^)\s]+)\)|`[^`\n]*`", re.DOTALL
+)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -53,6 +55,8 @@ def relinked(text: str, written: str, page: str) -> str:
     real = re.sub(r"^docs/checks/", "health/pages/", written)
 
     def link(match: re.Match[str]) -> str:
+        if match["target"] is None:
+            return match[0]
         target, hash_, fragment = match["target"].partition("#")
         if not target or re.match(r"\w+:", target):
             return match[0]
@@ -66,8 +70,7 @@ def relinked(text: str, written: str, page: str) -> str:
         start = posixpath.dirname(page) or "."
         return f"[{match['text']}]({posixpath.relpath(found, start)}{hash_}{fragment})"
 
-    parts = _CODE.split(text)
-    return "".join(part if part.startswith("`") else _LINK.sub(link, part) for part in parts)
+    return _LINK.sub(link, text)
 
 
 def _page(path: str) -> str | None:
