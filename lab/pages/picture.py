@@ -28,6 +28,7 @@ _KEPT = re.compile(
     r"|resumed after|training again|recovered from|DOWN only|curves are equal|CURVES DIFFER|[█▁]{9}"
     r"|\^ \w+ dies|taken down"
 )
+_MARGIN = 17  # columns of the time and of who speaks
 _LEFT_OUT = "            ⋮"
 _FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
@@ -55,7 +56,14 @@ def drawn(printed: str) -> str:
     """Return the picture of the demo's output as SVG without a font from elsewhere."""
     console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
     for line in shortened(printed.splitlines()):
-        console.print(Text.from_ansi(line), soft_wrap=False)
+        text = Text.from_ansi(line)
+        if not re.match(r" *\d+\.\d s ", text.plain):
+            console.print(text)
+            continue
+        first, *more = text[_MARGIN:].wrap(console, WIDTH - _MARGIN)
+        console.print(text[:_MARGIN] + first)
+        for each in more:
+            console.print(Text(" " * _MARGIN) + each)
     svg = console.export_svg(title="make demo", unique_id="demo")
     return _FONT_FACE.sub("", svg).replace("Fira Code", "DejaVu Sans Mono")
 
