@@ -6,7 +6,6 @@ CONTRIBUTING.md and SECURITY.md are pages of the site; ``docs/checks`` is ``heal
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from pathlib import Path
@@ -66,7 +65,11 @@ def relinked(text: str, written: str, page: str) -> str:
         if found is None:
             name = match["text"].strip("`")
             path = posixpath.normpath(posixpath.join(posixpath.dirname(real), target))
-            return f"`{path}`" if name in (path, posixpath.basename(path)) else f"{match['text']} (`{path}`)"
+            return (
+                f"`{path}`"
+                if name in (path, posixpath.basename(path))
+                else f"{match['text']} (`{path}`)"
+            )
         start = posixpath.dirname(page) or "."
         return f"[{match['text']}]({posixpath.relpath(found, start)}{hash_}{fragment})"
 
@@ -91,7 +94,7 @@ def _expanded(nav: Any, docs: Path) -> Any:
     if isinstance(nav, dict):
         return {title: _expanded(below, docs) for title, below in nav.items()}
     if isinstance(nav, str) and nav.endswith("/"):
-        names = sorted(name for name in os.listdir(docs / nav) if name.endswith(".md"))
+        names = sorted(path.name for path in (docs / nav).glob("*.md"))
         names.sort(key=lambda name: name != "README.md")
         return [nav + name for name in names]
     return nav

@@ -31,7 +31,8 @@ training's ranks begin with `robust-slurm:`.
 ## The line of a recovery
 
 ```
-robust-srun: recovered from node lost on n2 in 2.58 s (detect 1.82, decide 0.00, stop 0.00, replace 0.26, launch 0.03, first_step 0.47); s1 took the ranks of n2; 1 step lost
+robust-srun: recovered from node lost on n2 in 2.58 s (detect 1.82, decide 0.00, stop 0.00,
+replace 0.26, launch 0.03, first_step 0.47); s1 took the ranks of n2; 1 step lost
 ```
 
 The cause and the node, the time from the fault to the first step of all ranks, its phases in seconds,
