@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 from lab.host import REPOSITORY
@@ -18,6 +19,7 @@ CHANNELS = frozenset(
     | {"PoolError", "InstallError"}
 )
 STDERR = "stderr"  # print(…, file=sys.stderr)
+_CALLED = re.compile(rf"\b(?:{'|'.join(CHANNELS)})\(|file=")
 HOLE = "…"
 # The name of the program before a message: it says nothing by itself.
 _SPEAKER = re.compile(
@@ -35,15 +37,18 @@ class Text(NamedTuple):
     file: str
 
 
-def texts() -> list[Text]:
+@cache
+def texts() -> tuple[Text, ...]:
     """Return every message of the product once, in the order of the files."""
     found: dict[tuple[str, str], Text] = {}
     for room in ROOMS:
         for path in sorted((REPOSITORY / room).rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            for each in _of(tree, path.relative_to(REPOSITORY).as_posix()):
+            program = path.read_text(encoding="utf-8")
+            if not _CALLED.search(program):
+                continue
+            for each in _of(ast.parse(program), path.relative_to(REPOSITORY).as_posix()):
                 found.setdefault((each.channel, each.text), each)
-    return list(found.values())
+    return tuple(found.values())
 
 
 def _of(tree: ast.AST, file: str) -> Iterator[Text]:
