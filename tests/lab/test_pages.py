@@ -125,7 +125,7 @@ def test_the_picture_is_the_story_and_loads_nothing() -> None:
 ANSWERS = {
     "messages.html": "this job is not known to have --no-kill",
     "add-check.html": "[health.site.commands.scratch-space]",
-    "robust-status.html": "ETTR",
+    "ettr.html": "effective training time ratio",
 }
 
 
