@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import argparse
+
     from robust_slurm.command_line.parser import Parser
 
 _EPILOG = """\
@@ -29,20 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return cli.main(words[1:])
     if words[:1] == ["burn-in"]:
-        from health.active.burn_in import run
+        from health.active.burn_in import run as burn_in
 
-        return run.main(words[1:])
-    options = build_parser(whole=False).parse_args(words)
+        return burn_in.main(words[1:])
     from health import commands
+    from robust_slurm.command_line.run import run
 
-    try:
+    def command(options: argparse.Namespace, out: IO[str]) -> int:
         return int(getattr(commands, options.command)(options))
-    except commands.BadInput as err:
-        print(f"robust-health {options.command}: {err}", file=sys.stderr)
-        return commands.BAD_INPUT
-    except BrokenPipeError:
-        sys.stderr.close()  # what read our output has gone; so does the complaint about it
-        return commands.OPEN
+
+    codes = {commands.BadInput: commands.BAD_INPUT}
+    return run(build_parser(whole=False), words, command, codes=codes)
 
 
 def build_parser(whole: bool = True) -> Parser:
@@ -77,6 +76,7 @@ def build_parser(whole: bool = True) -> Parser:
         "directory", metavar="DIR", help="directory to create; must not exist, or be empty"
     )
     record.add_argument("--where", default="deep", help="the same as for check")
+    record.json_option("print report and verdict, or the error, as JSON")
 
     replay = commands.add_parser("replay", help="run the checks on a recorded directory")
     replay.add_argument("directory", metavar="DIR")
@@ -90,6 +90,7 @@ def build_parser(whole: bool = True) -> Parser:
     explain.add_argument(
         "topic", nargs="+", metavar="CHECK|XID", help="for example mounts, ecc-uncorrected or 79"
     )
+    explain.json_option()
 
     repaired = commands.add_parser(
         "repaired",
@@ -102,12 +103,14 @@ def build_parser(whole: bool = True) -> Parser:
         help='only a reset: of a GPU ("gpu3", "3", its PCI address) or of "all"',
     )
     repaired.add_argument("--note", default="", help="note of what was done")
+    repaired.json_option()
 
-    commands.add_parser(
+    drains = commands.add_parser(
         "status",
         parents=[common],
         help="show this node's drains of the last 24 h, and what each undrain waits for",
     )
+    drains.json_option()
 
     baseline = commands.add_parser(
         "baseline",
@@ -124,6 +127,7 @@ def build_parser(whole: bool = True) -> Parser:
         action="store_true",
         help="record memory, NVMe, InfiniBand and Ethernet, too: only if all nodes are alike",
     )
+    baseline.json_option()
     sweep = commands.add_parser("sweep", help="run the HealthCheckProgram: drain and undrain")
     burn_in = commands.add_parser("burn-in", help="run active tests on idle nodes")
     test = commands.add_parser("test", help="run active tests of GPUs, memory and network")

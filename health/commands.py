@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from health import settings as site
 from health.check import EVERYWHERE, Where
@@ -17,6 +18,9 @@ from health.run.report import GateReport
 from health.run.runner import run
 from health.settings import Settings
 from health.show import as_json, listing, listing_json, table
+from robust_slurm.command_line.errors import JSON_VERSION, CommandError, warn
+from robust_slurm.command_line.plain_text import has_colour
+from robust_slurm.text import closest, did_you_mean
 
 OPEN, CLOSED, BAD_INPUT = 0, 1, 2
 PLACES: tuple[Where, ...] = ("prolog", "epilog", "sweep", "deep")
@@ -52,14 +56,14 @@ def record(options: Namespace) -> int:
         report = run(system, ALL, where, _deadline(live.settings, where), seen=system.saw)
         system.finish()
     except OSError as err:
-        said = (
+        raise CommandError(
             f"{_said(err, place)}; the recording is incomplete: remove it, or record to "
             "another directory"
-        )
-        print(f"robust-health record: {said}", file=sys.stderr)
-        return CLOSED
+        ) from None
     _say_what_root_sees(report)
-    _show(report, judge(report, live.settings), False)
+    _show(report, judge(report, live.settings), options.json)
+    if options.json:
+        return OPEN
     print(
         f"\nrecorded in {place}, with serial numbers, PCI addresses, names of processes, "
         "mounts and hosts, and of the environment only SLURM_*.\n"
@@ -91,10 +95,12 @@ def explain(options: Namespace) -> int:
     """The page on a family, a finding or an Xid."""
     from health.explain import UnknownTopic, explain
 
+    topic = " ".join(options.topic)
     try:
-        print(explain(" ".join(options.topic), ALL))
+        text = explain(topic, ALL)
     except UnknownTopic as err:
         raise BadInput(str(err)) from None
+    _print(options, text, topic=topic, text=text)
     return OPEN
 
 
@@ -103,7 +109,7 @@ def status(options: Namespace) -> int:
     from health.children.call import call_in_child
     from health.gate.act import rules_of
     from health.gate.drain_times import lines
-    from health.gate.reserve import refused_lately
+    from health.gate.reserve import Refusal, refused_lately
 
     system = _system(options, "deep")
     settings, now = system.settings, system.now()
@@ -111,12 +117,21 @@ def status(options: Namespace) -> int:
         events = system.history()
     except OSError as err:
         raise BadInput(_said(err, "the node's history")) from None
-    print("\n".join(lines(system.context.node, events, now, rules_of(settings))))
+    node = system.context.node
+    refused: Sequence[Refusal] = ()
+    drained = lines(node, events, now, rules_of(settings))
     if settings.state_dir:
         since = now - float(settings.breaker["window"])
-        refused, _ = call_in_child(lambda: refused_lately(settings.state_dir, since), 5.0)
-        for _, node, _, reason, why, _ in refused or []:
-            print(f"{node}: NOT drained, {reason}: {why}")
+        refused = call_in_child(lambda: refused_lately(settings.state_dir, since), 5.0)[0] or ()
+    refused = [Refusal(*each) for each in refused]  # a child's answer has lists
+    told = [f"{each.node}: NOT drained, {each.reason}: {each.why}" for each in refused]
+    _print(
+        options,
+        "\n".join([*drained, *told]),
+        node=node,
+        drains=drained,
+        refused=[each._asdict() for each in refused],
+    )
     return OPEN
 
 
@@ -131,18 +146,45 @@ def repaired(options: Namespace) -> int:
     if options.reset:
         kind = "reset"
         data |= {"gpu": _pci(system, options.reset), "source": "person"}
+    follows, drained = _follows(system)
     event = Event(system.now(), kind, system.boot_id(), data)
     gate = system.settings.gate
     node, state_dir = system.context.node, system.settings.state_dir
     failed = str(history.record(str(gate["spool"]), state_dir, node, [event], 20.0))
     if failed:
-        print(f"robust-health repaired: not fully recorded: {failed}", file=sys.stderr)
-        return CLOSED
+        raise CommandError(f"not fully recorded: {failed}")
     what = f"reset of {data['gpu'] or 'all GPUs'}" if options.reset else "repair"
-    print(
-        f"{node}: {what} recorded; the next sweep checks the node and undrains it if it is healthy"
-    )
+    text = f"{node}: {what} recorded; {follows}"
+    _print(options, text, node=node, recorded=kind, drained=drained, text=text)
     return OPEN
+
+
+def _follows(system: LiveSystem) -> tuple[str, bool | None]:
+    """Return what the record leads to, and whether the node is drained; None: not known.
+
+    Raises BadInput for a node that Slurm does not have.
+    """
+    from health.gate.act import open_door
+    from health.gate.undrain import SLURMS_WORDS
+    from robust_slurm.drain_reason import PREFIX
+    from robust_slurm.slurm import SlurmError
+
+    name = system.context.node
+    later = "the next sweep checks the node and undrains it if it is healthy"
+    try:
+        door = open_door(system.settings)(float(system.settings.gate["scontrol_deadline"]))
+        node = door.nodes([name]).get(name)
+    except SlurmError as err:
+        if err.kind != "not_found":
+            return f"{later} (whether it is drained is not known: {err})", None
+        node = None
+    if node is None:
+        raise BadInput(f"Slurm has no node {name}; name this node as Slurm does with --node NAME")
+    if "DRAIN" not in node.state:
+        return "the node is not drained, so there is nothing to undrain", False
+    if not (node.reason or "").startswith((PREFIX, *SLURMS_WORDS)):
+        return f"the node stays drained: another than robust-slurm did it ({node.reason})", True
+    return later, True
 
 
 def baseline(options: Namespace) -> int:
@@ -157,20 +199,38 @@ def baseline(options: Namespace) -> int:
         raise BadInput(str(err)) from None
     except OSError as err:
         said = _said(err, f"{system.settings.gate['spool']}/{FILE}")
-        print(f"robust-health baseline: not recorded: {said}", file=sys.stderr)
-        return CLOSED
-    print("\n".join(lines))
+        raise CommandError(f"not recorded: {said}") from None
+    text = "\n".join(lines)
+    _print(options, text, node=system.context.node, baseline=json.loads(lines[-1]))
     return OPEN
 
 
+def _print(options: Namespace, text: str, /, **data: Any) -> None:
+    print(json.dumps({"version": JSON_VERSION, **data}, indent=1) if options.json else text)
+
+
 def _system(options: Namespace, where: Where) -> LiveSystem:
-    path = options.config or os.environ.get("ROBUST_SITE_CONFIG") or None
     known = context(where, os.environ, options.node)
-    settings = site.load(path, known.node, ALL)
-    if options.config and not os.path.isfile(options.config):  # noqa: PTH113
-        what = "not a file" if os.path.exists(options.config) else "no such file"  # noqa: PTH110
-        raise BadInput(f"--config {options.config}: {what}")
-    return LiveSystem(settings, known)
+    return LiveSystem(settings_for(options.config, known.node), known)
+
+
+def settings_for(named: str | None, node: str, *, strict: bool = True) -> Settings:
+    """Return the settings in the file of ``--config``, or the site's.
+
+    BadInput for a file that cannot be read and, if ``strict``, for one that has errors.
+    """
+    if named:
+        try:
+            with open(named, "rb"):
+                pass
+        except OSError as err:
+            raise BadInput(f"--config {named}: {err.strerror}") from None
+    found = site.load(named or os.environ.get("ROBUST_SITE_CONFIG") or None, node, ALL)
+    if named and strict and found.problems:
+        more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
+        first = found.problems[0].removeprefix(f"{named}: ")
+        raise BadInput(f"--config {named}: {first}{more}")
+    return found
 
 
 def _said(err: OSError | ValueError, place: str) -> str:
@@ -188,7 +248,8 @@ def _deadline(settings: Settings, where: Where) -> float:
 
 def _where(word: str) -> Where:
     if word not in EVERYWHERE:
-        raise BadInput(f"--where {word}: use one of {', '.join(PLACES)}")
+        near = did_you_mean(word, PLACES)
+        raise BadInput(f"--where {word}: use one of {', '.join(PLACES)}{near}")
     return cast(Where, word)
 
 
@@ -198,11 +259,9 @@ def _families(text: str, where: Where) -> Sequence[str]:
     known = {check.name: check for check in ALL}
     for name in wanted:
         if name not in known:
-            import difflib
-
-            close = [family for family in known if family.startswith(f"{name}_")]
-            close = close or difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {' or '.join(close)}?" if close else "see robust-health list"
+            near = [family for family in known if family.startswith(f"{name}_")]
+            near = near or [*filter(None, [closest(name, known)])]
+            hint = f"did you mean {' or '.join(near)}?" if near else "see robust-health list"
             raise BadInput(f"--only {name}: no such family; {hint}")
         if where not in known[name].where:
             places = ", ".join(place for place in PLACES if place in known[name].where)
@@ -229,13 +288,12 @@ def _say_what_root_sees(report: GateReport) -> None:
         return
     unread = [f.check for f in report.findings if "PermissionError" in f.evidence]
     told = f"; not readable: {', '.join(unread)}" if unread else ""
-    print(f"robust-health: not root: the kernel's log may be unreadable{told}", file=sys.stderr)
+    warn("robust-health", f"not root: the kernel's log may be unreadable{told}")
 
 
 def _show(report: GateReport, verdict: Verdict, as_json_: bool) -> int:
     if as_json_:
         print(as_json(report, verdict))
     else:
-        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        print(table(report, verdict, colour))
+        print(table(report, verdict, has_colour(sys.stdout)))
     return CLOSED if verdict.closed else OPEN

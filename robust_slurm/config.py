@@ -7,10 +7,9 @@ Precedence, strongest first: command line (``--robust-spares=1``), environment
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,21 @@ from robust_slurm.settings import FIELDS as FIELDS
 from robust_slurm.settings import Config as Config
 from robust_slurm.settings import ConfigError as ConfigError
 from robust_slurm.settings import contradiction
+from robust_slurm.text import did_you_mean
 
 SITE_FILE = Path("/etc/robust-slurm/robust.toml")
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
+_OWN = """
+    BEAT_DIR BY_PLUGIN CKPT_SOCKET CODE_SOURCE CODE_TREE CODE_VERSION CODE_VERSIONS COMPANION
+    CONFIG DEBUG_CHECKPOINTS DRY_RUN EPOCH JOB_ID LAUNCHER_IMPORTS LEARN PORT REPLAY
+    REPLAY_GROUP REPLAY_MESH REPLAY_STEPS RESTART_REASON RESUME_STEP RUN_ID SHIM SITE_CONFIG
+    STEP_KEY WARM_DOOR WARM_FD WARM_PAD
+"""
+OWN_VARIABLES = frozenset("ROBUST_" + name for name in _OWN.split())
+"""The variables of ours that are no settings: a new one belongs here."""
+_OWN_PREFIXES = ("ROBUST_TEST_", "ROBUST_LAB_")
+Warn = Callable[[str], None]
 
 
 def flag(name: str) -> str:
@@ -30,7 +40,12 @@ def flag(name: str) -> str:
 
 def flags() -> dict[str, bool]:
     """Command-line flags (without the leading ``--``) -> whether they take a value."""
-    out: dict[str, bool] = {"robust-help": False, "robust-explain": False, "robust-config": True}
+    out: dict[str, bool] = {
+        "robust-help": False,
+        "robust-version": False,
+        "robust-explain": False,
+        "robust-config": True,
+    }
     for name, f in FIELDS.items():
         long = flag(name)[2:]
         if f.type == "bool":
@@ -70,7 +85,20 @@ def _convert(name: str, raw: object, origin: str) -> Any:
     return Path(raw) if kind == "Path" else raw
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def unknown_variables(env: Mapping[str, str]) -> list[str]:
+    """Return a warning for each ``ROBUST_*`` variable that is no setting and none of ours."""
+    settings = ["ROBUST_" + name.upper() for name in FIELDS]
+    return [
+        f"environment {name} is ignored: there is no such setting{did_you_mean(name, settings)}"
+        for name in sorted(env)
+        if name.startswith("ROBUST_")
+        and name not in OWN_VARIABLES.union(settings)
+        and not name.startswith(_OWN_PREFIXES)
+    ]
+
+
+def _from_file(path: Path, ignored: Warn | None = None) -> dict[str, Any]:
+    """Return a file's settings; ``ignored`` is told of unknown ones, else errors."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
@@ -80,9 +108,11 @@ def _from_file(path: Path) -> dict[str, Any]:
         if isinstance(raw, dict):
             continue  # a table belongs to another room of the house
         if name not in FIELDS:
-            close = difflib.get_close_matches(name, FIELDS, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"{path}: unknown setting {name!r}{hint}")
+            wrong = f"{path}: unknown setting {name!r}{did_you_mean(name, FIELDS)}"
+            if ignored is None:
+                raise ConfigError(wrong)
+            ignored(wrong)
+            continue
         out[name] = _convert(name, raw, str(path))
     return out
 
@@ -92,27 +122,35 @@ def load(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     site_file: Path = SITE_FILE,
+    warn: Warn | None = None,
+    strict: bool = False,
 ) -> Config:
     """Merge all sources into a Config.
 
     ``cli`` maps flags without dashes (``robust-spares``) to their value, None for switches.
-    Raises ConfigError naming the source of a bad value.
+    ``warn`` is called with what is ignored: unknown settings of the site's file, which may be for
+    a newer release than this one, and unknown variables. ``strict``: unknown settings of the
+    site's file are errors. Raises ConfigError naming the source of a bad value.
     """
     env = os.environ if env is None else env
     cli = cli or {}
     values: dict[str, Any] = {}
     named = cli.get("robust-config") or env.get("ROBUST_CONFIG")
     own = Path(named) if named else (cwd or Path()) / "robust.toml"
-    for path, required in ((site_file, False), (own, bool(named))):
-        if required or os.path.isfile(path):  # noqa: PTH113 - False also where we may not look
-            values |= _from_file(path)
+    tell = warn or (lambda text: None)
+    if os.path.isfile(site_file):  # noqa: PTH113 - False also where we may not look
+        values |= _from_file(site_file, None if strict else tell)
+    if named or os.path.isfile(own):  # noqa: PTH113
+        values |= _from_file(own)
+    for text in unknown_variables(env):
+        tell(text)
     for name in FIELDS:
         key = "ROBUST_" + name.upper()
         if env.get(key, "") != "":
             values[name] = _convert(name, env[key], f"environment {key}")
     for word, raw in cli.items():
         name = word.removeprefix("robust-").replace("-", "_")
-        if name in ("help", "explain", "config"):
+        if name in ("help", "version", "explain", "config"):
             continue
         if raw is None:
             values[name.removeprefix("no_")] = not name.startswith("no_")
@@ -161,6 +199,8 @@ def help_text() -> str:
         "      read this file instead of ./robust.toml",
         "  --robust-explain",
         "      print the rules of diagnosis and recovery with the limits in force, and exit",
+        "  --robust-version",
+        "      print the version of robust-slurm and exit (--version: srun's)",
         "",
         "Exit codes: the ranks' own as under srun; 2 bad input; 120 gave up recovering;",
         "121 a node is lost and nothing can replace it; 122 the job was requeued.",

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from robust_slurm.command_line.parser import version_text
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.slurm import Slurm
 from robust_slurm.state_dir.ledger import StateDirError, prepare
@@ -33,7 +34,7 @@ from srun_wrapper.command.containers import in_image
 from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
 from srun_wrapper.command.input_rules import Feed, feed
 from srun_wrapper.command.kinds import accepted, warning
-from srun_wrapper.command.layout import StepPlan, plan_step
+from srun_wrapper.command.layout import StepPlan, allocation, plan_step
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
@@ -87,14 +88,17 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     if "robust-help" in command.robust:
         print(help_text())
         return 0
+    if "robust-version" in command.robust:
+        print(version_text("robust-srun"))
+        return 0
     if "robust-explain" in command.robust:
-        print("\n".join(explain(in_force(load(command.robust, env)))))
+        print("\n".join(explain(in_force(load(command.robust, env, warn=warning_line)))))
         return 0
     if shutil.which("srun") is None:
         raise UsageError("srun is not on PATH: Slurm's commands must be installed on this host")
     if command.informational:
         handover.to_srun(argv, started)
-    given = load(command.robust, env)
+    given = load(command.robust, env, warn=warning_line)
     config = in_force(given, command)
     if config.mode == "off":
         handover.to_srun([*command.argv(), *command.command], started)
@@ -151,6 +155,11 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         companion += (f"--input={request.input}",)
     launch = Launch(command, plan, options, kept, companion, ranks, source, observed, carried)
     return asyncio.run(supervise(config, launch, catalogue, deployment))
+
+
+def warning_line(text: str) -> None:
+    """Say what is ignored."""
+    say(f"warning: {text}")
 
 
 async def supervise(
@@ -226,18 +235,6 @@ def job_size(env: Mapping[str, str], plugin: str = "") -> dict[str, str]:
     if words:
         size[SCRIPT_WORDS] = json.dumps(words[1:])
     return size
-
-
-def allocation(env: Mapping[str, str]) -> int:
-    """Number of nodes of the allocation that we run in. UsageError outside one."""
-    job = env.get("SLURM_JOB_ID", "")
-    nodes = env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or ""
-    if not job.isdigit() or not nodes.isdigit():
-        raise UsageError(
-            "no allocation: robust-srun runs inside a job (SLURM_JOB_ID is not set); "
-            "use it in an sbatch script or after salloc"
-        )
-    return int(nodes)
 
 
 def rank_env(command: SrunCommand, request: StepRequest, env: Mapping[str, str]) -> dict[str, str]:

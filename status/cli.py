@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import IO
 
+from robust_slurm.command_line import BAD_INPUT, NO
+from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line.run import run
 from robust_slurm.config import Config, ConfigError, load
 from robust_slurm.slurm import Client, Slurm, SlurmError
 from robust_slurm.slurm.choose import connect
@@ -37,6 +40,11 @@ def ask_slurm(slurm: Client, with_nodes: bool = True, with_places: bool = False)
     ``ping`` goes first because it answers at once when slurmctld is down; the others block 9 s.
     """
     if not slurm.ping():
+        try:
+            slurm.version()  # which needs no slurmctld, but Slurm's commands
+        except SlurmError as error:
+            if error.no_command:
+                return SlurmView(error=clean(str(error)))
         return SlurmView(error="no slurmctld answers `scontrol ping`; is SLURM_CONF right?")
     try:
         with ThreadPoolExecutor(4) as pool:
@@ -138,26 +146,15 @@ def main(
     argv: Sequence[str] | None = None, slurm: Slurm | None = None, out: IO[str] | None = None
 ) -> int:
     """Print the report to ``out`` (stdout) and return the exit code."""
-    try:
-        args = build_parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the usage, or the help
-        return stop.code if isinstance(stop.code, int) else 2
-    if wrong := _contradiction(args):
-        print(f"robust-status: {wrong}", file=sys.stderr)
-        return 2
-    try:
-        config: Config = load(cli={"robust-state-dir": args.state_dir} if args.state_dir else {})
-    except ConfigError as error:
-        print(f"robust-status: {error}", file=sys.stderr)
-        return 2
-    target = sys.stdout if out is None else out
-    try:
-        code = _show(args, config, slurm, target)
-        target.flush()
-        return code
-    except BrokenPipeError:  # `robust-status | head`; Python writes what is left at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
-        return 0
+
+    def show(args: argparse.Namespace, target: IO[str]) -> int:
+        if wrong := _contradiction(args):
+            raise CommandError(wrong, BAD_INPUT)
+        named = {"robust-state-dir": args.state_dir} if args.state_dir else {}
+        config = load(cli=named, warn=partial(warn, "robust-status"))
+        return _show(args, config, slurm, target)
+
+    return run(build_parser(), argv, show, out, codes={ConfigError: BAD_INPUT, SlurmError: NO})
 
 
 def _show(args: argparse.Namespace, config: Config, slurm: Slurm | None, out: IO[str]) -> int:
@@ -165,11 +162,7 @@ def _show(args: argparse.Namespace, config: Config, slurm: Slurm | None, out: IO
         named = config.signatures_file
         site = args.signatures or (Path(named).expanduser() if named else None)
         return _diagnose(args.diagnose, site, args.json, out)
-    try:
-        door = slurm if slurm is not None else connect(config.slurm_backend, _DEADLINE_S)
-    except SlurmError as error:
-        print(f"robust-status: {error}", file=sys.stderr)
-        return 1
+    door = slurm if slurm is not None else connect(config.slurm_backend, _DEADLINE_S)
     try:
         return _answer(args, config, door, out)
     finally:
@@ -198,8 +191,7 @@ def _diagnose(paths: Sequence[Path], site: Path | None, as_json: bool, out: IO[s
         catalogue = load(site)
         logs = diagnose.read_logs(paths)
     except (CatalogueError, OSError) as error:
-        print(f"robust-status: {error}", file=sys.stderr)
-        return 2
+        raise CommandError(str(error), BAD_INPUT) from None
     verdict, lines = diagnose.diagnose(logs, catalogue)
     text = json.dumps(diagnose.as_json(logs, verdict), indent=1) if as_json else "\n".join(lines)
     print(text, file=out)
@@ -235,14 +227,12 @@ def _show_job(job_id: int, state_dir: Path, door: Slurm, as_json: bool, out: IO[
     files = read_state(state_dir, view.owners, job_id)
     incidents, problems = read_incidents(files.directory)
     if not files.rosters and not incidents:
-        print(
-            f"robust-status: no record of job {job_id} under {state_dir / 'jobs'}; was it started "
-            "by robust-srun, with this state_dir?",
-            file=sys.stderr,
-        )
         for problem in (*files.problems, *problems):
-            print(f"robust-status: {problem}", file=sys.stderr)
-        return 1
+            warn("robust-status", problem)
+        raise CommandError(
+            f"no record of job {job_id} under {state_dir / 'jobs'}; was it started by "
+            "robust-srun, with this state_dir?"
+        )
     done = job_report(
         job_id,
         files.rosters,

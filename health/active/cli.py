@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import os
 import re
@@ -13,10 +12,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
-from health import settings as site
 from health.active.coordinator.procedure import WantedTests
 from health.active.coordinator.runs import RunPlan, RunResult, on_job, on_this_machine
 from health.active.judging import records, tables
@@ -26,17 +25,20 @@ from health.active.judging.profiles import Floors, with_site
 from health.active.nvidia import dcgm
 from health.active.nvidia.job_tools import TOOLS
 from health.active_tests import BY_NAME, LEVELS, Judged, Level, usual
-from health.checks import ALL
-from health.commands import BAD_INPUT, BadInput
+from health.commands import BAD_INPUT, BadInput, settings_for
 from health.gate import active_child
 from health.run.live import context
 from health.settings import Settings
+from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line.plain_text import OutputError
+from robust_slurm.command_line.progress import Progress
+from robust_slurm.command_line.run import run
 from robust_slurm.hostlist import expand
+from robust_slurm.text import did_you_mean
 
 PASSED, FAILED, UNTESTED = 0, 1, 3
 _RECORD_S = 1.0  # at the least, and the most beyond the limit
-INTERRUPTED = 130  # as a shell says it of SIGINT
 DESCRIPTION = "Run active tests on this machine, or on nodes of the current job."
 EPILOG = """\
 exit codes: 0 all passed, 1 a node is bad, 3 no node is bad but something could not be tested,
@@ -54,22 +56,28 @@ class Claimed(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code."""
     began = time.monotonic()
-    options = build_parser().parse_args(argv)
-    try:
+
+    def command(options: argparse.Namespace, out: IO[str]) -> int:
         with _ended_like_by_ctrl_c():
-            return _test(options, began)
-    except BadInput as err:
-        _say(str(err))
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        _say("interrupted; nothing was judged or recorded")
-        return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # what read our output has gone; so does the complaint about it
-        return UNTESTED
-    except Exception as err:  # noqa: BLE001 - exit code 1 would say that a node is bad
-        _say(f"{type(err).__name__}: {err}; no node was judged")
-        return UNTESTED
+            return _guarded(options, began, out)
+
+    return run(
+        build_parser(),
+        argv,
+        command,
+        codes={BadInput: BAD_INPUT},
+        unread=UNTESTED,
+        interrupted="interrupted; nothing was judged or recorded",
+    )
+
+
+def _guarded(options: argparse.Namespace, began: float, out: IO[str]) -> int:
+    try:
+        return _test(options, began, out)
+    except (BadInput, OutputError):
+        raise
+    except Exception as err:  # exit code 1 would say that a node is bad
+        raise CommandError(f"{type(err).__name__}: {err}; no node was judged", UNTESTED) from err
 
 
 def build_parser() -> Parser:
@@ -129,14 +137,17 @@ def _ended_like_by_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _test(options: argparse.Namespace, began: float) -> int:
-    out = tables.console(sys.stdout)
+def _test(options: argparse.Namespace, began: float, stream: IO[str]) -> int:
+    out = tables.console(stream)
     if options.list:
-        tables.listing(out)
+        if options.json:
+            print(tables.listing_json())
+        else:
+            tables.listing(out)
         return PASSED
     level = cast(Level, options.level)
     here = context("deep", os.environ, options.node).node
-    settings = _settings(options, here)
+    settings = settings_for(options.config, here, strict=not options.claimed)
     nodes = _nodes(options.nodes, here)
     tests = _names(options.tests, level, options.nodes is not None)
     limit = _LIMITS[level] if options.limit is None else options.limit
@@ -165,14 +176,14 @@ def _test(options: argparse.Namespace, began: float) -> int:
             str(settings.active["user"]),
         )
         try:
-            if options.nodes is not None:
-                done = on_job(plan)
-            else:
-                with _alone(settings, options.claimed):
-                    done = on_this_machine(plan)
+            with Progress("testing", limit, by_time=True):
+                if options.nodes is not None:
+                    done = on_job(plan)
+                else:
+                    with _alone(settings, options.claimed):
+                        done = on_this_machine(plan)
         except Claimed as err:
-            _say(f"not tested: {err}; wait until it has ended")
-            return UNTESTED
+            raise CommandError(f"not tested: {err}; wait until it has ended", UNTESTED) from None
         except OSError as err:
             what = f"{err.filename}: " if err.filename else ""
             raise BadInput(f"the tests cannot be started: {what}{err.strerror or err}") from None
@@ -188,7 +199,7 @@ def _test(options: argparse.Namespace, began: float) -> int:
             print(tables.as_json(judged), flush=True)
         else:
             tables.show(judged, nodes, known, floors, out)
-    except BrokenPipeError as err:
+    except OutputError as err:
         unread = err
     left = min(limit / records.PART, limit - (time.monotonic() - began))
     failed = records.write(settings, judged, level, here, _boot_id(), max(_RECORD_S, left))
@@ -241,15 +252,7 @@ def _code(judged: Judged, nodes: Sequence[str]) -> int:
     return PASSED if judged.cleared.issuperset(nodes) else UNTESTED
 
 
-def _say(line: str) -> None:
-    print(f"robust-health test: {line}", file=sys.stderr)
-
-
-def _settings(options: argparse.Namespace, node: str) -> Settings:
-    path = options.config or os.environ.get("ROBUST_SITE_CONFIG") or None
-    if options.config and not Path(options.config).is_file():
-        raise BadInput(f"--config {options.config}: no such file")
-    return site.load(path, node, ALL)
+_say = partial(warn, "robust-health test")
 
 
 def _names(words: Sequence[str], level: Level, on_job: bool) -> tuple[str, ...]:
@@ -257,9 +260,8 @@ def _names(words: Sequence[str], level: Level, on_job: bool) -> tuple[str, ...]:
     every = [*BY_NAME, *TOOLS]
     for word in words:
         if word not in every:
-            close = difflib.get_close_matches(word, every, 1)
-            hint = f"did you mean {close[0]}?" if close else "see robust-health test --list"
-            raise BadInput(f"{word}: no such test; {hint}")
+            near = did_you_mean(word, every, "; see robust-health test --list")
+            raise BadInput(f"{word}: no such test{near}")
     if words:
         return tuple(dict.fromkeys(words))
     if on_job:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,133 +13,43 @@ from pathlib import Path
 from typing import IO
 
 from health.admin import flow, render, show_config
-from health.admin.install import ETC, InstallError, WantedFile
+from health.admin.install import InstallError, WantedFile
 from health.admin.node import AdminReply, AdminRequest, perform
+from health.admin.options import build_parser
 from health.settings_last import SUFFIX
-from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line import BAD_INPUT, NO
+from robust_slurm.command_line.errors import CommandError, warn
+from robust_slurm.command_line.run import run
 from robust_slurm.slurm.values import expand, fold
 
 MOST_NODES = 20_000
-_EPILOG = """\
-exit codes: 0 done, or nothing to do; 1 a machine failed, the answer was no, or (doctor) there is
-something to fix; 2 bad input, nothing was changed, or (doctor) Slurm could not be asked; 130 ^C."""
 
 
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     """Run one command; the text for people goes to ``out`` (stdout), errors to stderr."""
-    try:
-        args = build_parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the usage, or the help
-        return stop.code if isinstance(stop.code, int) else 2
-    target = sys.stdout if out is None else out
+    return run(
+        build_parser(),
+        argv,
+        _command,
+        out,
+        codes={InstallError: BAD_INPUT, ValueError: BAD_INPUT},
+        unread=NO,
+        interrupted="interrupted; run the same command again to continue",
+    )
+
+
+def _command(args: argparse.Namespace, out: IO[str]) -> int:
     os.umask(0o022)
-    try:
-        return int(args.run(args, target))
-    except (InstallError, ValueError) as error:
-        print(f"robust-admin: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # `robust-admin doctor | head`
-        sys.stderr.close()
-        return 1
-    except KeyboardInterrupt:
-        print("robust-admin: interrupted; run the same command again to continue", file=sys.stderr)
-        return 130
-
-
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="robust-admin",
-        description="install the node gate, and check Slurm's configuration",
-        epilog=_EPILOG,
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    etc = Parser(add_help=False)
-    etc.add_argument(
-        "--etc",
-        default=ETC,
-        metavar="DIR",
-        type=_absolute,
-        help=f"directory of the stubs and robust.toml (default: {ETC})",
-    )
-    change = Parser(add_help=False, parents=[etc])
-    change.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    change.add_argument("--dry-run", action="store_true", help="only show what would change")
-    nodes = change.add_argument_group("nodes over SSH (default: this machine)")
-    nodes.add_argument(
-        "--nodes", metavar="n[1-99]", help="run on these nodes instead of this machine"
-    )
-    nodes.add_argument("--ssh", action="store_true", help="connect to the nodes by SSH")
-    nodes.add_argument("--user", default="root", help="log in as this user (default: root)")
-    nodes.add_argument("--port", type=_port, default=22, help="SSH port (default: 22)")
-    nodes.add_argument("--identity", default="", metavar="FILE", help="private key for SSH")
-    nodes.add_argument(
-        "--known-hosts",
-        default="",
-        metavar="FILE",
-        help="host keys (default: ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)",
-    )
-    where = Parser(add_help=False)
-    where.add_argument(
-        "--prefix",
-        default=sys.prefix,
-        metavar="DIR",
-        type=_absolute,
-        help="where robust-slurm is installed, here and on the nodes (default: %(default)s)",
-    )
-    where.add_argument(
-        "--tmpfiles",
-        default=render.TMPFILES,
-        metavar="DIR",
-        help="directory of systemd's tmpfiles.d (default: %(default)s; empty: write none)",
-    )
-    plugin = Parser(add_help=False)
-    part = plugin.add_mutually_exclusive_group()
-    part.add_argument(
-        "--plugin",
-        action="store_true",
-        help="the SPANK plugin for srun, sbatch and salloc (--robust) instead of the node gate",
-    )
-    part.add_argument(
-        "--controller",
-        action="store_true",
-        help="the hooks that slurmctld runs (EpilogSlurmctld) instead of the node gate",
-    )
-    install = commands.add_parser(
-        "install",
-        parents=[change, where, plugin],
-        help="install the node gate, the plugin, or the hooks",
-    )
-    install.add_argument(
-        "--slurm-include",
-        default="",
-        metavar="DIR",
-        help="directory that holds slurm/spank.h, to compile the plugin (default: Slurm's own)",
-    )
-    install.set_defaults(run=_install)
-    uninstall = commands.add_parser(
-        "uninstall",
-        parents=[change, where, plugin],
-        help="uninstall the node gate, the plugin, or the hooks",
-    )
-    uninstall.set_defaults(run=_uninstall)
-    doctor = commands.add_parser(
-        "doctor", parents=[etc], help="report what is wrong and how to fix it"
-    )
-    doctor.json_option()
-    doctor.set_defaults(run=_doctor)
-    return parser
-
-
-def _absolute(text: str) -> str:
-    if not text.startswith("/"):
-        raise argparse.ArgumentTypeError(f"not an absolute path: {text!r}")
-    return text.rstrip("/") or "/"
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
-        raise argparse.ArgumentTypeError(f"not a port: {text!r}")
-    return int(text)
+    command = _COMMANDS[args.command]
+    if command is _doctor or not args.json:
+        return command(args, out)
+    if not (args.yes or args.dry_run):
+        raise ValueError("--json asks no questions; add --yes or --dry-run")
+    code = command(args, io.StringIO())
+    rows = [flow.as_data(name, reply) for name, reply in args.replies.items()]
+    json.dump({"version": 1, "machines": rows, "slurm_needs": args.needs}, out, indent=1)
+    out.write("\n")
+    return code
 
 
 def _install(args: argparse.Namespace, out: IO[str]) -> int:
@@ -158,8 +70,9 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
             f"remove {last.name} too if you want the defaults"
         )
     found = doctor.site_settings(str(own) if there else None)
-    if args.nodes and found.problems:
-        raise InstallError(f"{own} has errors; correct them first: {'; '.join(found.problems)}")
+    problems = [*found.problems, *doctor.job_settings(str(own) if there else None)[1]]
+    if problems:
+        raise InstallError(f"{own} has errors; correct them first: {'; '.join(problems)}")
     prefix = render.find_prefix(args.prefix)
     gate = found.gate
     site = render.Site(prefix, args.etc, args.tmpfiles, gate["spool"], gate["on_missing"])
@@ -173,6 +86,7 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         fragment = render.fragment(wants, asked)
         files.append(WantedFile(f"{args.etc}/{render.FRAGMENT}", fragment, 0o644))
         lines = [f"{w.where}:  {w.line()}" for w in wants if w.needed and w.level == "fix"]
+        args.needs += lines
     request = AdminRequest("install", args.etc, "", files, render.directories(site), *prefix)
     code = _run(dict.fromkeys(names, request), ask, args, out)
     if not args.dry_run and not code:
@@ -209,6 +123,7 @@ def _install_plugin(args: argparse.Namespace, ask: flow.Ask, names: list[str], o
     request = AdminRequest("install", top, "", files, plugin.directories(args.etc), *prefix)
     code = _run(dict.fromkeys(names, request), ask, args, out)
     lines = plugin.site_lines(args.etc, config)
+    args.needs += [f"{line.file}:  {line.text}" for line in lines]
     if lines and not code:
         out.write("\nYour own files still need these lines (docs/plugin.md):\n")
         for line in lines:
@@ -227,6 +142,7 @@ def _install_controller(
     request = AdminRequest("install", top, "", files, controller.directories(args.etc), *prefix)
     code = _run(dict.fromkeys(names, request), ask, args, out)
     lines = controller.site_lines(args.etc, config, doctor.runs(config, controller.KEYS))
+    args.needs += [f"{line.where}:  {line.line}" for line in lines]
     if lines and not code:
         out.write(
             "\nSlurm still needs these lines; then restart slurmctld (from 23.11 on, scontrol "
@@ -250,19 +166,16 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
         return _uninstall_controller(args, ask, names, out)
     used = doctor.in_use(args.etc)
     if used is None:
-        print(
-            "robust-admin: Slurm did not answer whether it still runs these scripts; if it does, "
+        warn(
+            "robust-admin",
+            f"{doctor.silence()}: whether Slurm still runs these scripts is not known; if it does, "
             "every job will drain its nodes once the scripts are gone",
-            file=sys.stderr,
         )
     if used:
-        print(
-            f"robust-admin: Slurm still runs {', '.join(used)}, and without the scripts every job "
-            f"would drain its nodes: remove them from slurm.conf, run scontrol reconfigure, and "
-            f"try again",
-            file=sys.stderr,
+        raise CommandError(
+            f"Slurm still runs {', '.join(used)}, and without the scripts every job would drain "
+            "its nodes; remove them from slurm.conf, run scontrol reconfigure, and try again"
         )
-        return 1
     request = AdminRequest("uninstall", args.etc)
     return _run(dict.fromkeys(names, request), ask, args, out)
 
@@ -276,13 +189,11 @@ def _uninstall_controller(
     config = doctor.slurm_config()
     used = controller.named(args.etc, config, doctor.runs(config, controller.KEYS))
     if used or not config:
-        what = f"slurmctld still runs {', '.join(used)}" if used else "Slurm did not answer"
-        print(
-            f"robust-admin: {what}; without the script that PrologSlurmctld names jobs may go back "
-            "to the queue: remove the lines from slurm.conf, restart slurmctld, and try again",
-            file=sys.stderr,
+        what = f"slurmctld still runs {', '.join(used)}" if used else doctor.silence()
+        raise CommandError(
+            f"{what}, and without the script that PrologSlurmctld names jobs may go back to the "
+            "queue; remove the lines from slurm.conf, restart slurmctld, and try again"
         )
-        return 1
     request = AdminRequest("uninstall", controller.directory(args.etc))
     return _run(dict.fromkeys(names, request), ask, args, out)
 
@@ -293,11 +204,20 @@ def _doctor(args: argparse.Namespace, out: IO[str]) -> int:
     return doctor.main(args.etc, args.json, out)
 
 
+_COMMANDS = {"install": _install, "uninstall": _uninstall, "doctor": _doctor}
+
+
 def _run(
     requests: Mapping[str, AdminRequest], ask: flow.Ask, args: argparse.Namespace, out: IO[str]
 ) -> int:
     return flow.run(
-        requests, ask, yes=args.yes, dry_run=args.dry_run, out=out, confirm=flow.confirm
+        requests,
+        ask,
+        yes=args.yes,
+        dry_run=args.dry_run,
+        out=out,
+        confirm=flow.confirm,
+        replies=args.replies,
     )
 
 
@@ -316,11 +236,19 @@ def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:
     except ModuleNotFoundError as error:
         raise ValueError(render.lacks(error)) from error
     hosts = remote.known_hosts(args.known_hosts)
-    if args.identity and not Path(args.identity).is_file():
-        raise ValueError(f"--identity {args.identity}: no such file")
+    if args.identity:
+        _readable("--identity", args.identity)
     python = f"{args.prefix}/bin/python3"
     access = remote.Access(args.user, args.port, args.identity, hosts, python)
     return partial(remote.ask_all, access), nodes_of(args.nodes)
+
+
+def _readable(option: str, path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise ValueError(f"{option} {path}: {error.strerror}") from None
 
 
 def nodes_of(expression: str) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 from health.admin.node import AdminReply, AdminRequest
+from robust_slurm.text import count
 
 Ask = Callable[[Mapping[str, AdminRequest]], dict[str, AdminReply]]
 HERE = ""  # the name of the machine at hand
@@ -20,9 +22,15 @@ def run(
     dry_run: bool,
     out: IO[str],
     confirm: Callable[[str], bool],
+    replies: dict[str, AdminReply] | None = None,
 ) -> int:
-    """Carry the requests out. Exit code 0 done or nothing to do, 1 a machine failed or "no"."""
+    """Carry the requests out. Exit code 0 done or nothing to do, 1 a machine failed or "no".
+
+    ``replies`` gets the last reply of each machine.
+    """
+    replies = {} if replies is None else replies
     looked = ask(requests)
+    replies |= looked
     _show(looked, out)
     pending = {name: reply for name, reply in looked.items() if reply.changes}
     failed = any(reply.error for reply in looked.values())
@@ -37,6 +45,7 @@ def run(
         return 1
     orders = {n: requests[n]._replace(expect=reply.identity) for n, reply in pending.items()}
     done = ask(orders)
+    replies |= done
     if list(looked) != [HERE]:
         _table(looked | done, out)
     else:
@@ -55,9 +64,8 @@ def confirm(question: str) -> bool:
 
 
 def _question(pending: Mapping[str, AdminReply]) -> str:
-    count = sum(len(reply.changes) for reply in pending.values())
-    things = f"{count} change{'s' if count != 1 else ''}"
-    return f"make {things}{_on(list(pending))}?"
+    changes = sum(len(reply.changes) for reply in pending.values())
+    return f"make {count(changes, 'change')}{_on(list(pending))}?"
 
 
 def _on(names: Sequence[str]) -> str:
@@ -66,6 +74,24 @@ def _on(names: Sequence[str]) -> str:
     from robust_slurm.slurm.values import fold
 
     return f" on {fold(names)}"
+
+
+def as_data(name: str, reply: AdminReply) -> dict[str, Any]:
+    """Return a machine's reply for JSON; the machine at hand has its host name."""
+    changes = [{"action": action, "path": path} for action, path, _ in reply.changes]
+    return {
+        "name": name or socket.gethostname().partition(".")[0],
+        "result": _result(reply),
+        "changes": changes,
+        "notes": list(reply.notes),
+        "error": reply.error,
+    }
+
+
+def _result(reply: AdminReply) -> str:
+    if reply.error:
+        return "FAILED"
+    return ("done" if reply.done else "differs") if reply.changes else "same"
 
 
 def _show(replies: Mapping[str, AdminReply], out: IO[str]) -> None:
@@ -114,14 +140,9 @@ def _table(replies: Mapping[str, AdminReply], out: IO[str]) -> None:
 
     rows: dict[tuple[str, str], list[str]] = {}
     for name, reply in replies.items():
-        if reply.error:
-            row = ("FAILED", reply.error)
-        elif not reply.changes:
-            row = ("same", "; ".join(reply.notes))
-        else:
-            paths = ", ".join(path for _, path, _ in reply.changes)
-            row = ("done" if reply.done else "differs", paths)
-        rows.setdefault(row, []).append(name)
+        paths = ", ".join(path for _, path, _ in reply.changes)
+        what = reply.error or paths or "; ".join(reply.notes)
+        rows.setdefault((_result(reply), what), []).append(name)
     folded = [(fold(names), *row) for row, names in rows.items()]
     width = max(len(names) for names, _, _ in folded)
     for names, result, what in folded:

@@ -23,6 +23,7 @@ import paramiko
 from health.admin.install import InstallError
 from health.admin.node import MARK, AdminReply, AdminRequest
 from robust_slurm import commands
+from robust_slurm.command_line.progress import Progress
 
 WORKERS = 16
 CONNECT_S = 10.0  # each of: connection, the server's banner, authentication
@@ -116,9 +117,17 @@ def known_hosts(named: str = "") -> KnownHosts:
 def ask_all(access: Access, requests: Mapping[str, AdminRequest]) -> dict[str, AdminReply]:
     """Every node's reply, at most WORKERS at a time; a node that fails stops no other."""
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # each error is in a reply
-    with ThreadPoolExecutor(WORKERS) as pool:
-        replies = pool.map(lambda node: ask(node, access, requests[node]), requests)
-        return dict(zip(requests, replies, strict=True))
+    with (
+        Progress("asking", len(requests), "nodes") as progress,
+        ThreadPoolExecutor(WORKERS) as pool,
+    ):
+
+        def one(node: str) -> AdminReply:
+            reply = ask(node, access, requests[node])
+            progress.add(1)
+            return reply
+
+        return dict(zip(requests, pool.map(one, requests), strict=True))
 
 
 def ask(node: str, access: Access, request: AdminRequest) -> AdminReply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -9,8 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from robust_slurm.command_line import BAD_INPUT
+from robust_slurm.command_line.errors import CommandError
 from robust_slurm.command_line.parser import Parser
-from robust_slurm.text import one_line
+from robust_slurm.command_line.progress import Progress
+from robust_slurm.command_line.run import run
+from robust_slurm.text import count
 
 from . import listing
 from .durable import tier
@@ -23,26 +28,18 @@ _SUFFIXES = (".safetensors", ".pt")
 
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     """Print to ``out`` (stdout) and return the exit code."""
-    try:
-        args = build_parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the usage, or the help
-        return stop.code if isinstance(stop.code, int) else 2
-    target = sys.stdout if out is None else out
+    return run(build_parser(), argv, _command, out, codes={listing.ListingError: BAD_INPUT})
+
+
+def _command(args: argparse.Namespace, out: IO[str]) -> int:
     try:
         if args.command == "ls":
-            return _ls(_directory(args.directory), args.json, target)
+            return _ls(_directory(args.directory), args.json, out)
         if args.command == "verify":
-            return _verify(args.path.resolve(), args.json, target)
-        return _export(args.step_dir.resolve(), args.out, args.only, args.json, target)
-    except listing.ListingError as err:
-        _complain(str(err))
-        return 2
-    except BrokenPipeError:  # `robust-ckpt ls | head`
-        sys.stderr.close()
-        return 0
+            return _verify(args.path.resolve(), args.json, out)
+        return _export(args.step_dir.resolve(), args.out, args.only, args.json, out)
     except (OSError, RuntimeError) as err:  # a directory on the way is locked, links in a circle
-        _complain(f"cannot be read: {err}")
-        return 2
+        raise CommandError(f"cannot be read: {err}", BAD_INPUT) from None
 
 
 def build_parser() -> Parser:
@@ -99,7 +96,12 @@ def _ls(directory: Path, as_json: bool, out: IO[str]) -> int:
 
 
 def _verify(path: Path, as_json: bool, out: IO[str]) -> int:
-    results = listing.check(path)
+    with Progress("verifying", listing.size(path), "B") as progress:
+        results = listing.check(path, progress.add)
+    if not results:
+        raise CommandError(
+            f"there is no complete checkpoint in {path}; `robust-ckpt ls {path}` shows more"
+        )
     if as_json:
         checked = [
             {**each._asdict(), "problems": [p._asdict() for p in each.problems]} for each in results
@@ -109,9 +111,6 @@ def _verify(path: Path, as_json: bool, out: IO[str]) -> int:
         from .listing_render import console, print_checked
 
         print_checked(results, console(out))
-    if not results:
-        _complain(f"there is no complete checkpoint in {path}; `robust-ckpt ls {path}` shows more")
-        return 1
     return 0 if all(each.good for each in results) else 1
 
 
@@ -136,15 +135,17 @@ def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]
             "environment that trains: python -m robust_slurm.checkpoint.cli export ..."
         ) from None
     try:
-        done = export(step_dir, target, only)
+        # Each byte is verified, then copied.
+        with Progress("exporting", 2 * listing.size(step_dir), "B") as progress:
+            done = export(step_dir, target, only, progress.add)
     except DurableError as err:
-        _complain(str(err))
-        return 1
+        raise CommandError(str(err)) from None
     if as_json:
         _print_json(out, path=str(target), **done._asdict())
     else:
-        kept = f" and {done.values} values" if done.values else ""
-        print(f"{target}: {done.tensors} tensors{kept}, {done.bytes} bytes", file=out)
+        kept = f" and {count(done.values, 'value')}" if done.values else ""
+        sizes = f"{count(done.tensors, 'tensor')}{kept}, {count(done.bytes, 'byte')}"
+        print(f"{target}: {sizes}", file=out)
     return 0
 
 
@@ -154,10 +155,6 @@ def _newest(directory: Path) -> Path | None:
     except DurableError:
         return None
     return found.path if found else None
-
-
-def _complain(text: str) -> None:
-    print(f"robust-ckpt: {one_line(text, 2000)}", file=sys.stderr)
 
 
 def _print_json(out: IO[str], **content: Any) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ class Checked(NamedTuple):
 
 
 def look(path: Path) -> Listing:
-    """List a directory of steps or of snapshot files, or one step. Raises BadInput."""
+    """List a directory of steps or of snapshot files, or one step. Raises ListingError."""
     if not path.is_dir():
         raise ListingError(f"{path} is not a directory")
     if tier.step_of(path.resolve()) is not None:
@@ -157,8 +157,19 @@ def _snapshot(path: Path) -> Snapshot:
     return read_snapshot(str(path))[0]
 
 
-def check(path: Path) -> list[Checked]:
-    """Verify one step, one snapshot file, or all there is in a directory. Raises BadInput."""
+def size(path: Path) -> int:
+    """Return the bytes that ``check`` reads, as far as they can be known now; 0: none."""
+    if path.is_file():
+        return path.stat().st_size
+    found = look(path)
+    return sum(row.bytes for row in found.steps) + sum(row.bytes for row in found.files)
+
+
+def check(path: Path, read: Callable[[int], None] | None = None) -> list[Checked]:
+    """Verify one step, one snapshot file, or all there is in a directory. Raises ListingError.
+
+    ``read`` is called with the number of bytes of each file that was read.
+    """
     if path.is_file():
         return [_check_file(path)]
     found = look(path)
@@ -166,17 +177,21 @@ def check(path: Path) -> list[Checked]:
     results = []
     for row in found.steps:
         if row.state != OPEN or one:
-            results.append(_check_step(Path(row.path)))
-    results += [_check_file(Path(row.path)) for row in found.files if row.state != TORN]
+            results.append(_check_step(Path(row.path), read))
+    for each in found.files:
+        if each.state != TORN:
+            results.append(_check_file(Path(each.path)))
+            if read is not None:
+                read(each.bytes)
     return results
 
 
-def _check_step(path: Path) -> Checked:
+def _check_step(path: Path, read: Callable[[int], None] | None) -> Checked:
     started = time.monotonic()
     size = 0
     try:
         size = tier.read_manifest(path).bytes
-        problems = verify(path)
+        problems = verify(path, read)
     except DurableError as err:
         problems = [Problem(tier.MANIFEST, str(err))]
     return _checked(path, "step", problems, size, started)

@@ -1,4 +1,4 @@
-"""What a command prints when it fails: one line for people, or a JSON document for programs."""
+"""The error of a command: one line for people, or a JSON document for programs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import IO, Any
 from robust_slurm.text import one_line
 
 from . import NO
+from .progress import line_above
 
 JSON_VERSION = 1
 LIMIT = 2000  # characters of a message
@@ -60,5 +61,5 @@ def warn(prog: str, text: str) -> None:
 
 
 def _print(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # full, or closed
+    with contextlib.suppress(OSError, ValueError), line_above():  # full, or closed
         print(line, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 from . import BAD_INPUT, INTERRUPTED, NO, OK
 from .errors import CommandError, report, wants_json
@@ -22,7 +22,7 @@ def run(
     body: Body,
     out: IO[str] | None = None,
     *,
-    codes: Mapping[type[Exception], int] | None = None,
+    codes: Mapping[type[Any], int] | None = None,
     unread: int = OK,
     interrupted: str = "interrupted",
 ) -> int:

@@ -26,6 +26,7 @@ Kind = Literal[
     "other",
 ]
 
+NO_COMMAND = " is not in PATH"
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _HINTS: dict[Kind, str] = {
@@ -162,6 +163,11 @@ class SlurmError(Exception):
     def transient(self) -> bool:
         """True if the same request may succeed later without anything else changing."""
         return self.kind in ("timeout", "unreachable")
+
+    @property
+    def no_command(self) -> bool:
+        """True if Slurm was not asked: its command is not installed here, or not in PATH."""
+        return self.message.endswith(NO_COMMAND)
 
     @property
     def away(self) -> bool:

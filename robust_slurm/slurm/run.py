@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from robust_slurm.slurm.errors import SlurmError
+from robust_slurm.slurm.errors import NO_COMMAND, SlurmError
 
 # Seconds to collect what a killed command had written before its pipes are closed.
 _REAP_S = 0.5
@@ -98,7 +98,7 @@ def run_command(
     program = shutil.which(argv[0])
     if program is None:
         raise SlurmError(
-            "other", argv, f"{argv[0]} is not in PATH", "install Slurm's client commands here"
+            "other", argv, argv[0] + NO_COMMAND, "install Slurm's client commands here"
         )
     words = [program, *argv[1:]]
     if tuple(argv[:2]) in _ENDS_US:

@@ -11,9 +11,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import IO
 
+from robust_slurm.command_line import BAD_INPUT, NO, OK
+from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line.run import run
 from robust_slurm.config import ConfigError, load
 from robust_slurm.state_dir import job_dirs
 from robust_slurm.text import one_line
@@ -88,35 +93,36 @@ def _job_id(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        args = build_parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the usage, or the help
-        return stop.code if isinstance(stop.code, int) else 2
+    wrong = (_Wrong, ConfigError, CodeError)
+    stays = "not waited for; the request stays (robust-update --list shows it)"
+    return run(
+        build_parser(),
+        argv,
+        _update,
+        codes=dict.fromkeys(wrong, BAD_INPUT),
+        unread=NO,
+        interrupted=stays,
+    )
+
+
+def _update(args: argparse.Namespace, out: IO[str]) -> int:
     if args.clusters is not None:
-        _say("-M: a job is found by its records; --state-dir names the state_dir of its cluster")
-        return 2
+        raise _Wrong("-M: a job is found by its records; --state-dir names its cluster's state_dir")
     if args.lazy and (args.rollback or args.cancel or args.list):
-        _say("--lazy goes with an update alone")
-        return 2
+        raise _Wrong("--lazy goes with an update alone")
     try:
         job = _find(args.job, args.state_dir)
         if args.list:
-            print(json.dumps(show.record(job.book)) if args.json else show.listed(job.book))
-            return 0
+            out.write(json.dumps(show.record(job.book)) if args.json else show.listed(job.book))
+            out.write("\n")
+            return OK
         return _request(job, args)
-    except (_Wrong, ConfigError, CodeError) as err:
-        _say(str(err))
-        return 2
     except OSError as err:
-        _say(f"{err.filename or 'the records'}: {err.strerror or err}")
-        return 1
-    except KeyboardInterrupt:
-        _say("not waited for; the request stays (robust-update --list shows it)")
-        return 1
+        named = f"{err.filename or 'the records'}: {err.strerror or err}"
+        raise CommandError(named, BAD_INPUT) from None
 
 
-def _say(text: str) -> None:
-    print(f"robust-update: {text}", file=sys.stderr)
+_say = partial(warn, "robust-update")
 
 
 def _find(job: int, state_dir: str | None) -> _Job:
@@ -148,8 +154,7 @@ def _request(job: _Job, args: argparse.Namespace) -> int:
     if args.cancel:
         waiting = job.book.waiting()
         if waiting is None:
-            _say(f"job {job.id}: no update waits")
-            return 1
+            raise CommandError(f"job {job.id}: no update waits")
         change.version = waiting.version
         requests.send(job.records / REQUESTS, requests.Request("cancel", change))
         return _answered(job, waiting.id, args, began)
@@ -161,7 +166,9 @@ def _request(job: _Job, args: argparse.Namespace) -> int:
         change.version, change.kind = version.id, _kind(args)
         if version.id == job.book.current and job.book.waiting() is None:
             _say(f"job {job.id}: code {version.id} is in force already; nothing to do")
-            return 0
+            if args.json:
+                _print(job, version.id, "in force", "nothing to do", 0.0)
+            return OK
     requests.send(job.records / REQUESTS, requests.Request("change", change, version))
     with contextlib.suppress(ConfigError):
         config = replace(load(), state_dir=job.records.parent.parent)
@@ -209,11 +216,11 @@ def _answered(job: _Job, change_id: str, args: argparse.Namespace, began: float)
         if not book.running or (change is None and waited > HEARD):
             why = "does not answer" if book.running else "has ended"
             later = "the update is applied if the job runs again (see robust-status)"
-            _say(f"job {job.id}: its robust-srun {why}; {later}")
-            return 1
+            raise CommandError(f"job {job.id}: its robust-srun {why}; {later}")
         if waited > max(args.wait, HEARD):
-            _say(f"job {job.id}: no step was seen in {waited:.0f} s; see robust-status {job.id}")
-            return 1
+            raise CommandError(
+                f"job {job.id}: no step was seen in {waited:.0f} s; see robust-status {job.id}"
+            )
         time.sleep(LOOK)
 
 
@@ -222,11 +229,15 @@ def _end(
 ) -> int:
     text, code = done
     if args.json:
-        fields = {"job": job.id, "version": change.version, "state": change.state}
-        print(json.dumps({**fields, "outcome": change.outcome, "seconds": round(waited, 3)}))
+        _print(job, change.version, change.state, change.outcome, waited)
     else:
         _say(f"job {job.id}: {text}")
     return code
+
+
+def _print(job: _Job, version: str, state: str, outcome: str, waited: float) -> None:
+    fields = {"job": job.id, "version": version, "state": state}
+    print(json.dumps({**fields, "outcome": outcome, "seconds": round(waited, 3)}))
 
 
 if __name__ == "__main__":

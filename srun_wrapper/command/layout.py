@@ -24,6 +24,7 @@ from srun_wrapper.command.torchrun import torchrun_overrides
 
 __all__ = [
     "StepPlan",
+    "allocation",
     "fold_hosts",
     "format_tasks_per_node",
     "node_env",
@@ -194,3 +195,27 @@ def _cyclic(world: int, nodes: int) -> tuple[tuple[int, ...], ...]:
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
+
+
+def allocation(env: Mapping[str, str]) -> int:
+    """Number of nodes of the allocation that we run in. UsageError outside one."""
+    job = env.get("SLURM_JOB_ID", "")
+    nodes = env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or ""
+    if not job:
+        raise UsageError(
+            "no allocation: robust-srun runs inside a job (SLURM_JOB_ID is not set); "
+            "use it in an sbatch script or after salloc"
+        )
+    if not job.isdigit():
+        raise UsageError(f"SLURM_JOB_ID={job!r} is not a job id; unset it or start a new job")
+    if not nodes.isdigit():
+        what = (
+            f"SLURM_JOB_NUM_NODES={nodes!r} is not a number"
+            if nodes
+            else ("SLURM_JOB_NUM_NODES is not set, though SLURM_JOB_ID is")
+        )
+        raise UsageError(
+            f"{what}: the job's environment is incomplete (sudo, env -i, a container?); run "
+            "robust-srun with all SLURM_* variables of the job"
+        )
+    return int(nodes)

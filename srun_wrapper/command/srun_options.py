@@ -10,13 +10,14 @@ its value must be written ``--option=value``; whether it exists is srun's to jud
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from robust_slurm.text import did_you_mean
 from srun_wrapper.command.srun_table import ALIASES, LONG, SHORT, Arg
 
-PRINTS = frozenset({"robust-help", "robust-explain"})  # options that need no command
+PRINTS = frozenset({"robust-help", "robust-version", "robust-explain"})
+"""Options that need no command."""
 
 
 class UsageError(ValueError):
@@ -164,9 +165,8 @@ class _Parser:
             return
         takes = self._robust_flags.get(name)
         if takes is None:
-            close = difflib.get_close_matches(name, self._robust_flags, 1, 0.6)
-            hint = f"did you mean --{close[0]}? " if close else ""
-            raise UsageError(f"unknown option --{name}; {hint}--robust-help lists all")
+            near = did_you_mean(f"--{name}", [f"--{flag}" for flag in self._robust_flags], ";")
+            raise UsageError(f"unknown option --{name}{near} --robust-help lists all")
         if not takes and equals:
             raise UsageError(f"option --{name} takes no value, got {value!r}")
         if takes and not equals:

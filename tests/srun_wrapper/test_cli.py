@@ -12,8 +12,9 @@ import pytest
 from robust_slurm import commands
 from robust_slurm.config import FIELDS, Config, flag, flags, load
 from srun_wrapper import cli
-from srun_wrapper.cli import allocation, check_regex, take_output
+from srun_wrapper.cli import check_regex, take_output
 from srun_wrapper.command.batch_script import has_no_kill
+from srun_wrapper.command.layout import allocation
 from srun_wrapper.command.srun_options import UsageError, split
 from srun_wrapper.command.step_request import effective
 from srun_wrapper.protocol.task_options import OutputPlan
@@ -129,22 +130,23 @@ def test_has_no_kill(line: str, found: bool) -> None:
     assert has_no_kill(script, {"SBATCH_NO_KILL": ""})
 
 
+def test_allocation() -> None:
+    assert allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}) == 4
+    assert allocation({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}) == 2
+
+
 @pytest.mark.parametrize(
-    ("env", "nodes"),
+    ("env", "says"),
     [
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, 4),
-        ({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}, 2),
-        ({}, None),
-        ({"SLURM_JOB_ID": "7"}, None),
-        ({"SLURM_JOB_ID": "x", "SLURM_NNODES": "2"}, None),
-        ({"SLURM_NNODES": "2"}, None),
+        ({}, r"no allocation: .*sbatch script or after salloc"),
+        ({"SLURM_NNODES": "2"}, "SLURM_JOB_ID is not set"),
+        ({"SLURM_JOB_ID": "7"}, "SLURM_JOB_NUM_NODES is not set, though SLURM_JOB_ID is"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "two"}, "NUM_NODES='two' is not a number"),
+        ({"SLURM_JOB_ID": "x", "SLURM_NNODES": "2"}, "SLURM_JOB_ID='x' is not a job id"),
     ],
 )
-def test_allocation(env: dict[str, str], nodes: int | None) -> None:
-    if nodes is not None:
-        assert allocation(env) == nodes
-        return
-    with pytest.raises(UsageError, match=r"no allocation: .*sbatch script or after salloc"):
+def test_no_allocation_names_the_variable_that_is_wrong(env: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
         allocation(env)
 
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
-from health import settings as site
 from health.active.burn_in import aftermath
 from health.active.burn_in.plan import START_S, BurnInPlan, job_argv, planned
 from health.active.burn_in.reservation import reserved
@@ -32,16 +29,19 @@ from health.active.judging.judge import judge
 from health.active.judging.profiles import Floors, with_site
 from health.active.nvidia import job_tools
 from health.active_tests import LEVELS, Judged, Level
-from health.checks import ALL
-from health.commands import BAD_INPUT, BadInput
+from health.commands import BAD_INPUT, BadInput, settings_for
 from health.run.live import context
 from health.settings import Settings
 from robust_slurm import commands
+from robust_slurm.command_line.errors import warn
 from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line.plain_text import OutputError
+from robust_slurm.command_line.progress import Progress
+from robust_slurm.command_line.run import run as command_line
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.run import without_slurm
 
-PASSED, FAILED, UNTESTED, INTERRUPTED = 0, 1, 3, 130
+PASSED, FAILED, UNTESTED = 0, 1, 3
 SLURM_S = 20.0
 DESCRIPTION = "Run active tests on nodes without jobs, in a maintenance reservation."
 EPILOG = """\
@@ -51,18 +51,18 @@ tested or Slurm failed, 2 bad input or busy nodes: nothing was started."""
 
 def main(argv: Sequence[str]) -> int:
     """The exit code."""
-    options = build_parser().parse_args(argv)
-    try:
-        return _burn_in(options, Slurm(deadline_s=SLURM_S))
-    except BadInput as err:
-        say(str(err))
-        return BAD_INPUT
-    except SlurmError as err:
-        say(str(err))
-        return UNTESTED
-    except KeyboardInterrupt:
-        say("interrupted; nothing was judged or recorded")
-        return INTERRUPTED
+
+    def command(options: argparse.Namespace, out: IO[str]) -> int:
+        return _burn_in(options, Slurm(deadline_s=SLURM_S), out)
+
+    return command_line(
+        build_parser(),
+        argv,
+        command,
+        codes={BadInput: BAD_INPUT, SlurmError: UNTESTED},
+        unread=UNTESTED,
+        interrupted="interrupted; nothing was judged or recorded",
+    )
 
 
 def build_parser() -> Parser:
@@ -99,8 +99,8 @@ def add_options(parser: Parser) -> None:
     add("--config", metavar="FILE", help="read the site's settings from this file")
 
 
-def _burn_in(options: argparse.Namespace, slurm: Slurm) -> int:
-    settings = _settings(options)
+def _burn_in(options: argparse.Namespace, slurm: Slurm, out: IO[str]) -> int:
+    settings = settings_for(options.config, context("deep", os.environ).node)
     level = cast(Level, options.level or str(settings.active["burn_in"]))
     try:
         floors = with_site(settings.active["floors"])
@@ -112,11 +112,12 @@ def _burn_in(options: argparse.Namespace, slurm: Slurm) -> int:
         say(f"not compared with the fleet's record: {why}")
     with reserved(slurm, plan.nodes, plan.minutes, options.keep_reservation, say) as name:
         ends = time.monotonic() + START_S + plan.wanted.limit
-        outcome, about = asyncio.run(_tested(plan, name, known))
-        outcome = with_tools(outcome, _nvidia(plan, name, about, ends))
+        with Progress("burn-in", START_S + plan.wanted.limit, by_time=True):
+            outcome, about = asyncio.run(_tested(plan, name, known))
+            outcome = with_tools(outcome, _nvidia(plan, name, about, ends))
         judged = judge(baselines=known, floors=floors, **outcome._asdict())
         _follow(settings, judged, plan, level, options.no_drain)
-    return _show(judged, plan, known, floors, options.json)
+    return _show(judged, plan, known, floors, options.json, out)
 
 
 def _follow(
@@ -142,27 +143,24 @@ def _follow(
         say(f"not fully recorded: {why}")
 
 
-def _show(judged: Judged, plan: BurnInPlan, known: Baselines, floors: Floors, as_json: bool) -> int:
+def _show(
+    judged: Judged,
+    plan: BurnInPlan,
+    known: Baselines,
+    floors: Floors,
+    as_json: bool,
+    out: IO[str],
+) -> int:
     try:
         if as_json:
             print(tables.as_json(judged), flush=True)
         else:
-            tables.show(judged, plan.nodes, known, floors, tables.console(sys.stdout))
-    except OSError as err:
-        say(f"not printed: {err.strerror}")
+            tables.show(judged, plan.nodes, known, floors, tables.console(out))
+    except OutputError as err:  # the reservation and the drains are what matters
+        say(f"not printed: {err}")
     if judged.named:
         return FAILED
     return PASSED if judged.cleared.issuperset(plan.nodes) else UNTESTED
-
-
-# -- before anything is started ---------------------------------------------------------------
-
-
-def _settings(options: argparse.Namespace) -> Settings:
-    path = options.config or os.environ.get("ROBUST_SITE_CONFIG") or None
-    if options.config and not Path(options.config).is_file():
-        raise BadInput(f"--config {options.config}: no such file")
-    return site.load(path, context("deep", os.environ).node, ALL)
 
 
 # -- the job ------------------------------------------------------------------------------------
@@ -217,7 +215,4 @@ def _nvidia(
     return found
 
 
-def say(line: str) -> None:
-    """To nobody, where the terminal has gone: what is to be cleaned up is."""
-    with contextlib.suppress(OSError):
-        print(f"robust-health burn-in: {line}", file=sys.stderr)
+say = partial(warn, "robust-health burn-in")

@@ -154,6 +154,22 @@ def listing(out: Console) -> None:
     out.print(table)
 
 
+def listing_json() -> str:
+    """Return the tests there are, as JSON."""
+    rows = [
+        {
+            "test": test.name,
+            "summary": test.summary,
+            "seconds": {str(level): of for level, of in test.seconds.items()},
+            "scope": test.scope,
+            "needs": sorted(test.needs),
+            "restores": list(test.restores),
+        }
+        for test in TESTS
+    ]
+    return json.dumps({"version": 1, "tests": rows}, indent=1)
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     for name in columns:

@@ -70,7 +70,8 @@ def main(
         ]
     except SlurmError as error:
         code = 2
-        what = f"did not answer; only this machine's files were checked: {error}"
+        asked = "was not asked" if error.no_command else "did not answer"
+        what = f"{asked}; only this machine's files were checked: {error}"
         remarks = [Remark("fix", "Slurm", what, "shell", "scontrol ping")]
         problems = _settings(etc).problems
         remarks += site_rules.of_settings(_toml(etc), os.path.lexists(_toml(etc)), problems)
@@ -105,7 +106,7 @@ def _slurm(
     toml = _toml(etc)
     path = _used(etc)
     found = site_settings(path)
-    own, problems = _job_settings(path)
+    own, problems = job_settings(path)
     per_node = _per_node(path, list(nodes))
     problems += [p for s in (found, *per_node.values()) for p in s.problems]
     gpus = [
@@ -215,7 +216,7 @@ def site_settings(path: str | None, name: str = "") -> settings.Settings:
     return found if path else found._replace(problems=())
 
 
-def _job_settings(path: str | None) -> tuple[tuple[str, bool], list[str]]:
+def job_settings(path: str | None) -> tuple[tuple[str, bool], list[str]]:
     """The standby partition, whether robust.toml names it, and what is wrong with jobs' keys."""
     import tomllib
 
@@ -223,7 +224,7 @@ def _job_settings(path: str | None) -> tuple[tuple[str, bool], list[str]]:
     if path is None:
         return (default, False), []
     try:
-        read = jobs.load(env={}, cwd=Path(_NO_FILE).parent, site_file=Path(path))
+        read = jobs.load(env={}, cwd=Path(_NO_FILE).parent, site_file=Path(path), strict=True)
         named = "standby_partition" in tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except jobs.ConfigError as error:
         return (default, False), [str(error)]
@@ -288,6 +289,17 @@ def slurm_config() -> Mapping[str, str]:
         return door.config() if door.ping() else {}
     except SlurmError:
         return {}
+
+
+def silence() -> str:
+    """Return why ``slurm_config`` is empty."""
+    door = Slurm(deadline_s=SLURM_S, ping_first=True)
+    try:
+        door.version()
+    except SlurmError as error:
+        if error.no_command:
+            return f"Slurm was not asked: {error.message}"
+    return "no slurmctld answers"
 
 
 def in_use(etc: str) -> list[str] | None:

@@ -25,7 +25,7 @@ from .dcp.records import read_tensor, read_value
 from .files import DurableError, explain, remove
 from .merge import Merged, Whole, merge
 from .parts import Outline
-from .verify import verify
+from .verify import Read, verify
 
 SUFFIXES = (".safetensors", ".pt")
 
@@ -39,13 +39,14 @@ class Exported(NamedTuple):
     bytes: int
 
 
-def export(path: Path, out: Path, only: str = "") -> Exported:
+def export(path: Path, out: Path, only: str = "", read: Read | None = None) -> Exported:
     """Write the committed step in ``path`` to the new file ``out``.
 
     ``only`` selects what stands under one name, such as ``model``, and takes it off the names.
-    Everything is verified first. Raises DurableError; ``out`` is whole or not there.
+    ``read`` is called with the bytes that were read. Everything is verified first. Raises
+    DurableError; ``out`` is whole or not there.
     """
-    problems = verify(path)
+    problems = verify(path, read)
     if problems:
         raise DurableError(f"{path} is not exported: {problems[0].what}")
     manifest = tier.read_manifest(path)
@@ -58,9 +59,9 @@ def export(path: Path, out: Path, only: str = "") -> Exported:
     try:
         if out.suffix == ".safetensors":
             values = 0
-            _safetensors(path, parts, tensors, only, manifest.step, tmp)
+            _safetensors(path, parts, tensors, only, manifest.step, tmp, read)
         else:
-            values = _pt(path, parts, merged, tensors, only, tmp)
+            values = _pt(path, parts, merged, tensors, only, tmp, read)
         tmp.replace(out)
     except OSError as err:
         raise DurableError(explain(err, f"exporting {path}", out)) from None
@@ -82,7 +83,13 @@ def _short(name: str, only: str) -> str:
 
 
 def _safetensors(
-    path: Path, parts: Sequence[Outline], tensors: list[Whole], only: str, step: int, out: Path
+    path: Path,
+    parts: Sequence[Outline],
+    tensors: list[Whole],
+    only: str,
+    step: int,
+    out: Path,
+    read: Read | None,
 ) -> None:
     tensors = sorted(tensors, key=lambda t: -ITEM_SIZE[t.dtype])  # keeps all of them aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "step": str(step)}}
@@ -107,7 +114,7 @@ def _safetensors(
             for t, place in zip(tensors, places, strict=True):
                 whole = Entry(t.name, t.dtype, t.shape, t.fqn, t.shape, (0,) * len(t.shape), t.kind)
                 target = view(memory, start + place, whole)
-                _fill(path, parts, t, target)
+                _fill(path, parts, t, target, read)
                 del target
             memory.flush()
         os.fsync(file)
@@ -122,12 +129,13 @@ def _pt(
     tensors: list[Whole],
     only: str,
     out: Path,
+    read: Read | None,
 ) -> int:
     leaves: dict[str, Any] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
     for t in tensors:
         leaves[t.name] = torch.empty(t.shape, dtype=TORCH[t.dtype])
-        _fill(path, parts, t, leaves[t.name])
+        _fill(path, parts, t, leaves[t.name], read)
         paths[t.name] = t.path
     values = 0
     for value in merged.values:
@@ -145,7 +153,9 @@ def _pt(
     return values
 
 
-def _fill(path: Path, parts: Sequence[Outline], whole: Whole, target: torch.Tensor) -> None:
+def _fill(
+    path: Path, parts: Sequence[Outline], whole: Whole, target: torch.Tensor, read: Read | None
+) -> None:
     for chunk in whole.chunks():
         block = target
         for dim, (start, size) in enumerate(
@@ -153,3 +163,5 @@ def _fill(path: Path, parts: Sequence[Outline], whole: Whole, target: torch.Tens
         ):
             block = block.narrow(dim, start, size)
         block.copy_(read_tensor(path, parts[chunk.rank], chunk.entry, chunk.place))
+    if read is not None:
+        read(prod(whole.shape) * ITEM_SIZE[whole.dtype])

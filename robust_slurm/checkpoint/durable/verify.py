@@ -5,7 +5,7 @@ Standard library only; nothing is unpickled.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from .parts import File, Outline
 
 _THREADS = 4  # reading and summing release the interpreter's lock; more do not help one disk
 _TRIES = 3
+Read = Callable[[int], None]  # is told how many bytes more were read
 
 
 class Problem(NamedTuple):
@@ -28,31 +29,35 @@ class Problem(NamedTuple):
     what: str
 
 
-def verify(path: Path) -> list[Problem]:
+def verify(path: Path, read: Read | None = None) -> list[Problem]:
     """Return the faults of the committed step in ``path``; [] if it is good.
 
-    Reads all data. A step that is replaced by another attempt meanwhile is read again. Raises
+    Reads all data; ``read`` is called with the bytes of each file once it was read. A step that is
+    replaced by another attempt meanwhile is read again. Raises
     DurableError when there is no committed step (any more).
     """
     for _ in range(_TRIES):
         manifest = tier.read_manifest(path)
-        problems = _verify(path, manifest)
+        problems = _verify(path, manifest, read)
         if not problems or tier.read_manifest(path) == manifest:
             return problems
     return problems
 
 
-def verify_files(path: Path, files: Collection[File]) -> list[Problem]:
+def verify_files(path: Path, files: Collection[File], read: Read | None = None) -> list[Problem]:
     """Return the faults of these data files."""
 
     def check(file: File) -> list[Problem]:
-        return _check(path, file.name, file.size, file.digest)
+        found = _check(path, file.name, file.size, file.digest)
+        if read is not None:
+            read(file.size)
+        return found
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return [problem for found in pool.map(check, files) for problem in found]
 
 
-def _verify(path: Path, manifest: tier.Manifest) -> list[Problem]:
+def _verify(path: Path, manifest: tier.Manifest, read: Read | None) -> list[Problem]:
     problems: list[Problem] = []
     parts: list[Outline] = []
     known: dict[bytes, Any] = {}
@@ -61,7 +66,7 @@ def _verify(path: Path, manifest: tier.Manifest) -> list[Problem]:
             parts.append(tier.read_outline(path, manifest, rank, known))
         except DurableError as err:
             problems.append(Problem(pinned.name, str(err)))
-    problems += verify_files(path, [file for part in parts for file in part.files])
+    problems += verify_files(path, [file for part in parts for file in part.files], read)
     problems += _metadata(path, manifest)
     if len(parts) == manifest.world:
         problems += [Problem("", what) for what in merge(parts).problems]

@@ -25,6 +25,7 @@ from health.active.judging.profiles import with_site
 from health.active.nvidia import dcgm, gpu_state
 from health.active_tests import Measured
 from health.history import events as history
+from robust_slurm.command_line.plain_text import OutputError
 
 site, python, run = health_site.site, fake_active_test.python, fake_active_test.run
 
@@ -209,7 +210,7 @@ def test_what_nobody_reads_is_recorded(
         pytest.skip("only root records")
 
     def closed(*of: object) -> None:
-        raise BrokenPipeError
+        raise OutputError(BrokenPipeError())
 
     monkeypatch.setattr(tables, "show", closed)
     monkeypatch.setattr(sys, "stderr", io.StringIO())  # it is closed
@@ -241,7 +242,7 @@ def test_a_state_that_changed_is_a_finding(
         (["--suspect", "n2"], "--suspect n2: n2 is not part of the test"),
         (["--suspect", "n[2"], "brackets do not match"),
         (["--python", "/nowhere/python"], "no such program"),
-        (["--config", "/nowhere.toml"], "no such file"),
+        (["--config", "/nowhere.toml"], "No such file"),
     ],
 )
 def test_bad_input_is_2(
