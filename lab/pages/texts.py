@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -15,11 +15,19 @@ ROOMS = ("robust_slurm", "srun_wrapper", "standby", "status", "health", "prolog"
 CHANNELS = frozenset(
     {"say", "_say", "_warn", "warn", "error", "_complain", "stderr", "CommandError", "UsageError"}
     | {"ConfigError", "CatalogueError", "CodeError", "CheckpointError", "StateError", "BadInput"}
-    | {"StateDirError", "DurableError", "ListingError", "_Usage", "SizeError", "WishError"}
+    | {
+        "StateDirError",
+        "DurableError",
+        "ListingError",
+        "_Usage",
+        "_Wrong",
+        "SizeError",
+        "WishError",
+    }
     | {"PoolError", "InstallError"}
 )
 STDERR = "stderr"  # print(…, file=sys.stderr)
-_CALLED = re.compile(rf"\b(?:{'|'.join(CHANNELS)})\(|file=")
+_CALLED = re.compile(rf"\b(?:{'|'.join(CHANNELS)})\(|file=|interrupted=")
 HOLE = "…"
 # The name of the program before a message: it says nothing by itself.
 _SPEAKER = re.compile(
@@ -52,20 +60,55 @@ def texts() -> tuple[Text, ...]:
 
 
 def _of(tree: ast.AST, file: str) -> Iterator[Text]:
+    for scope in _scopes(tree):
+        nodes = list(_within(scope))
+        named = _assigned(nodes)
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                yield from _said(node, named, file)
+
+
+def _said(node: ast.Call, named: dict[str, list[str]], file: str) -> Iterator[Text]:
+    name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
+    words = {word.arg: word.value for word in node.keywords}
+    if name == "print" and "file" in words:
+        name = STDERR
+    # What a command prints at Ctrl-C is a keyword of the call that runs it.
+    arguments = [*node.args] if name in CHANNELS else []
+    arguments += [words["interrupted"]] if "interrupted" in words else []
+    for argument in arguments:
+        texts = named.get(argument.id, []) if isinstance(argument, ast.Name) else _texts(argument)
+        for text in texts:
+            text = re.sub(f"{HOLE}+", HOLE, text)
+            said = _SPEAKER.sub("", text)
+            if len(re.findall(r"[^\W\d_]", said)) >= _FEW and " " in text:
+                yield Text(name, text, file)
+
+
+def _scopes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the module and its functions: a name means one thing within one of them."""
+    yield tree
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
-        if name == "print" and any(word.arg == "file" for word in node.keywords):
-            name = STDERR
-        if name not in CHANNELS:
-            continue
-        for argument in node.args:
-            for text in _texts(argument):
-                text = re.sub(f"{HOLE}+", HOLE, text)
-                said = _SPEAKER.sub("", text)
-                if len(re.findall(r"[^\W\d_]", said)) >= _FEW and " " in text:
-                    yield Text(name, text, file)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _within(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope, without those of the functions in it."""
+    for node in ast.iter_child_nodes(scope):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from _within(node)
+
+
+def _assigned(nodes: Sequence[ast.AST]) -> dict[str, list[str]]:
+    """Return the texts that are given to a name, by the name."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                found.setdefault(name, []).extend(_texts(value))
+    return found
 
 
 def _texts(node: ast.expr) -> list[str]:
