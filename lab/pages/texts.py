@@ -69,7 +69,7 @@ def _of(tree: ast.AST, file: str) -> Iterator[Text]:
 
 
 def _said(node: ast.Call, named: dict[str, list[str]], file: str) -> Iterator[Text]:
-    name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
+    name = str(getattr(node.func, "id", "") or getattr(node.func, "attr", ""))
     words = {word.arg: word.value for word in node.keywords}
     if name == "print" and "file" in words:
         name = STDERR
