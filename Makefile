@@ -63,7 +63,7 @@ lint: setup
 docs: setup
 	@$(BIN)/python -m lab.pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
-	@echo "the site is in site/: open site/index.html"
+	@echo "open site/index.html; with search: python3 -m http.server -d site --bind 127.0.0.1 8000"
 
 picture: setup
 	@$(BIN)/python -m lab.pages.picture

@@ -16,6 +16,7 @@ from lab.pages import completion, man, messages, picture, settings
 from lab.pages.hook import relinked
 from lab.pages.markup import slug
 from lab.pages.parsers import NAMES, commands
+from robust_slurm.config import FIELDS, OWN_VARIABLES
 
 AGAIN = "run: python -m lab.pages"
 
@@ -119,6 +120,14 @@ def test_the_picture_is_the_story_and_loads_nothing() -> None:
     for svg in (drawn, picture.PICTURE.read_text(encoding="utf-8")):
         assert "@font-face" not in svg and "url(http" not in svg
     assert "n3&#160;dies" in drawn
+
+
+def test_every_variable_of_the_reference_is_one_of_ours() -> None:
+    text = (REPOSITORY / "docs" / "reference.md").read_text(encoding="utf-8")
+    known = {f"ROBUST_{name.upper()}" for name in FIELDS} | OWN_VARIABLES
+    known |= {"ROBUST_NAME", "ROBUST_LAB_SLURM"}  # any setting; the lab's
+    named = set(re.findall(r"ROBUST_[A-Z_]+", text))
+    assert len(named) > 10 and named - known == set()
 
 
 # The front page -> at most two clicks -> a part of the page that answers.
