@@ -139,6 +139,7 @@ def build_parser(whole: bool = True) -> Parser:
 
         sweep.description = sweeping.DESCRIPTION
         by_hand.add_options(sweep)
+        sweeping.add_json(sweep)
         for parser, module in ((burn_in, burning_in), (test, testing)):
             parser.description, parser.epilog = module.DESCRIPTION, module.EPILOG
             module.add_options(parser)

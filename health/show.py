@@ -9,6 +9,7 @@ from health.check import Check, Where
 from health.finding import ACTIONS, Finding
 from health.gate.verdict import Verdict
 from health.run.report import GateReport
+from robust_slurm.text import counted
 
 _COLOURS = {"PASS": "32", "WARN": "33", "ERROR": "35", "FAIL": "31"}  # ANSI
 _PLACES: tuple[Where, ...] = ("prolog", "epilog", "sweep", "deep")
@@ -23,7 +24,8 @@ def table(report: GateReport, verdict: Verdict, colour: bool) -> str:
     job = f", job {report.job}" if report.job else ""
     families = len([row for row in report.ran if row.status not in ("disabled", "not-run")])
     lines = [
-        f"{report.node}, {report.where}{job}: {families} families, {report.total_ms:.0f} ms",
+        f"{report.node}, {report.where}{job}: {counted(families, 'family', 'families')}, "
+        f"{report.total_ms:.0f} ms",
         "",
     ]
     by_family = _by_family(report)

@@ -48,7 +48,8 @@ _TEST = 0.5  # of the time for the checks: the most that an accused node's tests
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 whatever is found: slurmd only logs another; 2: not called as it must be."""
     words = list(argv)
-    if any(word != "--dry-run" for word in words):
+    as_json = "--json" in words
+    if any(word not in ("--dry-run", "--json") for word in words):
         from robust_slurm.command_line.by_hand import refuse
 
         return refuse(build_parser(), words)
@@ -60,8 +61,11 @@ def main(argv: Sequence[str]) -> int:
             say(failed)
         if gate.enabled:
             alarm(gate.left(3600.0) + 1.0)
-            Sweep(gate).run()
+            sweep = Sweep(gate)
+            sweep.run()
             alarm(0)
+            if as_json:
+                sweep.print_json()
     except Exception as error:  # noqa: BLE001 - no drain: every job still meets the prolog
         alarm(0)
         data = broke("sweep", error)
@@ -74,7 +78,13 @@ def build_parser() -> Parser:
     """Return the parser, for a person who asks; slurmd's calls do without it."""
     from robust_slurm.command_line.by_hand import gate_parser
 
-    return gate_parser("robust-health sweep", DESCRIPTION)
+    parser = gate_parser("robust-health sweep", DESCRIPTION)
+    add_json(parser)
+    return parser
+
+
+def add_json(parser: Parser) -> None:
+    parser.json_option("print the verdict and what was recorded as JSON")
 
 
 class Sweep:
@@ -87,6 +97,7 @@ class Sweep:
         self._ends = gate.begin + gate.settings.deadline("sweep")  # of the checks
         self._inquiry = Inquiry(gate.settings, gate.system)
         self._events: list[Event] = []
+        self._verdict: Verdict | None = None
 
     def run(self) -> None:
         self._exchange()
@@ -107,6 +118,7 @@ class Sweep:
                 kept = self._why_not(standing, mine, now, booted)
                 if not kept:
                     report, verdict, kept = self._test(report, verdict, mine, known)
+            self._verdict = verdict
             if verdict.closed:
                 self._close(node, report, verdict)
             else:
@@ -123,6 +135,15 @@ class Sweep:
             self._events += self._inquiry.events
             recorded = not self._events or self._gate.record(self._events, shared=True)
             self._inquiry.close(recorded=recorded)
+
+    def print_json(self) -> None:
+        """Print what was found and done: the verdict, and the events that were recorded."""
+        import json
+
+        verdict = self._verdict.as_dict() if self._verdict else None
+        events = [event._asdict() for event in self._events]
+        found = {"version": 1, "node": self._node, "verdict": verdict, "events": events}
+        print(json.dumps(found, indent=1), flush=True)
 
     # ---- files
 

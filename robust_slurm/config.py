@@ -17,7 +17,7 @@ from robust_slurm.settings import FIELDS as FIELDS
 from robust_slurm.settings import Config as Config
 from robust_slurm.settings import ConfigError as ConfigError
 from robust_slurm.settings import contradiction
-from robust_slurm.text import did_you_mean
+from robust_slurm.text import closest, did_you_mean
 
 SITE_FILE = Path("/etc/robust-slurm/robust.toml")
 _TRUE = {"1", "true", "yes", "on"}
@@ -81,20 +81,22 @@ def _convert(name: str, raw: object, origin: str) -> Any:
         raise ConfigError(f"{origin}: {name} = {raw!r}: not a string")
     if meta["choices"] and raw not in meta["choices"]:
         allowed = ", ".join(meta["choices"])
-        raise ConfigError(f"{origin}: {name} = {raw!r}: use one of {allowed}")
+        near = did_you_mean(raw, meta["choices"])
+        raise ConfigError(f"{origin}: {name} = {raw!r}: use one of {allowed}{near}")
     return Path(raw) if kind == "Path" else raw
 
 
 def unknown_variables(env: Mapping[str, str]) -> list[str]:
     """Return a warning for each ``ROBUST_*`` variable that is no setting and none of ours."""
-    settings = ["ROBUST_" + name.upper() for name in FIELDS]
-    return [
-        f"environment {name} is ignored: there is no such setting{did_you_mean(name, settings)}"
-        for name in sorted(env)
-        if name.startswith("ROBUST_")
-        and name not in OWN_VARIABLES.union(settings)
-        and not name.startswith(_OWN_PREFIXES)
-    ]
+    known = OWN_VARIABLES.union("ROBUST_" + name.upper() for name in FIELDS)
+    found = []
+    for name in sorted(env):
+        if not name.startswith("ROBUST_") or name in known or name.startswith(_OWN_PREFIXES):
+            continue
+        near = closest(name.removeprefix("ROBUST_"), FIELDS).upper()
+        hint = f"; did you mean ROBUST_{near}?" if near else ""
+        found.append(f"environment {name} is ignored: there is no such setting{hint}")
+    return found
 
 
 def _from_file(path: Path, ignored: Warn | None = None) -> dict[str, Any]:
@@ -102,7 +104,8 @@ def _from_file(path: Path, ignored: Warn | None = None) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
-        raise ConfigError(f"{path}: cannot be read: {err}") from None
+        why = isinstance(err, OSError) and err.strerror
+        raise ConfigError(f"{path}: cannot be read: {why or err}") from None
     out = {}
     for name, raw in table.items():
         if isinstance(raw, dict):

@@ -22,7 +22,7 @@ def one_line(text: str, limit: int = LIMIT) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
-def count(number: int, one: str, many: str = "") -> str:
+def counted(number: int, one: str, many: str = "") -> str:
     """Return "1 node" or "2 nodes"; ``many``: the plural that is not ``one`` with an s."""
     return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from robust_slurm.command_line.parser import version_text
+from robust_slurm.command_line.run import show
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.slurm import Slurm
 from robust_slurm.state_dir.ledger import StateDirError, prepare
@@ -86,14 +87,12 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     if by is not None:
         command.robust.setdefault("robust-mode", by.mode)
     if "robust-help" in command.robust:
-        print(help_text())
-        return 0
+        return show("robust-srun", help_text())
     if "robust-version" in command.robust:
-        print(version_text("robust-srun"))
-        return 0
+        return show("robust-srun", version_text("robust-srun"))
     if "robust-explain" in command.robust:
-        print("\n".join(explain(in_force(load(command.robust, env, warn=warning_line)))))
-        return 0
+        rules = explain(in_force(load(command.robust, env, warn=warning_line)))
+        return show("robust-srun", "\n".join(rules))
     if shutil.which("srun") is None:
         raise UsageError("srun is not on PATH: Slurm's commands must be installed on this host")
     if command.informational:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from health.admin.node import AdminReply, AdminRequest
-from robust_slurm.text import count
+from robust_slurm.text import counted
 
 Ask = Callable[[Mapping[str, AdminRequest]], dict[str, AdminReply]]
 HERE = ""  # the name of the machine at hand
@@ -65,7 +65,7 @@ def confirm(question: str) -> bool:
 
 def _question(pending: Mapping[str, AdminReply]) -> str:
     changes = sum(len(reply.changes) for reply in pending.values())
-    return f"make {count(changes, 'change')}{_on(list(pending))}?"
+    return f"make {counted(changes, 'change')}{_on(list(pending))}?"
 
 
 def _on(names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from health.finding import ACTIONS
 from health.node.system import Event
 from robust_slurm.drain_reason import Reason, parse_reason
+from robust_slurm.text import counted
 
 DAY = 86400.0  # seconds
 SAME_S = 60.0  # in which prologs of jobs that start together may each record the drain
@@ -58,7 +59,7 @@ def service(reason: Reason | None, events: Iterable[Event], now: float, rules: H
     times = len(drains(reason.check, [*events, own], now))
     if rules.hold_times <= 0 or times < rules.hold_times:
         return ""
-    return f"{times} drains for {reason.check} within 24 h"
+    return f"{counted(times, 'drain')} for {reason.check} within 24 h"
 
 
 def held_until(reason: Reason, drained: Event, events: Iterable[Event], rules: HoldRules) -> float:

@@ -28,7 +28,7 @@ from health.history.job_notes import JobNote, claim, save
 from health.history.state import StateRules, node_state, strikes_of
 from health.node.system import Event, System
 from health.settings import Settings
-from robust_slurm.text import one_line
+from robust_slurm.text import counted, one_line
 
 FIND_S = 2.0  # for the shared file system
 STRIKE_S = 1.5  # likewise, to write a strike down
@@ -248,7 +248,7 @@ def run_tests(
 
 
 def _plural(nodes: int) -> str:
-    return "1 node" if nodes == 1 else f"{nodes} nodes"
+    return counted(nodes, "node")
 
 
 def lemon(events: Iterable[Event], settings: Settings, now: float, boot: str) -> Finding | None:

@@ -19,6 +19,7 @@ from health.history.cures import SETTLE_S, Driver, cured, noticed_resets
 from health.node.system import Event
 from health.nvidia import xid
 from health.nvidia.xid_policy import Occurrence, incidents, judge, order, rung, words
+from robust_slurm.text import counted
 
 __all__ = [
     "Driver",
@@ -155,7 +156,7 @@ def escalate(action: ActionName, cures: Sequence[str], rules: StateRules) -> tup
     if action in ("reset-gpu", "reboot") and boots >= rules.returns:
         return "service", f"came back after {boots} reboots {days}"
     if action == "reset-gpu" and len(cures) >= rules.returns:
-        return "reboot", f"came back after {len(cures)} resets {days}"
+        return "reboot", f"came back after {counted(len(cures), 'reset')} {days}"
     return action, ""
 
 
@@ -184,7 +185,7 @@ def node_state(
                 if item.check == "xid-94" and not item.closes:
                     contained[item.gpu] = contained.get(item.gpu, 0) + 1
                     if contained[item.gpu] >= rules.contained:
-                        why = f"{contained[item.gpu]} times since the last reset"
+                        why = f"{counted(contained[item.gpu], 'time')} since the last reset"
                         item = item._replace(action="reset-gpu", closes=True, why=why)
                 if item.closes:
                     tracks.setdefault((item.gpu, item.fault), _Track()).occur(item, rules)
@@ -204,7 +205,7 @@ def node_state(
     faults = [t.open for t in tracks.values() if t.open and not _closed(t, t.open, now, driver)]
     reboots = ""
     if len(causes) > rules.reboots:
-        reboots = f"{len(causes)} reboots for a cause in {rules.return_days:g} days"
+        reboots = f"{counted(len(causes), 'reboot')} for a cause in {rules.return_days:g} days"
     return NodeState(
         tuple(sorted(faults, key=lambda f: (-rung(f.action), f.since, f.gpu, f.check))),
         tuple(sorted(_power_smoothing(notes), key=lambda n: (n.gpu, n.code, n.last))),
@@ -310,4 +311,5 @@ def _lemon(events: Iterable[Event], now: float, rules: StateRules) -> str:
     accounts = {event.data.get("account") or xid.number(event, "uid") for event in recent}
     if len(jobs) < rules.strikes or len(users) < rules.users or len(accounts) < rules.accounts:
         return ""
-    return f"{len(jobs)} jobs of {len(users)} users failed here in {rules.lemon_days:g} days"
+    who = f"{counted(len(jobs), 'job')} of {counted(len(users), 'user')}"
+    return f"{who} failed here in {rules.lemon_days:g} days"

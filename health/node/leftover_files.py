@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from health.node.mountinfo import Mount, holding
 from health.node.system import System, Usage
+from robust_slurm.text import counted
 
 EVERYBODYS = ("/tmp", "/var/tmp", "/dev/shm", "/home")
 FIRST_USER = 1000  # uid; lower ones are the system's (UID_MIN of login.defs)
@@ -62,7 +63,9 @@ def judge(usage: Usage, total: int) -> Holdings:
     said = []
     if users:
         uid, size, files = max(users, key=lambda row: (row[1], row[2]))
-        said.append(f"uid {uid} holds {min(size, total) / (1 << 30):.1f} GiB in {files} files")
+        said.append(
+            f"uid {uid} holds {min(size, total) / (1 << 30):.1f} GiB in {counted(files, 'file')}"
+        )
     if not usage.whole:
         said.append(f"the search for the files' owners stopped after {usage.entries} entries")
     held = min(sum(row[1] for row in users), total)

@@ -15,7 +15,7 @@ from robust_slurm.command_line.errors import CommandError
 from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.progress import Progress
 from robust_slurm.command_line.run import run
-from robust_slurm.text import count
+from robust_slurm.text import counted
 
 from . import listing
 from .durable import tier
@@ -143,8 +143,8 @@ def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]
     if as_json:
         _print_json(out, path=str(target), **done._asdict())
     else:
-        kept = f" and {count(done.values, 'value')}" if done.values else ""
-        sizes = f"{count(done.tensors, 'tensor')}{kept}, {count(done.bytes, 'byte')}"
+        kept = f" and {counted(done.values, 'value')}" if done.values else ""
+        sizes = f"{counted(done.tensors, 'tensor')}{kept}, {counted(done.bytes, 'byte')}"
         print(f"{target}: {sizes}", file=out)
     return 0
 

@@ -54,6 +54,8 @@ class Parser(argparse.ArgumentParser):
             message = self._missing(message[len(_REQUIRED) :])
         message = re.sub(r"^argument ", "", message)
         message = message.replace("not allowed with argument ", "does not go together with ")
+        message = re.sub(r"expected (at least )?one argument", "needs a value", message)
+        message = re.sub(r"ignored explicit argument .*", "takes no value", message)
         message = re.sub(r"^one of the arguments (.+) is required", r"missing: one of \1", message)
         raise CommandError(message, BAD_INPUT, f"Options: {self.prog} --help")
 

@@ -127,6 +127,13 @@ def _letter(char: str) -> str:
     return unicodedata.normalize("NFKD", char).encode("ascii", "ignore").decode() or "?"
 
 
+def encoded(text: str, env: Mapping[str, str] | None = None) -> bytes:
+    """Return the bytes of a line for stderr, as the locale can show it."""
+    if not text.isascii() and is_ascii(os.environ if env is None else env):
+        text = plain(text)
+    return text.encode(errors="backslashreplace")
+
+
 def has_colour(stream: Any, env: Mapping[str, str] | None = None) -> bool:
     """Return whether to print colours: on a terminal that has them, unless NO_COLOR is set."""
     env = os.environ if env is None else env

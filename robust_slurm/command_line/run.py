@@ -59,6 +59,19 @@ def run(
         return report(prog, CommandError(f"the output cannot be written: {err}", NO))
 
 
+def show(prog: str, text: str) -> int:
+    """Print a text of a command that reads its words itself; return the exit code."""
+    fit_locale()
+    target = output(sys.stdout)
+    try:
+        print(text, file=target, flush=True)
+    except OutputError as err:
+        abandon(target)
+        if not err.reader_gone:
+            return report(prog, CommandError(f"the output cannot be written: {err}", NO))
+    return OK
+
+
 def _named(parser: Parser, words: Sequence[str]) -> str:
     """Return the command's name for messages, with its sub-command: "robust-ckpt verify"."""
     first = next((word for word in words if not word.startswith("-")), "")

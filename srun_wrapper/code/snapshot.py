@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm.state_dir import job_dirs
+from robust_slurm.text import counted
 from srun_wrapper.code.copying import Copier, SnapshotManifest, digest_of
 from srun_wrapper.code.listing import CodeError, Listing, clean, look
 from srun_wrapper.code.versions import Version, name_of
@@ -162,7 +163,7 @@ def _check_size(asked: Asked, listing: Listing) -> None:
     if len(sizes) <= MOST_FILES and total <= asked.limit:
         return
     by_bytes = total > asked.limit
-    what = f"{total / 1e6:.0f} MB" if by_bytes else f"{len(sizes)} files"
+    what = f"{total / 1e6:.0f} MB" if by_bytes else counted(len(sizes), "file")
     most = f"{asked.limit / 1e6:.0f} MB (code_limit)" if by_bytes else f"{MOST_FILES} files"
     raise CodeError(
         f"{asked.source} has {what}, more than {most}; largest: {largest(sizes, by_bytes)}; add "
@@ -175,7 +176,9 @@ def largest(sizes: Mapping[str, int], by_bytes: bool) -> str:
     tops: Counter[str] = Counter()
     for name, size in sizes.items():
         tops[name.partition("/")[0]] += size if by_bytes else 1
-    shown = ((n, f"{c / 1e6:.0f} MB" if by_bytes else f"{c} files") for n, c in tops.most_common(5))
+    shown = (
+        (n, f"{c / 1e6:.0f} MB" if by_bytes else counted(c, "file")) for n, c in tops.most_common(5)
+    )
     return ", ".join(f"{name} ({count})" for name, count in shown)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from robust_slurm.text import counted
 from srun_wrapper.command.rank_env import (
     fold_hosts,
     format_tasks_per_node,
@@ -194,7 +195,7 @@ def _cyclic(world: int, nodes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
+    return counted(count, "node")
 
 
 def allocation(env: Mapping[str, str]) -> int:

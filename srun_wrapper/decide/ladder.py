@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from robust_slurm.text import counted
 from srun_wrapper.decide.bounds import Bounded, Copies, bounded, likeliest
 from srun_wrapper.decide.budget import Budget as Budget
 from srun_wrapper.decide.budget import acquit as acquit
@@ -170,7 +171,7 @@ def _one_world(now: Situation) -> Plan | None:
         code = NOTHING_LEFT if now.must else _own_code(now)
         return Plan("stop", now.must, f"{why}, and requeueing is not possible", code)
     if means.requeues >= means.max_restarts:
-        times = f"the job was requeued {means.requeues} times"
+        times = f"the job was requeued {counted(means.requeues, 'time')}"
         return Plan("stop", now.must, f"{why}, and {times}", _own_code(now))
     return Plan("requeue", now.leave, why)
 

@@ -14,6 +14,7 @@ from math import prod
 from robust_slurm.checkpoint.planning.topology import leaves
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
+from robust_slurm.text import counted
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.srun_options import UsageError
 from srun_wrapper.command.steps import Launch
@@ -135,7 +136,10 @@ class Topology:
         world, mesh = self._world, self.mesh()
         size, ranks = prod(mesh.values()), sum(map(len, world.ranks))
         if mesh and size != ranks and not isinstance(self.ranks_of_places(mesh), int):
-            say(f"--robust-mesh={self._config.mesh} describes {size} ranks, the job has {ranks}")
+            say(
+                f"--robust-mesh={self._config.mesh} describes {counted(size, 'rank')}, the job "
+                f"has {ranks}"
+            )
         elif not self._minipods:
             say(f"--robust-place: {self._unknown}: nodes stay in Slurm's order")
         elif self._sorted_by_torchrun():

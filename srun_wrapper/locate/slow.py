@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from robust_slurm.text import counted
 from srun_wrapper.locate.ranks import RankView, nodes_of, rank_list
 from srun_wrapper.locate.stacks import waits, without_line
 
@@ -151,7 +152,7 @@ def _named(
     stack = stacks.most_common(1)[0][0] if stacks else ()
     own = statistics.median(whole[rank] for rank in ranks)
     others = [share for rank, share in whole.items() if rank not in chosen]
-    of = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes"
+    of = nodes[0] if len(nodes) == 1 else counted(len(nodes), "node")
     word, verb = ("rank", "is") if len(ranks) == 1 else ("ranks", "are")
     why = (
         f"{word} {rank_list(ranks)} on {of} {verb} outside collectives in {_percent(own)} of the "

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from health.active.coordinator.procedure import WantedTests, run
 from health.active.coordinator.session import GOODBYE_S, TestSession
 from health.active_tests import Judged, usual
+from robust_slurm.text import counted
 from srun_wrapper.agent.test_worker import session_key
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Symptom, last_error
@@ -183,7 +184,10 @@ class StopTests:
         )
         limit, active = config.stop_tests, [node.name for node in state.world.places]
         began = time.monotonic()
-        say(f"testing {len(nodes)} nodes for up to {limit:g} s: no node is proven faulty so far")
+        say(
+            f"testing {counted(len(nodes), 'node')} for up to {limit:g} s: no node is proven "
+            "faulty so far"
+        )
         try:
             port = await session.open()
             self._session = session

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
+from robust_slurm.text import counted
 from srun_wrapper.checkpoints import flushing
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.verify.rules import ONE_NODE
@@ -199,7 +200,8 @@ class FirstWorld:
             say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
         if self._config.verbose or state.spares():
             spare = ", ".join(n.name for n in state.spares()) or "none"
-            say(f"{len(places)} nodes, {state.world.size} ranks, spares: {spare}")
+            size = f"{counted(len(places), 'node')}, {counted(state.world.size, 'rank')}"
+            say(f"{size}, spares: {spare}")
         return None
 
 

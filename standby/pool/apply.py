@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from msgspec.structs import replace
@@ -48,6 +48,26 @@ def plan(slurm: Slurm, state_dir: str, wish: Wish, old: PoolRecord | None) -> Po
     return PoolPlan(seen, choice, goal, changes(goal, sight.partitions))
 
 
+class ApplyReport(NamedTuple):
+    """The result of an apply, for JSON. ``slurm_conf``: the lines that slurm.conf should have."""
+
+    changes: Sequence[str]
+    notes: Sequence[str]
+    not_admitted: Mapping[str, str]
+    joins_later: Sequence[str]
+    slurm_conf: Sequence[str] = ()
+    done: bool = False
+    pool: str = ""
+
+
+def _report(found: PoolPlan) -> ApplyReport:
+    gone = [n for name, target in found.goal.items() for n in gone_notes(name, target.gone)]
+    choice = found.choice
+    return ApplyReport(
+        list(map(str, found.orders)), gone, dict(choice.refused), list(choice.claims)
+    )
+
+
 def _show(found: PoolPlan, out: IO[str]) -> None:
     for order in found.orders:
         out.write(f"{order}\n")
@@ -67,15 +87,21 @@ def apply(
     out: IO[str],
     confirm: Confirm,
     dry_run: bool,
+    told_to: Callable[[ApplyReport], None] = lambda report: None,
 ) -> int:
     """Make the pool as wished; ``wanted`` makes the wish out of the recorded one.
 
+    ``told_to`` gets the result.
+
     Exit code 0 done or nothing to do, 1 the answer was no. Raises SlurmError, PoolError, BadInput.
     """
+    pool_file.demand(state_dir)
+    old = pool_file.load(state_dir)
+    wish = _wished(wanted, old)  # a wrong wish leaves no lock behind
     if dry_run:
-        pool_file.demand(state_dir)
-        old = pool_file.load(state_dir)
-        _show(plan(slurm, state_dir, _wished(wanted, old), old), out)
+        found = plan(slurm, state_dir, wish, old)
+        _show(found, out)
+        told_to(_report(found))
         return 0
     with pool_file.locked(state_dir) as directory:
         old = pool_file.load(state_dir)
@@ -99,9 +125,19 @@ def apply(
         wants += partition_lines(found.goal, now.done)
         out.write("" if found.orders else "nothing to change\n")
         out.write(f"{told(stock_of(now, sight))}\n")
-        for note in notes(wish, found.choice.members, sight, config):
+        more = notes(wish, found.choice.members, sight, config)
+        for note in more:
             out.write(f"note: {note}\n")
-        _tell_lines(wants, slurm_conf(config), bool(found.orders), out)
+        lines = _tell_lines(wants, slurm_conf(config), bool(found.orders), out)
+        result = _report(found)
+        told_to(
+            result._replace(
+                notes=[*result.notes, *more],
+                slurm_conf=lines,
+                done=True,
+                pool=told(stock_of(now, sight)),
+            )
+        )
     return 0
 
 
@@ -192,18 +228,19 @@ def _finished(now: PoolRecord, choice: Choice, sight: Sight) -> PoolRecord:
     return replace(found, short_since=since)
 
 
-def _tell_lines(wants: list[Want], text: str, moved: bool, out: IO[str]) -> None:
-    """Print the lines that slurm.conf lacks; after a change those it has: they may be right."""
+def _tell_lines(wants: list[Want], text: str, moved: bool, out: IO[str]) -> list[str]:
+    """Print and return what slurm.conf lacks; after a change what it has, too: it may be right."""
     own = [w for w in wants if w.key == "PartitionName" and w.where == SLURM_CONF]
     there = [w for w in own if named_in(text, w.value)]
     lacking = [w for w in wants if w not in there and w.where == SLURM_CONF]
     shown = lacking if text or moved else []
     shown += [w for w in wants if w not in lacking] if moved else []
     if not shown:
-        return
+        return []
     out.write("\nTo keep the pool over a reconfigure, write into slurm.conf:\n")
     for want in shown:
         out.write(f"  # {want.why}\n")
         where = "" if want.where == SLURM_CONF else f"{want.where}: "
         also = "   # replaces the line that is there" if want in there else ""
         out.write(f"  {where}{want.line()}{also}\n")
+    return [want.line() for want in shown]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import os
@@ -77,7 +78,17 @@ def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = 
 
 def _apply(args: argparse.Namespace, place: PoolSettings, slurm: Slurm, out: IO[str]) -> int:
     wanted = partial(wish, args, place.partition)
-    return applying.apply(slurm, place.state_dir, wanted, out, _confirm(args), args.dry_run)
+    if not args.json:
+        return applying.apply(slurm, place.state_dir, wanted, out, _confirm(args), args.dry_run)
+    if not (args.yes or args.dry_run):
+        raise WishError("--json asks no questions; add --yes or --dry-run")
+
+    def show(report: applying.ApplyReport) -> None:
+        json.dump({"version": 1, **report._asdict()}, out, indent=1)
+        out.write("\n")
+
+    text = io.StringIO()
+    return applying.apply(slurm, place.state_dir, wanted, text, None, args.dry_run, show)
 
 
 def _show(args: argparse.Namespace, place: PoolSettings, slurm: Slurm, out: IO[str]) -> int:
@@ -225,7 +236,8 @@ def add_commands(commands: argparse._SubParsersAction[Parser]) -> None:
         help="QOS of the pool's partition, which needs slurmdbd; none removes it",
     )
     two = command("show", _show, "Show the nodes of the pool, their jobs, and what is missing.")
-    two.json_option()
+    for each in (one, two):
+        each.json_option()
 
 
 def _nodes(text: str) -> tuple[str, ...]:

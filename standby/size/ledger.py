@@ -13,6 +13,7 @@ from typing import Any
 
 from robust_slurm.state_dir.files import MAX_STEPS, ROSTER_BYTES, job_dirs, read_capped
 from robust_slurm.state_dir.records import Roster, clean, decode, roster_from
+from robust_slurm.text import counted
 from standby.size.history import (
     Loss,
     Span,
@@ -150,7 +151,9 @@ class Ledger:
             self.problems.append(f"cannot read {directory}: {error.strerror or error}")
             return
         if len(names) > MAX_NODES:
-            self.problems.append(f"{directory}: {len(names) - MAX_NODES} files were not read")
+            self.problems.append(
+                f"{directory}: {counted(len(names) - MAX_NODES, 'file')} were not read"
+            )
         for name in names[:MAX_NODES]:
             path = directory / name
             for record in self._parsed(path, self._content(path, HISTORY_BYTES, tail=True)):

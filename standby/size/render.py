@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from robust_slurm.text import counted
 from standby.size.answer import ESTIMATE, GIVEN, PoolSize, SizeCase
 from standby.size.observed import Observed, Rate
 from standby.size.paper import RATES, PaperRow
@@ -37,7 +38,7 @@ def print_answer(found: PoolSize, out: Console) -> None:
     table = _table(1, "LOST AT ONCE", "PER 1,000 NODE-DAYS", "ONCE IN", "UNITS", "P OF EACH")
     for case in found.cases:
         for cause in case.causes:
-            what = "1 node" if cause.size == 1 else f"{cause.size} nodes"
+            what = counted(cause.size, "node")
             if case.name not in (GIVEN, ESTIMATE):
                 what += f", {case.name}"
             often = "never" if cause.days is None else _time(cause.days)
@@ -75,7 +76,7 @@ def _pools(case: SizeCase, table: Table) -> None:
 
 def _verdict(found: PoolSize) -> str:
     first, *more = found.cases
-    text = f"{found.nodes} nodes: keep {_count(first.all.standbys, 'standby')}"
+    text = f"{counted(found.nodes, 'node')}: keep {_count(first.all.standbys, 'standby')}"
     for case in more:
         text += f"; {case.all.standbys} if the rate is at the {case.name}"
     return f"{text} (enough with probability {found.quantile:g})"

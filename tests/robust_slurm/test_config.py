@@ -73,6 +73,20 @@ def test_an_empty_variable_is_none(tmp_path: Path) -> None:
     assert get(tmp_path, env={"ROBUST_SPARES": ""}).spares == 0
 
 
+def test_a_newer_site_file_does_not_stop_jobs_of_an_older_release(tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text("spars = 1\nmax_restarts = 7\n")
+    said: list[str] = []
+    found = load({}, {"ROBUST_HAN": "0"}, tmp_path, site, warn=said.append)
+    assert found.max_restarts == 7 and found.spares == 0
+    assert "unknown setting 'spars'; did you mean spares?" in said[0] and "ROBUST_HAN" in said[1]
+    with pytest.raises(ConfigError, match="unknown setting 'spars'"):
+        load({}, {}, tmp_path, site, strict=True)
+    (tmp_path / "robust.toml").write_text("spars = 1\n")
+    with pytest.raises(ConfigError, match="unknown setting 'spars'"):
+        load({}, {}, tmp_path, tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("cli", "env", "file", "says"),
     [

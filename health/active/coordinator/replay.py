@@ -33,6 +33,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from robust_slurm.text import counted
+
 Group = tuple[int, ...]
 MOST_FAILED = 16  # rounds that do not help
 CONFIRMED = 2
@@ -241,9 +243,9 @@ def over(layout: Layout, rounds: Sequence[Round], quiet: int) -> str:
         return "all bad groups are explained"
     silent = len(rounds) - 1 - (showed[-1] if showed else -1)
     if silent >= quiet:
-        return f"no group failed in {silent} rounds"
+        return f"no group failed in {counted(silent, 'round')}"
     if len(showed) >= MOST_FAILED:
-        return f"undecided after {len(showed)} rounds in which groups failed"
+        return f"undecided after {counted(len(showed), 'round')} in which groups failed"
     return ""
 
 

@@ -15,6 +15,7 @@ from health.active.judging.fleet import Baselines
 from health.active.nvidia import gpu_state, job_tools
 from health.active_tests import BY_NAME
 from health.finding import Finding
+from robust_slurm.text import counted
 
 START_S = 120.0  # for workers to come and to import torch, from a slow file system
 
@@ -74,7 +75,9 @@ def tools_on_step(
             f"take 30 s"
         )
         return {node: job_tools.ToolResults(left_out=(line,)) for node in plan.nodes}
-    plan.said(f"{', '.join(plan.tools)} on {len(plan.nodes)} nodes, where they are installed")
+    plan.said(
+        f"{', '.join(plan.tools)} on {counted(len(plan.nodes), 'node')}, where they are installed"
+    )
     words = job_tools.argv(
         [plan.python, start.flag()], plan.wanted.level, seconds - job_tools.START_S,
         plan.dcgm_level, plan.tools,

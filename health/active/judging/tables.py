@@ -15,6 +15,7 @@ from health.active.judging.fleet import Baselines
 from health.active.judging.profiles import Floors
 from health.active_tests import LEVELS, TESTS, Judged, Measured
 from robust_slurm.slurm.values import fold
+from robust_slurm.text import counted
 
 PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
 MOST_ROWS = 400  # beyond it only what did not pass is shown
@@ -89,7 +90,7 @@ def rows(one: Measured, judged: Judged, baselines: Baselines, floors: Floors) ->
         yield TableRow(one.node, device, one.test, result, f"{name} {value:.4g}", limit)
     if not one.values:
         text = one.error or "; ".join(one.wrong)
-        text = text or (f"{len(one.digests)} digests" if one.digests else "")
+        text = text or (counted(len(one.digests), "digest") if one.digests else "")
         yield TableRow(one.node, device, one.test, result, text[:120], "")
 
 

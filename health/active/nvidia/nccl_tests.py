@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from health.active.nvidia import tools
 from health.active_tests import Level, Measured
+from robust_slurm.text import counted
 
 # By program: the prefix of its values' names. Not those of our own test "local": other messages,
 # other code, so other baselines.
@@ -100,7 +101,7 @@ def read(name: str, out: str, err: str = "", code: int | None = 0, cut: str = ""
         if row.wrong
     ]
     if not wrong and total and (int(total[1]) or total[2] == "FAILED"):
-        wrong.append(f"nccl-tests {name}: {total[1]} values out of bounds")
+        wrong.append(f"nccl-tests {name}: {counted(int(total[1]), 'value')} out of bounds")
     values = {}
     if lines:
         row = max(lines, key=lambda line: (line.size, max(line.busbw)))

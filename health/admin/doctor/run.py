@@ -73,7 +73,7 @@ def main(
         asked = "was not asked" if error.no_command else "did not answer"
         what = f"{asked}; only this machine's files were checked: {error}"
         remarks = [Remark("fix", "Slurm", what, "shell", "scontrol ping")]
-        problems = _settings(etc).problems
+        problems = [*_settings(etc).problems, *job_settings(_used(etc))[1]]
         remarks += site_rules.of_settings(_toml(etc), os.path.lexists(_toml(etc)), problems)
         remarks += _machine(etc, True)
     finally:

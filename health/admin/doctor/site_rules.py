@@ -10,6 +10,7 @@ from health.admin.install import ETC, Present
 from health.admin.trust import Hole, close
 from health.admin.want import Level, Want
 from health.node.slurmconf import is_slice, parse_gres
+from robust_slurm.text import counted
 
 OLDEST, NEWEST = (22, 5), (26, 5)  # the releases whose behaviour was looked at
 
@@ -187,13 +188,13 @@ def of_standby(
         )
     nodes, state = partitions.get(name, ((), ""))
     if state == "UP" and nodes:
-        return Remark("ok", subject, f"{len(nodes)} nodes")
+        return Remark("ok", subject, counted(len(nodes), "node"))
     level: Level = "fix" if configured else "advice"
     if name not in partitions:
         text = "Slurm has no such partition: a lost node can only be replaced by a requeue"
         line = f"PartitionName={name} Nodes=<some nodes of no other partition> State=UP"
         return Remark(level, subject, text, "slurm.conf", line)
-    text = f"state {state}, {len(nodes)} nodes: it can replace no lost node"
+    text = f"state {state}, {counted(len(nodes), 'node')}: it can replace no lost node"
     return Remark(level, subject, text, "shell", f"scontrol update PartitionName={name} State=UP")
 
 

@@ -13,6 +13,7 @@ from health.finding import Finding
 from health.node import slurmconf
 from health.node.system import System
 from health.nvidia import gpus
+from robust_slurm.text import counted
 
 UNKNOWN = Condition(
     "gpu-count-unknown",
@@ -82,15 +83,14 @@ def run(system: System) -> list[Finding]:
     if wanted is None:
         found += _unknown(system, conf, pci)
     elif len(pci) < wanted and gpus.of_others(system):
-        text = (
-            f"{wanted} GPUs configured ({source}), which are not NVIDIA's: no check supports them"
-        )
+        text = f"{counted(wanted, 'GPU')} configured ({source}), which are not NVIDIA's: no check "
+        text += "supports them"
         return [OTHERS.found(f"{text}; set [health.gpu_count] expected = 0")]
     elif len(pci) < wanted:
-        text = f"{len(pci)} GPUs on the PCI bus, {wanted} configured ({source})"
+        text = f"{counted(len(pci), 'GPU')} on the PCI bus, {wanted} configured ({source})"
         found.append(MISSING.found(f"{text}{_gone(system, pci)}"))
     elif len(pci) > wanted:
-        text = f"{len(pci)} GPUs on the PCI bus, {wanted} configured ({source})"
+        text = f"{counted(len(pci), 'GPU')} on the PCI bus, {wanted} configured ({source})"
         found.append(UNCONFIGURED.found(text))
     if pci and wanted != 0:
         found += _lost(system, pci)

@@ -15,6 +15,7 @@ from health.finding import Finding
 from health.node.gpu_snapshot import Device
 from health.node.system import System
 from health.nvidia import fabric, gpus
+from robust_slurm.text import counted
 
 DOWN = Condition(
     "nvlink-down", "FAIL", "node", "reboot", "a GPU has fewer active links than it should have"
@@ -165,7 +166,7 @@ def _errors(system: System, device: Device, options: Mapping[str, Any]) -> list[
         text = f"{crc:.0f} CRC errors per second, limit {options['crc_per_second']:.0f}"
         found.append(CRC.found(f"{text}{source}", name))
     if not found and sum(totals.values()) > options["errors"]:
-        text = f"{sum(totals.values())} errors, limit {options['errors']}"
+        text = f"{counted(sum(totals.values()), 'error')}, limit {options['errors']}"
         found.append(ERRORS.found(f"{text}{source}", name))
     return found
 

@@ -18,6 +18,7 @@ from health.node.stuck import left_behind
 from health.node.sysfs import number, text
 from health.node.system import System
 from robust_slurm.process_stat import PF_EXITING, ProcessStat
+from robust_slurm.text import counted
 
 STUCK = Condition(
     "process-stuck",
@@ -241,7 +242,9 @@ def _ignored(system: System) -> set[int]:
 
 
 def _owners(counts: Counter[int]) -> str:
-    return ", ".join(f"{n} processes of uid {uid}" for uid, n in counts.most_common(NAMED))
+    return ", ".join(
+        f"{counted(n, 'process', 'processes')} of uid {uid}" for uid, n in counts.most_common(NAMED)
+    )
 
 
 def _some(said: list[str]) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from robust_slurm.text import counted
+
 from . import gpu
 from .expected import Expected
 from .one_thread import use_one_thread
@@ -30,7 +32,7 @@ class TornError(Exception):
     """Tensors changed while they were being copied; ``indices`` of ``Copy.late``."""
 
     def __init__(self, indices: list[int]) -> None:
-        super().__init__(f"{len(indices)} tensors changed while they were copied")
+        super().__init__(f"{counted(len(indices), 'tensor')} changed while they were copied")
         self.indices = indices
 
 

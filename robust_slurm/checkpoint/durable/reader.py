@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from robust_slurm.text import counted
+
 from ..format.layout import Snapshot
 from . import tier
 from .dcp.records import read_tensor
@@ -57,7 +59,7 @@ def load(
 
 def _shape(world: int, mesh: Mapping[str, int]) -> str:
     dims = " x ".join(f"{name} {size}" for name, size in mesh.items())
-    return f"{world} ranks" + (f" ({dims})" if dims else "")
+    return counted(world, "rank") + (f" ({dims})" if dims else "")
 
 
 def refuse(where: Path, problems: list[Problem]) -> None:

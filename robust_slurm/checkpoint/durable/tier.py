@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from robust_slurm.text import counted
+
 from .files import DurableError, digest_of, encode, explain, is_plain_name, read_inside
 from .marks import Mark
 from .marks import read as read_mark
@@ -212,7 +214,7 @@ def read_outline(path: Path, manifest: Manifest, rank: int, known: dict[bytes, A
 
 def _read_pinned(path: Path, of: Manifest, rank: int, parse: Callable[[bytes], P]) -> P:
     if not 0 <= rank < of.world:
-        raise DurableError(f"{path} is of {of.world} ranks, it has no rank {rank}")
+        raise DurableError(f"{path} is of {counted(of.world, 'rank')}, it has no rank {rank}")
     pinned = of.parts[rank]
     where = path / pinned.name
     try:

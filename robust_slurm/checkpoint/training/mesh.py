@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from robust_slurm.text import counted
+
 from ..capture import shards
 from ..capture.state import Share
 
@@ -66,8 +68,8 @@ def check_mesh(mesh: Any, size: int) -> dict[str, int]:
             raise ValueError(f"mesh: {name} has size {count}")
     if sizes and prod(sizes.values()) != size:
         raise ValueError(
-            f"mesh: {sizes} has {prod(sizes.values())} ranks, the world has {size}: name every "
-            "dimension, so that the product is the world size"
+            f"mesh: {sizes} has {counted(prod(sizes.values()), 'rank')}, the world has {size}: "
+            "name every dimension, so that the product is the world size"
         )
     return sizes
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from typing import Any
 
+from robust_slurm.command_line.plain_text import encoded
 from srun_wrapper.decide.incident import RECOVERED, Incident, ettr
 from srun_wrapper.job.model import Role
 from srun_wrapper.job.state import JobState
@@ -27,7 +28,7 @@ _LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
 def say(text: str) -> None:
     """One line to the user, by one write, so that it does not mix with the ranks' output."""
     _log.log(_LEVELS.get(text.partition(":")[0], logging.INFO), text)
-    put(f"robust-srun: {text}\n".encode(errors="backslashreplace"))
+    put(encoded(f"robust-srun: {text}\n"))
 
 
 def put(data: bytes) -> None:

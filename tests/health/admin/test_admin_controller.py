@@ -217,7 +217,7 @@ def test_uninstall_is_refused_while_slurmctld_runs_the_hook(
     assert "still runs PrologSlurmctld" in capsys.readouterr().err
     monkeypatch.setattr(doctor, "slurm_config", dict)
     assert cli.main(words, io.StringIO()) == 1
-    assert "Slurm did not answer" in capsys.readouterr().err
+    assert "PrologSlurmctld names jobs may go back" in capsys.readouterr().err
     monkeypatch.setattr(doctor, "slurm_config", lambda: OLD)
     assert cli.main(words, io.StringIO()) == 0
 

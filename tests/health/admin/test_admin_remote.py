@@ -263,12 +263,12 @@ def test_a_stub_that_would_not_start_is_installed_nowhere(fleet: Fleet) -> None:
         (["install", "--nodes", "n[1-", "--ssh"], "n[1-"),
         (["install", "--nodes", "n[1-29999]", "--ssh"], "1 to 20000 nodes"),
         (["install", "--nodes", "n1", "--ssh", "--known-hosts", "/nope"], "/nope: No such file"),
-        (["install", "--nodes", "n1", "--ssh", "--identity", "/nope"], "/nope: no such file"),
+        (["install", "--nodes", "n1", "--ssh", "--identity", "/nope"], "/nope: No such file"),
         (["install", "--nodes", "n1", "--ssh", "--port", "99999"], "not a port"),
         (["install", "--etc", "relative"], "not an absolute path"),
         (["install", "--prefix", "/nope"], "no bin/python3"),
-        (["frobnicate"], "invalid choice"),
-        ([], "required"),
+        (["frobnicate"], "no such command: frobnicate"),
+        ([], "no command; use install, uninstall or doctor"),
     ],
 )
 def test_bad_input(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

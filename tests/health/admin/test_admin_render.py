@@ -309,7 +309,7 @@ def test_uninstall_where_slurm_cannot_be_asked(
     monkeypatch.setenv("PATH", str(tmp_path))
     out = io.StringIO()
     assert cli.main(["uninstall", "--etc", str(tmp_path), "--yes"], out) == 0
-    assert "did not answer whether it still runs" in capsys.readouterr().err
+    assert "scontrol is not in PATH: whether Slurm still runs" in capsys.readouterr().err
     assert "nothing is installed" in out.getvalue()
 
 

@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from robust_slurm.text import counted
+
 from ...format.layout import Snapshot
 from .. import tier
 from ..files import DurableError
@@ -89,7 +91,7 @@ def load_resharded(directory: str | Path, step: int, state: dict[str, Any]) -> C
 
 def _notes(snapshot: Snapshot, saved: int, now: int) -> list[str]:
     kept = dict(snapshot.values or {})
-    shapes = f"saved by {saved} ranks, loaded by {now}"
+    shapes = f"saved by {counted(saved, 'rank')}, loaded by {now}"
     notes = []
     if "rng" in kept:
         notes.append(f"{shapes}: every rank's random number generators start anew")
