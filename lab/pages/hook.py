@@ -18,6 +18,8 @@ from mkdocs.structure.pages import Page
 from lab.pages.markup import slug
 
 TOP = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
+# A search for a message, a setting or an option finds that before what was decided about it.
+BOOST = {"messages.md": 4, "settings.md": 3, "commands.md": 2, "decisions": 0.3, "bench.md": 0.3}
 # A block of code, a link, or code within a line: only a link that is in no code is changed.
 _LINK = re.compile(
     r"```.*?```|(?<!!)\[(?P<text>(?:`[^`]*`|[^\]`])*)\]\((?P<target>[^)\s]+)\)|`[^`\n]*`", re.DOTALL
@@ -41,8 +43,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at the site's pages; name the files that it does not have."""
+    """Point links at the site's pages, name the files that it does not have, and rank the page."""
     uri = page.file.src_uri
+    page.meta.setdefault("search", {"boost": BOOST.get(uri.partition("/")[0], 1)})
     return markdown if uri in TOP.values() else relinked(markdown, f"docs/{uri}", uri)
 
 
