@@ -15,7 +15,11 @@ def cell(text: str) -> str:
 
 
 def code(text: str) -> str:
-    return f"`{' '.join(text.split())}`".replace("|", "\\|") if text else ""
+    """Return a text as code that stays in one cell of a table."""
+    text = " ".join(text.split()).replace("|", "\\|")
+    if "`" in text:
+        return f"`` {text} ``"
+    return f"`{text}`" if text else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
