@@ -86,6 +86,7 @@ def _values(verb: str, action: argparse.Action) -> str:
         what = "-f"
     else:
         return ""
+    named = "compopt -o filenames 2>/dev/null; " if what in ("-d", "-f") else ""
     first = verb or "*"
     case = "|".join(f"{first}' {word}'" for word in action.option_strings)
-    return f'    {case}) COMPREPLY=($(compgen {what} -- "$word")); return 0 ;;'
+    return f'    {case}) {named}COMPREPLY=($(compgen {what} -- "$word")); return 0 ;;'
