@@ -127,7 +127,7 @@ _say = partial(warn, "robust-update")
 
 def _find(job: int, state_dir: str | None) -> _Job:
     """Return the job's own records. Raises _Wrong, ConfigError, OSError."""
-    place = Path(state_dir) if state_dir else load().state_dir
+    place = Path(state_dir) if state_dir else load(warn=_say).state_dir
     jobs = place / "jobs"
     name = job_dirs.find(str(jobs), job, os.getuid())
     if name is None:

@@ -7,11 +7,13 @@ what the node gate takes, the site's file, and what stands on the command line.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from health.settings import SITE_FILE
 from health.settings_file import parse, read
+from robust_slurm.command_line.errors import warn
 from robust_slurm.config import FIELDS, ConfigError, load
 from robust_slurm.slurm.objects import partition_name
 
@@ -29,7 +31,11 @@ def pool_settings(state_dir: str | None, environ: Mapping[str, str], uid: int) -
     """The settings for this user; ``state_dir`` is the command line's. Raises ConfigError."""
     if uid == 0:
         return _roots(state_dir, environ.get("ROBUST_SITE_CONFIG", ""))
-    config = load(cli={"robust-state-dir": state_dir} if state_dir else {}, env=environ)
+    config = load(
+        cli={"robust-state-dir": state_dir} if state_dir else {},
+        env=environ,
+        warn=partial(warn, "robust-standby"),
+    )
     return PoolSettings(str(config.state_dir), config.standby_partition or PARTITION)
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -157,7 +158,8 @@ def _measure(args: argparse.Namespace) -> Observed:
     from standby.size.ledger import Ledger
 
     try:
-        config = load(cli={"robust-state-dir": args.state_dir} if args.state_dir else {})
+        named = {"robust-state-dir": args.state_dir} if args.state_dir else {}
+        config = load(cli=named, warn=partial(warn, "robust-standby size"))
     except ConfigError as error:
         raise _Usage(str(error)) from None
     state_dir: Path = config.state_dir

@@ -156,7 +156,7 @@ def test_arguments_of_a_person(
     site.find(finding())
     assert main(words) == code
     told = capfd.readouterr()
-    assert "Options: robust-prolog" in (told.err if code else told.out)
+    assert ("Options: " if code else "usage: ") + "robust-prolog" in (told.err or told.out)
     assert site.slurm.calls == [] and site.events("run") == []
 
 
