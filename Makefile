@@ -1,6 +1,8 @@
 # make demo    a training on a real Slurm loses a node and goes on (root, Linux, about 3 min)
 # make check   style, types and the quick tests, before each commit (about 3 min)
 # make test    style, types and all tests (root for the tests that bring a Slurm up)
+# make docs    the site into site/ (open site/index.html), after its generated pages; fails for a dead link
+# make picture the demo once more, and docs/demo.svg from what it printed (root)
 # make bench   short runs of all benchmarks; the real ones: .venv/bin/python -m bench.recovery
 # make lint, make clean (outputs), make distclean (outputs and .venv)
 # Everything needed is installed at the first run: Debian packages by apt, the rest into .venv.
@@ -23,7 +25,7 @@ export PIP_ROOT_USER_ACTION = ignore
 # Set, it has every process compile anew what it imports: the tests start thousands.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test lint bench setup packages clean distclean
+.PHONY: demo check test lint docs picture bench setup packages clean distclean
 
 demo: setup
 	@$(BIN)/python -m lab.demo
@@ -57,6 +59,15 @@ lint: setup
 	done; \
 	exit $$failed
 
+# Nothing is loaded from elsewhere. The variable silences mkdocs-material's line about its successor.
+docs: setup
+	@$(BIN)/python -m lab.pages
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "open site/index.html; with search: python3 -m http.server -d site --bind 127.0.0.1 8000"
+
+picture: setup
+	@$(BIN)/python -m lab.pages.picture
+
 bench: setup
 	@for name in $(BENCHES); do $(BIN)/python -m bench.$$name --quick || exit 1; done
 
@@ -86,7 +97,7 @@ $(READY): pyproject.toml Makefile | packages
 	@touch $@
 
 clean:
-	rm -rf demo-out build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf demo-out build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

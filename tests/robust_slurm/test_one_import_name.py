@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -78,7 +79,9 @@ def run(project: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_wheel_owns_one_name_and_has_every_file(made: Path) -> None:
     with zipfile.ZipFile(made) as archive:
-        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        names = [
+            name for name in archive.namelist() if not re.match(r"[^/]+\.(dist-info|data)/", name)
+        ]
         (top,) = (name for name in archive.namelist() if name.endswith("top_level.txt"))
         assert archive.read(top).decode().split() == ["robust_slurm"]
     assert {name.partition("/")[0] for name in names} == {"robust_slurm"}
@@ -93,6 +96,13 @@ def test_the_wheel_owns_one_name_and_has_every_file(made: Path) -> None:
         str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "robust_slurm").rglob("*.py")
     }
     assert set(names) == {*ours, "robust_slurm/py.typed"}
+
+
+def test_man_pages_and_completion_are_installed(installed: Path) -> None:
+    share = installed.parent / "share"
+    for folder, place in (("man", "man/man1"), ("completion", "bash-completion/completions")):
+        made = {path.name for path in (REPOSITORY / "docs" / folder).iterdir()}
+        assert {path.name for path in (share / place).iterdir()} == made and len(made) > 6
 
 
 @pytest.mark.parametrize("command", COMMANDS)
