@@ -102,6 +102,14 @@ class Config:
         "signals (USR1,USR2,TERM) after which the job is requeued once its ranks have ended, with "
         "their last step on disk; empty: none",
     )
+    on_incident: str = _setting(
+        "",
+        "command that robust-srun runs as the job's user when an incident ends, with JSON on its "
+        "stdin and 30 s of time (docs/monitoring.md); empty: none",
+    )
+    site_on_incident: str = _setting(
+        "", "as on_incident, for the site's robust.toml: a user's own command does not replace it"
+    )
     early_restart: bool = _setting(
         True,
         "restart a program that fails in its first minute before any step is seen",
