@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from standby.pool.stock import told
 from status.lemons import Lemon
 from status.model import JobReport, JobRow, NodeRow, StatusReport
 from status.rules import RuleRow
+from status.views.attention import Attention
+from status.views.overview import overview
 
 _PHASES = (
     *("detect", "decide", "stop", "test", "replace"),
@@ -44,7 +47,40 @@ def console(file: IO[str]) -> Console:
     return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
-def print_report(report: StatusReport, out: Console) -> None:
+def print_overview(report: StatusReport, look: Sequence[Attention], out: Console) -> None:
+    """The report on one screen; without a terminal, all of it."""
+    height = out.height if out.is_terminal else None
+    for line in overview(report, look, out.width, height):
+        out.print(Text(line.text, style=line.style), soft_wrap=True)
+
+
+def print_bad(report: StatusReport, look: Sequence[Attention], out: Console) -> None:
+    """The table of the nodes that need attention, then why."""
+    named = [one for one in look if one.kind in ("bad", "suspected", "flapping")]
+    names = [one.name for one in named]
+    rows = tuple(row for row in report.nodes if row.name in names)
+    if rows:
+        print_report(replace(report, nodes=rows, jobs=(), pool=None), out, with_jobs=False)
+    else:
+        _slurm_error(report.slurm_error, out)
+        if not report.problems and not report.slurm_error:
+            out.print("No node is bad, suspected or flapping.")
+        _problems(report.problems, out)
+
+
+def print_paragraphs(told: Sequence[str], report: JobReport, out: Console) -> None:
+    """Paragraphs, wrapped at the terminal's width, or 100 columns."""
+    _slurm_error(report.slurm_error, out)
+    width = min(out.width, 100)
+    for number, text in enumerate(told):
+        if number:
+            out.print()
+        for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+            out.print(Text(line), soft_wrap=True)
+    _problems(report.problems, out)
+
+
+def print_report(report: StatusReport, out: Console, with_jobs: bool = True) -> None:
     """Nodes, then jobs, then what could not be read."""
     _slurm_error(report.slurm_error, out)
     if report.nodes:
@@ -64,11 +100,9 @@ def print_report(report: StatusReport, out: Console) -> None:
         out.print("Slurm has no nodes.")
     if report.pool is not None:
         out.print(Text(told(report.pool), style="yellow" if report.pool.short else ""))
-    out.print()
-    if report.jobs:
-        out.print(_jobs(report.jobs))
-    else:
-        out.print("No robust jobs are running.")
+    if with_jobs:
+        out.print()
+        out.print(_jobs(report.jobs) if report.jobs else "No robust jobs are running.")
     _problems(report.problems, out)
 
 
