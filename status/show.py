@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from robust_slurm.state_dir.files import StateFiles, log_of, read_incidents, read_state
+from robust_slurm.state_dir.progress import JobRun, read_progress
 from robust_slurm.state_dir.records import Accusation, clean
 from standby.pool.stock import read_pool
 from status.accounts.gather import read_histories, with_spans
@@ -83,6 +84,7 @@ class OneJob:
 
     report: JobReport
     account: JobAccount | None
+    runs: tuple[JobRun, ...] = ()
 
     @property
     def recovering(self) -> bool:
@@ -109,8 +111,11 @@ def read_job(job_id: int, source: Source, with_account: bool) -> OneJob | None:
     done = job_report(
         job_id, files.rosters, incidents, problems, view, now, log_of(files.directory)
     )
-    accounts = read_accounts(source, view, job_id)[0] if with_account else []
-    return OneJob(done, accounts[0] if accounts else None)
+    if not with_account:
+        return OneJob(done, None)
+    accounts, _ = read_accounts(source, view, job_id)
+    runs, _ = read_progress(files.directory)
+    return OneJob(done, accounts[0] if accounts else None, tuple(runs))
 
 
 def read_accounts(

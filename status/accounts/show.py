@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import IO, Any
 
 from status.accounts.segments import PHASES
@@ -66,7 +67,7 @@ def weekly(accounts: Sequence[JobAccount]) -> list[Week]:
     first, last = min(a.begin for a in accounts), max(a.end for a in accounts)
     edges = _mondays(first, last)
     found = []
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         part = [cut for one in accounts if (cut := since(one, begin, end)) is not None]
         if part:
             found.append(Week(begin, total(part), tuple(lost(part, SHARES["cause"]))))
@@ -121,7 +122,7 @@ def _job(one: JobAccount) -> dict[str, Any]:
         "unproductive_s": unproductive_of(one) / 1000,
         "ettr": ettr(one),
         "ettr_last_hour": shown.sliding[-1] if shown.sliding else None,
-        "incidents": len(one.incidents),
+        "incidents": total([one]).incidents,
         "by_phase": [_lost(row) for row in lost([one], SHARES["phase"])],
         "by_cause": [_lost(row) for row in lost([one], SHARES["cause"])],
         "notes": list(one.notes),

@@ -68,7 +68,7 @@ def _jobs(accounts: Sequence[JobAccount]) -> Table:
             one.user,
             one.partition,
             str(one.gpus),
-            str(len(one.incidents)),
+            str(total([one]).incidents),
             duration(one.elapsed / 1000),
             duration(unproductive_of(one) / 1000),
             f"{hours(gone):.2f}",

@@ -164,7 +164,7 @@ def _pool(report: StatusReport) -> list[Line]:
         pools.setdefault(row.pool or "?", []).append(row)
     lines = [Line("NODES", "bold")] if pools else []
     for name, rows in sorted(pools.items(), reverse=True):
-        counts = Counter(_word(row) for row in rows)
+        counts = Counter(node_word(row) for row in rows)
         said = ", ".join(f"{count} {word}" for word, count in counts.most_common())
         lines.append(Line(f"  {name:<8} {len(rows)}: {said}"))
     if report.pool is not None and not report.pool.short:
@@ -172,7 +172,8 @@ def _pool(report: StatusReport) -> list[Line]:
     return lines
 
 
-def _word(row: NodeRow) -> str:
+def node_word(row: NodeRow) -> str:
+    """The state of a node in one word of ours, as the pool and the metrics count it."""
     state = set(row.state)
     for flag, word in (("DOWN", "down"), ("NOT_RESPONDING", "down"), ("DRAIN", "drained")):
         if flag in state:
