@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class Source:
     door: Slurm
     own: str = ""
     user: UserOf = user_of
-    clock: Callable[[], float] = time.time
+    at: float | None = None  # a moment that is shown for ever, as of then
 
     @property
     def now(self) -> float:
-        return self.clock()
+        return time.time() if self.at is None else self.at
 
     def missing(self) -> str:
         """Why the state directory holds no records; "" where it may."""
@@ -68,13 +68,17 @@ def real(config: Config, slurm: Slurm | None) -> Iterator[Source]:
 
 
 @contextmanager
-def demo() -> Iterator[Source]:
-    """The sample cluster, with times as of now."""
+def demo(at: float | None = None) -> Iterator[Source]:
+    """The sample cluster as of now; ``at``: as of that moment, for ever."""
     from status import recorded
 
     with TemporaryDirectory(prefix="robust-status-demo-") as directory:
-        door = recorded.write(Path(directory))
-        yield Source(Path(directory), "standby", door, DEMO_USER, lambda _uid, claimed: claimed)
+        door = recorded.write(Path(directory), at)
+        yield Source(Path(directory), "standby", door, DEMO_USER, _claimed, at)
+
+
+def _claimed(uid: int, claimed: str) -> str:
+    return claimed
 
 
 def _own() -> str:

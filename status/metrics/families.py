@@ -6,12 +6,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from srun_wrapper.decide.diagnosis import SYMPTOMS
 from status.accounts.sums import curve, ettr
 from status.accounts.timeline import JobAccount
 from status.show import Cluster
 from status.views.overview import node_word
 
 AFTER_END = 3600.0  # s that a job's counters are shown after it has ended
+# Users write the records: only words that we know become labels, or one job makes a million series.
+ROLES = ("active", "spare", "dead", "evicted", "released", "too late")
+CAUSES = ("node", "shared", "user", "transient", "unknown", "ordered", "start", "script", "queue",
+          "check")  # fmt: skip
+
+
+def known(word: object, words: Sequence[str]) -> str:
+    return word if isinstance(word, str) and word in words else "other"
 
 
 @dataclass
@@ -22,11 +31,12 @@ class Family:
     kind: str
     help: str
     labels: tuple[str, ...] = ()
-    samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
+    samples: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def add(self, value: float | None, *labels: object) -> None:
+        """Add a sample; of two with equal labels the first stays, or a scraper refuses them all."""
         if value is not None:
-            self.samples.append((tuple(map(str, labels)), float(value)))
+            self.samples.setdefault(tuple(map(str, labels)), float(value))
 
 
 def families(found: Cluster, accounts: Sequence[JobAccount], now: float) -> list[Family]:
@@ -52,10 +62,10 @@ def _cluster(found: Cluster, now: float) -> Iterable[Family]:
     family.add(now)
     yield family
     family = Family(p + "nodes", "gauge", "Nodes by pool and state.", ("pool", "state"))
-    for (pool, word), count in sorted(
+    for (partition, word), count in sorted(
         Counter((r.pool, node_word(r)) for r in report.nodes).items()
     ):
-        family.add(count, pool, word)
+        family.add(count, partition, word)
     yield family
     text = "1 for each node that needs a look: bad, suspected by a job, or flapping."
     family = Family(p + "node_attention", "gauge", text, ("node", "kind"))
@@ -94,7 +104,9 @@ def _jobs(found: Cluster) -> Iterable[Family]:
         step.add(row.step, *of)
         seconds.add(row.step_time_s, *of)
         heard.add(row.updated, *of)
-        for role, count in sorted(Counter(str(node["role"]) for node in row.nodes).items()):
+        for role, count in sorted(
+            Counter(known(node["role"], ROLES) for node in row.nodes).items()
+        ):
             nodes.add(count, *of, role)
     yield from (info, step, seconds, heard, nodes)
 
@@ -120,13 +132,15 @@ def _accounts(accounts: Sequence[JobAccount], now: float) -> Iterable[Family]:
         last.add(shown.sliding[-1] if shown.sliding and one.live else None, one.job_id)
         total.add(sum(s.gpu_ms for s in one.segments) / 1000, one.job_id)
         for (symptom, cause), count in sorted(
-            Counter((i.symptom, i.cause) for i in one.incidents).items()
+            Counter(
+                (known(i.symptom, SYMPTOMS), known(i.cause, CAUSES)) for i in one.incidents
+            ).items()
         ):
             hits.add(count, one.job_id, symptom, cause)
         times: dict[tuple[str, str], list[int]] = {}
         for s in one.segments:
             if not s.productive:
-                entry = times.setdefault((s.phase, s.cause), [0, 0])
+                entry = times.setdefault((s.phase, known(s.cause, CAUSES)), [0, 0])
                 entry[0] += s.ms
                 entry[1] += s.gpu_ms
         for (phase, cause), (ms, gpu_ms) in sorted(times.items()):

@@ -14,7 +14,7 @@ def exposition(families: Iterable[Family]) -> str:
     for family in families:
         lines.append(f"# HELP {family.name} {_escaped(family.help)}")
         lines.append(f"# TYPE {family.name} {family.kind}")
-        for values, value in family.samples:
+        for values, value in family.samples.items():
             pairs = zip(family.labels, values, strict=True)
             labels = ",".join(f'{name}="{_quoted(text)}"' for name, text in pairs)
             lines.append(f"{family.name}{{{labels}}} {_number(value)}" if labels else

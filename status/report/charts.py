@@ -74,8 +74,8 @@ class Axis:
     def ticks(self, most: int = 7) -> tuple[Tick, ...]:
         """Ticks at round local times."""
         span = self.end - self.begin
-        step = next((s for s in _TIME_STEPS if span / s <= most), None)
-        if span < 60 or step is None:
+        step = float(next((s for s in _TIME_STEPS if span / s <= most), 0))
+        if span < 60 or not step:
             step = max(span / most, 1e-3)
             found = [self.begin + step * n for n in range(most + 1)]
         else:

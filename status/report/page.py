@@ -305,7 +305,8 @@ def _told(job: JobAccount, log: str, recovering: bool) -> tuple[Told, ...]:
         where = f" on {', '.join(one.suspects[:4])}" if one.suspects else ""
         good = one.outcome in ("recovered", "requeued")
         text = texts[number].partition(": ")[2]
-        text = text[:1].upper() + text[1:]
+        if not text.startswith((*one.suspects, *(old for old, _ in one.swaps))):
+            text = text[:1].upper() + text[1:]
         found.append(
             Told(number + 1, _clock(one.time), f"{what}{where}", one.outcome, good, text,
                  tuple(lines))

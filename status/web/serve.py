@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import signal
 import sys
 import threading
 from collections.abc import Collection, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from robust_slurm.config import ConfigError, load
@@ -120,14 +122,14 @@ def encoder() -> Encode | None:
             out: list[Metric] = []
             for family in self._families:
                 metric = kinds[family.kind](family.name, family.help, labels=list(family.labels))
-                for labels, value in family.samples:
+                for labels, value in family.samples.items():
                     metric.add_metric(list(labels), value)
                 out.append(metric)
             return out
 
     def encode(families: list[Family], accept: str) -> tuple[bytes, str]:
         registry = CollectorRegistry()
-        registry.register(Made(families))  # type: ignore[arg-type]
+        registry.register(Made(families))
         make, kind = choose_encoder(accept)
         return make(registry), kind
 
@@ -166,6 +168,7 @@ def main(argv: Sequence[str]) -> int:
         print("robust-status: serve shows every reader what this user may read: run it as a user "
               "without rights, or with --allow-root", file=sys.stderr)  # fmt: skip
         return 1
+    signal.signal(signal.SIGTERM, _end)
     try:
         with demo() if args.demo else real(config, None) as source:
             running = server(source, args.listen, args.port, args.allow_host)
@@ -179,6 +182,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"robust-status: cannot serve: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace | None, int]:
