@@ -28,7 +28,7 @@ class Cluster:
     report: StatusReport
     accusations: tuple[Accusation, ...]
     look: tuple[Attention, ...]
-    missing: str  # why there are no records
+    wrong: bool  # there is no such state directory
 
 
 def read_cluster(source: Source, mine: bool = False, since: float | None = None) -> Cluster:
@@ -51,7 +51,7 @@ def read_cluster(source: Source, mine: bool = False, since: float | None = None)
         done.time, done.slurm_error, done.nodes, tuple(rows), done.problems, done.pool
     )
     look = attention(done, files.accusations)
-    return Cluster(done, tuple(files.accusations), tuple(look), missing)
+    return Cluster(done, tuple(files.accusations), tuple(look), source.wrong)
 
 
 def show_all(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
@@ -70,7 +70,7 @@ def show_all(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
             render.print_bad(found.report, found.look, to)
         else:
             render.print_overview(found.report, found.look, to)
-    return 1 if found.report.slurm_error or found.missing else 0
+    return 1 if found.report.slurm_error or found.wrong else 0
 
 
 def moment(since: float | None, now: float) -> float | None:

@@ -38,6 +38,11 @@ class Source:
     def now(self) -> float:
         return time.time() if self.at is None else self.at
 
+    @property
+    def wrong(self) -> bool:
+        """True if there is no such state directory."""
+        return not self.state_dir.is_dir()
+
     def missing(self) -> str:
         """Why the state directory holds no records; "" where it may."""
         jobs = self.state_dir / "jobs"

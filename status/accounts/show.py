@@ -56,7 +56,7 @@ def show_accounts(args: argparse.Namespace, source: Source, out: IO[str]) -> int
         from status.render import console
 
         print_accounts(accounts, weeks if args.weekly else None, problems, view.error, console(out))
-    failed = bool(view.error or missing) or (args.subject is not None and not accounts)
+    failed = bool(view.error or source.wrong) or (args.subject is not None and not accounts)
     return 1 if failed else 0
 
 

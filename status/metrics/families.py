@@ -51,7 +51,7 @@ def _cluster(found: Cluster, now: float) -> Iterable[Family]:
     family.add(not report.slurm_error)
     yield family
     family = Family(p + "records_up", "gauge", "1 if the directory of the jobs' records exists.")
-    family.add(not found.missing)
+    family.add(not found.wrong)
     yield family
     text = "Records that could not be read; robust-status names them."
     family = Family(p + "problems", "gauge", text)

@@ -28,5 +28,5 @@ def collect(source: Source) -> tuple[list[Family], bool]:
     found = read_cluster(source)
     view = ask_slurm(source.door, with_nodes=False)
     accounts, _ = read_accounts(source, view)
-    wrong = bool(found.report.slurm_error or found.missing)
+    wrong = bool(found.report.slurm_error or found.wrong)
     return families(found, accounts, source.now), wrong

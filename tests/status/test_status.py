@@ -227,12 +227,13 @@ def test_a_withdrawn_report_changes_the_cause_that_is_shown(state_dir: Path) -> 
 
 def test_a_wrong_state_dir_is_said_and_is_no_calm(tmp_path: Path, state_dir: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for name, why in (("gone", "No such file"), ("empty", "does not exist")):
-        code, text = shown([], answering(UP), tmp_path / name)
-        assert code == 1
-        assert "no records: " in text and why in text
-        assert "Nothing needs attention" not in text
-        assert shown(["--json"], answering(UP), tmp_path / name)[0] == 1
+    for name, why, code in (("gone", "No such file", 1), ("empty", "does not exist", 0)):
+        for words in ([], ["--accounts"], ["--nodes"], ["--bad"]):
+            said, text = shown(words, answering(UP), tmp_path / name)
+            assert said == code
+            assert "no records: " in text and why in text
+            assert "Nothing needs attention" not in text
+        assert shown(["--json"], answering(UP), tmp_path / name)[0] == code
     (tmp_path / "empty" / "jobs").mkdir()
     code, text = shown([], answering(UP), tmp_path / "empty")
     assert code == 0 and "No robust jobs are running." in text
