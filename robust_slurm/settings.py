@@ -103,13 +103,9 @@ class Config:
         "their last step on disk; empty: none",
     )
     on_incident: str = _setting(
-        "",
-        "command that robust-srun runs as the job's user when an incident ends, with JSON on its "
-        "stdin and 30 s of time (docs/monitoring.md); empty: none",
+        "", "command to run when an incident ends, with JSON on stdin, for 30 s; empty: none"
     )
-    site_on_incident: str = _setting(
-        "", "as on_incident, for the site's robust.toml: a user's own command does not replace it"
-    )
+    site_on_incident: str = _setting("", "as on_incident, for the site's own robust.toml")
     early_restart: bool = _setting(
         True,
         "restart a program that fails in its first minute before any step is seen",

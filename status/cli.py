@@ -72,7 +72,7 @@ def _show(args: argparse.Namespace, config: Config, slurm: Slurm | None, out: IO
 def _answer(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
     where, as_json = source.state_dir, args.json
     if args.accounts:
-        from status.accounts.show import show_accounts
+        from status.show_accounts import show_accounts
 
         return show_accounts(args, source, out)
     if args.metrics is not None:

@@ -1,4 +1,4 @@
-"""What ``robust-status`` prints of all jobs and of one: reads, and hands to a view."""
+"""Reads all jobs or one, and has a view print them."""
 
 from __future__ import annotations
 

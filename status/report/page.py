@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from robust_slurm.state_dir.progress import JobRun, Point
-from robust_slurm.state_dir.records import Incident
 from status.accounts.segments import Segment
 from status.accounts.sums import SHARES, curve, ettr, hours, lost, total, unproductive
 from status.accounts.timeline import JobAccount
 from status.model import JobReport
 from status.report.charts import LEFT, RIGHT, WIDTH, Axis, Box, Mark, Plot, Tick, plot
+from status.report.parts import MOST_INCIDENTS, Place, Told, clock, incidents_told, places_of
 from status.views.overview import duration
-from status.views.why import paragraphs
 
 KINDS = {  # colours of phases, see the template
     "training": "training",
@@ -36,7 +34,6 @@ KINDS = {  # colours of phases, see the template
 }
 NAMES = {"first_step": "first step", "start_up": "start-up", "redone": "steps done twice"}
 NAMES |= {"queued": "in the queue", "script": "outside robust-srun"}
-MOST_INCIDENTS = 200  # on the page, the newest
 MOST_PLACES = 2048
 NARROW = 2.5  # units: a stretch that is shorter is drawn so wide
 
@@ -64,27 +61,6 @@ class Anatomy(NamedTuple):
     boxes: tuple[Box, ...]
     label: str
     end: float
-
-
-class Told(NamedTuple):
-    number: int
-    clock: str
-    head: str
-    outcome: str
-    good: bool
-    text: str
-    lines: tuple[tuple[str, str], ...]
-
-
-class Place(NamedTuple):
-    """A place of the world: its ranks, the nodes that held them, and the restarts between."""
-
-    number: int
-    ranks: str
-    before: str
-    after: str
-    history: str
-    changed: bool
 
 
 @dataclass(frozen=True)
@@ -124,12 +100,12 @@ def page(
     anatomy, ticks = _anatomy(job)
     kinds = {s.phase for s in job.segments}
     legend = [(KINDS[p], NAMES.get(p, p)) for p in KINDS if p in kinds and p != "decide"]
-    places = _places(runs, job.incidents)
+    places = places_of(runs, job.incidents)
     step = max(report.steps, key=lambda row: row.updated, default=None)
     status = "recovering" if recovering else step.status if step else ""
     about = [f"user {job.user}" if job.user else "", f"partition {job.partition}"]
     about[1] = about[1] if job.partition else ""
-    about += [f"{job.gpus} GPUs", f"{_clock(job.begin / 1000)} to {_clock(job.end / 1000)}"]
+    about += [f"{job.gpus} GPUs", f"{clock(job.begin / 1000)} to {clock(job.end / 1000)}"]
     notes = [*([f"Slurm did not answer: {report.slurm_error}"] if report.slurm_error else [])]
     return Page(
         title=f"Job {job.job_id} {job.name}".rstrip(),
@@ -145,12 +121,12 @@ def page(
         anatomy_ticks=ticks,
         legend=tuple(legend),
         tables=tuple((name, _rows(job, name)) for name in ("phase", "cause", "node")),
-        told=_told(job, report.log, recovering),
+        told=incidents_told(job, report.log, recovering),
         left_out=max(0, len(job.incidents) - MOST_INCIDENTS),
         places=places[:MOST_PLACES],
         places_left_out=max(0, len(places) - MOST_PLACES),
         notes=(*notes, *job.notes, *report.problems),
-        made=f"Made by robust-status {version} at {_clock(report.time)}"
+        made=f"Made by robust-status {version} at {clock(report.time)}"
         + ("; this page loads itself anew." if refresh else "."),
     )
 
@@ -206,7 +182,7 @@ def _marks(job: JobAccount, axis: Axis) -> tuple[Mark, ...]:
     for number, one in enumerate(job.incidents, 1):
         what = one.symptom.replace("_", " ")
         where = f" on {', '.join(one.suspects)}" if one.suspects else ""
-        title = f"restart {number}, {_clock(one.time)}: {what}{where}, cause {one.cause}"
+        title = f"restart {number}, {clock(one.time)}: {what}{where}, cause {one.cause}"
         if job.begin <= one.time * 1000 <= job.end:
             found.append(Mark(axis.x(one.time), str(number), title))
     return tuple(found[-MOST_INCIDENTS:])
@@ -292,65 +268,6 @@ def _rows(job: JobAccount, name: str) -> tuple[Row, ...]:
         )
         for row in rows[:25]
     )
-
-
-def _told(job: JobAccount, log: str, recovering: bool) -> tuple[Told, ...]:
-    texts = paragraphs(job, log, recovering)
-    found = []
-    for number, one in enumerate(job.incidents):
-        lines: list[tuple[str, str]] = []
-        for name in ("evidence", "tests", "counters", "amended", "restored"):
-            lines += [(name, line) for line in getattr(one, name)]
-        what = one.symptom.replace("_", " ")
-        where = f" on {', '.join(one.suspects[:4])}" if one.suspects else ""
-        good = one.outcome in ("recovered", "requeued")
-        text = texts[number].partition(": ")[2]
-        if not text.startswith((*one.suspects, *(old for old, _ in one.swaps))):
-            text = text[:1].upper() + text[1:]
-        found.append(
-            Told(number + 1, _clock(one.time), f"{what}{where}", one.outcome, good, text,
-                 tuple(lines))
-        )  # fmt: skip
-    shown = found[-MOST_INCIDENTS:]
-    if recovering and len(texts) > len(job.incidents):
-        shown.append(Told(0, "", "now", "recovering", False, texts[-1], ()))
-    return tuple(shown)
-
-
-def _places(runs: Sequence[JobRun], incidents: Sequence[Incident]) -> tuple[Place, ...]:
-    """The places of the newest run's world, at its beginning and now."""
-    placings = runs[-1].placings if runs else []
-    first: dict[int, tuple[str, str]] = {}
-    now: dict[int, tuple[str, str]] = {}
-    trail: dict[int, list[str]] = {}
-    swapped = {(old, new): n for n, i in enumerate(incidents, 1) for old, new in i.swaps}
-    for placing in placings:
-        for place, (node, ranks) in placing.places.items():
-            before = now.get(place)
-            if before is not None and before[0] != node:
-                number = swapped.get((before[0], node))
-                by = f"restart {number}" if number else "a restart"
-                trail.setdefault(place, []).append(f"{node} after {by}")
-            first.setdefault(place, (node, ranks))
-            now[place] = (node, ranks)
-    return tuple(
-        Place(
-            place,
-            now[place][1],
-            first[place][0],
-            now[place][0],
-            "; ".join(trail.get(place, [])),
-            first[place][0] != now[place][0] or place in trail,
-        )
-        for place in sorted(first)
-    )
-
-
-def _clock(when: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
-    except (OverflowError, OSError, ValueError):
-        return "?"
 
 
 def as_context(of: Page) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which options of robust-status go together, and which times it takes."""
+"""Options of robust-status that go together, and the times that it takes."""
 
 from __future__ import annotations
 

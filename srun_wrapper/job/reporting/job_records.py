@@ -52,6 +52,7 @@ class JobRecords:
         """Note the first step; write the roster and a point of progress when they are due."""
         if self.account.first_step is None and self._state.progress.beats:
             self.account.first_step = now
+        self.account.checking, _ = self.checked()
         self.chronicle.look(now)
         if now >= self._next_roster:
             self._next_roster = now + self._state.config.roster_interval

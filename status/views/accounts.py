@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from status.accounts.show import MOST, Week, day
 from status.accounts.sums import SHARES, Lost, Total, curve, ettr, hours, lost, total
 from status.accounts.sums import unproductive as unproductive_of
 from status.accounts.timeline import JobAccount
+from status.accounts.weeks import Week, day
 from status.views.overview import duration
 
+MOST = 10  # rows of each breakdown on the screen; --json has all
 _NAMES = {"first_step": "first step", "start_up": "start-up"}
 
 

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import argparse
 import csv
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import IO, Any
 
 from status.accounts.segments import PHASES
 from status.accounts.sums import SHARES, Lost, Total, curve, ettr, hours, lost, since, total
 from status.accounts.sums import unproductive as unproductive_of
 from status.accounts.timeline import JobAccount, ms
+from status.accounts.weeks import Week, day, weekly
 from status.show import moment, print_json, read_accounts
 from status.source import Source, ask_slurm
 
-MOST = 10  # rows of each breakdown on the screen; --json has all
-MOST_WEEKS = 520
 _RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes such a text for a formula
-
-
-@dataclass(frozen=True)
-class Week:
-    """A week that begins on Monday at midnight, local time."""
-
-    begin: int  # ms since 1970
-    total: Total
-    causes: tuple[Lost, ...]
 
 
 def show_accounts(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
@@ -52,37 +38,12 @@ def show_accounts(args: argparse.Namespace, source: Source, out: IO[str]) -> int
     elif args.json:
         print_json(as_json(accounts, weeks, problems, view.error, source.now), out)
     else:
-        from status.accounts.tables import print_accounts
         from status.render import console
+        from status.views.accounts import print_accounts
 
         print_accounts(accounts, weeks if args.weekly else None, problems, view.error, console(out))
     failed = bool(view.error or source.wrong) or (args.subject is not None and not accounts)
     return 1 if failed else 0
-
-
-def weekly(accounts: Sequence[JobAccount]) -> list[Week]:
-    """The accounts week by week, the newest first; weeks without a job are left out. Pure."""
-    if not accounts:
-        return []
-    first, last = min(a.begin for a in accounts), max(a.end for a in accounts)
-    edges = _mondays(first, last)
-    found = []
-    for begin, end in pairwise(edges):
-        part = [cut for one in accounts if (cut := since(one, begin, end)) is not None]
-        if part:
-            found.append(Week(begin, total(part), tuple(lost(part, SHARES["cause"]))))
-    return found[::-1]
-
-
-def _mondays(first: int, last: int) -> list[int]:
-    """The edges of all weeks that touch [first, last), at most the newest MOST_WEEKS."""
-    end = datetime.fromtimestamp(last / 1000)
-    monday = datetime(end.year, end.month, end.day) - timedelta(days=end.weekday())
-    edges = [ms((monday + timedelta(days=7)).timestamp())]
-    while edges[-1] > first and len(edges) <= MOST_WEEKS:
-        edges.append(ms(monday.timestamp()))
-        monday -= timedelta(days=7)
-    return edges[::-1]
 
 
 def as_json(
@@ -190,7 +151,3 @@ def _week_rows(weeks: Sequence[Week]) -> Iterator[tuple[object, ...]]:
 def safe(text: str) -> str:
     """The text as a cell that no spreadsheet computes."""
     return f"'{text}" if text.startswith(_RISKY) else text
-
-
-def day(at: int) -> str:
-    return time.strftime("%Y-%m-%d", time.localtime(at / 1000))
