@@ -102,9 +102,7 @@ class Config:
         "signals (USR1,USR2,TERM) after which the job is requeued once its ranks have ended, with "
         "their last step on disk; empty: none",
     )
-    on_incident: str = _setting(
-        "", "command to run when an incident ends, with JSON on stdin, for 30 s; empty: none"
-    )
+    on_incident: str = _setting("", "command to run when an incident ends (docs/monitoring.md)")
     site_on_incident: str = _setting("", "as on_incident, for the site's own robust.toml")
     early_restart: bool = _setting(
         True,

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -43,6 +44,8 @@ def main(
         print(f"robust-status: {error}", file=sys.stderr)
         return 2
     target = sys.stdout if out is None else out
+    if isinstance(target, io.TextIOWrapper):
+        target.reconfigure(errors="replace")  # an ASCII locale has no "…"
     try:
         code = _show(args, config, slurm, target)
         target.flush()

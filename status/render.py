@@ -20,7 +20,8 @@ from status.lemons import Lemon
 from status.model import JobReport, JobRow, NodeRow, StatusReport
 from status.rules import RuleRow
 from status.views.attention import Attention
-from status.views.overview import overview
+from status.views.job import short_incidents
+from status.views.overview import Line, job_lines, overview
 
 _PHASES = (
     *("detect", "decide", "stop", "test", "replace"),
@@ -37,6 +38,7 @@ _STATUS_STYLE = {
 _ACTIONS = {"swap_companion": "swap_standby"}  # the records and --json keep the older word
 # Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
 _PIPE_WIDTH = 200
+_WIDE = 160  # columns from which a job's table has all phases
 _LINES = 64  # of nodes; of more, those with equal rows share one
 _HANG = 10  # lines that say who waits for whom
 
@@ -50,7 +52,11 @@ def console(file: IO[str]) -> Console:
 def print_overview(report: StatusReport, look: Sequence[Attention], out: Console) -> None:
     """The report on one screen; without a terminal, all of it."""
     height = out.height if out.is_terminal else None
-    for line in overview(report, look, out.width, height):
+    _print_lines(overview(report, look, out.width, height), out)
+
+
+def _print_lines(lines: Sequence[Line], out: Console) -> None:
+    for line in lines:
         out.print(Text(line.text, style=line.style), soft_wrap=True)
 
 
@@ -109,7 +115,11 @@ def print_report(report: StatusReport, out: Console, with_jobs: bool = True) -> 
 def print_job(report: JobReport, out: Console) -> None:
     """The job's steps and nodes, then its incidents."""
     _slurm_error(report.slurm_error, out)
-    out.print(_jobs(report.steps))
+    wide = out.width >= _WIDE
+    if wide:
+        out.print(_jobs(report.steps))
+    else:
+        _print_lines(job_lines(report.steps, out.width), out)
     if report.log:
         out.print(f"log: {report.log}", soft_wrap=True)
     for row in report.steps:
@@ -124,7 +134,10 @@ def print_job(report: JobReport, out: Console) -> None:
             text = f"{warm - spare} of {most} ranks would start warm{more}"
             out.print(f"restarts of step {row.step_id}: {text}")
     out.print()
-    if report.incidents:
+    if report.incidents and not wide:
+        _print_lines(short_incidents(report.incidents, out.width), out)
+        out.print(f"robust-status {report.job_id} --why tells each in a paragraph.")
+    elif report.incidents:
         table = _table(
             "TIME", "SYMPTOM", "CAUSE", "RULE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS"
         )

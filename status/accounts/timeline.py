@@ -55,7 +55,7 @@ class JobAccount:
 
 @dataclass(frozen=True)
 class JobHistory:
-    """What the records hold of a job. ``spans``: sacct's, where Slurm keeps accounts."""
+    """A job's records, as far as they tell of time. ``spans``: sacct's, where there are any."""
 
     job_id: int
     name: str

@@ -271,5 +271,5 @@ def _rows(job: JobAccount, name: str) -> tuple[Row, ...]:
 
 
 def as_context(of: Page) -> dict[str, Any]:
-    """What the template is given."""
+    """Return the names that the template uses."""
     return {"page": of, "width": WIDTH, "left": LEFT, "right": WIDTH - RIGHT}

@@ -57,7 +57,7 @@ def headline(of: Total) -> str:
 
 
 def _jobs(accounts: Sequence[JobAccount]) -> Table:
-    table = _table("JOB", "NAME", "USER", "PARTITION")
+    table = _table("JOB", "NAME", "USER")
     for head in ("GPUS", "INCIDENTS", "ELAPSED", "LOST", "LOST GPU-H", "ETTR", "LAST HOUR"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in accounts:
@@ -67,7 +67,6 @@ def _jobs(accounts: Sequence[JobAccount]) -> Table:
             str(one.job_id),
             one.name,
             one.user,
-            one.partition,
             str(one.gpus),
             str(total([one]).incidents),
             duration(one.elapsed / 1000),

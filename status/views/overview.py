@@ -53,7 +53,7 @@ def overview(
         room = height - len(head) - len(tail) - len(notes[:2]) - len(hints) - 3
         notes = notes[:2]
     few, many = _shares(len(look), len(report.jobs), room)
-    body = [*_attention(report, look, few), *_jobs(report.jobs, width, many)]
+    body = [*_attention(report, look, few), *job_lines(report.jobs, width, many)]
     lines = [*head, *notes, *body, *tail, *hints]
     return [Line(cut(line.text, width), line.style) for line in lines]
 
@@ -64,7 +64,7 @@ def cut(text: str, width: int) -> str:
 
 
 def _shares(look: int, jobs: int, room: int | None) -> tuple[int, int]:
-    """How many lines of each are shown: each gets its half, and what the other leaves."""
+    """Lines for each: its half, and what the other leaves."""
     if room is None or look + jobs <= room:
         return look, jobs
     room = max(room, 2 * LEAST)
@@ -93,7 +93,8 @@ def _attention(report: StatusReport, look: Sequence[Attention], most: int) -> li
     return lines
 
 
-def _jobs(rows: Sequence[JobRow], width: int, most: int) -> list[Line]:
+def job_lines(rows: Sequence[JobRow], width: int, most: int = 1000) -> list[Line]:
+    """The jobs as a table that fits ``width``, of at most ``most`` rows."""
     if not rows:
         return [Line("No robust jobs are running.")]
     shown = rows if len(rows) <= most else rows[: max(0, most - 1)]
