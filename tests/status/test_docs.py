@@ -15,7 +15,7 @@ from status.options import contradiction, parser
 from status.source import demo
 
 PAGE = REPOSITORY / "docs" / "robust-status.md"
-BLOCK = re.compile(r"```\n\$ (robust-status --demo.*)\n(.*?)```\n", re.DOTALL)
+BLOCK = re.compile(r"```\n\$ (robust-status --demo[^\n]*)\n(.*?)```\n", re.DOTALL)
 SAMPLES = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
 
 
