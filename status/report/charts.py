@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-WIDTH, LEFT, RIGHT = 1000.0, 62.0, 16.0  # units of the picture
+WIDTH, LEFT, RIGHT = 1000.0, 62.0, 40.0  # units of the picture
 POINTS = 500  # of a curve; more are averaged
 _TIME_STEPS = (60, 300, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 1209600)
 

@@ -238,7 +238,7 @@ def _anatomy(job: JobAccount) -> tuple[tuple[Anatomy, ...], tuple[Tick, ...]]:
     longest = max((sum(s.ms for s in mine[n]) for n in numbers), default=0)
     if not longest:
         return (), ()
-    right = WIDTH - RIGHT - 90  # for the label
+    right = WIDTH - RIGHT - 70  # for the label
     rows = []
     for at, number in enumerate(numbers):
         x, boxes, y = LEFT, [], 6.0 + 24.0 * at
