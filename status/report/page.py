@@ -143,10 +143,15 @@ def _tiles(job: JobAccount, step: int | None) -> tuple[Tile, ...]:
         Tile("last hour", f"{100 * at.sliding[-1]:.2f} %" if at.sliding else "?", "sliding window"),
         Tile("restarts", str(len(restarts)), f"in {duration(job.elapsed / 1000)}"),
         Tile("time lost", duration(unproductive(job) / 1000), "start-up included"),
-        Tile("GPU-hours lost", f"{hours(gone):.1f}", f"of {hours(total([job]).gpu_ms):.0f}"),
+        Tile("GPU-hours lost", _few(hours(gone)), f"of {_few(hours(total([job]).gpu_ms))}"),
         Tile("steps done twice", str(sum(known)), "" if step is None else f"step {step} now"),
     ]
     return tuple(tiles)
+
+
+def _few(value: float) -> str:
+    """Like "0.07", "23.8", "5799"."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def _bars(job: JobAccount, axis: Axis) -> tuple[Box, ...]:

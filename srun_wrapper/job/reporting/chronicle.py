@@ -72,8 +72,8 @@ class Chronicle:
 
     def _point(self) -> None:
         state = self._state
-        if state.stopped():
-            return
+        if state.stopped() or not state.progress.beats:
+            return  # the last pace and loss are of the incarnation before
         seconds, loss = state.pace.step_time(), self._loss()
         self._put(
             "point",
