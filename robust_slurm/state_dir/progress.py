@@ -13,8 +13,10 @@ from robust_slurm.state_dir.files import read_capped
 from robust_slurm.state_dir.records import clean, decode, number, whole
 
 NAME = "progress.jsonl"
-BYTES = 8 << 20  # the newest end of the file is read; 90 days of one run are about 400 KB
-MOST_PLACES = 20_000
+BYTES = 2 << 20  # the newest end of the file is read; 90 days of one run are about 400 KB
+MOST_PLACES = 20_000  # of all worlds of a run
+MOST_RUNS = 200  # the newest
+MOST_POINTS = 8000  # of a run
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def progress_from(raw: bytes) -> list[JobRun]:
             runs.append(open_[step])
         elif step in open_:
             _add(open_[step], when, data)
-    return sorted(runs, key=lambda run: run.started)
+    return sorted(runs[-MOST_RUNS:], key=lambda run: run.started)
 
 
 def _add(run: JobRun, when: float, data: dict[str, object]) -> None:
@@ -95,22 +97,24 @@ def _add(run: JobRun, when: float, data: dict[str, object]) -> None:
     match data.get("kind"):
         case "first":
             run.first_step = when
-        case "point":
+        case "point" if len(run.points) < MOST_POINTS:
             s, loss = number(data.get("s")), number(data.get("loss"))
             run.points.append(Point(when, whole(data.get("step")), s, loss, epoch))
         case "world":
-            run.placings.append(Placing(when, epoch, _places(data.get("places"))))
+            room = MOST_PLACES - sum(len(placing.places) for placing in run.placings)
+            if len(run.placings) < MOST_POINTS and room > 0:
+                run.placings.append(Placing(when, epoch, _places(data.get("places"), room)))
             run.ranks = whole(data.get("ranks")) or run.ranks
-        case "check":
+        case "check" if len(run.checks) < MOST_POINTS:
             if (seconds := number(data.get("seconds"))) is not None and seconds > 0:
                 run.checks.append((when, seconds))
         case "end":
             run.ended, run.state = when, clean(data.get("state"), 20)
 
 
-def _places(value: object) -> dict[int, tuple[str, str]]:
+def _places(value: object, most: int) -> dict[int, tuple[str, str]]:
     found = {}
-    for key, text in list(value.items())[:MOST_PLACES] if isinstance(value, dict) else ():
+    for key, text in list(value.items())[:most] if isinstance(value, dict) else ():
         node, _, ranks = clean(text, 300).partition(" ")
         if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 7 and node:
             found[int(key)] = (node, ranks)

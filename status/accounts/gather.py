@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.state_dir import job_dirs as names
 from robust_slurm.state_dir.files import job_dirs, read_incidents, read_rosters
-from robust_slurm.state_dir.progress import JobRun, read_progress
+from robust_slurm.state_dir.progress import JobRun, Point, read_progress
 from robust_slurm.state_dir.records import Incident, Roster, clean
 from status.accounts.timeline import JobHistory, Span, redone
 from status.model import LIVE, SlurmView, status_of
 
+INCIDENTS = 1000  # of one job, the newest
 UserOf = Callable[[int, str], str]
 
 
@@ -52,9 +54,22 @@ def read_histories(
         uid = names.owner(str(directory))
         owner = -1 if uid is None else uid
         name = user(owner, rosters[0].user if rosters else "")
+        if len(incidents) > INCIDENTS:
+            problems.append(f"job {job}: only the newest {INCIDENTS} incidents are counted")
+            incidents = incidents[-INCIDENTS:]
+        for run in runs:
+            run.points, run.placings = paces(run.points, incidents), []
         if (one := history(job, name, owner, rosters, incidents, runs, view, now)) is not None:
             found.append(one)
     return found, problems
+
+
+def paces(points: Sequence[Point], incidents: Sequence[Incident]) -> list[Point]:
+    """The points that accounts need: the last one, and the last before each incident. Pure."""
+    known = sorted((p for p in points if p.step_time_s), key=lambda p: p.time)
+    times = [p.time for p in known]
+    found = {bisect_right(times, one.time) - 1 for one in incidents} - {-1}
+    return [*(known[at] for at in sorted(found)), *points[-1:]]
 
 
 def history(

@@ -82,8 +82,10 @@ def account(of: JobHistory, now: float) -> JobAccount:
     if unknown:
         times = "1 recovery" if unknown == 1 else f"{unknown} recoveries"
         notes.append(f"steps done twice after {times} are not known, and not counted")
+    begins = [run.begin for run in runs]
+    where = [_run_of(one, begins) for one in incidents]
     for number, run in enumerate(runs):
-        mine = [n for n, i in enumerate(incidents) if _run_of(i, runs) == number]
+        mine = [n for n, at in enumerate(where) if at == number]
         taken += _of_run(run, incidents, mine, _requeued_before(incidents, run.begin), of.step_time)
     whole = _between(taken, runs, spans, incidents, begin, end)
     gpus = runs[-1].gpus
@@ -142,10 +144,9 @@ def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_Run]:
     return done
 
 
-def _run_of(incident: Incident, runs: Sequence[_Run]) -> int:
+def _run_of(incident: Incident, begins: Sequence[int]) -> int:
     """The run that an incident belongs to: the last one that had begun."""
-    at = bisect_right([run.begin for run in runs], ms(incident.time + CLOCKS)) - 1
-    return max(at, 0)
+    return max(bisect_right(begins, ms(incident.time + CLOCKS)) - 1, 0)
 
 
 def _requeued_before(incidents: Sequence[Incident], when: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from robust_slurm.slurm import Slurm
 from robust_slurm.slurm.run import Completed
 from robust_slurm.state_dir.progress import JobRun, progress_from
 from robust_slurm.state_dir.records import Incident, incident_from, roster_from
-from status.accounts.gather import history, with_spans
+from status.accounts.gather import history, read_histories, with_spans
 from status.accounts.segments import INCIDENT_PHASES, PHASES, TRAINING
 from status.accounts.sums import SHARES, by_phase, curve, ettr, lost, since, total, unproductive
 from status.accounts.timeline import JobAccount, JobHistory, Span, account, ms
@@ -217,3 +218,28 @@ def test_progress_is_read_without_trust() -> None:
     assert [(p.step, p.step_time_s, p.loss) for p in run.points] == [(5, None, None)]
     assert run.placings[0].places == {0: ("n1", "0-7")}
     assert TRAINING in PHASES
+
+
+def test_hostile_records_are_bounded(tmp_path: Path) -> None:
+    """A user's files cost other readers no more time and memory than a large job's."""
+    job = tmp_path / "jobs" / "7"
+    job.mkdir(parents=True)
+    run = json.dumps({"kind": "run", "time": T, "step_id": "0"}) + "\n"
+    point = json.dumps({"kind": "point", "time": T + 1, "step_id": "0", "s": 0.1}) + "\n"
+    world = {
+        "kind": "world",
+        "time": T,
+        "step_id": "0",
+        "places": {str(n): "n 0" for n in range(9000)},
+    }
+    text = run * 3000 + (json.dumps(world) + "\n") * 5 + point * 20_000
+    (job / "progress.jsonl").write_text(text)
+    hit = json.dumps(incident(time=T + 5, lost_steps=10**12)) + "\n"
+    (job / "incidents.jsonl").write_text(hit * 5000)
+    (made,), problems = read_histories(tmp_path, view(), NOW)
+    assert problems == ["job 7: only the newest 1000 incidents are counted"]
+    assert len(made.runs) <= 200 and len(made.incidents) == 1000
+    assert sum(len(r.points) for r in made.runs) <= 1002
+    done = account(made, NOW)
+    assert len(done.segments) < 20_000
+    assert sum(s.ms for s in done.segments) == done.elapsed
