@@ -36,6 +36,7 @@ START_S = 240.0  # submission -> first step: eight interpreters import torch on 
 RUN_S = 400.0  # first step -> end
 RANKS = 8
 REQUEUE_S = 120.0  # Slurm's delay before a requeued job may start again
+REPORT = "report.html"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY"}
 PHASES = ("detect", "decide", "stop", "replace", "restore", "launch", "first_step", "total")
 
@@ -177,6 +178,8 @@ def _demo(story: Story, release: str) -> bool:
         finally:
             _collect(lab)
     story.say("lab", "taken down, nothing of it is left")
+    report = (OUT / REPORT).relative_to(REPOSITORY)
+    story.console.print(f"The job's report, to open in a browser: {report}", style="bold")
     return same
 
 
@@ -213,6 +216,7 @@ def _runs(lab: Lab, story: Story, timeout: float) -> bool:
     resumed = min(step for step, point in points.items() if point.epoch > first) - 1
     _tell(story, incident, again, timeout, last - resumed)
     same = _compare(story, before.points(), points, last)
+    _report(lab, story, after.job)
     if incident["lost_steps"] > 1 or last - resumed > 1 or not _from_memory(incident):
         raise DemoError(f"resumed after step {resumed} of {last}, where memory had all but one")
     return same
@@ -236,14 +240,21 @@ def _slurmd_timeout(lab: Lab) -> float:
     return float(line.split("=")[1].split()[0])
 
 
-def _status(lab: Lab, story: Story, job: int) -> None:
-    argv = ["robust-status", str(job)]
+def _status(lab: Lab, story: Story, *words: object, shown: bool = True) -> None:
+    argv = ["robust-status", *map(str, words)]
     width = {"COLUMNS": str(story.console.width)}
     done = lab.exec(HEAD, argv, env=width, timeout=30)
-    story.console.print(f"\n$ robust-status {job}", style="bold")
-    story.console.print(done.stdout, markup=False)
+    if shown:
+        story.console.print(f"\n$ {' '.join(argv)}", style="bold")
+        story.console.print(done.stdout, markup=False)
     if done.returncode != 0:
         raise DemoError(f"robust-status: exit code {done.returncode}: {done.stderr.strip()}")
+
+
+def _report(lab: Lab, story: Story, job: int) -> None:
+    """Show why the job was restarted, and write its page."""
+    _status(lab, story, job, "--why")
+    _status(lab, story, job, "--html", lab.shared / REPORT, shown=False)
 
 
 def _incident(lab: Lab, job: int) -> dict[str, Any]:
@@ -319,6 +330,8 @@ def _compare(story: Story, one: Points, other: Points, crash: int) -> bool:
 def _collect(lab: Lab) -> None:
     """Copy what the runs wrote; the lab's shared directory goes away with the lab."""
     for path in lab.shared.glob("*.out"):
+        shutil.copyfile(path, OUT / path.name)
+    for path in lab.shared.glob(REPORT):
         shutil.copyfile(path, OUT / path.name)
     for path in lab.shared.glob("*/loss.jsonl"):
         shutil.copyfile(path, OUT / f"{path.parent.name}-loss.jsonl")

@@ -102,6 +102,8 @@ class Config:
         "signals (USR1,USR2,TERM) after which the job is requeued once its ranks have ended, with "
         "their last step on disk; empty: none",
     )
+    on_incident: str = _setting("", "command to run when an incident ends (docs/monitoring.md)")
+    site_on_incident: str = _setting("", "as on_incident, for the site's own robust.toml")
     early_restart: bool = _setting(
         True,
         "restart a program that fails in its first minute before any step is seen",

@@ -50,7 +50,8 @@ def build_parser() -> Parser:
     from standby.size import cli as size
 
     parser = Parser(
-        prog="robust-standby", description="Size, simulate, create and show the pool of standby nodes."
+        prog="robust-standby",
+        description="Size, simulate, create and show the pool of standby nodes.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     size.add_command(commands)

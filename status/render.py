@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,9 @@ from standby.pool.stock import told
 from status.lemons import Lemon
 from status.model import JobReport, JobRow, NodeRow, StatusReport
 from status.rules import RuleRow
+from status.views.attention import Attention
+from status.views.job import short_incidents
+from status.views.overview import Line, job_lines, overview
 
 _PHASES = (
     *("detect", "decide", "stop", "test", "replace"),
@@ -34,6 +38,7 @@ _STATUS_STYLE = {
 _ACTIONS = {"swap_companion": "swap_standby"}  # the records and --json keep the older word
 # Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
 _PIPE_WIDTH = 200
+_WIDE = 160  # columns from which a job's table has all phases
 _LINES = 64  # of nodes; of more, those with equal rows share one
 _HANG = 10  # lines that say who waits for whom
 
@@ -44,7 +49,44 @@ def console(file: IO[str]) -> Console:
     return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
-def print_report(report: StatusReport, out: Console) -> None:
+def print_overview(report: StatusReport, look: Sequence[Attention], out: Console) -> None:
+    """The report on one screen; without a terminal, all of it."""
+    height = out.height if out.is_terminal else None
+    _print_lines(overview(report, look, out.width, height), out)
+
+
+def _print_lines(lines: Sequence[Line], out: Console) -> None:
+    for line in lines:
+        out.print(Text(line.text, style=line.style), soft_wrap=True)
+
+
+def print_bad(report: StatusReport, look: Sequence[Attention], out: Console) -> None:
+    """The table of the nodes that need attention, then why."""
+    named = [one for one in look if one.kind in ("bad", "suspected", "flapping")]
+    names = [one.name for one in named]
+    rows = tuple(row for row in report.nodes if row.name in names)
+    if rows:
+        print_report(replace(report, nodes=rows, jobs=(), pool=None), out, with_jobs=False)
+    else:
+        _slurm_error(report.slurm_error, out)
+        if not report.problems and not report.slurm_error:
+            out.print("No node is bad, suspected or flapping.")
+        _problems(report.problems, out)
+
+
+def print_paragraphs(told: Sequence[str], report: JobReport, out: Console) -> None:
+    """Paragraphs, wrapped at the terminal's width, or 100 columns."""
+    _slurm_error(report.slurm_error, out)
+    width = min(out.width, 100)
+    for number, text in enumerate(told):
+        if number:
+            out.print()
+        for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+            out.print(Text(line), soft_wrap=True)
+    _problems(report.problems, out)
+
+
+def print_report(report: StatusReport, out: Console, with_jobs: bool = True) -> None:
     """Nodes, then jobs, then what could not be read."""
     _slurm_error(report.slurm_error, out)
     if report.nodes:
@@ -64,18 +106,20 @@ def print_report(report: StatusReport, out: Console) -> None:
         out.print("Slurm has no nodes.")
     if report.pool is not None:
         out.print(Text(told(report.pool), style="yellow" if report.pool.short else ""))
-    out.print()
-    if report.jobs:
-        out.print(_jobs(report.jobs))
-    else:
-        out.print("No robust jobs are running.")
+    if with_jobs:
+        out.print()
+        out.print(_jobs(report.jobs) if report.jobs else "No robust jobs are running.")
     _problems(report.problems, out)
 
 
 def print_job(report: JobReport, out: Console) -> None:
     """The job's steps and nodes, then its incidents."""
     _slurm_error(report.slurm_error, out)
-    out.print(_jobs(report.steps))
+    wide = out.width >= _WIDE
+    if wide:
+        out.print(_jobs(report.steps))
+    else:
+        _print_lines(job_lines(report.steps, out.width), out)
     if report.log:
         out.print(f"log: {report.log}", soft_wrap=True)
     for row in report.steps:
@@ -90,7 +134,10 @@ def print_job(report: JobReport, out: Console) -> None:
             text = f"{warm - spare} of {most} ranks would start warm{more}"
             out.print(f"restarts of step {row.step_id}: {text}")
     out.print()
-    if report.incidents:
+    if report.incidents and not wide:
+        _print_lines(short_incidents(report.incidents, out.width), out)
+        out.print(f"robust-status {report.job_id} --why tells each in a paragraph.")
+    elif report.incidents:
         table = _table(
             "TIME", "SYMPTOM", "CAUSE", "RULE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS"
         )

@@ -100,6 +100,21 @@ class Questions(SlurmCommands):
         rows = self._squeue("%U", self._until())
         return {number: int(row[0]) for number, row in rows.items() if row[0].isdecimal()}
 
+    def accounted(self, ids: Collection[int]) -> dict[int, list[tuple[float, float | None]]]:
+        """Start and end of every time that each of these jobs ran, as slurmdbd has it.
+
+        None: it runs. Raises SlurmError, also where Slurm keeps no accounts.
+        """
+        words = ("-a", "-D", "-X", "-n", "-P", "--format=jobidraw,start,end")
+        argv = ("sacct", *words, "-j", ",".join(map(str, sorted(ids))))
+        out: dict[int, list[tuple[float, float | None]]] = {}
+        for line in self._run(argv).stdout.splitlines() if ids else ():
+            number, start, end = (*line.strip().split("|"), "", "", "")[:3]
+            if number.isdecimal() and start.isdecimal():
+                until = float(end) if end.isdecimal() else None
+                out.setdefault(int(number), []).append((float(start), until))
+        return out
+
     def waiting_reasons(self, name: str) -> set[str]:
         """Reasons why our own jobs of that name wait, in the scheduler's words ("Resources", …)."""
         argv = ("squeue", "-h", "-a", "-t", "PD", "-u", str(os.getuid()), "-n", name, "-o", "%r")

@@ -135,11 +135,12 @@ def read_state(
 
 
 def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
-    found.rosters += _rosters(job, job_dir, found.problems)
+    found.rosters += read_rosters(job, job_dir, found.problems)
     found.accusations += _accusations(job_dir, found.problems)
 
 
-def _rosters(job: int, job_dir: Path, problems: list[str]) -> list[Roster]:
+def read_rosters(job: int, job_dir: Path, problems: list[str]) -> list[Roster]:
+    """The last reports of a job's steps; what could not be read is added to ``problems``."""
     found: list[Roster] = []
     for path in _listed(job_dir, "roster.", MAX_STEPS, problems):
         if (raw := _content(path, ROSTER_BYTES, problems)) is None:
@@ -203,7 +204,7 @@ def read_jobs(
         uid = names.owner(str(directory))
         problems += wrong
         rosters = (
-            _rosters(job, directory, problems)
+            read_rosters(job, directory, problems)
             if any(one.outcome == "requeued" for one in incidents)
             else []
         )

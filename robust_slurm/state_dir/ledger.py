@@ -136,6 +136,10 @@ class JobLedger:
         """Append one line to incidents.jsonl."""
         self._put(("append", "incidents.jsonl", {"v": VERSION, **record}))
 
+    def progress(self, record: Mapping[str, Any]) -> None:
+        """Append one line to progress.jsonl."""
+        self._put(("append", "progress.jsonl", record))
+
     def event(self, name: str, **fields: Any) -> None:
         """Append one line to events.jsonl, the job's own chronicle, with its own time, and log it.
 

@@ -93,6 +93,9 @@ class Incident:
     rung: str = ""  # id of the ladder's rung that was chosen; "" in older records
     swaps: tuple[tuple[str, str], ...] = ()  # nodes that left, and the nodes in their places
     counters: tuple[str, ...] = ()  # error counters of nodes that have grown
+    why: str = ""  # why the ladder chose the action
+    ranks: int = 0  # that were started again
+    warm: int = 0  # of them with everything imported ahead
     amended: tuple[str, ...] = ()  # what withdrawals have corrected in the record since
 
 
@@ -224,6 +227,9 @@ def incident_from(data: object) -> Incident | None:
         rung=clean(data.get("rung"), 40),
         swaps=tuple(_pairs(data.get("swaps"))),
         counters=words(data.get("counters") or [], MAX_TEXT),
+        why=clean(data.get("why")),
+        ranks=whole(data.get("ranks")) or 0,
+        warm=whole(data.get("warm")) or 0,
     )
 
 

@@ -23,7 +23,6 @@ from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.command import steps
-from srun_wrapper.decide.incident import Incident
 from srun_wrapper.detect.guard import TICK
 from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.detect.launch_watch import LaunchWatch
@@ -33,9 +32,10 @@ from srun_wrapper.detect.slow_watch import SlowWatch
 from srun_wrapper.detect.stalls import Stalls
 from srun_wrapper.detect.watches import Watches
 from srun_wrapper.job.facts import JobFacts
+from srun_wrapper.job.reporting.job_records import JobRecords
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.phase import Phase
-from srun_wrapper.job.reporting.report import Account, roster, say
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import StopTests
@@ -92,9 +92,8 @@ class Supervisor:
         self.code = CodeUpdates(state, deployment, self.ledger, self.journal)
         self.facts = JobFacts(launch, job_id, secrets.token_bytes(32))
         self._phase = Phase()
-        self.account = Account()
+        self.records = JobRecords(state, self.ledger, self._phase, env)
         self.step = RealStep(state)
-        self._next_roster = 0.0
         self.outside_hosts = OutsideHosts()
         self.node_watch = NodeWatch(state, self.outside_hosts, self._shared_cause)
         self._beside: set[asyncio.Task[None]] = set()
@@ -121,6 +120,8 @@ class Supervisor:
         how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
         self.replay = Replay(ReplayRequest(*how), state, worlds, self.topology)
         self._build_checkpoints()
+        self.records.saved = self.checkpoints.record
+        self.records.checked = lambda: (self.verify.seconds, self.verify.text)
 
     def _build_checkpoints(self) -> None:
         state, bus, journal = self.state, self.bus, self.journal
@@ -201,20 +202,15 @@ class Supervisor:
             code=self.code,
             phase=self._phase,
             journal=self.journal,
-            record=self._record,
+            record=self.records.incident,
             start_epoch=self.epochs.start,
         )
-        watch = state, self.step, settling, nodes.means.now, self.journal, self.ledger.incident
+        watch = state, self.step, settling, nodes.means.now, self.journal, self.records.observed
         asked = SignalledRequeue(state, self.stopping, self.flushing, nodes.last_rung, self._phase)
         whole = state, self.verify, recovery, self.finishing, self.ending, asked
         observes = self.launch.observed
         self._life: Life | Observing = Observing(*watch) if observes else Life(*whole)
         return nodes
-
-    def _record(self, incident: Incident) -> None:
-        self.account.incident(incident, self.state.pace.step_time())
-        self.ledger.incident(incident.record(self.state.job_id, self.state.step_id))
-        self.write_roster()
 
     def _interrupted(self) -> bool:
         """True if a failure waits for its recovery, or the step is being ended."""
@@ -258,8 +254,7 @@ class Supervisor:
             await nodes.close(lambda: self.state.signalled > 0)
             await self.step.end()
             server.close()
-            self.write_roster()
-            self.ledger.close()
+            self.records.close()
             if self.ledger.dropped:
                 say(f"{self.ledger.dropped} records were not written: {self.ledger.error}")
 
@@ -282,6 +277,7 @@ class Supervisor:
     def _note_epoch(self, begun: Begun) -> None:
         epoch, places = self.state.world.epoch, self.state.world.places
         self.ledger.event("epoch", epoch=epoch, nodes=[n.name for n in places], why=begun.reason)
+        self.records.chronicle.world()
         if self.phase not in ("recovering", "checking"):
             self._phase.name = "running"
 
@@ -313,10 +309,9 @@ class Supervisor:
             self.node_watch.look,
             self.ending.look,
             self.stalls.look,
-            self._note_first_step,
             self.verify.look,
             self.code.look,
-            self._update_roster,
+            self.records.look,
         )
         stepping = (
             launch.look,
@@ -331,18 +326,3 @@ class Supervisor:
     def _disturbed(self) -> bool:
         """Return whether nodes are held up by what they share, or have just been."""
         return self.stalls.standing() or time.monotonic() - self.node_watch.disturbed < TICK * 5
-
-    def _note_first_step(self, now: float) -> None:
-        if self.account.first_step is None and self.state.progress.beats:
-            self.account.first_step = now
-
-    def _update_roster(self, now: float) -> None:
-        if now >= self._next_roster:
-            self._next_roster = now + self.config.roster_interval
-            self.write_roster()
-
-    def write_roster(self) -> None:
-        name, saved = self.env.get("SLURM_JOB_NAME", ""), self.checkpoints.record()
-        self.account.checking, checked = self.verify.seconds, self.verify.text
-        full = roster(self.state, self.account, self.phase, name, saved, checked)
-        self.ledger.roster(self.state.step_id, full)

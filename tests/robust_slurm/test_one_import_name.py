@@ -88,6 +88,7 @@ def test_the_wheel_owns_one_name_and_has_every_file(made: Path) -> None:
     rooms = [path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py")]
     rooms += [
         *(REPOSITORY / "health" / "pages").glob("*.md"),
+        *(REPOSITORY / "status" / "recorded").glob("*.json*"),
         *(REPOSITORY / "templates").iterdir(),
         REPOSITORY / "srun_wrapper" / "signatures" / "catalogue.toml",
     ]

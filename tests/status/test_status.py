@@ -142,7 +142,7 @@ def answering(answers: Mapping[str, str]) -> Slurm:
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROBUST_CONFIG", raising=False)
-    monkeypatch.setattr("status.cli.time.time", lambda: NOW)
+    monkeypatch.setattr("status.source.time.time", lambda: NOW)
     monkeypatch.setenv("TZ", "UTC")
     job = tmp_path / "state" / "jobs" / "7"
     (job / "accusations").mkdir(parents=True)
@@ -160,7 +160,7 @@ def shown(argv: list[str], slurm: Slurm, state_dir: Path) -> tuple[int, str]:
 
 
 def test_table(state_dir: Path) -> None:
-    code, text = shown([], answering(UP), state_dir)
+    code, text = shown(["--nodes"], answering(UP), state_dir)
     assert code == 0
     assert re.search(
         r"^n2 +train +DRAIN\+IDLE +robust: bad \[x\] +1 +job 7: \?\[31mred", text, re.M
@@ -225,10 +225,18 @@ def test_a_withdrawn_report_changes_the_cause_that_is_shown(state_dir: Path) -> 
     assert "the report against n2 is withdrawn: a network outage" in said
 
 
-def test_no_jobs_is_said(tmp_path: Path, state_dir: Path) -> None:
+def test_a_wrong_state_dir_is_said_and_is_no_calm(tmp_path: Path, state_dir: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, why, code in (("gone", "No such file", 1), ("empty", "does not exist", 0)):
+        for words in ([], ["--accounts"], ["--nodes"], ["--bad"]):
+            said, text = shown(words, answering(UP), tmp_path / name)
+            assert said == code
+            assert "no records: " in text and why in text
+            assert "Nothing needs attention" not in text
+        assert shown(["--json"], answering(UP), tmp_path / name)[0] == code
+    (tmp_path / "empty" / "jobs").mkdir()
     code, text = shown([], answering(UP), tmp_path / "empty")
-    assert code == 0
-    assert "No robust jobs are running." in text
+    assert code == 0 and "No robust jobs are running." in text
 
 
 def test_slurm_down(state_dir: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from jobs import WAIT, start
+from jobs import WAIT, Training, start
 from pool_lab import Pool
 from waiting import until
 
@@ -94,6 +95,25 @@ def test_a_companion_is_accounted_to_the_jobs_owner(slurm: Cluster) -> None:
     until(lambda: of_the_companion()[0].state == "COMPLETED", "its end in the accounts", WAIT)
     own = [one for one in sacct(slurm) if one.job == str(training.job)]
     assert [(one.nodes, one.state) for one in own] == [("n[1-2]", "RESIZING"), ("n1", "COMPLETED")]
+    agrees_with_sacct(slurm, training)
+
+
+def agrees_with_sacct(lab: Cluster, training: Training) -> None:
+    """robust-status counts each second that sacct has of the job, and the incident as recorded."""
+    argv = ["sacct", "-a", "-X", "-n", "-P", "-D", "--format=start,end", "-j", str(training.job)]
+    seconds = {"SLURM_TIME_FORMAT": "%s"}
+    lines = lab.exec("head", argv, user=False, env=seconds, check=True).stdout.split()
+    times = [float(time) for line in lines for time in line.split("|")]
+    argv = ["robust-status", "--state-dir", str(training.state), str(training.job), "--accounts"]
+    found = json.loads(lab.exec("head", [*argv, "--json"], check=True).stdout)
+    assert found["problems"] == []
+    (job,) = found["jobs"]
+    assert abs(job["elapsed_s"] - (max(times) - min(times))) <= 1.0
+    spent = {row["name"]: row["seconds"] for row in job["by_phase"]}
+    assert spent["script"] >= 0 and abs(sum(spent.values()) - job["unproductive_s"]) < 0.001
+    phases = training.incidents()[0]["phases"]
+    total = phases.pop("total")
+    assert abs(sum(spent.get(phase, 0.0) for phase in phases) - total) <= 1.0
 
 
 def test_a_limit_that_keeps_the_companion_away_is_told(slurm: Cluster) -> None:

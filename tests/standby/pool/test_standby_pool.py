@@ -205,13 +205,13 @@ def test_robust_status_says_it(site: Site) -> None:
     site.slurm.nodes["s2"] = ("IDLE+DRAIN", "robust:node:xid-79:gpu0:reboot:job4")
     site.slurm.jobs = {4: FakeJob("standby", "s1")}
     out = io.StringIO()
-    assert robust_status(["--state-dir", str(site.state)], site.slurm.door(), out) == 0
+    assert robust_status(["--nodes", "--state-dir", str(site.state)], site.slurm.door(), out) == 0
     line = next(one for one in out.getvalue().splitlines() if one.startswith("pool"))
     assert line.startswith("pool standby: 1 of 3 nodes free, 1 in use, 1 out of service; short 2")
     assert "oldest check" in line and " for " not in line  # since when, nobody has seen
     site.apply()
     out = io.StringIO()
-    robust_status(["--state-dir", str(site.state)], site.slurm.door(), out)
+    robust_status(["--nodes", "--state-dir", str(site.state)], site.slurm.door(), out)
     assert "; short 2 for " in out.getvalue()
     out = io.StringIO()
     robust_status(["--state-dir", str(site.state), "--json"], site.slurm.door(), out)

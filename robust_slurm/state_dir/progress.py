@@ -1,0 +1,121 @@
+"""A job's ``progress.jsonl``, read without trust: its runs, worlds, first steps and points.
+
+robust-srun writes it (``srun_wrapper/job/reporting/chronicle.py``); the file belongs to the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from robust_slurm.state_dir.files import read_capped
+from robust_slurm.state_dir.records import clean, decode, number, whole
+
+NAME = "progress.jsonl"
+BYTES = 2 << 20  # the newest end of the file is read; 90 days of one run are about 400 KB
+MOST_PLACES = 20_000  # of all worlds of a run
+MOST_RUNS = 200  # the newest
+MOST_POINTS = 8000  # of a run
+
+
+@dataclass(frozen=True)
+class Point:
+    """The training at one moment. Times are seconds since 1970."""
+
+    time: float
+    step: int | None
+    step_time_s: float | None
+    loss: float | None
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Placing:
+    """The places of a world that changed with its epoch: place → node and its ranks, in words."""
+
+    time: float
+    epoch: int
+    places: Mapping[int, tuple[str, str]]
+
+
+@dataclass
+class JobRun:
+    """One robust-srun of the job, from its start to its last word."""
+
+    started: float
+    step_id: str = ""
+    partition: str = ""
+    ranks: int = 0
+    gpus: int = 0  # 0: not known
+    first_step: float | None = None
+    ended: float | None = None
+    state: str = ""  # the last word
+    points: list[Point] = field(default_factory=list)
+    placings: list[Placing] = field(default_factory=list)
+    checks: list[tuple[float, float]] = field(default_factory=list)  # end and seconds of each
+
+
+def read_progress(job_dir: Path | None) -> tuple[list[JobRun], list[str]]:
+    """Return the runs of a job, oldest first, and what could not be read."""
+    if job_dir is None:
+        return [], []
+    path = job_dir / NAME
+    try:
+        return progress_from(read_capped(path, BYTES, tail=True)), []
+    except FileNotFoundError:  # a job of an older robust-srun
+        return [], []
+    except OSError as error:
+        return [], [f"cannot read {clean(str(path))}: {clean(error.strerror or str(error))}"]
+
+
+def progress_from(raw: bytes) -> list[JobRun]:
+    """The runs in a file's text. Pure. Steps of a job that run side by side are kept apart."""
+    runs: list[JobRun] = []
+    open_: dict[str, JobRun] = {}
+    for line in raw.split(b"\n"):
+        data = decode(line) if line.strip() else None
+        if not isinstance(data, dict) or (when := number(data.get("time"))) is None:
+            continue
+        step = clean(data.get("step_id"), 40)
+        if data.get("kind") == "run":
+            open_[step] = JobRun(
+                when,
+                step,
+                clean(data.get("partition"), 64),
+                max(0, whole(data.get("ranks")) or 0),
+                max(0, whole(data.get("gpus")) or 0),
+            )
+            runs.append(open_[step])
+        elif step in open_:
+            _add(open_[step], when, data)
+    return sorted(runs[-MOST_RUNS:], key=lambda run: run.started)
+
+
+def _add(run: JobRun, when: float, data: dict[str, object]) -> None:
+    epoch = whole(data.get("epoch")) or 0
+    match data.get("kind"):
+        case "first":
+            run.first_step = when
+        case "point" if len(run.points) < MOST_POINTS:
+            s, loss = number(data.get("s")), number(data.get("loss"))
+            run.points.append(Point(when, whole(data.get("step")), s, loss, epoch))
+        case "world":
+            room = MOST_PLACES - sum(len(placing.places) for placing in run.placings)
+            if len(run.placings) < MOST_POINTS and room > 0:
+                run.placings.append(Placing(when, epoch, _places(data.get("places"), room)))
+            run.ranks = whole(data.get("ranks")) or run.ranks
+        case "check" if len(run.checks) < MOST_POINTS:
+            if (seconds := number(data.get("seconds"))) is not None and seconds > 0:
+                run.checks.append((when, seconds))
+        case "end":
+            run.ended, run.state = when, clean(data.get("state"), 20)
+
+
+def _places(value: object, most: int) -> dict[int, tuple[str, str]]:
+    found = {}
+    for key, text in list(value.items())[:most] if isinstance(value, dict) else ():
+        node, _, ranks = clean(text, 300).partition(" ")
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 7 and node:
+            found[int(key)] = (node, ranks)
+    return found

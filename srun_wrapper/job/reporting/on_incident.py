@@ -1,0 +1,108 @@
+"""The commands that are run at the end of each incident, in a thread of their own.
+
+They run as the job's user, get one line of JSON on stdin, and have a deadline. No recovery waits
+for them, and none of their failures changes anything.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DEADLINE = 30.0  # s for one command
+LAST = 5.0  # s that robust-srun's end waits for commands that still run
+MAX_WAITING = 64
+_SAID = 300  # characters of stderr that are logged
+_END: dict[str, Any] = {}
+_log = logging.getLogger("robust-srun.on_incident")
+
+
+class IncidentCommands:
+    """Runs the commands, one after the other, for each record that is put."""
+
+    def __init__(self, commands: Sequence[str], deadline: float = DEADLINE) -> None:
+        self._commands = [command for command in commands if command.strip()]
+        self._deadline = deadline
+        self._queue: queue.Queue[dict[str, Any]] = queue.Queue(MAX_WAITING)
+        self._thread: threading.Thread | None = None
+
+    def put(self, record: Mapping[str, Any]) -> None:
+        """Have the commands run with this record; return at once."""
+        if not self._commands:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        try:
+            self._queue.put_nowait(dict(record))
+        except queue.Full:
+            _log.warning("on_incident: %d incidents wait already; one is left out", MAX_WAITING)
+
+    def close(self, patience: float = LAST) -> None:
+        """Wait ``patience`` seconds at most for the commands that are still to run."""
+        if self._thread is not None:
+            try:
+                self._queue.put_nowait(_END)
+            except queue.Full:
+                return
+            self._thread.join(patience)
+
+    def _run(self) -> None:
+        while (record := self._queue.get()) is not _END:
+            text = json.dumps(record, default=str) + "\n"
+            for command in self._commands:
+                if why := run(command, text, self._deadline):
+                    _log.warning("on_incident: %s: %s", command, why)
+
+
+def run(command: str, text: str, deadline: float) -> str:
+    """Run a command with ``text`` on its stdin; return what went wrong, "" for nothing."""
+    try:
+        process = subprocess.Popen(
+            shlex.split(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, ValueError) as error:
+        return f"cannot be started: {error}"
+    try:
+        _, said = process.communicate(text, timeout=deadline)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return f"not done in {deadline:g} s, killed"
+    except OSError as error:
+        _kill(process)
+        return str(error)
+    if process.returncode:
+        return f"exit code {process.returncode}: {said.strip()[:_SAID]}"
+    return ""
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill the command's process group; who has left it may keep the pipe open."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+    for pipe in (process.stdin, process.stderr):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:
+                pass
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        pass

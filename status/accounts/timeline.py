@@ -1,0 +1,261 @@
+"""From a job's records to the segments of its time. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from robust_slurm.state_dir.progress import JobRun, Point
+from robust_slurm.state_dir.records import Incident
+from status.accounts.segments import (
+    INCIDENT_PHASES,
+    REDONE,
+    TRAINING,
+    Segment,
+    filled,
+    in_order,
+)
+
+RECOVERED = "recovered"
+NOT_STOPPED = ("warned", "observed")  # outcomes of incidents for which no rank was stopped
+MOST_REDONE = 365 * 86400.0  # s; more is no time that a job spent
+CLOCKS = 2.0  # s that an incident may lie before its run, by rounding
+
+
+@dataclass(frozen=True)
+class Span:
+    """One time that Slurm ran the job, as sacct has it. Seconds since 1970; None: it runs."""
+
+    start: float
+    end: float | None
+
+
+@dataclass(frozen=True)
+class JobAccount:
+    """A job's time. ``segments`` cover [begin, end) without gap or overlap."""
+
+    job_id: int
+    name: str
+    user: str
+    uid: int
+    partition: str
+    gpus: int
+    begin: int  # ms since 1970
+    end: int
+    live: bool
+    incidents: tuple[Incident, ...]
+    segments: tuple[Segment, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def elapsed(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class JobHistory:
+    """A job's records, as far as they tell of time. ``spans``: sacct's, where there are any."""
+
+    job_id: int
+    name: str
+    user: str
+    uid: int
+    live: bool
+    runs: Sequence[JobRun]
+    incidents: Sequence[Incident]
+    spans: Sequence[Span] = ()
+    step_time: float | None = None  # of the newest report
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def account(of: JobHistory, now: float) -> JobAccount:
+    """Return the account of a job's time until ``now``, or until it ended."""
+    runs = _apart(of.runs, now, of.live)
+    spans = [(ms(s.start), ms(now if s.end is None else s.end)) for s in of.spans]
+    edges = [*((r.begin, r.end) for r in runs), *spans]
+    begin, end = min(b for b, _ in edges), max(e for _, e in edges)
+    incidents = tuple(sorted(of.incidents, key=lambda i: i.time))
+    taken: list[Segment] = []
+    notes = list(of.notes)
+    unknown = sum(i.outcome == RECOVERED and i.lost_steps is None for i in incidents)
+    if unknown:
+        times = "1 recovery" if unknown == 1 else f"{unknown} recoveries"
+        notes.append(f"steps done twice after {times} are not known, and not counted")
+    begins = [run.begin for run in runs]
+    where = [_run_of(one, begins) for one in incidents]
+    for number, run in enumerate(runs):
+        mine = [n for n, at in enumerate(where) if at == number]
+        taken += _of_run(run, incidents, mine, _requeued_before(incidents, run.begin), of.step_time)
+    whole = _between(taken, runs, spans, incidents, begin, end)
+    gpus = runs[-1].gpus
+    partition = next((r.partition for r in reversed(of.runs) if r.partition), "")
+    return JobAccount(
+        of.job_id,
+        of.name,
+        of.user,
+        of.uid,
+        partition,
+        gpus,
+        begin,
+        end,
+        of.live,
+        incidents,
+        tuple(whole),
+        tuple(notes),
+    )
+
+
+def ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+@dataclass
+class _Run:
+    begin: int
+    end: int
+    first: int | None
+    gpus: int
+    points: Sequence[Point]
+    checks: Sequence[tuple[float, float]]
+    detected: list[int] = field(default_factory=list)
+
+
+def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_Run]:
+    """The runs, one after the other: those that overlap (steps side by side) become one."""
+    done: list[_Run] = []
+    for number, run in enumerate(sorted(runs, key=lambda one: one.started)):
+        last = number == len(runs) - 1
+        heard = max((point.time for point in run.points), default=run.started)
+        until = run.ended if run.ended is not None else now if last and live else heard
+        begin, end = ms(run.started), ms(max(until, run.started))
+        first = None if run.first_step is None else ms(run.first_step)
+        gpus = run.gpus or run.ranks
+        one = _Run(begin, end, first, gpus, run.points, run.checks)
+        if done and begin < done[-1].end:
+            before = done[-1]
+            firsts = [f for f in (before.first, first) if f is not None]
+            one.begin, one.end = before.begin, max(before.end, end)
+            one.first, one.gpus = min(firsts, default=None), before.gpus + gpus
+            one.points, one.checks = (*before.points, *run.points), (*before.checks, *run.checks)
+            done[-1] = one
+        else:
+            done.append(one)
+    return done
+
+
+def _run_of(incident: Incident, begins: Sequence[int]) -> int:
+    """The run that an incident belongs to: the last one that had begun."""
+    return max(bisect_right(begins, ms(incident.time + CLOCKS)) - 1, 0)
+
+
+def _requeued_before(incidents: Sequence[Incident], when: int) -> int:
+    """The incident that requeued the job before this time; -1: none did."""
+    found = [n for n, i in enumerate(incidents) if i.outcome == "requeued" and ms(i.time) <= when]
+    return found[-1] if found else -1
+
+
+def _of_run(
+    run: _Run,
+    incidents: Sequence[Incident],
+    mine: Sequence[int],
+    behind: int,
+    step_time: float | None,
+) -> list[Segment]:
+    first = run.end if run.first is None else min(max(run.first, run.begin), run.end)
+    wanted = [_caused(run.begin, first, "start_up", "start", incidents, behind)]
+    for at, seconds in run.checks:
+        wanted.append(Segment(ms(at - seconds), ms(at), "check", "check"))
+    for number in mine:
+        incident = incidents[number]
+        if incident.outcome.startswith(NOT_STOPPED):
+            continue
+        wanted += _phases(incident, number)
+        end = wanted[-1].end
+        if incident.outcome == RECOVERED:
+            again = ms(redone(incident, run.points, step_time))
+            wanted.append(_caused(end, end + again, REDONE, "", incidents, number))
+        elif number == mine[-1]:
+            wanted.append(_caused(end, run.end, "ending", "", incidents, number))
+    taken = in_order(wanted, run.begin, run.end)
+    training = Segment(0, 0, TRAINING)
+    whole = filled(taken, run.begin, run.end, training)
+    return [_with_gpus(one, run.gpus) for one in whole]
+
+
+def _phases(incident: Incident, number: int) -> Iterator[Segment]:
+    """The phases of an incident, one after the other, also those without any time."""
+    at = ms(incident.time - incident.phases.get("detect", 0.0))
+    total = at + ms(max(0.0, incident.phases.get("total", 0.0)))
+    for phase in INCIDENT_PHASES:
+        until = min(total, at + ms(max(0.0, incident.phases.get(phase, 0.0))))
+        if phase == INCIDENT_PHASES[-1]:
+            until = max(until, total)  # what rounding has left
+        yield _caused(at, until, phase, "", [incident], 0, number)
+        at = until
+
+
+def _caused(
+    begin: int,
+    end: int,
+    phase: str,
+    otherwise: str,
+    incidents: Sequence[Incident],
+    at: int,
+    number: int | None = None,
+) -> Segment:
+    """A segment that an incident caused; without one (``at`` < 0) its cause is ``otherwise``."""
+    if at < 0:
+        return Segment(begin, end, phase, otherwise)
+    one = incidents[at]
+    number = at if number is None else number
+    cause = one.cause or "unknown"
+    return Segment(begin, end, phase, cause, one.symptom, number, blamed(one))
+
+
+def blamed(incident: Incident) -> tuple[str, ...]:
+    """The nodes that an incident names: those that left, else its suspects."""
+    left = tuple(dict.fromkeys(old for old, _ in incident.swaps))
+    return left or tuple(dict.fromkeys(incident.suspects))
+
+
+def redone(incident: Incident, points: Sequence[Point], step_time: float | None) -> float:
+    """Seconds for the steps that were done twice, by the pace before the incident."""
+    steps = incident.lost_steps
+    if not steps or steps < 0:
+        return 0.0
+    before = [p.step_time_s for p in points if p.time <= incident.time and p.step_time_s]
+    pace = before[-1] if before else step_time
+    return min(MOST_REDONE, steps * pace) if pace and pace > 0 else 0.0
+
+
+def _between(
+    taken: Sequence[Segment],
+    runs: Sequence[_Run],
+    spans: Sequence[tuple[int, int]],
+    incidents: Sequence[Incident],
+    begin: int,
+    end: int,
+) -> list[Segment]:
+    """Fill the time outside of robust-srun: in Slurm's queue, or in the job's script."""
+    known = in_order([Segment(b, e, "script", "script") for b, e in spans], begin, end)
+    whole: list[Segment] = []
+    for one in filled(taken, begin, end, Segment(0, 0, "")):
+        if one.phase:
+            whole.append(one)
+            continue
+        gpus = next((r.gpus for r in runs if r.begin >= one.end), runs[-1].gpus)
+        behind = _requeued_before(incidents, one.begin)
+        queued = _caused(0, 0, "queued", "queue", incidents, behind)
+        if not spans and behind < 0:
+            queued = Segment(0, 0, "script", "script")  # between two steps of the job
+        scripts = [s for s in known if s.end > one.begin and s.begin < one.end]
+        part = filled(in_order(scripts, one.begin, one.end), one.begin, one.end, queued)
+        whole += [_with_gpus(each, gpus) for each in part]
+    return whole
+
+
+def _with_gpus(one: Segment, gpus: int) -> Segment:
+    return Segment(
+        one.begin, one.end, one.phase, one.cause, one.symptom, one.incident, one.nodes, gpus
+    )

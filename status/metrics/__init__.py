@@ -1,0 +1,1 @@
+"""Metrics by Prometheus' conventions. ``families.py`` and ``text.py`` are pure."""

@@ -1,0 +1,32 @@
+"""``robust-status --metrics FILE``: the metrics in a file that is replaced at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from status.metrics.families import Family, families
+from status.metrics.text import exposition
+from status.report.write import replace_text
+from status.show import read_accounts, read_cluster
+from status.source import Source, ask_slurm
+
+
+def write_metrics(path: Path, source: Source) -> int:
+    """Write the metrics; also while Slurm does not answer, which they then say."""
+    made, wrong = collect(source)
+    try:
+        replace_text(path, exposition(made))
+    except OSError as error:
+        print(f"robust-status: cannot write {path}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    return 1 if wrong else 0
+
+
+def collect(source: Source) -> tuple[list[Family], bool]:
+    """The metrics now, and whether Slurm or the records could not be read."""
+    found = read_cluster(source)
+    view = ask_slurm(source.door, with_nodes=False)
+    accounts, _ = read_accounts(source, view)
+    wrong = bool(found.report.slurm_error or found.wrong)
+    return families(found, accounts, source.now), wrong

@@ -1,0 +1,87 @@
+"""Writes a job's page: ``robust-status JOB --html FILE``. The only file that imports jinja2."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+
+from status.report.page import Page, as_context, page
+from status.show import OneJob, read_job
+from status.source import Source
+
+EXTRA = "jinja2 is not installed; install it: pip install 'robust-slurm[report]'"
+
+
+class ReportError(Exception):
+    """The report cannot be made; the message says why."""
+
+
+def write_report(job_id: int, path: Path, source: Source, out: IO[str]) -> int:
+    """Write the page of a job to a file, and print where it is; return the exit code."""
+    found = read_job(job_id, source, with_account=True)
+    if found is None:
+        return 1
+    try:
+        text = rendered(found)
+        replace_text(path, text)
+    except ReportError as error:
+        print(f"robust-status: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"robust-status: cannot write {path}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    print(path, file=out)
+    return 1 if found.report.slurm_error else 0
+
+
+def rendered(found: OneJob, refresh_s: int = 0) -> str:
+    """The page as HTML. ``refresh_s``: the browser loads it anew; 0: it does not."""
+    if found.account is None:
+        raise ReportError(f"nothing says when job {found.report.job_id} ran")
+    args = found.account, found.report, found.runs, found.recovering, version(), refresh_s > 0
+    return html(page(*args), refresh_s)
+
+
+def html(of: Page, refresh_s: int = 0) -> str:
+    """Fill the template; every text in it is escaped."""
+    return fill("report.html.j2", {**as_context(of), "refresh_s": refresh_s})
+
+
+def fill(name: str, context: dict[str, object]) -> str:
+    """Fill a template of ours with autoescape. Raises ReportError without jinja2."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError:
+        raise ReportError(EXTRA) from None
+    where = FileSystemLoader(Path(__file__).parents[2] / "templates")
+    engine = Environment(
+        loader=where, autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    return engine.get_template(name).render(context)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file at once, so that no reader sees half of it. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # noqa: PTH101 - a plain name from mkstemp
+        os.replace(name, path)  # noqa: PTH105
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def version() -> str:
+    try:
+        return metadata.version("robust-slurm")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

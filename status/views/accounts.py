@@ -1,0 +1,119 @@
+"""Accounts as tables for a terminal. Imports rich, so it is imported only to print one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from status.accounts.sums import SHARES, Lost, Total, curve, ettr, hours, lost, total
+from status.accounts.sums import unproductive as unproductive_of
+from status.accounts.timeline import JobAccount
+from status.accounts.weeks import Week, day
+from status.views.overview import duration
+
+MOST = 10  # rows of each breakdown on the screen; --json has all
+_NAMES = {"first_step": "first step", "start_up": "start-up"}
+
+
+def print_accounts(
+    accounts: Sequence[JobAccount],
+    weeks: Sequence[Week] | None,
+    problems: Sequence[str],
+    error: str,
+    out: Console,
+) -> None:
+    """Print the sum, each job, and where the lost GPU-hours went; or (``weeks``) each week."""
+    if error:
+        out.print(Text(f"Slurm did not answer, only files are counted: {error}", style="red"))
+    if accounts:
+        out.print(headline(total(accounts)))
+        out.print()
+        if weeks is None:
+            out.print(_jobs(accounts))
+            for name, share in SHARES.items():
+                out.print()
+                out.print(_lost(name, lost(accounts, share)))
+        else:
+            out.print(_weeks(weeks))
+    elif not problems:
+        out.print("No job of robust-srun is recorded in this time.")
+    for one in accounts:
+        for note in one.notes:
+            out.print(Text(f"note: job {one.job_id}: {note}", style="yellow"))
+    for problem in problems:
+        out.print(Text(f"note: {problem}", style="yellow"))
+
+
+def headline(of: Total) -> str:
+    """Like "3 jobs, 9 incidents: 7031.5 GPU-hours, 30.3 of them lost; ETTR 0.9957"."""
+    jobs = "1 job" if of.jobs == 1 else f"{of.jobs} jobs"
+    hits = "1 incident" if of.incidents == 1 else f"{of.incidents} incidents"
+    gpu, gone = hours(of.gpu_ms), hours(of.lost_gpu_ms)
+    share = "?" if of.ettr is None else f"{of.ettr:.4f}"
+    return f"{jobs}, {hits}: {gpu:.1f} GPU-hours, {gone:.1f} of them lost; ETTR {share}"
+
+
+def _jobs(accounts: Sequence[JobAccount]) -> Table:
+    table = _table("JOB", "NAME", "USER")
+    for head in ("GPUS", "INCIDENTS", "ELAPSED", "LOST", "LOST GPU-H", "ETTR", "LAST HOUR"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in accounts:
+        at = curve(one, points=1)
+        share, gone = ettr(one), sum(s.gpu_ms for s in one.segments if not s.productive)
+        table.add_row(
+            str(one.job_id),
+            one.name,
+            one.user,
+            str(one.gpus),
+            str(total([one]).incidents),
+            duration(one.elapsed / 1000),
+            duration(unproductive_of(one) / 1000),
+            f"{hours(gone):.2f}",
+            "?" if share is None else f"{share:.4f}",
+            f"{at.sliding[-1]:.4f}" if at.sliding and one.live else "",
+        )
+    return table
+
+
+def _lost(name: str, rows: Sequence[Lost]) -> Table:
+    table = _table(f"LOST BY {name.upper()}")
+    for head in ("TIME", "GPU-HOURS", "INCIDENTS"):
+        table.add_column(head, justify="right", no_wrap=True)
+    shown = rows if len(rows) <= MOST else rows[: MOST - 1]
+    for row in shown:
+        told = (duration(row.ms / 1000), f"{row.gpu_hours:.2f}", str(row.incidents or ""))
+        table.add_row(_NAMES.get(row.name, row.name), *told)
+    if rest := rows[len(shown) :]:
+        times, gpu = sum(r.ms for r in rest) / 1000, hours(sum(r.gpu_ms for r in rest))
+        table.add_row(f"and {len(rest)} more", duration(times), f"{gpu:.2f}", "")
+    return table
+
+
+def _weeks(weeks: Sequence[Week]) -> Table:
+    table = _table("WEEK OF")
+    for head in ("JOBS", "INCIDENTS", "GPU-HOURS", "LOST", "ETTR"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("LOST BY CAUSE (GPU-HOURS)")
+    for week in weeks:
+        of = week.total
+        causes = ", ".join(f"{row.name} {row.gpu_hours:.2f}" for row in week.causes[:5])
+        table.add_row(
+            day(week.begin),
+            str(of.jobs),
+            str(of.incidents),
+            f"{hours(of.gpu_ms):.1f}",
+            f"{hours(of.lost_gpu_ms):.2f}",
+            "?" if of.ettr is None else f"{of.ettr:.4f}",
+            causes,
+        )
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

@@ -1,0 +1,46 @@
+"""One job on a screen: its incidents in short rows. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from robust_slurm.state_dir.records import Incident
+from status.views.overview import Line, duration, layout
+
+ACTIONS = {  # the records keep the older word
+    "swap_companion": "swap standby",
+    "swap_spare": "swap spare",
+}
+
+
+def short_incidents(found: Sequence[Incident], width: int) -> list[Line]:
+    """A row for each incident: what, whom it blames, what was done, and what it took."""
+    heads = ("#", "TIME", "SYMPTOM", "CAUSE", "NODES", "ACTION", "OUTCOME", "TOOK", "STEPS LOST")
+    table = [heads, *(_row(number, one) for number, one in enumerate(found, 1))]
+    keep = [heads.index(head) for head in heads if head not in ("OUTCOME", "STEPS LOST")]
+    first, *rest = layout(table, width, keep)
+    return [Line(first, "bold"), *(Line(text) for text in rest)]
+
+
+def _row(number: int, one: Incident) -> tuple[str, ...]:
+    swaps = ", ".join(f"{old}→{new}" for old, new in one.swaps)
+    lost = "?" if one.outcome == "recovered" else ""
+    return (
+        str(number),
+        _clock(one.time),
+        one.symptom.replace("_", " "),
+        one.cause,
+        swaps or ",".join(one.suspects),
+        ACTIONS.get(one.action, one.action),
+        one.outcome,
+        duration(max(0.0, one.phases.get("total", 0.0))),
+        lost if one.lost_steps is None else str(one.lost_steps),
+    )
+
+
+def _clock(when: float) -> str:
+    try:
+        return time.strftime("%m-%d %H:%M:%S", time.localtime(when))
+    except (OverflowError, OSError, ValueError):
+        return "?"

@@ -1,0 +1,193 @@
+"""``robust-status JOB --why``: each restart as one plain paragraph. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from robust_slurm.state_dir.records import Incident
+from srun_wrapper.decide.diagnose import RULES
+from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
+from status.accounts.segments import INCIDENT_PHASES
+from status.accounts.sums import hours
+from status.accounts.timeline import JobAccount
+from status.views.overview import duration
+
+LINES = 4  # of evidence in a paragraph; --html and --json have all
+LEAST = 0.05  # of an incident's time: a shorter phase is not named
+
+_KNOWN = {rule.id: rule.evidence for rule in RULES}
+_KNOWN |= {TESTED: "tests of the machines named it", REPLAYED: "a replay of the job named it"}
+_WHAT = {
+    "node_lost": "{nodes} stopped answering",
+    "stuck": "ranks on {nodes} could not be ended",
+    "crash": "a rank failed on {nodes}",
+    "hang": "no rank made a step any more; {nodes} stood out",
+    "nan": "the loss was not finite",
+    "sdc": "a rank on {nodes} held other bits than the ranks that share its state",
+    "differs": "{nodes} computed a step with another result than other nodes",
+    "slow": "steps became slow; the others waited for {nodes}",
+    "update": "the code was updated",
+}
+_ALONE = {  # where no node is named
+    "node_lost": "nodes stopped answering together",
+    "crash": "ranks failed",
+    "hang": "no rank made a step any more",
+    "slow": "steps became slow",
+}
+_BLAME = {
+    "node": "The node is to blame.",
+    "shared": "Something that the nodes share is to blame, and no node.",
+    "user": "The program, its settings or its data are to blame.",
+    "transient": "Nobody is to blame: it has passed.",
+    "unknown": "The cause is not known.",
+    "ordered": "It was ordered.",
+}
+_ADVICE = {
+    "node": "nothing; {nodes} left the job, and `robust-status {node}` shows what became of it.",
+    "shared": "ask the operators about the service or mount that these lines name; restarts go on "
+    "without you.",
+    "user": "correct the program, its settings or its data; the same error a second time without "
+    "progress ends the job.",
+    "transient": "nothing; if it returns within minutes, tell the operators.",
+    "unknown": "watch whether it returns on the same node; `robust-status {node}` shows its "
+    "reports.",
+    "ordered": "nothing.",
+}
+
+
+def paragraphs(job: JobAccount, log: str = "", recovering: bool = False) -> list[str]:
+    """One paragraph for each incident, oldest first; and one if the job recovers now."""
+    told = [paragraph(job, number, log) for number in range(len(job.incidents))]
+    if recovering:
+        told.append(
+            f"Job {job.job_id} is recovering now. Its record is written when training goes on; "
+            f"until then {log or 'robust-srun.log'} has the diagnosis."
+        )
+    if not told:
+        told = [f"Job {job.job_id} was never restarted."]
+    return told
+
+
+def paragraph(job: JobAccount, number: int, log: str = "") -> str:
+    """The paragraph of one incident."""
+    one = job.incidents[number]
+    head = f"Restart {number + 1} of job {job.job_id}, {_clock(one.time)}"
+    if one.outcome.startswith(("warned", "observed")):
+        head = f"Warning {number + 1} of job {job.job_id}, {_clock(one.time)}"
+    parts = (
+        f"{head}: {_what(one)}.",
+        _known(one),
+        _BLAME.get(one.cause, ""),
+        _done(one),
+        _cost(job, number),
+        _advice(one, log),
+    )
+    return " ".join(part for part in parts if part)
+
+
+def _what(one: Incident) -> str:
+    nodes = _nodes(one)
+    text = _WHAT.get(one.symptom) or one.symptom.replace("_", " ") or "something failed"
+    if not nodes:
+        text = _ALONE.get(one.symptom, text.replace(" on {nodes}", ""))
+    return text.format(nodes=_listed(nodes))
+
+
+def _known(one: Incident) -> str:
+    after = one.phases.get("detect", 0.0)
+    seen = f"It was seen {duration(after)} after the last sign of health" if after > 0 else ""
+    rule = _KNOWN.get(one.rule, "")
+    how = f"rule {one.rule} applied: {rule}" if rule else ""
+    lines = [f"“{line}”" for line in one.evidence[:LINES]]
+    more = len(one.evidence) - LINES
+    if more > 0:
+        lines.append("and 1 more line" if more == 1 else f"and {more} more lines")
+    proof = f"The lines that prove it: {'; '.join(lines)}." if lines else ""
+    first = "; ".join(part for part in (seen, how) if part)
+    tests = f"Tests of the machines: {'; '.join(one.tests[:LINES])}." if one.tests else ""
+    amended = f"Since then: {'; '.join(one.amended[:LINES])}." if one.amended else ""
+    return " ".join(p for p in (f"{first}." if first else "", proof, tests, amended) if p)
+
+
+def _done(one: Incident) -> str:
+    if one.outcome.startswith("warned"):
+        return "Nothing was done: the job went on."
+    if one.outcome.startswith("observed"):
+        return f"Nothing was done (mode = observe); {one.outcome.partition(': ')[2]}."
+    swaps = [f"{new} took the ranks of {old}" for old, new in one.swaps[:LINES]]
+    if more := max(0, len(one.swaps) - LINES):
+        swaps.append(f"and {more} more")
+    did = {
+        "requeue": "The job was requeued" + (f" without {_listed(_nodes(one))}" if one.suspects
+                                             else ""),
+        "stop": "The job was ended",
+    }.get(one.action, "The ranks were restarted")  # fmt: skip
+    why = f" ({one.why})" if one.why and not swaps else ""
+    text = f"{did}{why}" + (f"; {', '.join(swaps)}" if swaps else "")
+    if one.restored:
+        text += f"; restored: {one.restored[0]}"
+    ended = "" if one.outcome in ("recovered", "requeued") else f" Outcome: {one.outcome}."
+    return f"{text}.{ended}"
+
+
+def _cost(job: JobAccount, number: int) -> str:
+    mine = [s for s in job.segments if s.incident == number and not s.productive]
+    lost = sum(s.ms for s in mine)
+    if not lost:
+        return "It cost no time."
+    phases: dict[str, int] = {}
+    for s in mine:
+        phases[s.phase] = phases.get(s.phase, 0) + s.ms
+    named = [p for p in (*INCIDENT_PHASES, "redone", "queued", "start_up", "ending") if p in phases]
+    shown = [f"{_phase(p)} {duration(phases[p] / 1000)}" for p in named
+             if phases[p] >= LEAST * lost]  # fmt: skip
+    steps = job.incidents[number].lost_steps
+    again = "steps done twice not known"
+    if steps is not None:
+        again = {0: "no step done twice", 1: "1 step done twice"}.get(
+            steps, f"{steps} steps done twice"
+        )
+    return (
+        f"It cost {duration(lost / 1000)} without new steps ({', '.join(shown)}), {again}, "
+        f"{hours(sum(s.gpu_ms for s in mine)):.2f} GPU-hours."
+    )
+
+
+def _phase(name: str) -> str:
+    return {"first_step": "first step", "start_up": "start-up", "queued": "in the queue"}.get(
+        name, {"redone": "steps done twice"}.get(name, name)
+    )
+
+
+def _advice(one: Incident, log: str) -> str:
+    nodes = _nodes(one)
+    text = _ADVICE.get(one.cause, "")
+    if "{node" in text and not nodes:
+        text = "watch whether it returns." if one.cause == "unknown" else "nothing."
+    text = text.format(nodes=_listed(nodes), node=nodes[0] if nodes else "")
+    if one.cause in ("user", "unknown") and log:
+        text += f" The log: {log}."
+    return f"What you can do: {text}" if text else ""
+
+
+def _nodes(one: Incident) -> tuple[str, ...]:
+    left = tuple(dict.fromkeys(old for old, _ in one.swaps))
+    return left or one.suspects
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more nodes"
+    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _clock(when: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+    except (OverflowError, OSError, ValueError):
+        return "at an unknown time"
+
+
+def joined(told: Iterable[str]) -> str:
+    return "\n\n".join(told)

@@ -1,0 +1,1 @@
+"""``robust-status serve``: a read-only web page and metrics, on loopback unless told otherwise."""

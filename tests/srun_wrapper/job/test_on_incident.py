@@ -1,0 +1,114 @@
+"""The commands at the end of an incident: JSON on stdin, a deadline, and nothing waits for them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from made_job import Job
+from waiting import until
+
+from robust_slurm.config import load
+from robust_slurm.state_dir.ledger import JobLedger
+from robust_slurm.state_dir.progress import read_progress
+from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.incident import Incident
+from srun_wrapper.job.reporting import on_incident
+from srun_wrapper.job.reporting.job_records import JobRecords
+from srun_wrapper.job.reporting.on_incident import IncidentCommands, run
+from srun_wrapper.job.reporting.phase import Phase
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(f"import sys, time\n{text}\n")
+    return f"{sys.executable} {path}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("sys.stdin.read()", ""),
+        ("", ""),  # it does not read
+        ("sys.exit('no route to host')", "exit code 1: no route to host"),
+        ("sys.stdin.read(); time.sleep(60)", "not done in 0.5 s, killed"),
+    ],
+)
+def test_what_becomes_of_a_command(tmp_path: Path, text: str, why: str) -> None:
+    began = time.monotonic()
+    deadline = 0.5 if "sleep" in text else 30.0
+    assert run(program(tmp_path / "x.py", text), "{}\n" * 100_000, deadline) == why
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("command", ["/no/such", "'unclosed", "\0"])
+def test_a_command_that_cannot_be_started(command: str) -> None:
+    assert run(command, "", 1.0).startswith("cannot be started: ")
+
+
+def test_nobody_waits_and_no_more_than_a_few_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_incident, "MAX_WAITING", 2)
+    said = tmp_path / "said"
+    body = f"open({str(said)!r}, 'a').write(sys.stdin.read()); time.sleep(1)"
+    commands = IncidentCommands([program(tmp_path / "x.py", body), "", "/no/such"])
+    began = time.monotonic()
+    for number in range(50):
+        commands.put({"number": number})
+    assert time.monotonic() - began < 1.0
+    until(said.exists, "the first one")
+    commands.close(patience=0.1)
+    assert time.monotonic() - began < 30
+    idle = IncidentCommands([""])
+    idle.put({})
+    idle.close()
+
+
+def test_records_of_a_job_and_both_commands(tmp_path: Path) -> None:
+    """The user's command and the site's get the incident; progress.jsonl gets the run."""
+    job = Job(active=2, spares=0)
+    for name in ("on_incident", "site_on_incident"):
+        body = f"open({str(tmp_path / name)!r}, 'w').write(sys.stdin.read())"
+        command = program(tmp_path / f"{name}.py", body)
+        object.__setattr__(job.state.config, name, command)
+    ledger = JobLedger(tmp_path)
+    env = {"SLURM_JOB_NAME": "lm", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_PARTITION": "train"}
+    phase = Phase()
+    records = JobRecords(job.state, ledger, phase, env)
+    records.chronicle.world()
+    now = time.monotonic()
+    job.state.progress.beats, job.state.progress.best = 3, 3
+    records.look(now)
+    records.look(now + 0.1)  # too soon for another point
+    records.checked = lambda: (2.5, "")
+    records.look(now + 10)
+    failure = Failure("crash", now, now - 1, "n1", 0)
+    diagnosis = Diagnosis("crash", "node", ("n1",), ("rank 0 on n1: exit code 1",), "s", failure)
+    incident = Incident("0-1", 1, diagnosis, now - 1, now)
+    incident.outcome = "recovered"
+    records.incident(incident)
+    phase.name = "completed"
+    records.close()
+    for name in ("on_incident", "site_on_incident"):
+        told = json.loads((tmp_path / name).read_text())
+        assert (told["version"], told["event"], told["job_name"]) == (1, "incident", "lm")
+        assert told["incident"]["suspects"] == ["n1"] and told["records"] == str(tmp_path)
+        assert told["text"].startswith("recovered from crash on n1")
+    (run_,), problems = read_progress(tmp_path)
+    assert problems == []
+    assert (run_.partition, run_.gpus, run_.ranks, run_.state) == ("train", 8, 4, "completed")
+    assert run_.first_step is not None and run_.ended is not None
+    assert [point.step for point in run_.points] == [3, 3]
+    assert [seconds for _, seconds in run_.checks] == [2.5]
+    assert len(run_.placings) == 1 and len(run_.placings[0].places) == 2
+
+
+def test_the_settings_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('site_on_incident = "/usr/local/bin/page-us"\non_incident = "theirs"\n')
+    found = load(env={"ROBUST_ON_INCIDENT": "mine --now"}, cwd=tmp_path, site_file=site)
+    assert (found.on_incident, found.site_on_incident) == ("mine --now", "/usr/local/bin/page-us")

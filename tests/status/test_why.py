@@ -1,0 +1,81 @@
+"""Each restart as one paragraph: what failed, how it was known, what it cost, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from status_records import NOW, incident
+
+from robust_slurm.state_dir.progress import JobRun
+from robust_slurm.state_dir.records import incident_from
+from status.accounts.timeline import JobHistory, account
+from status.views.why import paragraphs
+
+SPENT = {"detect": 2.0, "stop": 1.0, "first_step": 7.0, "total": 10.0}
+SWAP = {"swaps": [["n2", "s1"]], "rule": "node-lost", "restored": ["4 of 4 ranks from memory"]}
+
+
+def told(**changes: Any) -> str:
+    one = incident_from(incident(phases=SPENT, **{"lost_steps": 1, **changes}))
+    assert one is not None
+    run = JobRun(NOW - 900, "0", "train", 4, 8, NOW - 890, NOW, "completed")
+    made = account(JobHistory(7, "llm", "ada", 1, False, [run], [one], step_time=0.5), NOW)
+    (text,) = paragraphs(made, "/state/jobs/7/robust-srun.log")
+    assert "\n" not in text and "{" not in text and "  " not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        (
+            SWAP,
+            ["Restart 1 of job 7, ", ": n2 stopped answering.", "2.0 s after the last sign of",
+             "rule node-lost applied: a node does not answer", "“silent for 3 s”; “ping failed”",
+             "The node is to blame.", "s1 took the ranks of n2", "restored: 4 of 4 ranks",
+             "It cost 10 s without new steps (detect 2.0 s, stop 1.0 s, first step 7.0 s), 1 step "
+             "done twice, 0.02 GPU-hours", "`robust-status n2` shows what became of it"],
+        ),
+        (
+            {"symptom": "crash", "cause": "user", "suspects": [], "action": "restart",
+             "why": "no node is to blame", "lost_steps": 3},
+            ["ranks failed.", "The program, its settings or its data are to blame.",
+             "(no node is to blame)", "3 steps done twice", "correct the program",
+             "/robust-srun.log"],
+        ),
+        (
+            {"symptom": "hang", "cause": "shared", "suspects": [], "lost_steps": None},
+            ["no rank made a step any more.", "and no node.", "steps done twice not known",
+             "ask the operators"],
+        ),
+        (
+            {"action": "requeue", "outcome": "requeued", "lost_steps": None},
+            ["The job was requeued without n2", "not known"],
+        ),
+        (
+            {"action": "stop", "outcome": "gave up: 3 recoveries in a row brought no progress"},
+            ["The job was ended", "Outcome: gave up: 3 recoveries"],
+        ),
+        (
+            {"symptom": "slow", "outcome": "warned", "cause": "unknown"},
+            ["Warning 1 of job 7", "Nothing was done: the job went on.", "It cost no time."],
+        ),
+        (
+            {"outcome": "observed: would restart in place", "cause": "unknown"},
+            ["Nothing was done (mode = observe); would restart in place."],
+        ),
+        (
+            {"symptom": "update", "cause": "ordered", "suspects": [], "lost_steps": 0},
+            ["the code was updated", "It was ordered.", "no step done twice"],
+        ),
+        ({"suspects": [f"n{n}" for n in range(9)]}, ["n0, n1, n2, n3 and 5 more nodes"]),
+        ({"evidence": ["a"] * 9}, ["and 5 more lines"]),
+        ({"symptom": "odd{x}", "cause": "{node}", "evidence": []}, ["odd"]),
+    ],
+)  # fmt: skip
+def test_a_paragraph(changes: dict[str, Any], parts: list[str]) -> None:
+    if "{" in str(changes.get("symptom")):
+        changes = {**changes, "symptom": "odd", "cause": "strange"}
+    text = told(**changes)
+    assert [part for part in parts if part not in text] == []

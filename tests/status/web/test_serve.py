@@ -1,0 +1,135 @@
+"""robust-status serve: read-only, a few paths, and only under its own name."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+from status_records import NOW
+
+from status.source import Source, demo
+from status.web.pages import MOST_CACHED, Pages
+from status.web.serve import StatusServer, host_name, main, server
+
+pytest.importorskip("prometheus_client")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[StatusServer]:
+    with demo(NOW) as source, server(source, "127.0.0.1", 0, ["login1"]) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def asked(
+    running: StatusServer, path: str, host: str = "localhost", method: str = "GET"
+) -> tuple[int, dict[str, str], bytes]:
+    line = http.client.HTTPConnection("127.0.0.1", running.server_port, timeout=30)
+    line.putrequest(method, path, skip_host=True)
+    if host:
+        line.putheader("Host", host)
+    line.endheaders()
+    answer = line.getresponse()
+    body = answer.read()
+    line.close()
+    return answer.status, dict(answer.getheaders()), body
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "part"),
+    [
+        ("/", "text/html", b"recovering from a fault"),
+        ("/?x=/etc/passwd", "text/html", b"Needs attention"),
+        ("/job/118", "text/html", b"Timeline"),
+        ("/metrics", "text/plain", b"robust_slurm_slurm_up 1"),
+        ("/status.json", "application/json", b'"attention"'),
+    ],
+)
+def test_pages(running: StatusServer, path: str, kind: str, part: bytes) -> None:
+    status, headers, body = asked(running, path)
+    assert status == 200 and headers["Content-Type"].startswith(kind) and part in body
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert asked(running, path, method="HEAD")[::2] == (200, b"")
+    if kind == "application/json":
+        assert json.loads(body)["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [
+        *((p, "GET", 404) for p in ("/job/", "/job/7", "/job/118/", "/job/0118", "//etc/passwd",
+                                    "/job/../../etc/passwd", "/..%2f..%2fetc/passwd",
+                                    "/job/9999999999", "/templates/report.css.j2", "/job/%31")),
+        *(("/", m, 501) for m in ("POST", "PUT", "DELETE", "OPTIONS")),
+    ],
+)  # fmt: skip
+def test_nothing_else(running: StatusServer, path: str, method: str, status: int) -> None:
+    assert asked(running, path, method=method)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("host", "right"),
+    [
+        ("localhost", True), ("LOCALHOST:9812", True), ("127.0.0.1:1", True), ("[::1]:80", True),
+        ("login1:9812", True), ("login1.", True), ("evil.example", False), ("", False),
+        ("localhost.evil.example", False), ("evil.example:localhost", False), ("[::1", False),
+        ("localhost@evil.example", False), ("127.0.0.1.nip.io", False), ("169.254.1.1", False),
+    ],
+)  # fmt: skip
+def test_only_under_its_own_name(running: StatusServer, host: str, right: bool) -> None:
+    assert asked(running, "/metrics", host)[0] == (200 if right else 421)
+
+
+def test_host_names() -> None:
+    assert host_name("A.B:80") == "a.b" and host_name("[::1]") == "::1"
+    assert host_name("x]:[") == "" or host_name("x]:[") != "localhost"
+
+
+def test_visitors_cannot_make_slurm_busy() -> None:
+    looks = [0]
+    now = [100.0]
+    with demo(NOW) as source:
+        count = source.door.ping
+
+        def ping() -> bool:
+            looks[0] += 1
+            return count()
+
+        source.door.ping = ping  # type: ignore[method-assign]
+        pages = Pages(source, lambda families, accept: (b"", "x"), lambda: now[0])
+        for _ in range(20):
+            assert pages.get("/").status == 200
+        assert looks == [1]
+        now[0] += 6
+        pages.get("/")
+        assert looks == [2]
+        for number in range(1, MOST_CACHED + 20):
+            pages.get(f"/job/{number}")
+        assert len(pages._made) == MOST_CACHED
+
+
+def test_it_says_what_it_cannot_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--port", "99999999"]) == 2
+    assert main(["--nope"]) == 2
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert main([]) == 1
+    assert "--allow-root" in capsys.readouterr().err
+    assert main(["--demo", "--listen", "192.0.2.1"]) == 1
+    assert "cannot serve" in capsys.readouterr().err
+    monkeypatch.setattr("status.web.serve.encoder", lambda: None)
+    assert main(["--demo", "--port", "0"]) == 1
+    assert "robust-slurm[serve]" in capsys.readouterr().err
+
+
+def test_a_source_stands_still_where_it_is_told() -> None:
+    with demo(NOW) as source:
+        assert isinstance(source, Source) and source.now == NOW
