@@ -9,7 +9,7 @@ from .parser import Parser
 
 COMMANDS = {
     "robust-srun": "srun_wrapper.command.own_options",
-    "robust-status": "status.options",
+    "robust-status": "status.cli",
     "robust-standby": "standby.cli",
     "robust-update": "srun_wrapper.code.cli",
     "robust-ckpt": "robust_slurm.checkpoint.cli",
