@@ -18,7 +18,8 @@ def short_incidents(found: Sequence[Incident], width: int) -> list[Line]:
     """A row for each incident: what, whom it blames, what was done, and what it took."""
     heads = ("#", "TIME", "SYMPTOM", "CAUSE", "NODES", "ACTION", "OUTCOME", "TOOK", "STEPS LOST")
     table = [heads, *(_row(number, one) for number, one in enumerate(found, 1))]
-    keep = [heads.index(head) for head in heads if head not in ("OUTCOME", "STEPS LOST")]
+    less = ("ACTION", "OUTCOME", "STEPS LOST")
+    keep = [heads.index(head) for head in heads if head not in less]
     first, *rest = layout(table, width, keep)
     return [Line(first, "bold"), *(Line(text) for text in rest)]
 
