@@ -114,6 +114,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_srun(alloc: Allocation, name: str) -> None:
     case = CASES[name]
+    if name == "output per task, error to srun" and alloc.lab.spec.slurm == "26.05":
+        pytest.skip("srun 26.05 writes the errors into the output's files all the same")
     argv = [*case.argv.split(), "/bin/bash", "-c", case.shell]  # --export=NONE leaves no PATH
     plain, robust = both(alloc, argv, case.env, case.stdin, case.files)
     assert plain.code == case.code, plain.err.decode()
