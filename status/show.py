@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
+from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.state_dir.files import StateFiles, log_of, read_incidents, read_state
 from robust_slurm.state_dir.progress import JobRun, read_progress
 from robust_slurm.state_dir.records import Accusation, clean
@@ -91,22 +91,24 @@ class OneJob:
         return any(row.status == "recovering" for row in self.report.steps)
 
 
-def read_job(job_id: int, source: Source, with_account: bool) -> OneJob | None:
-    """Read a job; None, and lines on stderr, if nothing is recorded of it."""
+class NoRecordError(CommandError):
+    """Nothing is recorded of this job."""
+
+
+def read_job(job_id: int, source: Source, with_account: bool) -> OneJob:
+    """Read a job. Raises NoRecordError, after lines on stderr, if nothing is recorded of it."""
     view = ask_slurm(source.door, with_nodes=False)
     files: StateFiles = read_state(source.state_dir, view.owners, job_id)
     incidents, problems = read_incidents(files.directory)
     problems = [*files.problems, *problems]
     if not files.rosters and not incidents:
         where = clean(str(source.state_dir / "jobs"))
-        print(
-            f"robust-status: no record of job {job_id} under {where}; was it started by "
-            "robust-srun, with this state_dir?",
-            file=sys.stderr,
-        )
         for problem in problems:
-            print(f"robust-status: {problem}", file=sys.stderr)
-        return None
+            warn("robust-status", problem)
+        raise NoRecordError(
+            f"no record of job {job_id} under {where}; was it started by robust-srun, with this "
+            "state_dir?"
+        )
     now = source.now
     done = job_report(
         job_id, files.rosters, incidents, problems, view, now, log_of(files.directory)
@@ -134,8 +136,6 @@ def show_job(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
     """Print a job with its incidents, or why it was restarted (--why)."""
     with_account = args.why or args.json
     found = read_job(args.subject, source, with_account)
-    if found is None:
-        return 1
     done = found.report
     told: list[str] = []
     if with_account:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.slurm.model import Node
 from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.state_dir.files import JobRecord, read_jobs
@@ -80,13 +80,11 @@ def show_node(node: str, state_dir: Path, view: SlurmView, as_json: bool, out: I
     found = suspicions(node, records.jobs.get(node, []), records.events(node))
     if not found and node not in (view.nodes or {}):
         why = view.error or "Slurm has no node of this name"
-        print(
-            f"robust-status: no record of node {node} under {state_dir / 'jobs'} and "
-            f"{state_dir / 'nodes'}, and {why}",
-            file=sys.stderr,
-        )
         _complain(records.problems)
-        return 1
+        raise CommandError(
+            f"no record of node {node} under {state_dir / 'jobs'} and {state_dir / 'nodes'}, "
+            f"and {why}"
+        )
     known = (view.nodes or {}).get(node)
     if as_json:
         data = {
@@ -223,4 +221,4 @@ def _print_json(data: dict[str, Any], out: IO[str]) -> None:
 
 def _complain(problems: Iterable[str]) -> None:
     for problem in problems:
-        print(f"robust-status: {problem}", file=sys.stderr)
+        warn("robust-status", problem)

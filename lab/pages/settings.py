@@ -16,7 +16,7 @@ from robust_slurm.settings import FIELDS
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Mode, records and Slurm": (
         "mode", "state_dir", "slurm_backend", "slurm_wait", "drain", "verbose", "log_level",
-        "roster_interval", "interval", "signatures_file",
+        "roster_interval", "interval", "signatures_file", "on_incident", "site_on_incident",
     ),
     "Replacing a lost node": (
         "spares", "standby_partition", "standby_wait", "requeue", "requeue_on", "max_restarts",

@@ -19,6 +19,7 @@ CHANNELS = frozenset(
         "StateDirError",
         "DurableError",
         "ListingError",
+        "NoRecordError",
         "_Usage",
         "_Wrong",
         "SizeError",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from robust_slurm.command_line.errors import CommandError
 from status.metrics.families import Family, families
 from status.metrics.text import exposition
 from status.report.write import replace_text
@@ -18,8 +18,7 @@ def write_metrics(path: Path, source: Source) -> int:
     try:
         replace_text(path, exposition(made))
     except OSError as error:
-        print(f"robust-status: cannot write {path}: {error.strerror or error}", file=sys.stderr)
-        return 1
+        raise CommandError(f"cannot write {path}: {error.strerror or error}") from None
     return 1 if wrong else 0
 
 

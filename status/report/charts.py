@@ -27,7 +27,7 @@ class Box(NamedTuple):
     title: str
 
 
-class Mark(NamedTuple):
+class Marker(NamedTuple):
     x: float
     text: str
     title: str
@@ -54,7 +54,7 @@ class Plot:
     curves: tuple[Curve2D, ...]
     xticks: tuple[Tick, ...]
     yticks: tuple[Tick, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[Marker, ...]
     width: float = WIDTH
     left: float = LEFT
     right: float = WIDTH - RIGHT
@@ -95,7 +95,7 @@ def plot(
     unit: str,
     axis: Axis,
     series: Sequence[tuple[str, str, Sequence[Sequence[tuple[float, float]]]]],
-    marks: Sequence[Mark],
+    marks: Sequence[Marker],
     height: float = 190.0,
     bounds: tuple[float, float] | None = None,
 ) -> Plot | None:

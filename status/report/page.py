@@ -11,7 +11,7 @@ from status.accounts.segments import Segment
 from status.accounts.sums import SHARES, curve, ettr, hours, lost, total, unproductive
 from status.accounts.timeline import JobAccount
 from status.model import JobReport
-from status.report.charts import LEFT, RIGHT, WIDTH, Axis, Box, Mark, Plot, Tick, plot
+from status.report.charts import LEFT, RIGHT, WIDTH, Axis, Box, Marker, Plot, Tick, plot
 from status.report.parts import MOST_INCIDENTS, Place, Told, clock, incidents_told, places_of
 from status.views.overview import duration
 
@@ -72,7 +72,7 @@ class Page:
     axis: tuple[Tick, ...]
     bars: tuple[Box, ...]
     incarnations: tuple[Box, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[Marker, ...]
     plots: tuple[Plot, ...]
     anatomy: tuple[Anatomy, ...]
     anatomy_ticks: tuple[Tick, ...]
@@ -182,19 +182,19 @@ def _incarnations(runs: Sequence[JobRun], axis: Axis) -> tuple[Box, ...]:
     )
 
 
-def _marks(job: JobAccount, axis: Axis) -> tuple[Mark, ...]:
+def _marks(job: JobAccount, axis: Axis) -> tuple[Marker, ...]:
     found = []
     for number, one in enumerate(job.incidents, 1):
         what = one.symptom.replace("_", " ")
         where = f" on {', '.join(one.suspects)}" if one.suspects else ""
         title = f"restart {number}, {clock(one.time)}: {what}{where}, cause {one.cause}"
         if job.begin <= one.time * 1000 <= job.end:
-            found.append(Mark(axis.x(one.time), str(number), title))
+            found.append(Marker(axis.x(one.time), str(number), title))
     return tuple(found[-MOST_INCIDENTS:])
 
 
 def _progress(
-    runs: Sequence[JobRun], axis: Axis, marks: Sequence[Mark]
+    runs: Sequence[JobRun], axis: Axis, marks: Sequence[Marker]
 ) -> tuple[Plot | None, Plot | None]:
     points = [run.points for run in runs]
     return (
@@ -219,7 +219,7 @@ def _parts(runs: Sequence[Sequence[Point]], name: str) -> list[list[tuple[float,
     return parts
 
 
-def _ettr(job: JobAccount, axis: Axis, marks: Sequence[Mark]) -> Plot | None:
+def _ettr(job: JobAccount, axis: Axis, marks: Sequence[Marker]) -> Plot | None:
     shown = curve(job)
     if not shown.at:
         return None

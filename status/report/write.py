@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import IO
 
+from robust_slurm.command_line.errors import CommandError
 from status.report.page import Page, as_context, page
 from status.show import OneJob, read_job
 from status.source import Source
@@ -16,24 +16,17 @@ from status.source import Source
 EXTRA = "jinja2 is not installed; install it: pip install 'robust-slurm[report]'"
 
 
-class ReportError(Exception):
+class ReportError(CommandError):
     """The report cannot be made; the message says why."""
 
 
 def write_report(job_id: int, path: Path, source: Source, out: IO[str]) -> int:
     """Write the page of a job to a file, and print where it is; return the exit code."""
     found = read_job(job_id, source, with_account=True)
-    if found is None:
-        return 1
     try:
-        text = rendered(found)
-        replace_text(path, text)
-    except ReportError as error:
-        print(f"robust-status: {error}", file=sys.stderr)
-        return 1
+        replace_text(path, rendered(found))
     except OSError as error:
-        print(f"robust-status: cannot write {path}: {error.strerror or error}", file=sys.stderr)
-        return 1
+        raise CommandError(f"cannot write {path}: {error.strerror or error}") from None
     print(path, file=out)
     return 1 if found.report.slurm_error else 0
 

@@ -13,7 +13,7 @@ from typing import Any
 from status.metrics.families import Family
 from status.metrics.textfile import collect
 from status.report.write import ReportError, fill, rendered, version
-from status.show import JSON_VERSION, Cluster, read_cluster, read_job
+from status.show import JSON_VERSION, Cluster, NoRecordError, read_cluster, read_job
 from status.source import Source
 from status.views.overview import duration, node_word
 
@@ -61,11 +61,11 @@ class Pages:
         return _plain(404, "no such page: / /job/ID /metrics /status.json")
 
     def _job(self, number: int) -> Response:
-        found = read_job(number, self._source, with_account=True)
-        if found is None:
-            return _plain(404, f"no record of job {number}")
         try:
+            found = read_job(number, self._source, with_account=True)
             return Response(200, HTML, rendered(found, REFRESH_S).encode())
+        except NoRecordError:
+            return _plain(404, f"no record of job {number}")
         except ReportError as error:
             return _plain(503, str(error))
 

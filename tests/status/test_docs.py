@@ -11,7 +11,7 @@ from places import REPOSITORY
 from status_records import NOW
 
 from status.cli import _answer
-from status.options import contradiction, parser
+from status.options import build_parser, contradiction
 from status.source import demo
 
 PAGE = REPOSITORY / "docs" / "robust-status.md"
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 def printed(words: str, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in (("TERM", "dumb"), ("COLUMNS", "100"), ("LINES", "40"), ("TZ", "UTC")):
         monkeypatch.setenv(name, value)
-    args = parser().parse_args(shlex.split(words)[1:])
+    args = build_parser().parse_args(shlex.split(words)[1:])
     assert contradiction(args) == ""
     out = Terminal()
     with demo(NOW) as source:

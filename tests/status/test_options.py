@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from status.options import contradiction, parser, since
+from status.options import build_parser, contradiction, since
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from status.options import contradiction, parser, since
     ],
 )
 def test_options_that_go_together(words: str, why: str) -> None:
-    said = contradiction(parser().parse_args(words.split()))
+    said = contradiction(build_parser().parse_args(words.split()))
     assert said.startswith(why) and bool(said) is bool(why)
 
 

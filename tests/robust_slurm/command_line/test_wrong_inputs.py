@@ -42,7 +42,7 @@ TABLE = [
     ("robust-status --diagnose {t}/none.log", 2, "{t}/none.log"),
     ("robust-status --diagnose {t}", 2, "{t}"),
     ("robust-status --diagnose {t}/log --signatures {t}/none.toml", 2, "{t}/none.toml"),
-    ("robust-standby", 2, "no command; use size, apply or show"),
+    ("robust-standby", 2, "no command; use size, simulate, apply or show"),
     ("robust-standby aply", 2, "no such command: aply; did you mean apply?"),
     ("robust-standby shwo", 2, "no such command: shwo; did you mean show?"),
     ("robust-standby remove", 2, "no such command: remove"),

@@ -246,7 +246,7 @@ def test_json_and_table_hold_the_same_numbers() -> None:
         (["--nodes", "0"], 2, "from 1 to 100,000"),
         (["--days", "0"], 2, "above 0"),
         (["--days", "nan"], 2, "above 0"),
-        (["--mix", "mine"], 2, "invalid choice"),
+        (["--mix", "mine"], 2, "not 'mine'"),
         (["--rate", "1e6"], 2, "a node"),
         (["--rate", "1e6", "--pool", "1"], 2, "at most 100,000"),
         (["--since", "3"], 2, "only with --ledger"),

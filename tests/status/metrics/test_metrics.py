@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from status_records import NOW, incident, roster
 
+from robust_slurm.command_line.errors import CommandError
 from robust_slurm.slurm import Slurm
 from robust_slurm.slurm.run import Completed
 from status.metrics.text import exposition
@@ -94,14 +95,14 @@ def test_hostile_records_make_few_and_valid_series(tmp_path: Path) -> None:
     list(openmetrics.text_string_to_metric_families(encode(made, ACCEPT)[0].decode()))
 
 
-def test_the_file_is_replaced_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_is_replaced_at_once(tmp_path: Path) -> None:
     file = tmp_path / "robust.prom"
     file.write_text("old")
     kept = file.open()
     with demo(NOW) as source:
         assert write_metrics(file, source) == 0
-        assert write_metrics(tmp_path / "no" / "x.prom", source) == 1
+        with pytest.raises(CommandError, match="cannot write"):
+            write_metrics(tmp_path / "no" / "x.prom", source)
     assert kept.read() == "old"  # the old file itself was not written to
     assert samples(file.read_text()) and file.stat().st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["robust.prom"]
-    assert "cannot write" in capsys.readouterr().err

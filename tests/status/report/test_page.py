@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from status_records import NOW, incident, roster, view
 
+from robust_slurm.command_line.errors import CommandError
 from robust_slurm.state_dir.progress import JobRun, Placing, Point
 from robust_slurm.state_dir.records import incident_from, roster_from
 from status.accounts.timeline import JobHistory, account
@@ -116,12 +117,12 @@ def test_charts_of_odd_values() -> None:
     assert len(thin) == 100 and sum(v for _, v in thin) / 100 == pytest.approx(616.5, rel=0.01)
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with demo(NOW) as source:
-        assert write_report(118, tmp_path / "no" / "x.html", source, io.StringIO()) == 1
-        assert "cannot write" in capsys.readouterr().err
-        assert write_report(7, tmp_path / "x.html", source, io.StringIO()) == 1
-        assert "no record of job 7" in capsys.readouterr().err
+        with pytest.raises(CommandError, match="cannot write"):
+            write_report(118, tmp_path / "no" / "x.html", source, io.StringIO())
+        with pytest.raises(CommandError, match="no record of job 7"):
+            write_report(7, tmp_path / "x.html", source, io.StringIO())
     assert list(tmp_path.iterdir()) == []
 
 
