@@ -23,6 +23,8 @@ AGAIN = "run: python -m lab.pages"
 
 def test_the_generated_files_are_what_the_code_makes() -> None:
     assert [str(path) for path in pages.stale()] == [], AGAIN
+    here = [str(path) for path, text in pages.pages().items() if str(REPOSITORY) in text]
+    assert here == [], "a page must not depend on where the repository lies"
 
 
 def test_every_message_has_a_cure_and_every_cure_a_message() -> None:
