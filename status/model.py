@@ -21,6 +21,7 @@ ENDED = {  # Slurm's last states of a job, in our words
     "FAILED": "failed",
     "NODE_FAIL": "failed",
 }
+NO_RECORDS = "no records"  # begins the note that there is no state directory to read
 LIVE = ("starting", "running", "checking", "recovering", "terminating", "requeued", "silent")
 
 

@@ -21,7 +21,7 @@ from status.model import JobReport, JobRow, NodeRow, StatusReport
 from status.rules import RuleRow
 from status.views.attention import Attention
 from status.views.job import short_incidents
-from status.views.overview import Line, job_lines, overview
+from status.views.overview import Line, job_lines, overview, unread
 
 _PHASES = (
     *("detect", "decide", "stop", "test", "replace"),
@@ -90,7 +90,7 @@ def print_report(report: StatusReport, out: Console, with_jobs: bool = True) -> 
     """Nodes, then jobs, then what could not be read."""
     _slurm_error(report.slurm_error, out)
     if report.nodes:
-        table = _table("NODE", "POOL", "STATE", "REASON", "ACCUSED", "NEWEST EVIDENCE")
+        table = _table("NODE", "POOL", "STATE", "REASON", "REPORTS", "NEWEST EVIDENCE")
         for names, node in _alike(report.nodes):
             bad = bool(_BAD & set(node.state))
             table.add_row(
@@ -106,7 +106,7 @@ def print_report(report: StatusReport, out: Console, with_jobs: bool = True) -> 
         out.print("Slurm has no nodes.")
     if report.pool is not None:
         out.print(Text(told(report.pool), style="yellow" if report.pool.short else ""))
-    if with_jobs:
+    if with_jobs and (report.jobs or not unread(report)):
         out.print()
         out.print(_jobs(report.jobs) if report.jobs else "No robust jobs are running.")
     _problems(report.problems, out)

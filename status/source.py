@@ -17,7 +17,7 @@ from robust_slurm.slurm import Client, Slurm, SlurmError
 from robust_slurm.slurm.choose import connect
 from robust_slurm.state_dir.records import clean
 from status.accounts.gather import UserOf, user_of
-from status.model import SlurmView
+from status.model import NO_RECORDS, SlurmView
 
 DEADLINE_S = 8.0
 DEMO_USER = "ada"  # in the sample cluster, the one who looks
@@ -52,8 +52,8 @@ class Source:
             os.stat(self.state_dir)  # noqa: PTH116 - its error says why
         except OSError as error:
             why = clean(error.strerror or str(error))
-            return f"no records: {clean(str(self.state_dir))}: {why}; {_CURE}"
-        return f"no records: {clean(str(jobs))} does not exist; {_CURE}"
+            return f"{NO_RECORDS}: {clean(str(self.state_dir))}: {why}; {_CURE}"
+        return f"{NO_RECORDS}: {clean(str(jobs))} does not exist; {_CURE}"
 
 
 _CURE = (

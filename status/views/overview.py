@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 
 from robust_slurm.slurm.values import ParseError, fold
 from standby.pool.stock import told
-from status.model import JobRow, NodeRow, StatusReport
+from status.model import NO_RECORDS, JobRow, NodeRow, StatusReport
 from status.views.attention import BAD, Attention
 
 WIDEST = 200  # columns; without a terminal
@@ -53,7 +53,9 @@ def overview(
         room = height - len(head) - len(tail) - len(notes[:2]) - len(hints) - 3
         notes = notes[:2]
     few, many = _shares(len(look), len(report.jobs), room)
-    body = [*_attention(report, look, few), *job_lines(report.jobs, width, many)]
+    body = _attention(report, look, few)
+    if report.jobs or not unread(report):
+        body += job_lines(report.jobs, width, many)
     lines = [*head, *notes, *body, *tail, *hints]
     return [Line(cut(line.text, width), line.style) for line in lines]
 
@@ -61,6 +63,11 @@ def overview(
 def cut(text: str, width: int) -> str:
     """The text in at most ``width`` columns; what was cut ends in "…"."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def unread(report: StatusReport) -> bool:
+    """Return whether there are no records to read, so that nothing is known of jobs."""
+    return any(problem.startswith(NO_RECORDS) for problem in report.problems)
 
 
 def _shares(look: int, jobs: int, room: int | None) -> tuple[int, int]:

@@ -233,6 +233,7 @@ def test_a_wrong_state_dir_is_said_and_is_no_calm(tmp_path: Path, state_dir: Pat
             assert said == code
             assert "no records: " in text and why in text
             assert "Nothing needs attention" not in text
+            assert "No robust jobs" not in text
         assert shown(["--json"], answering(UP), tmp_path / name)[0] == code
     (tmp_path / "empty" / "jobs").mkdir()
     code, text = shown([], answering(UP), tmp_path / "empty")
