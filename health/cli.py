@@ -115,7 +115,7 @@ def build_parser(whole: bool = True) -> Parser:
     baseline = commands.add_parser(
         "baseline",
         parents=[common],
-        help="record this node's driver, VBIOS, ... as the reference for all nodes",
+        help="record this node's driver, VBIOS and other versions as all nodes' reference",
     )
     baseline.add_argument(
         "--add",

@@ -250,7 +250,7 @@ def _incident(incident: Incident, phases: Sequence[str]) -> list[str]:
 
 
 def _jobs(rows: tuple[JobRow, ...]) -> Table:
-    table = _table("JOB", "NAME", "USER", "STATUS", "NODES", "STEP", "STEP TIME", "EPOCH")
+    table = _table("JOB", "NAME", "USER", "STATUS", "NODES", "STEP", "STEP TIME", "STARTS")
     for heading in ("INCIDENTS", "LOST STEPS", "ETTR"):
         table.add_column(heading, justify="right")
     for row in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.pages.man import form, synopsis
 from lab.pages.markup import MARK, cell, code, slug, table
-from lab.pages.parsers import NAMES, commands, told
+from lab.pages.parsers import NAMES, documented, told
 
 _HEAD = f"""# Commands
 
@@ -40,12 +40,12 @@ def page() -> str:
     lines = [_HEAD.rstrip("\n"), ""]
     rows = []
     for name in NAMES:
-        for command in commands(name):
+        for command in documented(name):
             about = command.about.partition(": ")[0].partition(". ")[0].rstrip(".")
             rows.append((f"[{command.name}](#{slug(command.name)})", cell(about)))
     lines += [*table(("command", "does"), rows), ""]
     for name in NAMES:
-        for command in commands(name):
+        for command in documented(name):
             lines += [f"## {command.name}", "", cell(command.about), ""]
             lines += ["```", f"{command.name} {synopsis(command)}".rstrip(), "```", ""]
             options = command.options()

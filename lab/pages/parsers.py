@@ -8,11 +8,13 @@ from typing import NamedTuple
 from robust_slurm.command_line.table import COMMANDS, parser_of
 from robust_slurm.settings import FIELDS
 from srun_wrapper.command.srun_table import LONG
+from status.web import serve
 
 # What slurmd calls, no person.
 BY_SLURM = ("robust-prolog", "robust-epilog")
 NAMES = tuple(name for name in COMMANDS if name not in BY_SLURM)
 SRUN = "robust-srun"
+STATUS = "robust-status"
 SRUN_ABOUT = (
     "Run a training in place of srun, and keep it running: detect crashes, hangs and lost nodes, "
     "restart the ranks in place, on spare nodes or on standby nodes, and evict bad nodes. Accepts "
@@ -62,6 +64,15 @@ def commands(name: str) -> list[Command]:
         )
         for word, parser in below.choices.items()
     ]
+
+
+def documented(name: str) -> list[Command]:
+    """Return ``commands(name)`` and ``robust-status serve``, which has a parser of its own."""
+    found = commands(name)
+    if name == STATUS:
+        parser = serve.build_parser()
+        found.append(Command(parser.prog, parser, parser.description or "", ""))
+    return found
 
 
 def about(name: str) -> str:
