@@ -75,6 +75,11 @@ def test_defaults_of_settings_are_the_settings() -> None:
     assert evicted == pytest.approx(assumed.WRONG)
 
 
+def test_the_ranks_end_as_on_the_nodes_that_were_measured() -> None:
+    ranks, per_node = (int(word) for word in assumed.STOP.source.split()[1].split(".")[0].split("x"))
+    assert ours(ranks // per_node).stop.median == assumed.STOP.median
+
+
 def test_every_time_has_a_source() -> None:
     for make in APPROACHES.values():
         for name, one in make(1200, 10.0).times():
