@@ -76,7 +76,8 @@ def test_defaults_of_settings_are_the_settings() -> None:
 
 
 def test_the_ranks_end_as_on_the_nodes_that_were_measured() -> None:
-    ranks, per_node = (int(word) for word in assumed.STOP.source.split()[1].split(".")[0].split("x"))
+    job = assumed.STOP.source.split()[1].split(".")[0]  # as in "400x4.node_crash.stop_s"
+    ranks, per_node = map(int, job.split("x"))
     assert ours(ranks // per_node).stop.median == assumed.STOP.median
 
 
