@@ -11,16 +11,24 @@ import logging
 import os
 import queue
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 DEADLINE = 30.0  # s for one command
-LAST = 5.0  # s that robust-srun's end waits for commands that still run
+LAST = 4.0  # s that robust-srun's end waits for commands that still run
+KILL = 1.0  # s more for them to be killed
+LOOK = 0.2  # s between two looks whether that is due
 MAX_WAITING = 64
 _SAID = 300  # characters of stderr that are logged
+# Slurm sends SIGTERM to all processes of a job that it ends, and the incident for which the job is
+# requeued is one to hear of. The words of the command are not read by this shell.
+_DEAF = ("/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh")
 _END: dict[str, Any] = {}
 _log = logging.getLogger("robust-srun.on_incident")
 
@@ -33,42 +41,67 @@ class IncidentCommands:
         self._deadline = deadline
         self._queue: queue.Queue[dict[str, Any]] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
+        self._over = threading.Event()
 
     def put(self, record: Mapping[str, Any]) -> None:
         """Have the commands run with this record; return at once."""
         if not self._commands:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
         try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, daemon=True)
+                thread.start()
+                self._thread = thread
             self._queue.put_nowait(dict(record))
         except queue.Full:
             _log.warning("on_incident: %d incidents wait already; one is left out", MAX_WAITING)
+        except RuntimeError as error:  # no more threads for this user
+            _log.warning("on_incident: one incident is left out: %s", error)
 
     def close(self, patience: float = LAST) -> None:
-        """Wait ``patience`` seconds at most for the commands that are still to run."""
+        """Wait ``patience`` seconds at most for the commands that are still to run; then none runs
+        any more."""
         if self._thread is not None:
-            try:
+            with suppress(queue.Full):
                 self._queue.put_nowait(_END)
-            except queue.Full:
-                return
             self._thread.join(patience)
+            self._over.set()
+            self._thread.join(KILL)
 
     def _run(self) -> None:
         while (record := self._queue.get()) is not _END:
             text = json.dumps(record, default=str) + "\n"
             for command in self._commands:
-                if why := run(command, text, self._deadline):
-                    _log.warning("on_incident: %s: %s", command, why)
+                if self._over.is_set():
+                    _log.warning("on_incident: %s: not run: robust-srun has ended", shown(command))
+                    return
+                if why := run(command, text, self._deadline, self._over.is_set):
+                    _log.warning("on_incident: %s: %s", shown(command), why)
 
 
-def run(command: str, text: str, deadline: float) -> str:
-    """Run a command with ``text`` on its stdin; return what went wrong, "" for nothing."""
+def shown(command: str) -> str:
+    """Return the command as the log may have it, which all users can read: no address or token."""
+    program, _, arguments = command.strip().partition(" ")
+    return f"{program} …" if arguments else program
+
+
+def run(command: str, text: str, deadline: float, over: Callable[[], bool] = lambda: False) -> str:
+    """Run a command with ``text`` on its stdin; return what went wrong, "" for nothing.
+
+    Once ``over()`` it is killed.
+    """
+    until = time.monotonic() + deadline
+    given = -1  # a file in memory: nothing waits for a command that does not read
     try:
+        given = os.memfd_create("incident")
+        os.write(given, text.encode())
+        os.lseek(given, 0, os.SEEK_SET)
+        words = shlex.split(command)
+        if shutil.which(words[0]) is None:
+            return f"cannot be started: {words[0]} is no program"
         process = subprocess.Popen(
-            shlex.split(command),
-            stdin=subprocess.PIPE,
+            [*_DEAF, *words],
+            stdin=given,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -77,11 +110,19 @@ def run(command: str, text: str, deadline: float) -> str:
         )
     except (OSError, ValueError) as error:
         return f"cannot be started: {error}"
+    finally:
+        if given >= 0:
+            os.close(given)
     try:
-        _, said = process.communicate(text, timeout=deadline)
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        return f"not done in {deadline:g} s, killed"
+        while True:
+            try:
+                _, said = process.communicate(timeout=min(LOOK, until - time.monotonic()))
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= until or over():
+                    _kill(process)
+                    end = "when robust-srun ended" if over() else f"in {deadline:g} s"
+                    return f"not done {end}, killed"
     except OSError as error:
         _kill(process)
         return str(error)
@@ -96,12 +137,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         process.kill()
-    for pipe in (process.stdin, process.stderr):
-        if pipe is not None:
-            try:
-                pipe.close()
-            except OSError:
-                pass
+    if process.stderr is not None:
+        process.stderr.close()
     try:
         process.wait(1.0)
     except subprocess.TimeoutExpired:

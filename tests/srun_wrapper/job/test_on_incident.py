@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from robust_slurm.state_dir.progress import read_progress
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.job.reporting import on_incident
+from srun_wrapper.job.reporting import job_log, on_incident
 from srun_wrapper.job.reporting.job_records import JobRecords
 from srun_wrapper.job.reporting.on_incident import IncidentCommands, run
 from srun_wrapper.job.reporting.phase import Phase
@@ -33,13 +35,14 @@ def program(path: Path, text: str) -> str:
     [
         ("sys.stdin.read()", ""),
         ("", ""),  # it does not read
+        ("time.sleep(0.5); assert len(sys.stdin.read()) == 300_000", ""),  # more than a pipe has
         ("sys.exit('no route to host')", "exit code 1: no route to host"),
         ("sys.stdin.read(); time.sleep(60)", "not done in 0.5 s, killed"),
     ],
 )
 def test_what_becomes_of_a_command(tmp_path: Path, text: str, why: str) -> None:
     began = time.monotonic()
-    deadline = 0.5 if "sleep" in text else 30.0
+    deadline = 0.5 if "sleep(60" in text else 30.0
     assert run(program(tmp_path / "x.py", text), "{}\n" * 100_000, deadline) == why
     assert time.monotonic() - began < 30
 
@@ -66,6 +69,57 @@ def test_nobody_waits_and_no_more_than_a_few_are_kept(
     idle = IncidentCommands([""])
     idle.put({})
     idle.close()
+
+
+def test_no_command_outlives_the_end_and_none_begins_after_it(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    body = f"import os; open({str(pid)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
+    commands = IncidentCommands([program(tmp_path / "x.py", body)])
+    for number in range(3):
+        commands.put({"number": number})
+    until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the first one")
+    commands.close(patience=0.1)
+    (only,) = pid.read_text().split()
+    assert not Path(f"/proc/{only}").exists()
+
+
+def test_the_end_of_the_job_does_not_end_a_command(tmp_path: Path) -> None:
+    """Slurm sends SIGTERM to all processes of a job that is requeued."""
+    said = tmp_path / "said"
+    body = f"import os; os.kill(os.getpid(), 15); open({str(said)!r}, 'w').write(sys.stdin.read())"
+    commands = IncidentCommands([f"/bin/sh -c '{program(tmp_path / 'x.py', body)}'"])
+    commands.put({"outcome": "requeued"})
+    commands.close(30.0)
+    assert json.loads(said.read_text()) == {"outcome": "requeued"}
+
+
+def test_no_thread_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the user's limit of processes a recovery goes on without its notification."""
+
+    def no_more(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    commands = IncidentCommands(["/bin/true"])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more)
+        commands.put({})
+    commands.put({})
+    commands.close()
+
+
+def test_the_log_has_no_arguments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All users can read it, and a webhook's address is a secret."""
+    command = f"{program(tmp_path / 'x.py', 'sys.exit(3)')} https://hooks.example/SECRET"
+    caplog.set_level("INFO", "robust-srun")
+    commands = IncidentCommands([command])
+    commands.put({})
+    commands.close(30.0)
+    config = load(env={}, cwd=tmp_path)
+    job_log.begin(tmp_path, replace(config, on_incident=command, site_on_incident=command))
+    assert job_log.end() == ""
+    log = caplog.text + (tmp_path / "robust-srun.log").read_text()
+    assert "exit code 3" in log and f"site_on_incident = {sys.executable} …" in log
+    assert "SECRET" not in log
 
 
 def test_records_of_a_job_and_both_commands(tmp_path: Path) -> None:
@@ -105,6 +159,22 @@ def test_records_of_a_job_and_both_commands(tmp_path: Path) -> None:
     assert [point.step for point in run_.points] == [3, 3]
     assert [seconds for _, seconds in run_.checks] == [2.5]
     assert len(run_.placings) == 1 and len(run_.placings[0].places) == 2
+
+
+def test_only_a_recovery_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(IncidentCommands, "put", lambda _self, record: told.append(record["text"]))
+    job = Job(active=2, spares=0)
+    records = JobRecords(job.state, JobLedger(tmp_path), Phase(), {})
+    failure = Failure("node_lost", 2.0, 1.0, "n1")
+    diagnosis = Diagnosis("node_lost", "node", ("n1",), ("no report",), "s", failure)
+    for outcome in ("requeued", "stopped: nothing is left", "recovered"):
+        incident = Incident("0-1", 1, diagnosis, 1.0, 2.0)
+        incident.outcome = outcome
+        records.incident(incident)
+    records.close()
+    assert told[:2] == ["node lost on n1: requeued", "node lost on n1: stopped: nothing is left"]
+    assert told[2].startswith("recovered from node lost on n1 in ")
 
 
 def test_the_settings_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
