@@ -50,7 +50,7 @@ def _cluster(found: Cluster, now: float) -> Iterable[Family]:
     family = Family(p + "slurm_up", "gauge", "1 if slurmctld answered.")
     family.add(not report.slurm_error)
     yield family
-    family = Family(p + "records_up", "gauge", "1 if the directory of the jobs' records exists.")
+    family = Family(p + "records_up", "gauge", "1 if the jobs' records can be read.")
     family.add(not found.wrong)
     yield family
     text = "Records that could not be read; robust-status names them."

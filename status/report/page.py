@@ -175,7 +175,7 @@ def _incarnations(runs: Sequence[JobRun], axis: Axis) -> tuple[Box, ...]:
     """A strip below the timeline: each incarnation of the ranks, from its start to the next."""
     begins = [(p.time, f"run {n}, incarnation {p.epoch}") for n, run in enumerate(runs, 1)
               for p in run.placings]  # fmt: skip
-    ends = [*(axis.x(at) for at, _ in begins[1:]), axis.x(axis.end)]
+    ends = [*(axis.x(at) for at, _ in begins[1:]), axis.x(axis.end)][: len(begins)]
     return tuple(
         Box(axis.x(at), 58.0, round(end - axis.x(at), 2), 7.0, "ab"[n % 2], name)
         for n, ((at, name), end) in enumerate(zip(begins, ends, strict=True))

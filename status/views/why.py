@@ -34,6 +34,7 @@ _ALONE = {  # where no node is named
     "crash": "ranks failed",
     "hang": "no rank made a step any more",
     "slow": "steps became slow",
+    "differs": "nodes computed a step with different results",
 }
 _BLAME = {
     "node": "The node is to blame.",
@@ -88,7 +89,8 @@ def paragraph(job: JobAccount, number: int, log: str = "") -> str:
 
 def _what(one: Incident) -> str:
     nodes = _nodes(one)
-    text = _WHAT.get(one.symptom) or one.symptom.replace("_", " ") or "something failed"
+    if (text := _WHAT.get(one.symptom)) is None:  # a text of the record, and no form of ours
+        return one.symptom.replace("_", " ") or "something failed"
     if not nodes:
         text = _ALONE.get(one.symptom, text.replace(" on {nodes}", ""))
     return text.format(nodes=_listed(nodes))

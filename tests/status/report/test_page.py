@@ -90,6 +90,16 @@ def test_pages_of_any_size(incidents: int, points: int) -> None:
     assert "nan" not in text.lower().replace("nan is", "").split("</style>")[1][:200]
 
 
+def test_a_job_whose_world_is_not_recorded_has_a_page() -> None:
+    """It failed before its first world, or an older robust-srun recorded none."""
+    step = roster_from(roster())
+    assert step is not None
+    for runs in ([], [JobRun(NOW - 900, "0", "train", 4, 8, None, NOW, "failed")]):
+        of = account(JobHistory(7, "a", "b", 1, False, runs or [JobRun(NOW - 9)], []), NOW)
+        shown = page(of, job_report(7, [step], [], [], view(), NOW, ""), runs, False, "1")
+        assert shown.incarnations == () and "Timeline" in html(shown)
+
+
 def test_nodes_before_and_after() -> None:
     (first, second) = made("n9").places
     assert (first.before, first.after, first.ranks, first.changed) == ("n1", "n9", "0-1", True)
