@@ -54,7 +54,7 @@ def build_parser() -> Parser:
         default=sys.prefix,
         metavar="DIR",
         type=_absolute,
-        help="where robust-slurm is installed, here and on the nodes (default: %(default)s)",
+        help="where robust-slurm is installed, here and on the nodes (default: as this command)",
     )
     where.add_argument(
         "--tmpfiles",

@@ -18,7 +18,14 @@ from status.views.overview import duration
 MOST = 10  # rows of each breakdown on the screen; --json has all
 TEXT = 16  # columns of a name from which it folds
 _TEXTS = ("JOB", "NAME", "USER")
-_LESS = ("NAME", "USER", "GPUS", "LAST HOUR", "LOST", "INCIDENTS")  # left out where there is no room
+_LESS = (
+    "NAME",
+    "USER",
+    "GPUS",
+    "LAST HOUR",
+    "LOST",
+    "INCIDENTS",
+)  # left out where there is no room
 _NAMES = {"first_step": "first step", "start_up": "start-up"}
 
 

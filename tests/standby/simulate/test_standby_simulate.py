@@ -273,3 +273,11 @@ def test_a_mix_comes_from_the_records_of_jobs(tmp_path: Path) -> None:
 def test_a_ledger_without_jobs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--ledger", str(tmp_path)], io.StringIO()) == 1
     assert "has recorded how long its nodes ran" in capsys.readouterr().err
+
+
+def test_one_of_each_is_counted_as_one() -> None:
+    out = io.StringIO()
+    assert main(["--nodes", "1", "--gpus", "1", "--runs", "1", "--pool", "1"], out) == 0
+    said = " ".join(out.getvalue().split())
+    for text in ("1 node (1 GPU), 90 days", "; 1 run with", "1 standby node, refilled"):
+        assert text in said

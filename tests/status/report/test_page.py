@@ -23,7 +23,7 @@ from status.accounts.timeline import JobHistory, account
 from status.model import job_report
 from status.report.charts import Axis, plot, round_values, thinned
 from status.report.page import Page, page
-from status.report.write import html, write_report
+from status.report.write import html, replace_text, write_report
 from status.source import demo
 
 EVIL = "</style><script>alert(1)</script>\" onload='x' {{7*7}} <img src=//x>"
@@ -134,6 +134,19 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
         with pytest.raises(CommandError, match="no record of job 7"):
             write_report(7, tmp_path / "x.html", source, io.StringIO())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_is_written_to_and_a_link_stays(tmp_path: Path) -> None:
+    """Never replaced: of root, that would be the machine's /dev/null."""
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    replace_text(tmp_path / "link", "new")
+    assert (tmp_path / "file").read_text() == "new" and (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    replace_text(tmp_path / "pipe", "text")
+    assert os.read(reader, 10) == b"text" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
 
 
 def looked_at(picture: Path) -> tuple[int, int, int, tuple[int, ...]]:
