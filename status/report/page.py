@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from robust_slurm.state_dir.progress import JobRun, Point
+from robust_slurm.text import counted
 from status.accounts.segments import Segment
 from status.accounts.sums import SHARES, curve, ettr, hours, lost, total, unproductive
 from status.accounts.timeline import JobAccount
@@ -105,7 +106,7 @@ def page(
     status = "recovering" if recovering else step.status if step else ""
     about = [f"user {job.user}" if job.user else "", f"partition {job.partition}"]
     about[1] = about[1] if job.partition else ""
-    about += [f"{job.gpus} GPUs", f"{clock(job.begin / 1000)} to {clock(job.end / 1000)}"]
+    about += [counted(job.gpus, "GPU"), f"{clock(job.begin / 1000)} to {clock(job.end / 1000)}"]
     notes = [*([f"Slurm did not answer: {report.slurm_error}"] if report.slurm_error else [])]
     return Page(
         title=f"Job {job.job_id} {job.name}".rstrip(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -64,15 +65,14 @@ def fill(name: str, context: dict[str, object]) -> str:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file at once, so that no reader sees half of it; write to a device or pipe.
+    """Replace a file at once, so that no reader sees half of it. Raises OSError.
 
-    Raises OSError.
+    /dev/stdout and its like are written to; elsewhere a link is replaced, not followed.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):  # /dev/stdout
+    if path.absolute().parts[1] in ("dev", "proc") and not _is_plain(path):
         with path.open("w", encoding="utf-8") as device:
             device.write(text)
         return
-    path = path.resolve()  # of a link, the file
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -84,6 +84,14 @@ def replace_text(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _is_plain(path: Path) -> bool:
+    """True for a file that is no link, and for what is not there."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def version() -> str:

@@ -45,8 +45,9 @@ def print_accounts(
         if weeks is None:
             out.print(_jobs(accounts, out.width))
             for name, share in SHARES.items():
-                out.print()
-                out.print(_lost(name, lost(accounts, share)))
+                if rows := lost(accounts, share):
+                    out.print()
+                    out.print(_lost(name, rows))
         else:
             out.print(_weeks(weeks))
     elif not problems:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from robust_slurm.state_dir.records import Incident
+from robust_slurm.text import counted
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
 from status.accounts.segments import INCIDENT_PHASES
@@ -180,7 +181,7 @@ def _nodes(one: Incident) -> tuple[str, ...]:
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
     if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more nodes"
+        return f"{', '.join(names[:most])} and {counted(len(names) - most, 'more node')}"
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

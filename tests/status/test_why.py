@@ -71,6 +71,7 @@ def told(**changes: Any) -> str:
             ["the code was updated", "It was ordered.", "no step done twice"],
         ),
         ({"suspects": [f"n{n}" for n in range(9)]}, ["n0, n1, n2, n3 and 5 more nodes"]),
+        ({"suspects": [f"n{n}" for n in range(5)]}, ["n0, n1, n2, n3 and 1 more node "]),
         ({"evidence": ["a"] * 9}, ["and 5 more lines"]),
         ({"symptom": ODD, "cause": "{node}", "evidence": []}, [f": {ODD}."]),
         ({"symptom": "differs", "suspects": []}, [": nodes computed a step with different"]),
