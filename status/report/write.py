@@ -69,7 +69,7 @@ def replace_text(path: Path, text: str) -> None:
 
     /dev/stdout and its like are written to; elsewhere a link is replaced, not followed.
     """
-    if path.absolute().parts[1] in ("dev", "proc") and not _is_plain(path):
+    if path.absolute().parts[1:2] in (("dev",), ("proc",)) and not _is_plain(path):
         with path.open("w", encoding="utf-8") as device:
             device.write(text)
         return

@@ -133,6 +133,8 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with demo(NOW) as source:
         with pytest.raises(CommandError, match="cannot write"):
             write_report(118, tmp_path / "no" / "x.html", source, io.StringIO())
+        with pytest.raises(CommandError, match="cannot write /: "):
+            write_report(118, Path("/"), source, io.StringIO())
         with pytest.raises(CommandError, match="no record of job 7"):
             write_report(7, tmp_path / "x.html", source, io.StringIO())
     assert list(tmp_path.iterdir()) == []
