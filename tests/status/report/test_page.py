@@ -143,7 +143,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_a_device_is_written_to_and_never_replaced(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of root, that would be the machine's /dev/null. A link elsewhere may be an attacker's."""
+    """Root would replace the machine's /dev/null. A link elsewhere may be an attacker's."""
     replace_text(Path(f"/proc/{os.getpid()}/fd/1"), "text")
     assert capfd.readouterr().out == "text"
     (tmp_path / "file").write_text("old")
