@@ -66,11 +66,11 @@ def _answer(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
     if args.metrics is not None:
         from status.metrics.textfile import write_metrics
 
-        return write_metrics(args.metrics, source)
+        return write_metrics(args.metrics, source, out, as_json)
     if args.html is not None:
         from status.report.write import write_report
 
-        return write_report(args.subject, args.html, source, out)
+        return write_report(args.subject, args.html, source, out, as_json)
     if isinstance(args.subject, int):
         return show.show_job(args, source, out)
     if args.subject is not None:

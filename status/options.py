@@ -204,6 +204,8 @@ def _lacks(args: argparse.Namespace, views: Mapping[str, bool]) -> str:
     for name in ("--weekly", "--csv"):
         if getattr(args, name[2:]) and not args.accounts:
             return f"{name} needs --accounts"
+    if args.signatures and not args.diagnose:
+        return "--signatures needs --diagnose"
     for name in ("--why", "--html"):
         if views[name] and not isinstance(args.subject, int):
             return f"{name} needs a job id"
@@ -219,6 +221,11 @@ def _excludes(args: argparse.Namespace, named: Sequence[str]) -> str:
         return "--csv and --json do not go together"
     if args.demo and (args.state_dir or args.diagnose):
         return "--demo shows records of its own; use it without --state-dir and --diagnose"
+    alone = [n for n in named if n not in ("--nodes", "--bad", "--accounts")]
+    alone += ["JOB|NODE"] * (args.subject is not None and not named)
+    for name, given in (("--mine", args.mine), ("--since", args.since is not None)):
+        if given and alone:
+            return f"{name} and {alone[0]} do not go together"
     if args.watch is not None:
         once = [*(n for n in ("--html", "--metrics", "--diagnose") if n in named)]
         once += ["--csv"] * args.csv + ["--json"] * args.json

@@ -28,7 +28,7 @@ class Cluster:
     report: StatusReport
     accusations: tuple[Accusation, ...]
     look: tuple[Attention, ...]
-    wrong: bool  # there is no such state directory
+    wrong: bool  # there is no such state directory, or it cannot be read
 
 
 def read_cluster(source: Source, mine: bool = False, since: float | None = None) -> Cluster:

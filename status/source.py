@@ -40,8 +40,16 @@ class Source:
 
     @property
     def wrong(self) -> bool:
-        """True if there is no such state directory."""
-        return not self.state_dir.is_dir()
+        """True if there is no such state directory, or it cannot be read."""
+        try:
+            if not self.state_dir.is_dir():
+                return True
+            os.scandir(self.state_dir / "jobs").close()
+        except FileNotFoundError:  # no job has run yet
+            return False
+        except OSError:
+            return True
+        return False
 
     def missing(self) -> str:
         """Why the state directory holds no records; "" where it may."""
@@ -50,6 +58,8 @@ class Source:
             if jobs.is_dir():
                 return ""
             os.stat(self.state_dir)  # noqa: PTH116 - its error says why
+        except PermissionError:  # which reading the records tells
+            return ""
         except OSError as error:
             why = clean(error.strerror or str(error))
             return f"{NO_RECORDS}: {clean(str(self.state_dir))}: {why}; {_CURE}"

@@ -67,7 +67,8 @@ class Progress:
         share = min(1.0, done / self._total) if self._total else 0.0
         filled = round(share * _WIDTH)
         bar = "#" * filled + "-" * (_WIDTH - filled)
-        amount = f"{_amount(done, self._unit)} of {_amount(self._total, self._unit)}"
+        so_far = _amount(done, self._unit if self._unit == "B" else "")
+        amount = f"{so_far} of {_amount(self._total, self._unit)}"
         if self._by_time:
             return f"{self._what} [{bar}] {passed:.0f} s of at most {self._total:.0f} s"
         if not self._total:

@@ -186,12 +186,12 @@ class JobRecord:
 
 
 def read_jobs(
-    state_dir: Path, owners: Mapping[int, int] | None = None
+    state_dir: Path, owners: Mapping[int, int] | None = None, most: int = MAX_JOBS
 ) -> tuple[list[JobRecord], list[str]]:
     """Reports and incidents of the newest jobs, newest first, and what could not be read."""
     problems: list[str] = []
     try:
-        dirs, older = job_dirs(state_dir, owners)
+        dirs, older = job_dirs(state_dir, owners, most)
     except FileNotFoundError:
         return [], []
     except OSError as error:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from robust_slurm.state_dir.files import read_capped
-from robust_slurm.state_dir.records import clean, decode, number, whole
+from robust_slurm.state_dir.records import clean, decode, moment, number, whole
 
 NAME = "progress.jsonl"
 BYTES = 2 << 20  # the newest end of the file is read; 90 days of one run are about 400 KB
 MOST_PLACES = 20_000  # of all worlds of a run
 MOST_RUNS = 200  # the newest
 MOST_POINTS = 8000  # of a run
+MOST_RANKS = 1_000_000  # and GPUs: sums over all jobs have them as a factor
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def progress_from(raw: bytes) -> list[JobRun]:
     open_: dict[str, JobRun] = {}
     for line in raw.split(b"\n"):
         data = decode(line) if line.strip() else None
-        if not isinstance(data, dict) or (when := number(data.get("time"))) is None:
+        if not isinstance(data, dict) or (when := moment(data.get("time"))) is None:
             continue
         step = clean(data.get("step_id"), 40)
         if data.get("kind") == "run":
@@ -83,8 +84,8 @@ def progress_from(raw: bytes) -> list[JobRun]:
                 when,
                 step,
                 clean(data.get("partition"), 64),
-                max(0, whole(data.get("ranks")) or 0),
-                max(0, whole(data.get("gpus")) or 0),
+                _count(data.get("ranks")),
+                _count(data.get("gpus")),
             )
             runs.append(open_[step])
         elif step in open_:
@@ -104,12 +105,16 @@ def _add(run: JobRun, when: float, data: dict[str, object]) -> None:
             room = MOST_PLACES - sum(len(placing.places) for placing in run.placings)
             if len(run.placings) < MOST_POINTS and room > 0:
                 run.placings.append(Placing(when, epoch, _places(data.get("places"), room)))
-            run.ranks = whole(data.get("ranks")) or run.ranks
+            run.ranks = _count(data.get("ranks")) or run.ranks
         case "check" if len(run.checks) < MOST_POINTS:
             if (seconds := number(data.get("seconds"))) is not None and seconds > 0:
                 run.checks.append((when, seconds))
         case "end":
             run.ended, run.state = when, clean(data.get("state"), 20)
+
+
+def _count(value: object) -> int:
+    return min(MOST_RANKS, max(0, whole(value) or 0))
 
 
 def _places(value: object, most: int) -> dict[int, tuple[str, str]]:

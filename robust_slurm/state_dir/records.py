@@ -130,6 +130,12 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) and abs(value) < 1e15 else None
 
 
+def moment(value: object) -> float | None:
+    """A time between 1970 and 2096, in seconds since 1970, or None: calendars end somewhere."""
+    when = number(value)
+    return when if when is not None and 0 <= when < 4e9 else None
+
+
 def whole(value: object) -> int | None:
     """An integer of at most 63 bits, or None."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
@@ -141,7 +147,7 @@ def roster_from(data: object) -> Roster | None:
     """A roster, or None when job id or time are missing."""
     if not isinstance(data, dict):
         return None
-    job_id, updated = whole(data.get("job_id")), number(data.get("updated"))
+    job_id, updated = whole(data.get("job_id")), moment(data.get("updated"))
     if job_id is None or updated is None:
         return None
     supervisor = data.get("supervisor")
@@ -153,7 +159,7 @@ def roster_from(data: object) -> Roster | None:
         state=clean(data.get("state"), 20),
         epoch=whole(data.get("epoch")) or 0,
         updated=updated,
-        started=number(data.get("started")),
+        started=moment(data.get("started")),
         host=clean(supervisor.get("host"), 255) if isinstance(supervisor, dict) else "",
         world_size=whole(data.get("world_size")) or 0,
         ranks=whole(data.get("ranks")) or whole(data.get("world_size")) or 0,
@@ -204,7 +210,7 @@ def _members(data: object, job_id: int) -> Iterator[Member]:
 
 def incident_from(data: object) -> Incident | None:
     """An incident, or None when its time is missing."""
-    if not isinstance(data, dict) or (when := number(data.get("time"))) is None:
+    if not isinstance(data, dict) or (when := moment(data.get("time"))) is None:
         return None
     phases = data.get("phases")
     pairs = phases.items() if isinstance(phases, dict) else ()
@@ -235,7 +241,7 @@ def incident_from(data: object) -> Incident | None:
 
 def accusation_from(data: object) -> Accusation | None:
     """An accusation, or None when node or time are missing."""
-    if not isinstance(data, dict) or (when := number(data.get("time"))) is None:
+    if not isinstance(data, dict) or (when := moment(data.get("time"))) is None:
         return None
     node = clean(data.get("node"), 255)
     if not node:

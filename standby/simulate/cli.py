@@ -6,11 +6,13 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from robust_slurm.command_line import BAD_INPUT, NO, OK
 from robust_slurm.command_line.parser import Parser
+from robust_slurm.command_line.progress import Progress
 from robust_slurm.command_line.run import run
 from standby.simulate import assumed
 from standby.simulate.approaches import APPROACHES, p99_pool
@@ -55,7 +57,8 @@ def _simulate(args: argparse.Namespace, out: IO[str]) -> int:
         raise SizeError(f"{expected:,.0f} faults in a run: at most {MOST_FAULTS:,} are simulated")
     cluster = Cluster(args.nodes, args.days, pool, args.refill, args.step)
     seeds = range(args.seed, args.seed + args.runs)
-    found = study(cluster, kinds, what, seeds, _approaches(args))
+    with Progress("simulating", 0):
+        found = study(cluster, kinds, what, seeds, _approaches(args))
     if args.json:
         json.dump(as_data(found, args.gpus), out, indent=2)
         out.write("\n")
@@ -180,21 +183,20 @@ def add_options(parser: Parser) -> None:
 
 def _count(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = int(text)
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value}: it must be from {low} to {high:,}")
-        return value
+        with suppress(ValueError):
+            if low <= (value := int(text)) <= high:
+                return value
+        raise argparse.ArgumentTypeError(f"{text[:40]}: it must be from {low} to {high:,}")
 
     return parse
 
 
 def _above(low: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
-        value = float(text)
-        if not low < value < math.inf:
-            raise argparse.ArgumentTypeError(
-                f"{text}: it must be above 0" if low == 0 else f"{text}"
-            )
-        return value
+        with suppress(ValueError):
+            if low < (value := float(text)) < math.inf:
+                return value
+        least = "above 0" if low == 0 else "0 or more"
+        raise argparse.ArgumentTypeError(f"{text[:40]}: it must be {least}")
 
     return parse

@@ -10,7 +10,7 @@ from robust_slurm.state_dir.files import read_jobs
 from robust_slurm.state_dir.records import Incident
 from standby.simulate.events import WISH, Kind
 from standby.size.history import DAY
-from standby.size.ledger import Ledger
+from standby.size.ledger import MAX_JOBS, Ledger
 
 SHOWS = {
     "crash": "exit",
@@ -31,15 +31,22 @@ class LedgerError(ValueError):
 
 def mix(state_dir: Path, since_days: float | None) -> tuple[str, tuple[Kind, ...]]:
     """Return what was read, and the kinds. Raises LedgerError."""
-    if not state_dir.is_dir():
-        raise LedgerError(f"{state_dir} is not a directory")
+    try:
+        if not state_dir.is_dir():
+            raise LedgerError(f"{state_dir} is not a directory")
+    except OSError as error:
+        raise LedgerError(f"cannot read {state_dir}: {error.strerror or error}") from None
     now = time.time()
     since = now - since_days * DAY if since_days else 0.0
-    node_days = Ledger(state_dir, now).observed(None, since).node_days
+    seen = Ledger(state_dir, now)
+    node_days = seen.observed(None, since).node_days
     if node_days <= 0.0:
+        if seen.problems:
+            raise LedgerError(seen.problems[0])
         raise LedgerError(f"no job in {state_dir / 'jobs'} has recorded how long its nodes ran")
-    jobs, _ = read_jobs(state_dir)
-    incidents = [one for job in jobs for one in job.incidents if one.time > since]
+    jobs, _ = read_jobs(state_dir, most=MAX_JOBS)  # as many as the node-days are of
+    known = (job for job in jobs if job.job_id in seen.spans)
+    incidents = [one for job in known for one in job.incidents if one.time > since]
     what = f"{len(incidents)} incidents in {node_days:,.1f} node-days of {state_dir}"
     return what, kinds(incidents, node_days)
 

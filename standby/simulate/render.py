@@ -15,12 +15,13 @@ def print_study(found: Study, gpus: int, out: Console) -> None:
     """Print the approaches, the pools, what costs most, and what is assumed."""
     cluster = found.cluster
     out.print(
-        f"{cluster.nodes:,} nodes ({cluster.nodes * gpus:,} GPUs), {cluster.days:g} days, "
-        f"{found.faults:.0f} faults; {found.runs} runs with other random numbers"
+        f"{_counted(cluster.nodes, 'node')} ({_counted(cluster.nodes * gpus, 'GPU')}), "
+        f"{cluster.days:g} days, {found.faults:.0f} faults; "
+        f"{_counted(found.runs, 'run')} with other random numbers"
     )
     out.print(f"mix: {found.mix}")
     out.print(
-        f"{cluster.pool} standby nodes, refilled in {cluster.refill_h:g} h; "
+        f"{_counted(cluster.pool, 'standby node')}, refilled in {cluster.refill_h:g} h; "
         f"a step takes {cluster.step_s:g} s"
     )
     out.print()
@@ -72,6 +73,10 @@ def print_study(found: Study, gpus: int, out: Console) -> None:
             style="bold",
         )
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _list(rows: Iterable[tuple[str, str]]) -> Table:

@@ -12,6 +12,7 @@ from status.accounts.timeline import JobAccount
 from status.show import Cluster
 from status.views.overview import node_word
 
+MOST_STEPS = 2000  # live steps with series of their own, the newest jobs first
 AFTER_END = 3600.0  # s that a job's counters are shown after it has ended
 # Users write the records: only words that we know become labels, or one job makes a million series.
 ROLES = ("active", "spare", "dead", "evicted", "released", "too late")
@@ -50,7 +51,7 @@ def _cluster(found: Cluster, now: float) -> Iterable[Family]:
     family = Family(p + "slurm_up", "gauge", "1 if slurmctld answered.")
     family.add(not report.slurm_error)
     yield family
-    family = Family(p + "records_up", "gauge", "1 if the directory of the jobs' records exists.")
+    family = Family(p + "records_up", "gauge", "1 if the jobs' records can be read.")
     family.add(not found.wrong)
     yield family
     text = "Records that could not be read; robust-status names them."
@@ -98,7 +99,7 @@ def _jobs(found: Cluster) -> Iterable[Family]:
     text = "Time of the newest report of robust-srun."
     heard = Family(p + "last_report_timestamp_seconds", "gauge", text, job)
     nodes = Family(p + "nodes", "gauge", "Nodes of the job by role.", (*job, "role"))
-    for row in rows:
+    for row in rows[:MOST_STEPS]:
         of = (row.job_id, row.step_id)
         info.add(1, *of, row.name, row.user, row.status)
         step.add(row.step, *of)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO
 
 from robust_slurm.command_line.errors import CommandError
 from status.metrics.families import Family, families
 from status.metrics.text import exposition
 from status.report.write import replace_text
-from status.show import read_accounts, read_cluster
+from status.show import print_json, read_accounts, read_cluster
 from status.source import Source, ask_slurm
 
 
-def write_metrics(path: Path, source: Source) -> int:
+def write_metrics(path: Path, source: Source, out: IO[str], as_json: bool = False) -> int:
     """Write the metrics; also while Slurm does not answer, which they then say."""
     made, wrong = collect(source)
     try:
         replace_text(path, exposition(made))
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror or error}") from None
+    if as_json:
+        print_json({"metrics": str(path), "complete": not wrong}, out)
     return 1 if wrong else 0
 
 

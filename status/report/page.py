@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from robust_slurm.state_dir.progress import JobRun, Point
+from robust_slurm.text import counted
 from status.accounts.segments import Segment
 from status.accounts.sums import SHARES, curve, ettr, hours, lost, total, unproductive
 from status.accounts.timeline import JobAccount
@@ -105,7 +106,7 @@ def page(
     status = "recovering" if recovering else step.status if step else ""
     about = [f"user {job.user}" if job.user else "", f"partition {job.partition}"]
     about[1] = about[1] if job.partition else ""
-    about += [f"{job.gpus} GPUs", f"{clock(job.begin / 1000)} to {clock(job.end / 1000)}"]
+    about += [counted(job.gpus, "GPU"), f"{clock(job.begin / 1000)} to {clock(job.end / 1000)}"]
     notes = [*([f"Slurm did not answer: {report.slurm_error}"] if report.slurm_error else [])]
     return Page(
         title=f"Job {job.job_id} {job.name}".rstrip(),
@@ -175,7 +176,7 @@ def _incarnations(runs: Sequence[JobRun], axis: Axis) -> tuple[Box, ...]:
     """A strip below the timeline: each incarnation of the ranks, from its start to the next."""
     begins = [(p.time, f"run {n}, incarnation {p.epoch}") for n, run in enumerate(runs, 1)
               for p in run.placings]  # fmt: skip
-    ends = [*(axis.x(at) for at, _ in begins[1:]), axis.x(axis.end)]
+    ends = [*(axis.x(at) for at, _ in begins[1:]), axis.x(axis.end)][: len(begins)]
     return tuple(
         Box(axis.x(at), 58.0, round(end - axis.x(at), 2), 7.0, "ab"[n % 2], name)
         for n, ((at, name), end) in enumerate(zip(begins, ends, strict=True))

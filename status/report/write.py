@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import IO
 
 from robust_slurm.command_line.errors import CommandError
 from status.report.page import Page, as_context, page
-from status.show import OneJob, read_job
+from status.show import OneJob, print_json, read_job
 from status.source import Source
 
 EXTRA = "jinja2 is not installed; install it: pip install 'robust-slurm[report]'"
@@ -20,14 +21,19 @@ class ReportError(CommandError):
     """The report cannot be made; the message says why."""
 
 
-def write_report(job_id: int, path: Path, source: Source, out: IO[str]) -> int:
+def write_report(
+    job_id: int, path: Path, source: Source, out: IO[str], as_json: bool = False
+) -> int:
     """Write the page of a job to a file, and print where it is; return the exit code."""
     found = read_job(job_id, source, with_account=True)
     try:
         replace_text(path, rendered(found))
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror or error}") from None
-    print(path, file=out)
+    if as_json:
+        print_json({"html": str(path)}, out)
+    else:
+        print(path, file=out)
     return 1 if found.report.slurm_error else 0
 
 
@@ -59,7 +65,14 @@ def fill(name: str, context: dict[str, object]) -> str:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file at once, so that no reader sees half of it. Raises OSError."""
+    """Replace a file at once, so that no reader sees half of it. Raises OSError.
+
+    /dev/stdout and its like are written to; elsewhere a link is replaced, not followed.
+    """
+    if path.absolute().parts[1:2] in (("dev",), ("proc",)) and not _is_plain(path):
+        with path.open("w", encoding="utf-8") as device:
+            device.write(text)
+        return
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -71,6 +84,14 @@ def replace_text(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _is_plain(path: Path) -> bool:
+    """True for a file that is no link, and for what is not there."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def version() -> str:

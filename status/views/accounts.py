@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +16,16 @@ from status.accounts.weeks import Week, day
 from status.views.overview import duration
 
 MOST = 10  # rows of each breakdown on the screen; --json has all
+TEXT = 16  # columns of a name from which it folds
+_TEXTS = ("JOB", "NAME", "USER")
+_LESS = (
+    "NAME",
+    "USER",
+    "GPUS",
+    "LAST HOUR",
+    "LOST",
+    "INCIDENTS",
+)  # left out where there is no room
 _NAMES = {"first_step": "first step", "start_up": "start-up"}
 
 
@@ -32,10 +43,11 @@ def print_accounts(
         out.print(headline(total(accounts)))
         out.print()
         if weeks is None:
-            out.print(_jobs(accounts))
+            out.print(_jobs(accounts, out.width))
             for name, share in SHARES.items():
-                out.print()
-                out.print(_lost(name, lost(accounts, share)))
+                if rows := lost(accounts, share):
+                    out.print()
+                    out.print(_lost(name, rows))
         else:
             out.print(_weeks(weeks))
     elif not problems:
@@ -56,26 +68,46 @@ def headline(of: Total) -> str:
     return f"{jobs}, {hits}: {gpu:.1f} GPU-hours, {gone:.1f} of them lost; ETTR {share}"
 
 
-def _jobs(accounts: Sequence[JobAccount]) -> Table:
-    table = _table("JOB", "NAME", "USER")
-    for head in ("GPUS", "INCIDENTS", "ELAPSED", "LOST", "LOST GPU-H", "ETTR", "LAST HOUR"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for one in accounts:
-        at = curve(one, points=1)
-        share, gone = ettr(one), sum(s.gpu_ms for s in one.segments if not s.productive)
-        table.add_row(
-            str(one.job_id),
-            one.name,
-            one.user,
-            str(one.gpus),
-            str(total([one]).incidents),
-            duration(one.elapsed / 1000),
-            duration(unproductive_of(one) / 1000),
-            f"{hours(gone):.2f}",
-            "?" if share is None else f"{share:.4f}",
-            f"{at.sliding[-1]:.4f}" if at.sliding and one.live else "",
-        )
+def _jobs(accounts: Sequence[JobAccount], width: int) -> Table:
+    heads = (*_TEXTS, "GPUS", "INCIDENTS", "ELAPSED", "LOST", "LOST GPU-H", "ETTR", "LAST HOUR")
+    rows = [_cells(one) for one in accounts]
+    shown = _fitting(heads, rows, width)
+    table = _table()
+    for head in (heads[n] for n in shown):
+        side: Any = "left" if head in _TEXTS else "right"
+        table.add_column(head, justify=side, no_wrap=head not in _LESS[:2], overflow="fold")
+    for row in rows:
+        table.add_row(*(row[n] for n in shown))
     return table
+
+
+def _cells(one: JobAccount) -> tuple[str, ...]:
+    at = curve(one, points=1)
+    share, gone = ettr(one), sum(s.gpu_ms for s in one.segments if not s.productive)
+    return (
+        str(one.job_id),
+        one.name,
+        one.user,
+        str(one.gpus),
+        str(total([one]).incidents),
+        duration(one.elapsed / 1000),
+        duration(unproductive_of(one) / 1000),
+        f"{hours(gone):.2f}",
+        "?" if share is None else f"{share:.4f}",
+        f"{at.sliding[-1]:.4f}" if at.sliding and one.live else "",
+    )
+
+
+def _fitting(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns to show; texts fold at TEXT columns."""
+    sizes = [max(len(head), *(len(row[n]) for row in rows)) for n, head in enumerate(heads)]
+    sizes = [min(size, TEXT) if heads[n] in _TEXTS else size for n, size in enumerate(sizes)]
+    shown = list(range(len(heads)))
+    for head in _LESS:
+        if sum(sizes[n] for n in shown) + 2 * (len(shown) - 1) <= width:
+            break
+        shown.remove(heads.index(head))
+    return shown
 
 
 def _lost(name: str, rows: Sequence[Lost]) -> Table:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from robust_slurm.state_dir.records import Incident
+from robust_slurm.text import counted
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
 from status.accounts.segments import INCIDENT_PHASES
@@ -34,6 +35,7 @@ _ALONE = {  # where no node is named
     "crash": "ranks failed",
     "hang": "no rank made a step any more",
     "slow": "steps became slow",
+    "differs": "nodes computed a step with different results",
 }
 _BLAME = {
     "node": "The node is to blame.",
@@ -88,7 +90,8 @@ def paragraph(job: JobAccount, number: int, log: str = "") -> str:
 
 def _what(one: Incident) -> str:
     nodes = _nodes(one)
-    text = _WHAT.get(one.symptom) or one.symptom.replace("_", " ") or "something failed"
+    if (text := _WHAT.get(one.symptom)) is None:  # a text of the record, and no form of ours
+        return one.symptom.replace("_", " ") or "something failed"
     if not nodes:
         text = _ALONE.get(one.symptom, text.replace(" on {nodes}", ""))
     return text.format(nodes=_listed(nodes))
@@ -178,7 +181,7 @@ def _nodes(one: Incident) -> tuple[str, ...]:
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
     if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more nodes"
+        return f"{', '.join(names[:most])} and {counted(len(names) - most, 'more node')}"
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -57,6 +57,11 @@ class StatusServer(ThreadingHTTPServer):
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a reader that went away: each would be a traceback."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_S
@@ -88,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.room.acquire(blocking=False):
             return Response(503, "text/plain", b"too many requests at once\n")
         try:
-            path = urlsplit(self.path).path
+            path = self.path.partition("?")[0]
             return self.server.pages.get(path, self.headers.get("Accept") or "")
         except Exception as error:  # noqa: BLE001 - one page's fault must not end the server
             print(f"robust-status: {self.path[:80]!r}: {type(error).__name__}: {error}",

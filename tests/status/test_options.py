@@ -33,6 +33,10 @@ from status.options import build_parser, contradiction, since
         ("--demo --diagnose x", "--demo shows records of its own"),
         ("--watch 5 --json", "--watch and --json do not go together"),
         ("--watch 5 --metrics x", "--watch and --metrics do not go together"),
+        ("--lemons --since 2h", "--since and --lemons do not go together"),
+        ("118 --why --since 2h", "--since and --why do not go together"),
+        ("118 --mine", "--mine and JOB|NODE do not go together"),
+        ("--signatures x", "--signatures needs --diagnose"),
         ("-M other", "-M: shows the cluster of this host only"),
     ],
 )

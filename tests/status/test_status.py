@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -223,6 +225,28 @@ def test_a_withdrawn_report_changes_the_cause_that_is_shown(state_dir: Path) -> 
     (row,) = (line for line in said.splitlines() if "node-lost" in line)
     assert "transient" in row and "n2" not in row
     assert "the report against n2 is withdrawn: a network outage" in said
+
+
+@pytest.mark.parametrize("name", ["scandir", "stat"])
+def test_a_closed_state_dir_is_said(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory of the jobs, or one above: as a user meets it, for root is refused nothing."""
+    (tmp_path / "jobs").mkdir()
+    closed = ("scandir",) if name == "scandir" else ("scandir", "stat")
+    for call in closed:
+        real = getattr(os, call)
+
+        def refused(path: Any, *more: Any, real: Any = real, **named: Any) -> Any:
+            if str(path).startswith(str(tmp_path)):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *more, **named)
+
+        monkeypatch.setattr(os, call, refused)
+    for words in ([], ["--accounts"], ["--nodes"]):
+        code, text = shown(words, answering(UP), tmp_path)
+        assert code == 1 and "Permission denied" in text and "no records" not in text
+        assert "Nothing needs" not in text
 
 
 def test_a_wrong_state_dir_is_said_and_is_no_calm(tmp_path: Path, state_dir: Path) -> None:

@@ -13,6 +13,7 @@ from status.accounts.timeline import JobHistory, account
 from status.views.why import paragraphs
 
 SPENT = {"detect": 2.0, "stop": 1.0, "first_step": 7.0, "total": 10.0}
+ODD = "{nodes:>999999999}{0}"  # a record's text is none of our forms
 SWAP = {"swaps": [["n2", "s1"]], "rule": "node-lost", "restored": ["4 of 4 ranks from memory"]}
 
 
@@ -22,7 +23,7 @@ def told(**changes: Any) -> str:
     run = JobRun(NOW - 900, "0", "train", 4, 8, NOW - 890, NOW, "completed")
     made = account(JobHistory(7, "llm", "ada", 1, False, [run], [one], step_time=0.5), NOW)
     (text,) = paragraphs(made, "/state/jobs/7/robust-srun.log")
-    assert "\n" not in text and "{" not in text and "  " not in text
+    assert "\n" not in text and "{" not in text.replace(ODD, "") and "  " not in text
     return text
 
 
@@ -70,12 +71,12 @@ def told(**changes: Any) -> str:
             ["the code was updated", "It was ordered.", "no step done twice"],
         ),
         ({"suspects": [f"n{n}" for n in range(9)]}, ["n0, n1, n2, n3 and 5 more nodes"]),
+        ({"suspects": [f"n{n}" for n in range(5)]}, ["n0, n1, n2, n3 and 1 more node "]),
         ({"evidence": ["a"] * 9}, ["and 5 more lines"]),
-        ({"symptom": "odd{x}", "cause": "{node}", "evidence": []}, ["odd"]),
+        ({"symptom": ODD, "cause": "{node}", "evidence": []}, [f": {ODD}."]),
+        ({"symptom": "differs", "suspects": []}, [": nodes computed a step with different"]),
     ],
 )  # fmt: skip
 def test_a_paragraph(changes: dict[str, Any], parts: list[str]) -> None:
-    if "{" in str(changes.get("symptom")):
-        changes = {**changes, "symptom": "odd", "cause": "strange"}
     text = told(**changes)
     assert [part for part in parts if part not in text] == []

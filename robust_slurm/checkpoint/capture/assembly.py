@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-from robust_slurm.text import counted
-
 from ..copying.huge_pages import advise_huge
 from ..copying.one_thread import use_one_thread
 from ..format.dtypes import TORCH, dtype_of, storable
@@ -56,9 +54,7 @@ class Assembly:
     def __init__(self, sources: Sequence[Source], rank: int) -> None:
         own = [source for source in sources if source.snapshot.rank == rank]
         if not own:
-            raise StateError(
-                f"none of the {counted(len(sources), 'snapshot')} given is of rank {rank}"
-            )
+            raise StateError(f"none of the snapshots given ({len(sources)}) is of rank {rank}")
         self.own = own[0].snapshot
         self._shared: dict[str, dict[tuple[int, ...], tuple[Entry, Source]]] = {}
         self._mine: dict[str, tuple[Entry, Source]] = {}

@@ -46,7 +46,7 @@ FAULTS = (
         "gpu-absent",
         lambda lab, n: lab.gpu(n, 1, lost="absent"),
         "node:gpu-missing:-:reboot",
-        "1 GPUs on the PCI bus, 2 configured",
+        "1 GPU on the PCI bus, 2 configured",
     ),
     Fault(
         "remap-failed",

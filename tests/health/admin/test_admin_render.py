@@ -318,7 +318,11 @@ def test_templates_hold_what_the_wheel_has() -> None:
     kinds = {path.suffix for path in (REPOSITORY / "templates").iterdir()}
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     packed = project["tool"]["setuptools"]["package-data"]["robust_slurm._rooms.templates"]
-    assert kinds == {pattern.removeprefix("*") for pattern in packed} == {".c", ".j2", ".lua"}
+    assert (
+        kinds
+        == {pattern.removeprefix("*") for pattern in packed}
+        == {".c", ".j2", ".json", ".lua", ".yml"}
+    )
 
 
 def test_stubs_are_for_any_shell() -> None:

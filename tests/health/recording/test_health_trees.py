@@ -54,7 +54,9 @@ def test_a_tree_that_cannot_be_replayed_is_2_and_named(
     (recorded / name).write_text(text)
     assert cli.main(["replay", str(recorded), "--json"]) == 2
     told = capsys.readouterr()
-    assert said in told.err and told.err.count("\n") == 1 and told.out == ""
+    error = json.loads(told.out)["error"]
+    assert said in f"{error['message']}; {error['hint']}" and error["exit_code"] == 2
+    assert told.err == ""
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_too_much_is_refused_with_the_largest_entries(
     monkeypatch.setattr(snapshot, "MOST_FILES", 2)
     with pytest.raises(CodeError, match="has 3 files, more than 2 files"):
         take(asked(top))
-    assert largest({"a/b": 1, "a/c": 1, "d": 1}, by_bytes=False) == "a (2 files), d (1 files)"
+    assert largest({"a/b": 1, "a/c": 1, "d": 1}, by_bytes=False) == "a (2 files), d (1 file)"
 
 
 def test_names_and_a_directory_without_code(top: Path) -> None:

@@ -67,7 +67,7 @@ def job(tmp_path: Path) -> Job:
     ("words", "said"),
     [
         (("nonsense",), "not a job id"),
-        (("7", "--now", "--lazy"), "not allowed with"),
+        (("7", "--now", "--lazy"), "does not go together with"),
         (("7", "--lazy", "--rollback"), "--lazy goes with an update alone"),
         (("8",), "no records of job 8"),
         (("7", "--rollback"), "no earlier version has made progress"),

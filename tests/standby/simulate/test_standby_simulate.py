@@ -276,6 +276,41 @@ def test_a_mix_comes_from_the_records_of_jobs(tmp_path: Path) -> None:
     assert "node-days" in data["mix"] and data["faults_per_run"] > 0
 
 
+def test_rates_are_of_the_jobs_whose_nodes_times_are_known(tmp_path: Path) -> None:
+    """Before, incidents were of the newest 500 jobs and node-days of the newest 5,000."""
+    one_job(tmp_path, time.time())
+    what, before = ledger.mix(tmp_path, None)
+    for job in range(8, 510):  # newer jobs, that recorded an incident and no time
+        home = tmp_path / "jobs" / str(job)
+        home.mkdir()
+        line = {"time": time.time() - 5, "symptom": "crash", "id": "1"}
+        (home / "incidents.jsonl").write_text(json.dumps(line) + "\n")
+    assert ledger.mix(tmp_path, None) == (what, before)
+
+
+def test_a_ledger_that_cannot_be_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs").write_text("no directory")
+    with pytest.raises(ledger.LedgerError, match=r"cannot read .*/jobs: Not a directory"):
+        ledger.mix(tmp_path, None)
+
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    with pytest.raises(ledger.LedgerError, match=r"cannot read .*: Permission denied"):
+        ledger.mix(tmp_path, None)
+
+
 def test_a_ledger_without_jobs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--ledger", str(tmp_path)], io.StringIO()) == 1
     assert "has recorded how long its nodes ran" in capsys.readouterr().err
+
+
+def test_one_of_each_is_counted_as_one() -> None:
+    out = io.StringIO()
+    assert main(["--nodes", "1", "--gpus", "1", "--runs", "1", "--pool", "1"], out) == 0
+    said = " ".join(out.getvalue().split())
+    for text in ("1 node (1 GPU), 90 days", "; 1 run with", "1 standby node, refilled"):
+        assert text in said

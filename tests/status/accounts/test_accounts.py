@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from status_records import NOW, incident, roster, view
 
 from robust_slurm.slurm import Slurm
@@ -19,6 +21,8 @@ from status.accounts.gather import history, read_histories, with_spans
 from status.accounts.segments import INCIDENT_PHASES, PHASES, TRAINING
 from status.accounts.sums import SHARES, by_phase, curve, ettr, lost, since, total, unproductive
 from status.accounts.timeline import JobAccount, JobHistory, Span, account, ms
+from status.accounts.weeks import weekly
+from status.views.accounts import print_accounts
 
 T = NOW - 10_000
 
@@ -243,3 +247,28 @@ def test_hostile_records_are_bounded(tmp_path: Path) -> None:
     done = account(made, NOW)
     assert len(done.segments) < 20_000
     assert sum(s.ms for s in done.segments) == done.elapsed
+
+
+def test_one_users_times_spoil_no_sum_of_all(tmp_path: Path) -> None:
+    for job, when in enumerate((9.9e14, -9.9e14, 1e12, T), 1):
+        home = tmp_path / "jobs" / str(job)
+        home.mkdir(parents=True)
+        run = {"kind": "run", "time": when, "step_id": "0", "gpus": 1 << 62}
+        end = {"kind": "end", "time": when, "step_id": "0", "state": "completed"}
+        (home / "progress.jsonl").write_text(f"{json.dumps(run)}\n{json.dumps(end)}\n")
+        (home / "incidents.jsonl").write_text(json.dumps(incident(time=when)) + "\n")
+    found, _ = read_histories(tmp_path, view(), NOW)
+    done = [account(one, NOW) for one in found]
+    assert [one.job_id for one in done] == [4] and done[0].gpus <= 1_000_000
+    assert len(weekly(done)) <= 1
+
+
+def test_a_screen_of_any_width_shows_each_job() -> None:
+    done = [of([run_of(0, 900_000, 0)], [])]
+    for width in (40, 80, 200):
+        screen = Console(file=io.StringIO(), width=width, force_terminal=False)
+        print_accounts(done, None, [], "", screen)
+        lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert "LOST BY NODE" not in screen.file.getvalue()  # type: ignore[attr-defined]
+        row = next(line for line in lines if line.startswith("7 "))
+        assert row.split()[-1] == "1.0000" and ("llm" in row) is (width > 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -70,15 +71,22 @@ def test_the_sample_cluster_in_both_formats() -> None:
     assert kind.startswith("text/plain") and samples(body.decode()) == told
 
 
-def test_hostile_records_make_few_and_valid_series(tmp_path: Path) -> None:
+def test_hostile_records_make_few_and_valid_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user can break no scrape of others: no series twice, no label of the user's choosing."""
     job = tmp_path / "jobs" / "7"
     job.mkdir(parents=True)
     evil = 'x"} 1\n# TYPE y counter\\ é'
     nodes = [{"name": f"n{n}", "role": f"role {n}", "ranks": []} for n in range(500)]
     for number in range(3):
-        told = roster(job_name=evil, user=evil, nodes=nodes, updated=NOW - 1, step=10**18)
+        told = roster(job_name=evil, user=evil, nodes=nodes, step=10**18)
         (job / f"roster.{number}.json").write_text(json.dumps(told))
+    for number in range(3, 90):
+        (job / f"roster.{number}.json").write_text(
+            json.dumps(roster(step_id=str(number), nodes=nodes))
+        )
+    monkeypatch.setattr("status.metrics.families.MOST_STEPS", 8)
     lines = [incident(symptom=f"s{n}", cause=f"c{n}") for n in range(500)]
     (job / "incidents.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     down = Slurm(lambda *_: Completed(1, "", "down"), environ={})
@@ -100,9 +108,11 @@ def test_the_file_is_replaced_at_once(tmp_path: Path) -> None:
     file.write_text("old")
     kept = file.open()
     with demo(NOW) as source:
-        assert write_metrics(file, source) == 0
+        told_to = io.StringIO()
+        assert write_metrics(file, source, told_to, as_json=True) == 0
+        assert json.loads(told_to.getvalue())["complete"] is True
         with pytest.raises(CommandError, match="cannot write"):
-            write_metrics(tmp_path / "no" / "x.prom", source)
+            write_metrics(tmp_path / "no" / "x.prom", source, io.StringIO())
     assert kept.read() == "old"  # the old file itself was not written to
     assert samples(file.read_text()) and file.stat().st_mode & 0o777 == 0o644
     assert [path.name for path in tmp_path.iterdir()] == ["robust.prom"]

@@ -23,7 +23,7 @@ from status.accounts.timeline import JobHistory, account
 from status.model import job_report
 from status.report.charts import Axis, plot, round_values, thinned
 from status.report.page import Page, page
-from status.report.write import html, write_report
+from status.report.write import html, replace_text, write_report
 from status.source import demo
 
 EVIL = "</style><script>alert(1)</script>\" onload='x' {{7*7}} <img src=//x>"
@@ -90,6 +90,18 @@ def test_pages_of_any_size(incidents: int, points: int) -> None:
     assert "nan" not in text.lower().replace("nan is", "").split("</style>")[1][:200]
 
 
+def test_a_job_whose_world_is_not_recorded_has_a_page() -> None:
+    """It failed before its first world, or an older robust-srun recorded none."""
+    step = roster_from(roster())
+    assert step is not None
+    failed = JobRun(NOW - 900, "0", "train", 1, 1, None, NOW, "failed")
+    for runs in ([], [failed]):
+        of = account(JobHistory(7, "a", "b", 1, False, [failed], []), NOW)
+        shown = page(of, job_report(7, [step], [], [], view(), NOW, ""), runs, False, "1")
+        assert shown.incarnations == () and "Timeline" in html(shown)
+        assert "1 GPU," in shown.subtitle
+
+
 def test_nodes_before_and_after() -> None:
     (first, second) = made("n9").places
     assert (first.before, first.after, first.ranks, first.changed) == ("n1", "n9", "0-1", True)
@@ -121,9 +133,24 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with demo(NOW) as source:
         with pytest.raises(CommandError, match="cannot write"):
             write_report(118, tmp_path / "no" / "x.html", source, io.StringIO())
+        with pytest.raises(CommandError, match="cannot write /: "):
+            write_report(118, Path("/"), source, io.StringIO())
         with pytest.raises(CommandError, match="no record of job 7"):
             write_report(7, tmp_path / "x.html", source, io.StringIO())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_is_written_to_and_never_replaced(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Root would replace the machine's /dev/null. A link elsewhere may be an attacker's."""
+    replace_text(Path(f"/proc/{os.getpid()}/fd/1"), "text")
+    assert capfd.readouterr().out == "text"
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    replace_text(tmp_path / "link", "new")
+    assert (tmp_path / "file").read_text() == "old"
+    assert (tmp_path / "link").read_text() == "new"
 
 
 def looked_at(picture: Path) -> tuple[int, int, int, tuple[int, ...]]:

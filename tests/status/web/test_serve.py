@@ -133,3 +133,15 @@ def test_it_says_what_it_cannot_do(
 def test_a_source_stands_still_where_it_is_told() -> None:
     with demo(NOW) as source:
         assert isinstance(source, Source) and source.now == NOW
+
+
+def test_a_reader_that_goes_away_is_no_error(
+    running: StatusServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is a path of no form; each was a line or a traceback on stderr."""
+    assert asked(running, "http://[/")[0] == 404
+    try:
+        raise ConnectionResetError
+    except OSError:
+        running.handle_error(None, None)
+    assert capfd.readouterr().err == ""

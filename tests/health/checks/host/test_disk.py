@@ -375,4 +375,4 @@ def test_a_look_that_cannot_see_everything_says_so(tmp_path: Path, why: str) -> 
 
 def test_names_are_not_repeated() -> None:
     held = look({"/tmp/\x1b[2Jevil\nFAIL": owned(1001, GIB)})
-    assert held.said == "uid 1001 holds 1.0 GiB in 1 files"
+    assert held.said == "uid 1001 holds 1.0 GiB in 1 file"

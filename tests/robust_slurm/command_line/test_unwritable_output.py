@@ -141,8 +141,9 @@ def test_no_bar_without_a_terminal_or_before_two_seconds(
 ) -> None:
     monkeypatch.setenv("TERM", term)
     stream = Terminal() if term != "xterm" else io.StringIO()
-    with Progress("verifying", 10, after=0.0, stream=stream) as progress:
+    with Progress("asking", 10, "nodes", after=0.0, stream=stream) as progress:
         progress.add(1)
+    assert " 10%  1 of 10 nodes, " in progress.text()
     monkeypatch.setenv("TERM", "xterm")
     quick = Terminal()
     with Progress("verifying", 10, stream=quick):
