@@ -22,6 +22,7 @@ import msgspec
 from robust_slurm.config import FIELDS, Config
 from robust_slurm.state_dir.job_dirs import LOG
 from srun_wrapper.decide.incident import Incident
+from srun_wrapper.job.reporting.on_incident import shown
 
 OLDER = LOG + ".1"
 MAX_BYTES = 16 << 20  # of the file; it is renamed to OLDER then, so both have at most twice that
@@ -164,6 +165,8 @@ def begin(directory: Path | None, config: Config) -> None:
     _root.setLevel(config.log_level.upper())
     _root.propagate = False
     chosen = {name: getattr(config, name) for name in FIELDS}
+    for name in ("on_incident", "site_on_incident"):
+        chosen[name] = shown(chosen[name])
     other = [f"{n} = {v}" for n, v in chosen.items() if v != FIELDS[n].default]
     _root.info(
         "robust-srun %s begins on %s; settings other than the defaults: %s",

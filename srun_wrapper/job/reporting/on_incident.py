@@ -14,11 +14,15 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 DEADLINE = 30.0  # s for one command
-LAST = 5.0  # s that robust-srun's end waits for commands that still run
+LAST = 4.0  # s that robust-srun's end waits for commands that still run
+KILL = 1.0  # s more for them to be killed
+LOOK = 0.2  # s between two looks whether that is due
 MAX_WAITING = 64
 _SAID = 300  # characters of stderr that are logged
 _END: dict[str, Any] = {}
@@ -33,38 +37,55 @@ class IncidentCommands:
         self._deadline = deadline
         self._queue: queue.Queue[dict[str, Any]] = queue.Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
+        self._over = threading.Event()
 
     def put(self, record: Mapping[str, Any]) -> None:
         """Have the commands run with this record; return at once."""
         if not self._commands:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
         try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, daemon=True)
+                thread.start()
+                self._thread = thread
             self._queue.put_nowait(dict(record))
         except queue.Full:
             _log.warning("on_incident: %d incidents wait already; one is left out", MAX_WAITING)
+        except RuntimeError as error:  # no more threads for this user
+            _log.warning("on_incident: one incident is left out: %s", error)
 
     def close(self, patience: float = LAST) -> None:
-        """Wait ``patience`` seconds at most for the commands that are still to run."""
+        """Wait ``patience`` seconds at most for the commands that are still to run; then none runs
+        any more."""
         if self._thread is not None:
-            try:
+            with suppress(queue.Full):
                 self._queue.put_nowait(_END)
-            except queue.Full:
-                return
             self._thread.join(patience)
+            self._over.set()
+            self._thread.join(KILL)
 
     def _run(self) -> None:
         while (record := self._queue.get()) is not _END:
             text = json.dumps(record, default=str) + "\n"
             for command in self._commands:
-                if why := run(command, text, self._deadline):
-                    _log.warning("on_incident: %s: %s", command, why)
+                if self._over.is_set():
+                    return
+                if why := run(command, text, self._deadline, self._over.is_set):
+                    _log.warning("on_incident: %s: %s", shown(command), why)
 
 
-def run(command: str, text: str, deadline: float) -> str:
-    """Run a command with ``text`` on its stdin; return what went wrong, "" for nothing."""
+def shown(command: str) -> str:
+    """Return the command as the log may have it, which all users can read: no address or token."""
+    program, _, arguments = command.strip().partition(" ")
+    return f"{program} …" if arguments else program
+
+
+def run(command: str, text: str, deadline: float, over: Callable[[], bool] = lambda: False) -> str:
+    """Run a command with ``text`` on its stdin; return what went wrong, "" for nothing.
+
+    Once ``over()`` it is killed.
+    """
+    until = time.monotonic() + deadline
     try:
         process = subprocess.Popen(
             shlex.split(command),
@@ -77,11 +98,18 @@ def run(command: str, text: str, deadline: float) -> str:
         )
     except (OSError, ValueError) as error:
         return f"cannot be started: {error}"
+    rest: str | None = text
     try:
-        _, said = process.communicate(text, timeout=deadline)
-    except subprocess.TimeoutExpired:
-        _kill(process)
-        return f"not done in {deadline:g} s, killed"
+        while True:
+            try:
+                _, said = process.communicate(rest, timeout=min(LOOK, until - time.monotonic()))
+                break
+            except subprocess.TimeoutExpired:
+                rest = None  # it is kept, and must not be given again
+                if time.monotonic() >= until or over():
+                    _kill(process)
+                    end = "when robust-srun ended" if over() else f"in {deadline:g} s"
+                    return f"not done {end}, killed"
     except OSError as error:
         _kill(process)
         return str(error)

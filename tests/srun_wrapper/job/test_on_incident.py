@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from robust_slurm.state_dir.progress import read_progress
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.job.reporting import on_incident
+from srun_wrapper.job.reporting import job_log, on_incident
 from srun_wrapper.job.reporting.job_records import JobRecords
 from srun_wrapper.job.reporting.on_incident import IncidentCommands, run
 from srun_wrapper.job.reporting.phase import Phase
@@ -66,6 +68,47 @@ def test_nobody_waits_and_no_more_than_a_few_are_kept(
     idle = IncidentCommands([""])
     idle.put({})
     idle.close()
+
+
+def test_no_command_outlives_the_end_and_none_begins_after_it(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    body = f"import os; open({str(pid)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
+    commands = IncidentCommands([program(tmp_path / "x.py", body)])
+    for number in range(3):
+        commands.put({"number": number})
+    until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the first one")
+    commands.close(patience=0.1)
+    (only,) = pid.read_text().split()
+    assert not Path(f"/proc/{only}").exists()
+
+
+def test_no_thread_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the user's limit of processes a recovery goes on without its notification."""
+
+    def no_more(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    commands = IncidentCommands(["/bin/true"])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more)
+        commands.put({})
+    commands.put({})
+    commands.close()
+
+
+def test_the_log_has_no_arguments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All users can read it, and a webhook's address is a secret."""
+    command = f"{program(tmp_path / 'x.py', 'sys.exit(3)')} https://hooks.example/SECRET"
+    caplog.set_level("INFO", "robust-srun")
+    commands = IncidentCommands([command])
+    commands.put({})
+    commands.close(30.0)
+    settings = {"on_incident": command, "site_on_incident": command}
+    job_log.begin(tmp_path, replace(load(env={}, cwd=tmp_path), **settings))
+    assert job_log.end() == ""
+    log = caplog.text + (tmp_path / "robust-srun.log").read_text()
+    assert "exit code 3" in log and f"site_on_incident = {sys.executable} …" in log
+    assert "SECRET" not in log
 
 
 def test_records_of_a_job_and_both_commands(tmp_path: Path) -> None:
