@@ -70,6 +70,18 @@ def test_the_limit_follows_the_slowest_step() -> None:
     assert p.limit() == pytest.approx(50.0)
 
 
+def test_a_rare_slow_step_is_never_forgotten() -> None:
+    """Every 5,000th step evaluates, unannounced, and waits quietly for its data: no hang."""
+    p, now = stepping(0.01, 100)
+    for _ in range(2):
+        now += 60.0
+        p.advance(now, 1)
+        for _ in range(5000):
+            now += 0.01
+            p.advance(now, 1)
+    assert not look(p, now + 60.0, QUIET, QUIET).hung
+
+
 def test_warm_up_steps_teach_nothing() -> None:
     p = pace()
     for at in (300.0, 400.0, 500.0):  # compilation
