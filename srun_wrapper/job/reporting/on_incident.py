@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -25,6 +26,9 @@ KILL = 1.0  # s more for them to be killed
 LOOK = 0.2  # s between two looks whether that is due
 MAX_WAITING = 64
 _SAID = 300  # characters of stderr that are logged
+# Slurm sends SIGTERM to all processes of a job that it ends, and the incident for which the job is
+# requeued is one to hear of. The words of the command are not read by this shell.
+_DEAF = ("/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh")
 _END: dict[str, Any] = {}
 _log = logging.getLogger("robust-srun.on_incident")
 
@@ -87,8 +91,11 @@ def run(command: str, text: str, deadline: float, over: Callable[[], bool] = lam
     """
     until = time.monotonic() + deadline
     try:
+        words = shlex.split(command)
+        if shutil.which(words[0]) is None:
+            return f"cannot be started: {words[0]} is no program"
         process = subprocess.Popen(
-            shlex.split(command),
+            [*_DEAF, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -82,6 +82,16 @@ def test_no_command_outlives_the_end_and_none_begins_after_it(tmp_path: Path) ->
     assert not Path(f"/proc/{only}").exists()
 
 
+def test_the_end_of_the_job_does_not_end_a_command(tmp_path: Path) -> None:
+    """Slurm sends SIGTERM to all processes of a job that is requeued."""
+    said = tmp_path / "said"
+    body = f"import os; os.kill(os.getpid(), 15); open({str(said)!r}, 'w').write(sys.stdin.read())"
+    commands = IncidentCommands([f"/bin/sh -c '{program(tmp_path / 'x.py', body)}'"])
+    commands.put({"outcome": "requeued"})
+    commands.close(30.0)
+    assert json.loads(said.read_text()) == {"outcome": "requeued"}
+
+
 def test_no_thread_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the user's limit of processes a recovery goes on without its notification."""
 
