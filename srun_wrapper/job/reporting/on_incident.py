@@ -90,13 +90,17 @@ def run(command: str, text: str, deadline: float, over: Callable[[], bool] = lam
     Once ``over()`` it is killed.
     """
     until = time.monotonic() + deadline
+    given = -1  # a file in memory: nothing waits for a command that does not read
     try:
+        given = os.memfd_create("incident")
+        os.write(given, text.encode())
+        os.lseek(given, 0, os.SEEK_SET)
         words = shlex.split(command)
         if shutil.which(words[0]) is None:
             return f"cannot be started: {words[0]} is no program"
         process = subprocess.Popen(
             [*_DEAF, *words],
-            stdin=subprocess.PIPE,
+            stdin=given,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -105,14 +109,15 @@ def run(command: str, text: str, deadline: float, over: Callable[[], bool] = lam
         )
     except (OSError, ValueError) as error:
         return f"cannot be started: {error}"
-    rest: str | None = text
+    finally:
+        if given >= 0:
+            os.close(given)
     try:
         while True:
             try:
-                _, said = process.communicate(rest, timeout=min(LOOK, until - time.monotonic()))
+                _, said = process.communicate(timeout=min(LOOK, until - time.monotonic()))
                 break
             except subprocess.TimeoutExpired:
-                rest = None  # it is kept, and must not be given again
                 if time.monotonic() >= until or over():
                     _kill(process)
                     end = "when robust-srun ended" if over() else f"in {deadline:g} s"
@@ -131,12 +136,8 @@ def _kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         process.kill()
-    for pipe in (process.stdin, process.stderr):
-        if pipe is not None:
-            try:
-                pipe.close()
-            except OSError:
-                pass
+    if process.stderr is not None:
+        process.stderr.close()
     try:
         process.wait(1.0)
     except subprocess.TimeoutExpired:

@@ -35,13 +35,14 @@ def program(path: Path, text: str) -> str:
     [
         ("sys.stdin.read()", ""),
         ("", ""),  # it does not read
+        ("time.sleep(0.5); assert len(sys.stdin.read()) == 300_000", ""),  # more than a pipe has
         ("sys.exit('no route to host')", "exit code 1: no route to host"),
         ("sys.stdin.read(); time.sleep(60)", "not done in 0.5 s, killed"),
     ],
 )
 def test_what_becomes_of_a_command(tmp_path: Path, text: str, why: str) -> None:
     began = time.monotonic()
-    deadline = 0.5 if "sleep" in text else 30.0
+    deadline = 0.5 if "sleep(60" in text else 30.0
     assert run(program(tmp_path / "x.py", text), "{}\n" * 100_000, deadline) == why
     assert time.monotonic() - began < 30
 
@@ -113,8 +114,8 @@ def test_the_log_has_no_arguments(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     commands = IncidentCommands([command])
     commands.put({})
     commands.close(30.0)
-    settings = {"on_incident": command, "site_on_incident": command}
-    job_log.begin(tmp_path, replace(load(env={}, cwd=tmp_path), **settings))
+    config = load(env={}, cwd=tmp_path)
+    job_log.begin(tmp_path, replace(config, on_incident=command, site_on_incident=command))
     assert job_log.end() == ""
     log = caplog.text + (tmp_path / "robust-srun.log").read_text()
     assert "exit code 3" in log and f"site_on_incident = {sys.executable} …" in log
