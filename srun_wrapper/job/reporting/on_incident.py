@@ -73,6 +73,7 @@ class IncidentCommands:
             text = json.dumps(record, default=str) + "\n"
             for command in self._commands:
                 if self._over.is_set():
+                    _log.warning("on_incident: %s: not run: robust-srun has ended", shown(command))
                     return
                 if why := run(command, text, self._deadline, self._over.is_set):
                     _log.warning("on_incident: %s: %s", shown(command), why)
