@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from robust_slurm.state_dir.ledger import JobLedger
-from srun_wrapper.decide.incident import Incident
+from srun_wrapper.decide.incident import RECOVERED, Incident
 from srun_wrapper.job.reporting.chronicle import Chronicle
 from srun_wrapper.job.reporting.on_incident import IncidentCommands
 from srun_wrapper.job.reporting.phase import Phase
@@ -41,7 +41,7 @@ class JobRecords:
         record = incident.record(self._state.job_id, self._state.step_id)
         self._ledger.incident(record)
         self.write_roster()
-        self._tell(record, incident.line())
+        self._tell(record, _headline(incident))
 
     def observed(self, record: Mapping[str, Any]) -> None:
         """Record an incident that was only seen (mode = observe)."""
@@ -76,3 +76,11 @@ class JobRecords:
         directory = str(self._ledger.dir or "")
         about = {"job_name": self._name, "records": directory, "text": line}
         self._commands.put({"version": 1, "event": "incident", **about, "incident": record})
+
+
+def _headline(incident: Incident) -> str:
+    if incident.outcome == RECOVERED:
+        return incident.line()
+    diagnosis = incident.diagnosis
+    where = ",".join(diagnosis.suspects) or diagnosis.root.node or "the job"
+    return f"{diagnosis.symptom.replace('_', ' ')} on {where}: {incident.outcome}"

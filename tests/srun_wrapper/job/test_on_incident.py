@@ -161,6 +161,22 @@ def test_records_of_a_job_and_both_commands(tmp_path: Path) -> None:
     assert len(run_.placings) == 1 and len(run_.placings[0].places) == 2
 
 
+def test_only_a_recovery_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(IncidentCommands, "put", lambda _self, record: told.append(record["text"]))
+    job = Job(active=2, spares=0)
+    records = JobRecords(job.state, JobLedger(tmp_path), Phase(), {})
+    failure = Failure("node_lost", 2.0, 1.0, "n1")
+    diagnosis = Diagnosis("node_lost", "node", ("n1",), ("no report",), "s", failure)
+    for outcome in ("requeued", "stopped: nothing is left", "recovered"):
+        incident = Incident("0-1", 1, diagnosis, 1.0, 2.0)
+        incident.outcome = outcome
+        records.incident(incident)
+    records.close()
+    assert told[:2] == ["node lost on n1: requeued", "node lost on n1: stopped: nothing is left"]
+    assert told[2].startswith("recovered from node lost on n1 in ")
+
+
 def test_the_settings_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     site = tmp_path / "site.toml"
     site.write_text('site_on_incident = "/usr/local/bin/page-us"\non_incident = "theirs"\n')
