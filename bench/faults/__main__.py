@@ -53,7 +53,7 @@ def turn(name: str, seed: int) -> Turn:
     return Turn(name, seed, one, finding)
 
 
-def measure(names: Sequence[str], seeds: int, labs: int, minutes: float) -> list[Turn]:
+def measure(names: Sequence[str], seeds: range, labs: int, minutes: float) -> list[Turn]:
     """Run all kinds with every seed, `labs` at a time; begin none after so many minutes."""
     end = time.monotonic() + 60 * minutes
     found: list[Turn] = []
@@ -62,7 +62,7 @@ def measure(names: Sequence[str], seeds: int, labs: int, minutes: float) -> list
         return turn(name, seed) if time.monotonic() < end else None
 
     with ThreadPoolExecutor(labs) as pool:
-        turns = [pool.submit(within, name, seed) for seed in range(seeds) for name in names]
+        turns = [pool.submit(within, name, seed) for seed in seeds for name in names]
         for future in as_completed(turns):
             if one := future.result():
                 found.append(one)
@@ -144,7 +144,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument(
         "--torch", action="store_true", help="soak the training over gloo with snapshots"
     )
-    made.add_argument("--seed", type=int, default=0, help="of the soak (default: 0)")
+    made.add_argument(
+        "--seed", type=int, default=0, help="of the soak, or the first of each kind (default: 0)"
+    )
     made.add_argument(
         "--keep", type=Path, metavar="DIR", help="keep the soak's output and incidents there"
     )
@@ -164,9 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.case or (QUICK if args.quick else list(KINDS))
     seeds = args.seeds or args.runs or (1 if args.quick else SEEDS)
     results.quick = args.quick or seeds < SEEDS
-    results.settings |= {"seeds": seeds, "labs": args.labs}
+    results.settings |= {"seeds": seeds, "first_seed": args.seed, "labs": args.labs}
     began = time.monotonic()
-    turns = measure(names, seeds, args.labs, args.minutes)
+    turns = measure(names, range(args.seed, args.seed + seeds), args.labs, args.minutes)
     results.quick |= len(turns) < seeds * len(names)
     results.settings["wall_min"] = round((time.monotonic() - began) / 60, 1)
     Console(width=120).print(summary(results, turns))
