@@ -10,7 +10,7 @@ from robust_slurm.settings import FIELDS
 from srun_wrapper.command.srun_table import LONG
 from status.web import serve
 
-# What slurmd calls, no person.
+# slurmd calls these, no person does.
 BY_SLURM = ("robust-prolog", "robust-epilog")
 NAMES = tuple(name for name in COMMANDS if name not in BY_SLURM)
 SRUN = "robust-srun"

@@ -74,7 +74,7 @@ def _said(node: ast.Call, named: dict[str, list[str]], file: str) -> Iterator[Te
     words = {word.arg: word.value for word in node.keywords}
     if name == "print" and "file" in words:
         name = STDERR
-    # What a command prints at Ctrl-C is a keyword of the call that runs it.
+    # The message for Ctrl-C is a keyword of the call that runs a command.
     arguments = [*node.args] if name in CHANNELS else []
     arguments += [words["interrupted"]] if "interrupted" in words else []
     for argument in arguments:

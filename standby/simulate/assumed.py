@@ -77,7 +77,7 @@ COLD = published("FT-HSDP: cold recovery at 16,000 GPUs, about", 200.0)
 DURABLE = assumed("seconds between durable checkpoints (every 100 steps)", 1000.0)
 WRONG = 4 / 60  # healthy nodes evicted per run: faults-2026-11-26 faults.false_evictions, .runs
 
-# What saving a step costs.
+# The cost of saving a step.
 SAVE = Time(
     0.005,
     0.005,

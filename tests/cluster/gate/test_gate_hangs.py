@@ -74,8 +74,8 @@ def test_answers_within_its_deadline(site: GateLab, first: dict[str, int], name:
     (run,) = [e for e in site.local(hang.node, "run") if e.data["where"] == "prolog"]
     assert run.data["ms"] < DEADLINE_S * 1000
     assert site.reason(hang.node) == hang.reason.format(dir=site.lab.spec.dir, job=job)
-    # What slurmd waited for was not the process that is still stuck. (One that reads from a busy
-    # disk is in state D for a moment, too.)
+    # slurmd waited for another process than the one that is still stuck. (A process that reads
+    # from a busy disk is in state D for a moment, too.)
     until(lambda: len(stuck(site, hang.node)) == 1, "one stuck process", 20)
     site.wait_requeued(job)
     site.start_now(job)

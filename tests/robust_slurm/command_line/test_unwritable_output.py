@@ -9,11 +9,11 @@ import pty
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from places import REPOSITORY
+from waiting import until
 
 from robust_slurm.command_line import plain_text
 from robust_slurm.command_line.errors import warn
@@ -113,13 +113,6 @@ def test_colours(env: dict[str, str], colour: bool) -> None:
     assert not plain_text.has_colour(io.StringIO(), env)
 
 
-def until(stream: io.StringIO, text: str) -> None:
-    ends = time.monotonic() + 20
-    while text not in stream.getvalue():
-        assert time.monotonic() < ends, stream.getvalue()
-        time.sleep(0.01)
-
-
 def test_a_bar_makes_room_for_lines_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +121,7 @@ def test_a_bar_makes_room_for_lines_and_leaves_nothing(
     monkeypatch.setattr(sys, "stderr", terminal)
     with Progress("verifying", 4e9, "B", after=0.0) as progress:
         progress.add(1e9)
-        until(terminal, "25%  1 GB of 4 GB")
+        until(lambda: "25%  1 GB of 4 GB" in terminal.getvalue(), "the bar")
         warn("robust-ckpt", "a file is damaged")
     text = terminal.getvalue()
     assert "verifying [######------------------]" in text

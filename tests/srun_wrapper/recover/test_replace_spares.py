@@ -147,7 +147,7 @@ def test_where_one_node_comes_for_two_the_most_necessary_place_gets_it(
 def test_the_ladder_counts_spares_once_it_is_known_which_answer(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, comes: bool, wanted: int, spares: int
 ) -> None:
-    # Who wants no spare waits for none: the life would end at its time limit.
+    # A job without spares waits for none; if it did, it would run into its time limit.
     monkeypatch.setattr(settling, "IN_DOUBT", 0.5 if wanted and not comes else 60.0)
 
     async def life() -> None:
