@@ -81,6 +81,12 @@ def _check_fork() -> None:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         raise RuntimeError("importing initialises CUDA, so it cannot be done ahead")
+    connection = getattr(sys.modules.get("sqlite3"), "Connection", None)
+    if connection is not None:
+        import gc
+
+        if any(issubclass(type(found), connection) for found in gc.get_objects()):
+            raise RuntimeError("importing opens a database, so it cannot be done ahead")
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115

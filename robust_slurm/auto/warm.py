@@ -21,6 +21,8 @@ import sys
 import time
 
 from robust_slurm.auto.headroom import headroom
+from robust_slurm.auto.idle.pace import ImportPace
+from robust_slurm.auto.idle.thread import run_idle
 from robust_slurm.auto.importing import import_all
 from robust_slurm.auto.line import give_up, receive, send
 from robust_slurm.auto.listening import listens
@@ -98,20 +100,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    with open(order["lock"], "rb") as lock:
-        _one_at_a_time(lock)
-        room = headroom()
-        if room < ROOM:
-            raise MemoryError(f"only {room >> 20} MiB are left for a warm interpreter")
-        since = time.time()
-        import_all(learnt["modules"], order["named"])
-    own(before)
-    elsewhere = different(learnt["modules"])
-    if elsewhere:
-        raise RuntimeError(f"the script finds another module {elsewhere}")
-    sources = Sources(known, sys.argv[0], since)
-    _flush()
-    _settle()
+    sources = run_idle(lambda: _prepare(order, learnt, before, known))
     send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
     while True:
         request, fds = _wait(link, sources, script)
@@ -154,12 +143,30 @@ def _hear(handlers: dict[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-def _one_at_a_time(lock: Any) -> None:
-    """Importing takes a processor for seconds, which the training should not notice."""
+def _prepare(
+    order: dict[str, Any], learnt: dict[str, Any], before: dict[str, str], known: Collection[str]
+) -> Sources:
+    """Import, one interpreter of a node at a time. ``before``: the environment to restore."""
     import fcntl
+    import gc
 
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with open(order["lock"], "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        room = headroom()
+        if room < ROOM:
+            raise MemoryError(f"only {room >> 20} MiB are left for a warm interpreter")
+        since = time.time()
+        with ImportPace(order.get("beats", "")):
+            import_all(learnt["modules"], order["named"])
+    own(before)
+    elsewhere = different(learnt["modules"])
+    if elsewhere:
+        raise RuntimeError(f"the script finds another module {elsewhere}")
+    sources = Sources(known, sys.argv[0], since)
+    _flush()
+    gc.collect()
+    gc.freeze()  # its pages stay shared with the ranks
+    return sources
 
 
 def _flush() -> None:
@@ -167,14 +174,6 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-
-
-def _settle() -> None:
-    import gc
-
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    gc.collect()
-    gc.freeze()  # its pages stay shared with the ranks
 
 
 # -- becoming a rank
@@ -206,7 +205,7 @@ def _stand_in(
     (fd,) = fds
     os.dup2(fd, link.fileno(), inheritable=False)
     os.close(fd)
-    sources.rehearse()
+    run_idle(sources.rehearse)
     return _wait(link, sources, script)
 
 

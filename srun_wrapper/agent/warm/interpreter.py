@@ -81,6 +81,7 @@ class Warm:
         command: Sequence[str],
         env: Mapping[str, str],
         directory: str = "",
+        beats: str = "",
     ) -> None:
         """Once rank ``pid`` has told in one of ``paths`` what it imports, get one ready."""
         if self._off or self._runs:
@@ -88,7 +89,7 @@ class Warm:
 
         def found(learnt: Learnt) -> None:
             self._tell(learnt)
-            self.start(learnt, command, env, directory)
+            self.start(learnt, command, env, directory, beats=beats)
 
         self._watch.begin(paths, pid, command, env, found)
 
@@ -104,9 +105,10 @@ class Warm:
         directory: str = "",
         *,
         further: bool = False,
+        beats: str = "",
     ) -> None:
         """Unless there is one for the same; another is ended. ``further``: ahead of the first rank;
-        if the script has a standby_point, then run it as far as that."""
+        run a script with a standby_point as far as that. ``beats``: record of the rank beside."""
         if self._runs and not self._is_for(command, env):
             self.stop()
         if self._off or self._runs:
@@ -134,7 +136,7 @@ class Warm:
 
         self._starting = Starting(self._loop, make, self._started, self._failed)
         try:
-            self._link.send(order)
+            self._link.send({**order, "beats": beats})
         except OSError:
             self.stop()
 
@@ -159,15 +161,14 @@ class Warm:
     def fits(self, command: Sequence[str], env: Mapping[str, str], directory: str = "") -> bool:
         """True if the interpreter is ready to become this command in this environment: the same
         interpreter, options and script. ``directory``: default this process's."""
-        if not self.ready or self._asked is not None or not self._is_for(command, env):
-            return False
-        return same_path(env, self._directory, directory)
+        usable = self.ready and self._asked is None and self._is_for(command, env)
+        return usable and same_path(env, self._directory, directory)
 
     def _is_for(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
         """True if it was started with this command line, but for the script's own arguments (known
         once it is ready), and with the same variables of ``at_start``."""
-        arguments = self._arguments if self.ready else 0
-        return same_start((self._command, self._environ), (command, env), arguments)
+        own, arguments = (self._command, self._environ), self._arguments if self.ready else 0
+        return same_start(own, (command, env), arguments)
 
     def ask(
         self,
