@@ -1,7 +1,8 @@
 """The cost of robust-srun when nothing fails: ``python -m bench.overhead`` (root).
 
 The same commands under srun and robust-srun, in turn, inside one job on a lab: case ``start``
-times ``hostname``; cases ``toy`` and ``torch`` compare the step times of the same training.
+times ``hostname``; cases ``toy`` and ``torch`` compare the step times of the same training; case
+``early`` compares them in each second after the first step, while robust-srun imports ahead.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from bench.training.job import read_lines
 from lab import Cluster
 
 NODES = 2
-LIMIT = 1800.0
+LIMIT = 2400.0
 QUICK_RUNS = 2
 STEPS = {"toy": (400, 0.004), "torch": (400, 0.0)}  # steps per run, s of sleep in each
 QUICK_STEPS = 100
+EARLY_STEPS = 1000  # 7 to 9 s of the torch workload
+EARLY = 6  # seconds of a training that are compared
 Samples = dict[tuple[str, str], list[float]]
 """Seconds by (what, launcher), in the order of the runs."""
 
@@ -42,6 +45,20 @@ def torch(results: Results) -> None:
     _steps(results, "torch")
 
 
+def early(results: Results) -> None:
+    """Mean step time of a DDP training in each of its first seconds, and when it is warm."""
+    options = ["--step-runs", str(_runs(results)), "--workload", "torch", "--early"]
+    found = _in_job([*options, "--steps", str(EARLY_STEPS)], 1)
+    for second in range(1, EARLY + 1):
+        _add(results, f"early.second_{second}", found, f"second_{second}")
+    for what in ("step", "first_step"):
+        _add(results, f"early.{what}", found, what)
+    ready = found.get(("ready", LAUNCHERS[1]), [])
+    if len(ready) < _runs(results):
+        raise BenchError(f"all ranks were warm in {len(ready)} of {_runs(results)} runs")
+    results.add("early.ready_s", ready, "s")
+
+
 def _steps(results: Results, workload: str) -> None:
     steps, step_time = STEPS[workload]
     options = ["--step-runs", str(_runs(results)), "--workload", workload]
@@ -53,7 +70,9 @@ def _steps(results: Results, workload: str) -> None:
 
 
 def _add(results: Results, name: str, found: Samples, what: str) -> None:
-    bare, robust = (found[what, launcher] for launcher in LAUNCHERS)
+    bare, robust = (found.get((what, launcher), []) for launcher in LAUNCHERS)
+    if len(bare) != _runs(results) or len(robust) != len(bare):
+        raise BenchError(f"{what}: {len(bare)} runs with srun and {len(robust)} with robust-srun")
     results.add(f"{name}.srun_s", bare, "s")
     results.add(f"{name}.robust_srun_s", robust, "s")
     # Neighbours in time, so that a slow minute of the machine is in both.
@@ -100,7 +119,7 @@ def _tail(output: Path) -> str:
     return output.read_text(errors="replace")[-2000:] if output.exists() else "no output"
 
 
-CASES = {"start": start, "toy": toy, "torch": torch}
+CASES = {"start": start, "toy": toy, "torch": torch, "early": early}
 
 if __name__ == "__main__":
     raise SystemExit(main("overhead", CASES))

@@ -1,7 +1,8 @@
 """The part of bench.overhead that runs inside the job, as its batch script.
 
 Runs the same commands under srun and robust-srun in turn and writes the times as JSON lines to
-``--out``: ``{"what": …, "launcher": …, "value": seconds}``.
+``--out``: ``{"what": …, "launcher": …, "value": seconds}``. With ``--early`` also the mean step time
+of each second of a training, and when all its ranks would have started warm.
 """
 
 from __future__ import annotations
@@ -15,12 +16,27 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.training.job import MODULE, read_lines
 from bench.training.rank import FIRST_STEPS, RESULT, append
 
 LAUNCHERS = ("srun", "robust-srun")
 DEADLINE = 180.0
+LOOK = 0.1  # s between two looks for warm interpreters
+
+
+class Times(NamedTuple):
+    """The times of one training, in seconds."""
+
+    first_step: float
+    """From exec to the last rank's first step."""
+    step: float
+    """The median of rank 0's."""
+    seconds: list[float | None]
+    """The mean step time in each second since rank 0's first step."""
+    ready: float
+    """From the last rank's first step until all ranks would have started warm; 0.0: never seen."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -31,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workload", choices=list(MODULE), default="toy")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--step-time", type=float, default=0.0)
+    parser.add_argument("--early", action="store_true")
     args = parser.parse_args(argv)
     for run in range(args.start_runs):
         for launcher in in_turn(run):
@@ -40,9 +57,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for run in range(args.step_runs):
         for launcher in in_turn(run):
             name = f"{args.workload}-{launcher}-{run}"
-            first, step = training(launcher, args, args.out.parent / name)
-            note(args.out, "first_step", launcher, first)
-            note(args.out, "step", launcher, step)
+            times = training(launcher, args, args.out.parent / name)
+            note(args.out, "first_step", launcher, times.first_step)
+            note(args.out, "step", launcher, times.step)
+            for second, mean in enumerate(times.seconds if args.early else (), 1):
+                if mean is not None:
+                    note(args.out, f"second_{second}", launcher, mean)
+            if times.ready:
+                note(args.out, "ready", launcher, times.ready)
     append(args.out, json.dumps({"what": "done"}))
 
 
@@ -75,15 +97,39 @@ def start_up(launcher: str) -> tuple[float, float]:
     return first, end
 
 
-def training(launcher: str, args: argparse.Namespace, directory: Path) -> tuple[float, float]:
-    """Seconds from exec to the last rank's first step, and the median step time of rank 0."""
+def training(launcher: str, args: argparse.Namespace, directory: Path) -> Times:
+    """Run one training."""
     directory.mkdir()
     argv = [launcher, sys.executable, "-m", MODULE[args.workload], "--dir", str(directory)]
     argv += ["--steps", str(args.steps), "--step-time", str(args.step_time)]
-    began = time.time()
-    subprocess.run(argv, check=True, timeout=DEADLINE, stdin=subprocess.DEVNULL)
-    first = max(float(n["time"]) for n in read_lines(directory / FIRST_STEPS)) - began
-    return first, float(json.loads((directory / RESULT).read_text())["step_s"])
+    began, ready = time.time(), 0.0
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL) as child:
+        while args.early and not ready and child.poll() is None and time.time() < began + DEADLINE:
+            time.sleep(LOOK)  # the same under srun: looking takes time, too
+            ready = time.time() if all_warm(began) else 0.0
+        try:
+            code = child.wait(max(0.0, began + DEADLINE - time.time()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise
+    if code:
+        sys.exit(f"{launcher}: a training of {args.workload} ended with code {code}")
+    first = max(float(n["time"]) for n in read_lines(directory / FIRST_STEPS))
+    result = json.loads((directory / RESULT).read_text())
+    step, seconds = float(result["step_s"]), list(result["seconds"])
+    return Times(first - began, step, seconds, max(0.0, ready - first))
+
+
+def all_warm(since: float) -> bool:
+    """True if the roster of a step that began since then shows a warm interpreter for each rank."""
+    job = Path(os.environ["ROBUST_STATE_DIR"], "jobs", os.environ["SLURM_JOB_ID"])
+    for path in job.glob("roster.*.json"):
+        if path.stat().st_mtime > since:
+            nodes = json.loads(path.read_text())["nodes"]
+            warm = sum(int(node["warm"]) for node in nodes if node["role"] in ("active", "spare"))
+            if warm >= int(os.environ["SLURM_NTASKS"]):
+                return True
+    return False
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ WARM_UP = 20  # steps of an incarnation that do not count for the step time
 FIRST_STEPS = "first_steps.jsonl"
 STEP = "step"
 RESULT = "result.json"
+SECONDS = 60  # since the first step, of which each has its own mean
 
 
 def parse() -> argparse.Namespace:
@@ -34,6 +35,8 @@ class Rank:
     rank: int = field(init=False)
     world: int = field(init=False)
     _times: list[float] = field(default_factory=list)
+    _began: float = 0.0
+    _seconds: list[list[float]] = field(default_factory=lambda: [[] for _ in range(SECONDS)])
     _steps: int = 0
     _step_file: int = -1
 
@@ -51,6 +54,9 @@ class Rank:
         if self._steps == 1:
             note = {"rank": self.rank, "time": time.time(), "step": step}
             append(self.dir / FIRST_STEPS, json.dumps(note))
+            self._began = time.monotonic()
+        elif (second := int(time.monotonic() - self._began)) < SECONDS:
+            self._seconds[second].append(seconds)
         if self._steps > WARM_UP:
             self._times.append(seconds)
             del self._times[:-2000]
@@ -58,9 +64,13 @@ class Rank:
             os.pwrite(self._step_file, b"%12d" % step, 0)
 
     def done(self) -> None:
-        """The training is over: rank 0 leaves its median step time in seconds."""
+        """The training is over: rank 0 leaves its median step time in seconds, and the mean one of
+        each second since its first step that was full."""
         if self.rank == 0:
+            full = self._seconds[: int(time.monotonic() - self._began)]
+            means = [statistics.fmean(times) if times else None for times in full]
             result = {"step_s": statistics.median(self._times), "steps": len(self._times)}
+            result |= {"seconds": means}
             atomic_write(self.dir / RESULT, json.dumps(result).encode())
 
 

@@ -145,10 +145,8 @@ class Warm:
         return bool(self._pid or self._starting)
 
     def _started(self, pid: int, status: int | None) -> None:
-        self._starting = None
-        if status is None:
-            self._pid = pid
-        else:
+        self._starting, self._pid = None, 0 if status is not None else pid
+        if status is not None:
             self.stop()  # it has ended at once
 
     def _failed(self, error: Exception) -> None:
