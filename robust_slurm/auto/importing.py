@@ -81,7 +81,7 @@ def _check_fork() -> None:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         raise RuntimeError("importing initialises CUDA, so it cannot be done ahead")
-    connection = getattr(sys.modules.get("sqlite3"), "Connection", None)
+    connection = getattr(sys.modules.get("_sqlite3"), "Connection", None)
     if connection is not None:
         import gc
 

@@ -32,6 +32,15 @@ def frames(frame):
     return [] if frame is None else [frame.f_code.co_filename, *frames(frame.f_back)]
 
 
+def scheduler(task):
+    return os.sched_getscheduler(int(task))
+
+
+def group():
+    path = Path("/proc/self/autogroup")
+    return path.read_text().split()[-1] if path.exists() else ""
+
+
 def facts():
     main = sys.modules["__main__"]
     environ = {k: v for k, v in os.environ.items() if k != "ROBUST_EPOCH"}
@@ -61,7 +70,8 @@ def facts():
         "limits": [resource.getrlimit(r) for r in range(16)],
         "files": sorted(p.name for p in Path("/proc/self/fd").iterdir()),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
-        "scheduler": os.sched_getscheduler(0),
+        "scheduler": [scheduler(task.name) for task in Path("/proc/self/task").iterdir()],
+        "group": group(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "builtins": main.__builtins__ is sys.modules["builtins"],
         "decimal": str(decimal.getcontext()),

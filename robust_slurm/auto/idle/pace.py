@@ -28,7 +28,7 @@ FEW = 4  # steps between two looks that tell something
 BASE = 2 * FEW
 """Steps before the first import that tell how long a step takes without any."""
 PATIENCE = 1.0  # s to wait for them
-_MOST = 10.0
+_MOST = 15.0
 """Times as long as it ran that a thread may pause: steps may be slower for another reason."""
 _LONGEST = 2.0  # s of one pause
 _BIT = 0.05  # s between two looks in a pause
