@@ -1,8 +1,8 @@
 """The part of bench.overhead that runs inside the job, as its batch script.
 
 Runs the same commands under srun and robust-srun in turn and writes the times as JSON lines to
-``--out``: ``{"what": …, "launcher": …, "value": seconds}``. With ``--early`` also the mean step time
-of each second of a training, and when all its ranks would have started warm.
+``--out``: ``{"what": …, "launcher": …, "value": seconds}``. With ``--early`` also the mean step
+time of each second of a training, and when all its ranks would have started warm.
 """
 
 from __future__ import annotations

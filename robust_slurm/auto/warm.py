@@ -100,7 +100,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    sources = run_idle(lambda: _prepare(order, learnt, before, known))
+    sources = run_idle(lambda: _prepare(order, learnt, before, known), session=True)
     send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
     while True:
         request, fds = _wait(link, sources, script)

@@ -180,9 +180,15 @@ def test_rank_knows_itself_under_any_launcher(
     assert (first.rank, first.world) == (0, 2)
     for step in range(1, 31):
         first.stepped(step, 0.5 if step > 20 else 9.0)
+    first._seconds[1] = [1.0, 3.0]
+    first._began -= 2.5
     first.done()
     assert int((tmp_path / "step").read_text()) == 30
-    assert json.loads((tmp_path / "result.json").read_text()) == {"step_s": 0.5, "steps": 10}
+    result = json.loads((tmp_path / "result.json").read_text())
+    seconds = result.pop("seconds")
+    assert result == {"step_s": 0.5, "steps": 10}
+    assert len(seconds) == 2, "the third is not over"
+    assert 4.0 < seconds[0] < 7.0 and seconds[1] == 2.0
     notes = read_lines(tmp_path / "first_steps.jsonl")
     assert [(n["rank"], n["step"]) for n in notes] == [(0, 1)]
 

@@ -26,9 +26,10 @@ _GROUP = "/proc/self/autogroup"
 _TRIES, _TURN = 20, 0.11  # one change of an autogroup in 0.1 s is allowed, of all on the machine
 
 
-def run_idle(work: Callable[[], Any]) -> Any:
+def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
     """Return what ``work`` returns; raises what it raises. Called in the main thread, as the only
-    one. Raises RuntimeError if what ``work`` has made belongs to its thread alone."""
+    one. ``session``: lower the share of this process's session meanwhile; it is never a rank's.
+    Raises RuntimeError if what ``work`` has made belongs to its thread alone."""
     import threading
     from contextvars import copy_context
 
@@ -43,6 +44,8 @@ def run_idle(work: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             _lower()
+            if session:
+                _set_group(19)
             with signals:
                 result.append(context.run(work))
             if os.sched_getaffinity(0) != before:
@@ -62,7 +65,8 @@ def run_idle(work: Callable[[], Any]) -> Any:
         threading.stack_size(size)
     thread.join()
     _wait_alone(thread.native_id)
-    raise_group()
+    if session:
+        _set_group(0)
     if error:
         raise error[0]
     for variable, value in context.items():
@@ -83,18 +87,12 @@ def _lower() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError:
         pass  # a sandbox forbids it; the pace of imports is still the ranks'
-    _set_group(19)
-
-
-def raise_group() -> None:
-    """Give this process's session its usual share of the processors. A session that is made later
-    has it anyway."""
-    _set_group(0)
 
 
 def _set_group(nice: int) -> None:
     """Where no control group divides the processors, the kernel divides them among sessions, and
-    SCHED_IDLE counts within a session only. The share of a session may be changed both ways."""
+    SCHED_IDLE counts within a session only. The share of a session may be changed both ways, but
+    not often: it may stay low. A session that is made later has its own."""
     if os.getsid(0) != os.getpid():
         return  # it is not ours alone
     for _ in range(_TRIES):
