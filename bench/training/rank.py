@@ -69,8 +69,8 @@ class Rank:
         if self.rank == 0:
             full = self._seconds[: int(time.monotonic() - self._began)]
             means = [statistics.fmean(times) if times else None for times in full]
-            result = {"step_s": statistics.median(self._times), "steps": len(self._times)}
-            result |= {"seconds": means}
+            median = statistics.median(self._times)
+            result = {"step_s": median, "steps": len(self._times), "seconds": means}
             atomic_write(self.dir / RESULT, json.dumps(result).encode())
 
 

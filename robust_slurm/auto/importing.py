@@ -76,7 +76,8 @@ def _threads() -> int:
 def _check_fork() -> None:
     """Raises RuntimeError when a child of this process could not do what a fresh one can."""
     threading = sys.modules.get("threading")
-    if threading is not None and threading.active_count() > 1:
+    own = {threading.main_thread(), threading.current_thread()} if threading is not None else set()
+    if threading is not None and not own.issuperset(threading.enumerate()):
         raise RuntimeError("a thread runs after importing, so it cannot be done ahead")
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():

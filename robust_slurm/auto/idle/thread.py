@@ -35,6 +35,7 @@ def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
 
     context, own = copy_context(), {id(each) for each in _locals()}
     before = os.sched_getaffinity(0)
+    _share_imports()
     result: list[Any] = []
     error: list[BaseException] = []
     left: list[tuple[Any, dict[str, Any]]] = []
@@ -76,6 +77,17 @@ def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
     mode.write()
     signals.install()
     return result[0]
+
+
+def _share_imports() -> None:
+    """Let other threads have the modules that the calling thread is in the middle of importing, as
+    it has them itself: ``site`` imports ``sitecustomize``, and they would wait for its end."""
+    import _frozen_importlib
+
+    locks: dict[str, Any] = vars(_frozen_importlib).get("_module_locks", {})
+    for name, module in list(sys.modules.items()):
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            locks.pop(name, None)
 
 
 # -- its priority
