@@ -102,9 +102,9 @@ def _lower() -> None:
 
 
 def _set_group(nice: int) -> None:
-    """Where no control group divides the processors, the kernel divides them among sessions, and
-    SCHED_IDLE counts within a session only. The share of a session may be changed both ways, but
-    not often: it may stay low. A session that is made later has its own."""
+    """Change the share of this session. Where no control group divides the processors, the kernel
+    divides them among sessions, and SCHED_IDLE counts within a session only. It may be changed both
+    ways, but not often: it may stay low. A session that is made later has its own."""
     if os.getsid(0) != os.getpid():
         return  # it is not ours alone
     for _ in range(_TRIES):
