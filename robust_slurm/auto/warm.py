@@ -73,6 +73,7 @@ def hold(begin: float) -> None:
 
 
 def _serve(fd: int, known: Collection[str]) -> float:
+    import fcntl
     import json
     import socket
 
@@ -100,7 +101,9 @@ def _serve(fd: int, known: Collection[str]) -> float:
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
-    sources = run_idle(lambda: _prepare(order, learnt, before, known), session=True)
+    with open(order["lock"], "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one interpreter of a node at a time
+        sources = run_idle(lambda: _prepare(order, learnt, before, known), session=True)
     send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
     while True:
         request, fds = _wait(link, sources, script)
@@ -146,18 +149,15 @@ def _hear(handlers: dict[int, Any]) -> None:
 def _prepare(
     order: dict[str, Any], learnt: dict[str, Any], before: dict[str, str], known: Collection[str]
 ) -> Sources:
-    """Import, one interpreter of a node at a time. ``before``: the environment to restore."""
-    import fcntl
+    """Import. ``before``: the environment to restore."""
     import gc
 
-    with open(order["lock"], "rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        room = headroom()
-        if room < ROOM:
-            raise MemoryError(f"only {room >> 20} MiB are left for a warm interpreter")
-        since = time.time()
-        with ImportPace(order.get("beats", "")):
-            import_all(learnt["modules"], order["named"])
+    room = headroom()
+    if room < ROOM:
+        raise MemoryError(f"only {room >> 20} MiB are left for a warm interpreter")
+    since = time.time()
+    with ImportPace(order.get("beats", "")):
+        import_all(learnt["modules"], order["named"])
     own(before)
     elsewhere = different(learnt["modules"])
     if elsewhere:

@@ -31,6 +31,8 @@ PATIENCE = 1.0  # s to wait for them
 _MOST = 15.0
 """Times as long as it ran that a thread may pause: steps may be slower for another reason."""
 _LONGEST = 2.0  # s of one pause
+IN_ALL = 30.0
+"""s of all pauses: then idle priority must do, and a noisy machine gets its warm interpreter."""
 _BIT = 0.05  # s between two looks in a pause
 _GONE = 10  # times a step's time without a step: there is no training to disturb, but a restart
 
@@ -53,6 +55,7 @@ class ImportPace:
         """s of a step without imports beside it; 0.0: not known."""
         self._began = 0.0
         self._seen = (0, 0.0)
+        self._left = IN_ALL
 
     def __enter__(self) -> None:
         if self._path:
@@ -82,7 +85,8 @@ class ImportPace:
         steps, busy = self._since(self._seen)
         if steps >= FEW:
             pause = pause_of(self._quiet, busy, now - self._began)
-            if pause:
+            if pause and self._left > 0:
+                self._left -= pause
                 self._wait(pause, 0)
             self._mark()
 

@@ -24,11 +24,13 @@ _LAST = 5.0  # s for a thread that has ended to leave /proc
 _FENV = 64  # bytes; fenv_t has 32 on x86-64, 16 at most elsewhere
 _GROUP = "/proc/self/autogroup"
 _TRIES, _TURN = 20, 0.11  # one change of an autogroup in 0.1 s is allowed, of all on the machine
+SHARES = ((5.0, 19), (15.0, 10), (30.0, 5), (1e9, 0))
+"""Niceness of the session until so many seconds have passed: others may leave it nothing at all."""
 
 
 def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
     """Return what ``work`` returns; raises what it raises. Called in the main thread, as the only
-    one. ``session``: lower the share of this process's session meanwhile; it is never a rank's.
+    one. ``session``: lower the share of this process's session at first; it is never a rank's.
     Raises RuntimeError if what ``work`` has made belongs to its thread alone."""
     import threading
     from contextvars import copy_context
@@ -45,8 +47,6 @@ def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
     def run() -> None:
         try:
             _lower()
-            if session:
-                _set_group(19)
             with signals:
                 result.append(context.run(work))
             if os.sched_getaffinity(0) != before:
@@ -58,12 +58,17 @@ def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
         except BaseException as caught:  # noqa: BLE001 - raised in the main thread
             error.append(caught)
 
-    size = threading.stack_size(STACK)
+    began, size = time.monotonic(), threading.stack_size(STACK)
     try:
         thread = threading.Thread(target=run, name="robust-slurm", daemon=True)
         thread.start()
     finally:
         threading.stack_size(size)
+    for until, nice in SHARES if session else ():
+        _set_group(nice)
+        thread.join(max(0.0, began + until - time.monotonic()))
+        if not thread.is_alive():
+            break
     thread.join()
     _wait_alone(thread.native_id)
     if session:
