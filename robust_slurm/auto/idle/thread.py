@@ -24,7 +24,7 @@ _LAST = 5.0  # s for a thread that has ended to leave /proc
 _FENV = 64  # bytes; fenv_t has 32 on x86-64, 16 at most elsewhere
 _GROUP = "/proc/self/autogroup"
 _TRIES, _TURN = 20, 0.11  # one change of an autogroup in 0.1 s is allowed, of all on the machine
-SHARES = ((5.0, 19), (15.0, 10), (30.0, 5), (1e9, 0))
+SHARES = ((8.0, 19), (16.0, 10), (24.0, 5), (1e9, 0))
 """Niceness of the session until so many seconds have passed: others may leave it nothing at all."""
 
 
