@@ -24,8 +24,8 @@ _LAST = 5.0  # s for a thread that has ended to leave /proc
 _FENV = 64  # bytes; fenv_t has 32 on x86-64, 16 at most elsewhere
 _GROUP = "/proc/self/autogroup"
 _TRIES, _TURN = 20, 0.11  # one change of an autogroup in 0.1 s is allowed, of all on the machine
-SHARES = ((8.0, 19), (16.0, 10), (24.0, 5), (1e9, 0))
-"""Niceness of the session until so many seconds have passed: others may leave it nothing at all."""
+SHARES = ((0.0, 19), (8.0, 10), (16.0, 5), (24.0, 0))
+"""Niceness of the session from so many seconds on: others may leave it nothing at all."""
 
 
 def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
@@ -58,17 +58,19 @@ def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
         except BaseException as caught:  # noqa: BLE001 - raised in the main thread
             error.append(caught)
 
+    if session:
+        _set_group(SHARES[0][1])
     began, size = time.monotonic(), threading.stack_size(STACK)
     try:
         thread = threading.Thread(target=run, name="robust-slurm", daemon=True)
         thread.start()
     finally:
         threading.stack_size(size)
-    for until, nice in SHARES if session else ():
-        _set_group(nice)
-        thread.join(max(0.0, began + until - time.monotonic()))
+    for since, nice in SHARES[1:] if session else ():
+        thread.join(max(0.0, began + since - time.monotonic()))
         if not thread.is_alive():
             break
+        _set_group(nice)
     thread.join()
     _wait_alone(thread.native_id)
     if session:
