@@ -31,7 +31,7 @@ from srun_wrapper.agent.warm.interpreter import Warm
 from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.agent.warm.torchrun_broker import Tell, TorchrunBroker
 from srun_wrapper.command import containers
-from srun_wrapper.command.rank_env import STALE
+from srun_wrapper.command.rank_env import RESIZED, STALE
 from srun_wrapper.command.torchrun import torchrun_overrides
 from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import RankStart, Start
@@ -114,7 +114,7 @@ class Launcher:
                 master_port=order.port,
                 first_epoch=order.first and not order.moved,
                 env=os.environ,
-                resized="ROBUST_REPLAY" in order.env,
+                resized="ROBUST_REPLAY" in order.env or RESIZED in order.env,
             )
         if self._store is not None:
             self._store.begin(order)
