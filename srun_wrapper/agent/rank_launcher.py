@@ -13,6 +13,7 @@ from robust_slurm import looked
 from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
+from robust_slurm.resizing.world import RESIZED
 from srun_wrapper.agent.launch import RankLaunch as RankLaunch
 from srun_wrapper.agent.launch import Running as Running
 from srun_wrapper.agent.launch import SlotOptions as SlotOptions
@@ -31,7 +32,7 @@ from srun_wrapper.agent.warm.interpreter import Warm
 from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.agent.warm.torchrun_broker import Tell, TorchrunBroker
 from srun_wrapper.command import containers
-from srun_wrapper.command.rank_env import RESIZED, STALE
+from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.command.torchrun import torchrun_overrides
 from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import RankStart, Start

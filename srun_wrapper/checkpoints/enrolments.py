@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from srun_wrapper.decide.resize import Resize, owners
+from robust_slurm.resizing.change import Resize, owners
 from srun_wrapper.job.bus import Address
 from srun_wrapper.job.model import Node
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
@@ -49,10 +49,11 @@ class EarlierWorld:
     anew: frozenset[int]
     """Present ranks that were none in it."""
 
-    def after(self, change: Resize) -> EarlierWorld:
+    def after(self, change: Resize, original: int) -> EarlierWorld:
         """Return it as the ranks after another change need it."""
-        found = {rank: self.owners[old] for rank, old in change.origin.items()}
+        origin = {rank: self.owners[old][0] for rank, old in change.origin.items()}
         lost = {rank for rank, old in change.origin.items() if old in self.anew}
+        found = owners(origin, self.size, change.new, original)
         return EarlierWorld(self.size, found, frozenset(change.anew | lost))
 
 
@@ -89,15 +90,17 @@ class Enrolments:
 
         ``original``: size of the first world.
         """
-        last = EarlierWorld(change.old, owners(change, original), change.anew)
-        self.earlier = [last, *(each.after(change) for each in self.earlier)][:KEPT]
+        found = owners(change.origin, change.old, change.new, original)
+        last = EarlierWorld(change.old, found, change.anew)
+        self.earlier = [last, *(each.after(change, original) for each in self.earlier)][:KEPT]
         before, self.ranks = self.ranks, {}
+        stores = {each.at.local for each in before.values()}  # of a torchrun's ranks: one a node
         for place, numbers in enumerate(change.ranks):
             for local, rank in enumerate(numbers):
                 old = before.get(change.origin[rank])
                 if old is not None:
                     said = replace(old.said, rank=rank, world=change.new, mesh={}, needs=(rank,))
-                    at = StoreAt(places[place], local)
+                    at = StoreAt(places[place], local if local in stores else old.at.local)
                     self.ranks[rank] = Enrolment(old.epoch, place, at, said)
         self.count += 1
         self.begin()
@@ -111,7 +114,7 @@ class Enrolments:
             return None
         found: dict[int, list[tuple[int, int]]] = {}
         for rank, each in self.ranks.items():
-            found.setdefault(each.place, []).append((each.local, rank))
+            found.setdefault(each.place, []).append((each.at.local, rank))
         if sorted(found) != list(range(len(found))):
             return None
         return [tuple(r for _, r in sorted(found[place])) for place in range(len(found))]

@@ -168,7 +168,7 @@ class Restoring:
                 for place in places
             ]
             asked = None if each is None else each.owners
-            plan = planner.plan(own, seats, size, *rest, asked=asked)
+            plan = planner.plan(own, seats, size, *rest, asked)
             found.append((plan, each if plan.tier == "memory" else None))
         return max(found, key=lambda one: (one[0].step, one[0].tier == "memory"))
 

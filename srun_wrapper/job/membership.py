@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from srun_wrapper.decide.resize import Resize
+from robust_slurm.resizing.change import Resize
 from srun_wrapper.job.model import MOVES, AgentKey, Node, Role, World
 
 _log = logging.getLogger("robust-srun.nodes")

@@ -31,7 +31,7 @@ class Restore(NamedTuple):
     """Owner rank → file name in the store's directory."""
     stand: int = -1
     """The step after which the ranks wait for robust-srun's word, as it compares their results."""
-    origins: dict[int, int] = {}
+    origins: dict[int, int] = {}  # noqa: RUF012 - a default
     """Rank → owner of the snapshot that it goes on with, in a world of another size."""
     anew: tuple[int, ...] = ()
     """The ranks of these that were none before: no random generators are theirs."""

@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 
+from robust_slurm.resizing.shares import holder
+from robust_slurm.resizing.world import world as training_world
+
 from ..capture import values
 from ..capture.object_state import for_loading
 from ..capture.state import Source, State, StateError
+from ..capture.taken_over import Taken
 from ..copying.slots import map_file
 from ..durable import reader, tier
 from ..format.layout import LayoutError, read_snapshot
@@ -25,15 +29,23 @@ class CheckpointError(RuntimeError):
     """The training cannot go on from where it should; the text says why and what to do."""
 
 
+def shares() -> tuple[int, ...]:
+    """Return the shares of the global batch that this rank computes."""
+    return training_world().shares
+
+
 def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
     """Restore from the files of a plan. Returns its step. Raises CheckpointError.
 
     The plan names the files that any rank of this node needs; a snapshot says which ranks' its own
     rank needs, and no others are looked at: in a pipeline they hold other tensors of equal names.
+    In a world of another size a rank goes on with the snapshot of the rank that it was there, its
+    ``origin``, and reads positions in the data from those that had its shares.
     """
     step, directory = int(plan["step"]), Path(client.welcome["directory"])
     sources: list[Source] = []
-    wanted = [state.rank]
+    origin, resized = int(plan.get("origin", state.rank)), "origin" in plan
+    wanted = [origin]
     for rank in wanted:
         name = str(plan["shards"].get(str(rank), ""))
         path = directory / name
@@ -55,10 +67,14 @@ def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
                 f"step {step} cannot be restored: {path}: {error}. It counts as bad from now on; "
                 "the next start uses another copy or an older step"
             ) from None
-        if rank == state.rank:
-            wanted += [other for other in snapshot.needs if other != rank]
+        if rank == origin and not sources[1:]:
+            held = [holder(s, snapshot.world) for s in shares()] if resized else []
+            wanted += [r for r in dict.fromkeys((*held, *snapshot.needs)) if r != rank]
     try:
-        state.restore(sources)
+        if resized:
+            state.restore(sources, Taken(origin, shares(), anew=bool(plan.get("anew"))))
+        else:
+            state.restore(sources)
     except StateError as error:
         raise CheckpointError(_other_model(step, error)) from None
     return step

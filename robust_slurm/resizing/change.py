@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from robust_slurm.resizing.shares import holder, shares_of
 from robust_slurm.text import counted
+
+from .shares import holder, shares_of
 
 Ranks = Sequence[Sequence[int]]
 """Rank numbers of each place."""
@@ -109,16 +110,18 @@ def more(ranks: Ranks, full: Ranks, home: Sequence[int], come: Collection[int]) 
     )
 
 
-def owners(change: Resize, original: int) -> dict[int, tuple[int, ...]]:
-    """Return for each new rank the old ones whose own snapshots it needs.
+def owners(
+    origin: Mapping[int, int], old: int, new: int, original: int
+) -> dict[int, tuple[int, ...]]:
+    """Return for each rank of a world of ``new`` those of ``old`` whose own snapshots it needs.
 
-    First the one that it goes on with, then those that had the shares of the global batch which
-    are its own now: the positions in the data are theirs. ``original``: number of shares.
+    First its ``origin``, which it goes on with, then those that had the shares of the global batch
+    which are its own now: the positions in the data are theirs. ``original``: number of shares.
     """
     found = {}
-    for rank, old in change.origin.items():
-        held = [holder(share, change.old) for share in shares_of(rank, change.new, original)]
-        found[rank] = tuple(dict.fromkeys([old, *held]))
+    for rank, first in origin.items():
+        held = [holder(share, old) for share in shares_of(rank, new, original)]
+        found[rank] = tuple(dict.fromkeys([first, *held]))
     return found
 
 

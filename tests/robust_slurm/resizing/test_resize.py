@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from robust_slurm.resizing.change import fewer, more, owners, replicas
 from robust_slurm.resizing.shares import holder, read_resized, shares_of
-from srun_wrapper.decide.resize import fewer, more, owners, replicas
 
 ONE_EACH = [(0,), (1,), (2,), (3,)]
 TWO_EACH = [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -88,7 +88,7 @@ def test_worlds_shrink_and_grow_and_every_share_is_computed_once_with_its_positi
             ranks = list(change.ranks)
             assert sorted(r for own in ranks for r in own) == list(range(change.new))
             assert change.new == each * len(home)
-            need = owners(change, original)
+            need = owners(change.origin, change.old, change.new, original)
             computed = []
             for rank in range(change.new):
                 computed += shares_of(rank, change.new, original)

@@ -1,0 +1,62 @@
+"""What a rank of a world of another size takes over: its loaders' positions, share by share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .assembly import Assembly, Source, StateError
+
+LOADER = "loader"
+
+
+class Taken(NamedTuple):
+    """The rank of the other world whose snapshot a rank goes on with."""
+
+    origin: int
+    shares: tuple[int, ...]
+    """Of the global batch, that are this rank's now."""
+    anew: bool = False
+    """It was no rank there: random generators stay as the script has made them."""
+
+
+def fixed(loader: Any, shares: Sequence[int]) -> str:
+    """Return why a world of another size could not go on with these loaders; "" if it could.
+
+    A position is taken over only with its share: a loader that divides the data by the number of
+    ranks would go on elsewhere in another world.
+    """
+    if loader is None:
+        return ""
+    if isinstance(loader, Mapping) and set(loader) == set(shares):
+        return ""
+    return (
+        "its loader is not a dict with one for each share of the batch "
+        "(robust_slurm.world().shares)"
+    )
+
+
+def take_over(saved: Assembly, sources: Sequence[Source], tree: Mapping[str, Any]) -> Any:
+    """Return the values that are restored: the origin's, with each share's loader of whoever had
+    it. Raises StateError."""
+    values = dict(saved.own.values)
+    loaders = tree.get(LOADER)
+    if loaders is None:
+        return values
+    if not isinstance(loaders, dict):
+        raise StateError(f"{LOADER}: its position is not saved by shares: see docs/resize.md")
+    parts: dict[str, Any] = {}
+    for source in sources:
+        held = source.snapshot.values
+        found = held.get(LOADER) if isinstance(held, dict) else None
+        theirs = found.get("d") if isinstance(found, dict) else None
+        if not isinstance(theirs, dict):
+            continue
+        for name in loaders:
+            if name in theirs and name not in parts:
+                parts[name] = theirs[name]
+                saved.adopt(f"{LOADER}.{name}", source)
+    if missing := [name for name in loaders if name not in parts]:
+        raise StateError(f"{LOADER}: no snapshot has the position of share {', '.join(missing)}")
+    values[LOADER] = {"d": parts}
+    return values
