@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
-from typing import Any
 
 from robust_slurm.checkpoint.durable import tier
 from robust_slurm.checkpoint.planning import plan as planner
+from robust_slurm.checkpoint.planning.sound import Bound, Trust
 from robust_slurm.checkpoint.store.events import Restore
 from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.enrolments import EarlierWorld, Enrolments, StoreAt
@@ -123,7 +123,7 @@ class Restoring:
             before = certificates.bound()
             trust = certificates.trust(places, on_disk)
             plan, self._earlier = await run_in_thread(
-                partial(self._newest, places, seats, (steps, failed, before, trust)), PLAN
+                partial(self._newest, places, seats, steps, failed, before, trust), PLAN
             )
             if plan.tier == "memory" and plan.step not in read:
                 # Only now is it read, and held against its digests: it may be hundreds of GB.
@@ -151,15 +151,18 @@ class Restoring:
         self,
         places: Sequence[planner.Holder],
         seats: Mapping[int, planner.Seat],
-        rest: tuple[Any, ...],
+        steps: Sequence[tuple[int, int]],
+        failed: Set[Copy],
+        before: Bound | None,
+        trust: Trust,
     ) -> tuple[planner.Resume, EarlierWorld | None]:
         """Return the plan with the newest step, and the world that saved it if not the present one.
 
-        ``rest``: of the planner's arguments.
+        See ``planner.plan``.
         """
         world, earlier = self._world(), self._enrolments.earlier
         if not earlier:
-            return planner.plan(places, seats, world, *rest), None
+            return planner.plan(places, seats, world, steps, failed, before, trust), None
         found: list[tuple[planner.Resume, EarlierWorld | None]] = []
         for each in (None, *earlier):
             size = world if each is None else each.size
@@ -168,7 +171,7 @@ class Restoring:
                 for place in places
             ]
             asked = None if each is None else each.owners
-            plan = planner.plan(own, seats, size, *rest, asked)
+            plan = planner.plan(own, seats, size, steps, failed, before, trust, asked)
             found.append((plan, each if plan.tier == "memory" else None))
         return max(found, key=lambda one: (one[0].step, one[0].tier == "memory"))
 
