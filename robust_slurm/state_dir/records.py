@@ -69,6 +69,7 @@ class Roster:
     ettr: float | None
     note: str
     checkpoint: Checkpoint | None = None
+    resized: tuple[int, ...] = ()  # numbers of ranks at the job's begin and now, if they differ
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Incident:
     why: str = ""  # why the ladder chose the action
     ranks: int = 0  # that were started again
     warm: int = 0  # of them with everything imported ahead
+    resized: tuple[int, ...] = ()  # numbers of ranks before and after, if they differ
     amended: tuple[str, ...] = ()  # what withdrawals have corrected in the record since
 
 
@@ -172,6 +174,7 @@ def roster_from(data: object) -> Roster | None:
         ettr=number(data.get("ettr")),
         note=clean(data.get("note")),
         checkpoint=_checkpoint(data.get("checkpoint")),
+        resized=_two(data.get("resized")),
     )
 
 
@@ -236,7 +239,14 @@ def incident_from(data: object) -> Incident | None:
         why=clean(data.get("why")),
         ranks=whole(data.get("ranks")) or 0,
         warm=whole(data.get("warm")) or 0,
+        resized=_two(data.get("resized")),
     )
+
+
+def _two(value: object) -> tuple[int, ...]:
+    """Two numbers of ranks, or ()."""
+    found = [n for n in map(whole, value) if n is not None] if isinstance(value, list) else []
+    return tuple(found) if len(found) == 2 and min(found) > 0 else ()
 
 
 def accusation_from(data: object) -> Accusation | None:

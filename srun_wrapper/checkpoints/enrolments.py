@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from robust_slurm.resizing.change import Resize, owners
 from srun_wrapper.job.bus import Address
@@ -94,12 +96,16 @@ class Enrolments:
         last = EarlierWorld(change.old, found, change.anew)
         self.earlier = [last, *(each.after(change, original) for each in self.earlier)][:KEPT]
         before, self.ranks = self.ranks, {}
+        origin = sorted(change.origin.items())
         stores = {each.at.local for each in before.values()}  # of a torchrun's ranks: one a node
         for place, numbers in enumerate(change.ranks):
             for local, rank in enumerate(numbers):
                 old = before.get(change.origin[rank])
                 if old is not None:
-                    said = replace(old.said, rank=rank, world=change.new, mesh={}, needs=(rank,))
+                    needs = tuple(r for r, was in origin if was in old.said.needs)
+                    said = structs.replace(
+                        old.said, rank=rank, world=change.new, mesh={}, needs=needs
+                    )
                     at = StoreAt(places[place], local if local in stores else old.at.local)
                     self.ranks[rank] = Enrolment(old.epoch, place, at, said)
         self.count += 1
