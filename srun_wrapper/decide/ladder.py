@@ -26,6 +26,7 @@ from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis
 
 Action = Literal["restart", "swap_spare", "swap_companion", "shrink", "requeue", "stop"]
 GAVE_UP = 120
+BUT = "; not with fewer nodes: "
 NOTHING_LEFT = 121
 REQUEUED = 122
 NAN_AGAIN = (
@@ -47,7 +48,8 @@ class Plan:
     @property
     def cause(self) -> str:
         """Return why nothing less than a requeue helps."""
-        nobody = f"no node can replace {','.join(self.replace)}"
+        _, but, why = self.why.partition(BUT)
+        nobody = f"no node can replace {','.join(self.replace)}{but}{why}"
         return self.why if self.rung in ("one-world", "undo-resize") else nobody
 
 
@@ -244,7 +246,7 @@ def _requeue(now: Situation) -> Plan | None:
     what = "lost" if now.vacant else "bad"
     why = f"no node left to replace the {what} one"
     if (fewer := now.means.not_fewer(now.must)) != OFF:
-        why += f"; not with fewer nodes: {fewer}"
+        why += f"{BUT}{fewer}"
     return Plan("requeue", now.leave, why) if now.means.requeue else None
 
 

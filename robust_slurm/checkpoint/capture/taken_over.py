@@ -1,4 +1,4 @@
-"""What a rank of a world of another size takes over: its loaders' positions, share by share."""
+"""State that a rank of a world of another size takes over: loaders' positions, share by share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Taken(NamedTuple):
 
     origin: int
     shares: tuple[int, ...]
-    """Of the global batch, that are this rank's now."""
+    """The shares of the global batch that are this rank's now."""
     anew: bool = False
     """It was no rank there: random generators stay as the script has made them."""
 

@@ -13,6 +13,7 @@ from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Plan
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.resize.resizing import Resizing
 
@@ -27,6 +28,7 @@ class Growth:
         self._resizing = resizing
         self._standing = standing
         self._next = 0.0
+        self._told = False
         self.due = False
         """The ranks stand, and nodes are there: the world can grow."""
 
@@ -38,6 +40,10 @@ class Growth:
     def look(self, now: float) -> None:
         """Have the ranks stand once nodes are there; called while they run."""
         state, standing = self._state, self._standing
+        if state.config.min_nodes and not self._told and standing.world and standing.all_saved:
+            self._told = True
+            if why := self._resizing.unfit():
+                say(f"min_nodes: this job cannot go on with fewer nodes: {why}")
         if state.config.verify_every or not state.config.min_nodes or self.due:
             return
         if not self._resizing.ready or state.world.is_ending():

@@ -58,6 +58,10 @@ class Resizing:
             self._tried = 0
         return self._tried > 0
 
+    def unfit(self) -> str:
+        """Return why the job could not go on without its last node; "" if it could."""
+        return self.without([self._world.places[-1].name])
+
     # -- fewer
 
     def without(self, names: Sequence[str]) -> str:
