@@ -46,7 +46,8 @@ class Growth:
                 say(f"min_nodes: this job cannot go on with fewer nodes: {why}")
         if state.config.verify_every or not state.config.min_nodes or self.due:
             return
-        if not self._resizing.ready or state.world.is_ending():
+        standing.release_stragglers(now)
+        if not self._resizing.ready or state.world.is_ending() or state.signalled:
             if standing.step != NOWHERE:
                 standing.release(now)
         elif standing.step != NOWHERE:

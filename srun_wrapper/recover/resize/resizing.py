@@ -54,7 +54,9 @@ class Resizing:
     @property
     def failed(self) -> bool:
         """True if the ranks have made no step since the world's size has changed."""
-        if self._state.progress.beats and self._world.epoch >= self._tried:
+        if self._world.epoch < self._tried:
+            return False
+        if self._state.progress.beats:
             self._tried = 0
         return self._tried > 0
 
