@@ -69,7 +69,6 @@ class Roster:
     ettr: float | None
     note: str
     checkpoint: Checkpoint | None = None
-    resized: tuple[int, ...] = ()  # numbers of ranks at the job's begin and now, if they differ
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,6 @@ def roster_from(data: object) -> Roster | None:
         ettr=number(data.get("ettr")),
         note=clean(data.get("note")),
         checkpoint=_checkpoint(data.get("checkpoint")),
-        resized=_two(data.get("resized")),
     )
 
 

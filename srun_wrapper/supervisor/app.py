@@ -317,7 +317,6 @@ class Supervisor:
             self.ending.look,
             self.stalls.look,
             self.verify.look,
-            self.growth.look,
             self.code.look,
             self.records.look,
         )
@@ -327,6 +326,7 @@ class Supervisor:
             slow.look,
             self.checkpoints.look,
             self.certificates.look,
+            self.growth.look,
             self.nodes.prerequest.for_doubtful,
         )
         return Watches(state, always, stepping, say)

@@ -161,7 +161,6 @@ def roster(
         "supervisor": {"host": socket.gethostname(), "pid": os.getpid()},
         "world_size": state.world.size,
         "ranks": state.world.size + len(state.world.inner),
-        "resized": list(state.world.resized or ()),
         "step": best,
         "step_time_s": step_time,
         "nodes": [
@@ -179,10 +178,14 @@ def roster(
         "lost_steps": account.lost_steps,
         "unproductive_s": None if lost is None else round(lost, 3),
         "ettr": None if lost is None else ettr(now - account.started, lost),
-        "note": "",
+        "note": _note(state.world.resized),
         "code": state.code.version if state.code is not None else "",
         "checkpoint": {**checkpoint, "checked": checked} if checkpoint is not None else None,
     }
+
+
+def _note(resized: tuple[int, int] | None) -> str:
+    return "trains with {1} of its {0} ranks".format(*resized) if resized else ""
 
 
 def _user() -> str:
