@@ -22,7 +22,7 @@ from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
 from .sharing import Fingerprint, Share, SharedPart, checksum, cut, divide
-from .taken_over import Taken, take_over
+from .taken_over import LOADER, Taken, same_shares, take_over
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
@@ -286,6 +286,20 @@ class State:
             for section in self._all()
             if isinstance(section, PlainValue)
         }
+
+    def restore_positions(self, sources: Sequence[Source], original: int) -> bool:
+        """Restore the loaders alone, each from the rank of any world that had its share.
+
+        False if these ranks did not save the positions of ``original`` shares. Raises StateError.
+        """
+        if not all(same_shares(source.snapshot, original) for source in sources):
+            return False
+        saved = Assembly(sources, sources[0].snapshot.rank)
+        values = take_over(saved, sources, self._tree)
+        for section, encoded in pairs(LOADER, self._tree[LOADER], values[LOADER]):
+            for step in _plan(section, saved, encoded):
+                step.run() if isinstance(step, Fill) else step()
+        return True
 
     @property
     def notes(self) -> list[str]:

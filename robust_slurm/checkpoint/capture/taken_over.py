@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from robust_slurm.resizing.shares import shares_of
+
+from ..format.layout import Snapshot
 from .assembly import Assembly, Source, StateError
 
 LOADER = "loader"
@@ -36,6 +39,19 @@ def fixed(loader: Any, shares: Sequence[int]) -> str:
     )
 
 
+def by_share(snapshot: Snapshot) -> Mapping[str, Any]:
+    """Return the positions that a rank saved, by share; {} if it saved none so."""
+    held = snapshot.values.get(LOADER) if isinstance(snapshot.values, dict) else None
+    found = held.get("d") if isinstance(held, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def same_shares(snapshot: Snapshot, original: int) -> bool:
+    """True if its rank saved the positions of just those of ``original`` shares that it had."""
+    own = shares_of(snapshot.rank, snapshot.world, original)
+    return set(by_share(snapshot)) == set(map(str, own))
+
+
 def take_over(saved: Assembly, sources: Sequence[Source], tree: Mapping[str, Any]) -> Any:
     """Return the values that are restored: the origin's, with each share's loader of whoever had
     it. Raises StateError."""
@@ -47,11 +63,7 @@ def take_over(saved: Assembly, sources: Sequence[Source], tree: Mapping[str, Any
         raise StateError(f"{LOADER}: its position is not saved by shares: see docs/resize.md")
     parts: dict[str, Any] = {}
     for source in sources:
-        held = source.snapshot.values
-        found = held.get(LOADER) if isinstance(held, dict) else None
-        theirs = found.get("d") if isinstance(found, dict) else None
-        if not isinstance(theirs, dict):
-            continue
+        theirs = by_share(source.snapshot)
         for name in loaders:
             if name in theirs and name not in parts:
                 parts[name] = theirs[name]

@@ -81,6 +81,22 @@ def test_a_rank_that_was_none_keeps_the_generators_that_its_script_has_made(tmp_
     assert torch.equal(drawn, torch.rand(3))
 
 
+def test_a_world_of_another_size_starts_from_disk_with_every_position(tmp_path: Path) -> None:
+    """As after a requeue: 3 ranks of 4 saved, 4 begin; of other shares nothing is taken."""
+    held = {0: {0: Loader(10), 3: Loader(13)}, 1: {1: Loader(11)}, 2: {2: Loader(12)}}
+    sources = saved(tmp_path, 3, held)
+    for rank in range(4):
+        loaders = {rank: Loader()}
+        state = State(objects(rank, loaders), rank=rank)
+        assert state.restore_positions(sources, 4)
+        assert loaders[rank].at == 10 + rank
+        loaders[rank].at = 0
+        for original in (3, 5, 6):
+            told = [sources[(original - 1) % 3], sources[original % 3]]
+            assert not state.restore_positions(told, original)
+        assert loaders[rank].at == 0
+
+
 def test_a_position_that_nobody_saved_by_shares_is_refused(tmp_path: Path) -> None:
     sources = saved(tmp_path, 2, {r: {r: Loader()} for r in range(2)})
     state = State(objects(0, {5: Loader()}), rank=0)
