@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from robust_slurm.resizing.change import Resize, fewer, more
 from srun_wrapper.checkpoints.enrolments import Enrolments
+from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.decide.incident import Incident
@@ -99,6 +100,8 @@ class Resizing:
             raise ValueError(OFF)
         if numbers_nodes(self._launch.command.command, self._launch.env):
             raise ValueError("this torchrun numbers its nodes itself: use --rdzv-backend=static")
+        if self._launch.feed in (Feed.ONE, Feed.OWN):
+            raise ValueError("its ranks read input of their own")
         ranks, slots = self._ranks(), self._world.ranks
         groups = self._groups(sum(map(len, ranks)))
         trained = fewer(ranks, vacant, groups, least)

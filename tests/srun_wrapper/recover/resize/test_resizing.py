@@ -16,6 +16,7 @@ from robust_slurm.checkpoint.planning import plan as planner
 from robust_slurm.checkpoint.planning.sound import NO_TRUST
 from robust_slurm.checkpoint.store.events import Restore
 from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
@@ -184,6 +185,12 @@ def test_what_must_be_known_before_a_job_goes_on_with_fewer(scene: Any, why: str
 def test_a_torchrun_that_numbers_its_nodes_itself_is_refused() -> None:
     scene = Scene("torchrun", "--rdzv-backend=c10d", "train.py")
     assert "--rdzv-backend=static" in scene.resizing.without(["n1"])
+
+
+def test_ranks_with_input_of_their_own_keep_their_numbers() -> None:
+    scene = Scene()
+    scene.resizing._launch = replace(scene.resizing._launch, feed=Feed.OWN)
+    assert "input of their own" in scene.resizing.without(["n1"])
 
 
 def test_a_state_that_is_not_shared_or_is_fixed_is_refused() -> None:
