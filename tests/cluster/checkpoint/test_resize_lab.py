@@ -11,7 +11,8 @@ from ckpt_jobs import CheckpointJob, Line, Undisturbed, read_lines, run_here
 from conftest import LabFactory
 from jobs import prepared
 from torch_forks import TorchForks
-from waiting import until
+
+from lab import Lab
 
 pytest.importorskip("torch")
 
@@ -23,14 +24,13 @@ HELD = 7
 def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     new_lab: LabFactory, torch_forks: TorchForks, tmp_path: Path
 ) -> None:
-    """4 nodes, no spare, the only standby node down: 3 go on; it comes, and 4 go on.
+    """4 nodes, no spare, the only standby node drained: 3 go on; it comes, and 4 go on.
 
     Only the crashed node leaves; each share of each batch is computed once; losses and state are
     those of runs in which the same changes were made without any fault, to the last bit.
     """
     lab = new_lab(nodes=4, standby=1)
-    lab.crash("s1")
-    until(lambda: "DOWN" in lab.node_records()["s1"]["State"], "s1 is down", 60.0)
+    standby(lab, "drain", "reason=test")
     model = Undisturbed(PROGRAM, 4, STEPS, ["--pause=0.1"], [])
     training = CheckpointJob(lab, prepared(lab, 4).dir, 4, STEPS, model=model)
     robust = "--robust-min-nodes=3 --robust-standby-wait=1"
@@ -39,7 +39,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     training.wait_replicas(HELD - 1)
     lab.crash("n2")
     training.until(lambda: resized(training), "the job goes on with 3 nodes", 60.0)
-    lab.heal("s1")
+    standby(lab, "resume")
     training.until(lambda: len(resized(training)) > 1, "the job grows back", 90.0)
     assert training.wait_end(150.0) == 0, training.story()
 
@@ -55,6 +55,11 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     check_shares(steps)
     check_same(steps, torch_forks, tmp_path)
     training.check_gone()
+
+
+def standby(lab: Lab, state: str, *more: str) -> None:
+    argv = ["scontrol", "update", "nodename=s1", f"state={state}", *more]
+    lab.exec("head", argv, check=True)
 
 
 def resized(training: CheckpointJob) -> list[dict[str, Any]]:
