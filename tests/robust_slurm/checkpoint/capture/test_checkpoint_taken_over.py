@@ -82,7 +82,7 @@ def test_a_rank_that_was_none_keeps_the_generators_that_its_script_has_made(tmp_
 
 
 def test_a_world_of_another_size_starts_from_disk_with_every_position(tmp_path: Path) -> None:
-    """As after a requeue: 3 ranks of 4 saved, 4 begin; of other shares nothing is taken."""
+    """3 ranks of 4 saved, 4 begin, as after a requeue; of other shares nothing is taken."""
     held = {0: {0: Loader(10), 3: Loader(13)}, 1: {1: Loader(11)}, 2: {2: Loader(12)}}
     sources = saved(tmp_path, 3, held)
     for rank in range(4):
