@@ -173,7 +173,7 @@ def check_shares(steps: dict[int, Line]) -> None:
 
 
 def check_same(steps: dict[int, Line], forks: TorchForks, directory: Path) -> None:
-    """Compare with the same sizes at the same steps, each world started where the last one ended."""
+    """Compare with the same sizes at the same steps, each world begun where the last one ended."""
     sizes = [(number, step["size"]) for number, step in steps.items()]
     phases = [
         (size, [number for number, _ in group])
