@@ -26,13 +26,7 @@ def _setting(
     """``off``: what ``--robust-no-…`` does, for a switch that is on by default."""
     return field(
         default=default,
-        metadata={
-            "help": help_,
-            "unit": unit,
-            "choices": choices,
-            "minimum": minimum,
-            "off": off,
-        },
+        metadata={"help": help_, "unit": unit, "choices": choices, "minimum": minimum, "off": off},
     )
 
 
@@ -89,6 +83,11 @@ class Config:
         "standby", "partition whose idle nodes replace lost nodes; empty: do not use standby nodes"
     )
     standby_wait: float = _setting(30.0, "how long a recovery waits for a standby node", unit="s")
+    min_nodes: int = _setting(
+        0,
+        "train on with as few nodes as this if no node can replace a lost one; 0: never",
+        unit="nodes",
+    )
     slurm_wait: float = _setting(
         900.0, "how long a recovery waits for slurmctld or munge to return", unit="s"
     )

@@ -34,6 +34,7 @@ from bench.recovery.cases import (
     torchrun,
 )
 from bench.recovery.plain import SLURM_CONF, plain_requeue
+from bench.recovery.resized import Resized
 from lab import Cluster, Lab, LabError
 from robust_slurm.config import Config
 
@@ -48,6 +49,7 @@ WORKLOADS = {
         "node_crash_spare_torch",
         "node_crash_companion_torch",
     ),
+    "saved": ("shrink", "grow"),
 }
 RATIOS = (  # (slower, faster)
     (PLAIN, "node_crash_spare"),
@@ -80,6 +82,8 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
         "nvrx_kill": lambda: LauncherKill(lab, "torch", ft_launcher()),
         "node_crash_spare_torch": lambda: NodeCrash(lab, "torch", 1, 1, warm=True),
         "node_crash_companion_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True),
+        "shrink": lambda: Resized(lab, grow=False),
+        "grow": lambda: Resized(lab, grow=True),
     }
     return {name: every[name]() for name in names if name in every}
 

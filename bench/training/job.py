@@ -20,7 +20,11 @@ from bench.training.rank import FIRST_STEPS, STEP
 from lab import Lab
 from lab.keeper.ranks import Process, scan
 
-MODULE = {"toy": "bench.training.toy_train", "torch": "bench.training.torch_train"}
+MODULE = {
+    "toy": "bench.training.toy_train",
+    "torch": "bench.training.torch_train",
+    "saved": "bench.training.saved_train",
+}
 POLL = 0.01
 START_UP = 300.0
 

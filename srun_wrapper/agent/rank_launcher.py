@@ -13,6 +13,7 @@ from robust_slurm import looked
 from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
+from robust_slurm.resizing.world import RESIZED
 from srun_wrapper.agent.launch import RankLaunch as RankLaunch
 from srun_wrapper.agent.launch import Running as Running
 from srun_wrapper.agent.launch import SlotOptions as SlotOptions
@@ -114,7 +115,7 @@ class Launcher:
                 master_port=order.port,
                 first_epoch=order.first and not order.moved,
                 env=os.environ,
-                resized="ROBUST_REPLAY" in order.env,
+                resized="ROBUST_REPLAY" in order.env or RESIZED in order.env,
             )
         if self._store is not None:
             self._store.begin(order)

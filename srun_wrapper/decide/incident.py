@@ -39,6 +39,7 @@ class Incident:
     ranks: int = 0  # that were started again
     warm: int = 0  # of them with everything imported ahead
     stages: dict[str, float] = field(default_factory=dict)  # s of each stage of "stop"
+    resized: tuple[int, int] | None = None  # numbers of ranks before and after, if they differ
     outcome: str = "open"
 
     def __post_init__(self) -> None:
@@ -86,6 +87,7 @@ class Incident:
             "why": self.plan.why if self.plan else "",
             "rung": self.plan.rung if self.plan else "",
             "swaps": [list(pair) for pair in self.swaps],
+            "resized": list(self.resized) if self.resized else [],
             "outcome": self.outcome,
             "phases": self.phases(),
             "stop_stages": self.stages,
@@ -109,6 +111,10 @@ class Incident:
         head = f"recovered from {what} on {where}"
         if self.diagnosis.symptom == "update":
             head = f"{self.diagnosis.evidence[0]}: ranks restarted"
+        if self.diagnosis.symptom == "grow":
+            head = self.diagnosis.evidence[0]
+        if self.resized:
+            swapped += "; resized {}→{}".format(*self.resized)
         lost = self.lost_steps
         steps = "; lost steps unknown" if lost is None else f"; {_count(lost)} lost"
         warm = f"; {self.warm} of {self.ranks} ranks started warm" if self.warm else ""

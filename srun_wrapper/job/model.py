@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from robust_slurm.record import NotFinite
@@ -171,11 +171,25 @@ class World:
     # Numbers of the ranks that have ever made a step: where steps are seen in the output, that
     # may be rank 0 alone.
     steppers: set[int] = field(default_factory=set)
+    resized: tuple[int, int] | None = None
+    """Numbers of the training's ranks at the job's begin and now; None: they are equal."""
 
     def lay_out(self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]]) -> None:
         """Give these nodes these ranks each, before the first epoch."""
         self.epoch = 0
         self.places[:], self.ranks[:] = places, ranks
+
+    def resize(
+        self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]], origin: Mapping[int, int]
+    ) -> None:
+        """Give these nodes these ranks each, from the next epoch on.
+
+        ``origin``: new rank -> the old one that it was. Until then no node has a place.
+        """
+        self.places[:], self.ranks[:] = places, ranks
+        self._place.clear()
+        slots = {new for new, old in origin.items() if old in self.steppers}
+        self.steppers = slots or self.steppers
 
     def begin(self, epoch: int) -> None:
         """Forget the last epoch's ranks; ranks get local ids in order."""

@@ -38,6 +38,7 @@ def start_orders(
         master_port=master.free_port,
         restart_reason=reason,
         resume_step=resume_step,
+        resized=world.resized,
         job_id=state.job_id,
         step_id=state.step_id,
     )

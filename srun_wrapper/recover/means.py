@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
@@ -13,6 +14,7 @@ from srun_wrapper.decide.ladder import Means
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.standby.nodes import MOST_UNFIT
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
 
@@ -28,8 +30,10 @@ class AvailableMeans:
         launch: steps.Launch,
         reports: Reports,
         copies: Callable[[], Copies],
+        resizing: Resizing | None = None,
     ) -> None:
         """``copies``: see ``Means``."""
+        self._resizing = resizing
         self._members = state.members
         self._world = state.world
         self._progress = state.progress
@@ -75,6 +79,9 @@ class AvailableMeans:
             requeues=int(self._launch.env.get("SLURM_RESTART_COUNT") or 0),
             stepped=self._progress.stepped,
         )
+        if self._resizing is not None:
+            fewer, failed = self._resizing.without, self._resizing.failed
+            means = replace(means, not_fewer=fewer, resize_failed=failed)
         had = [whole for n in self._world.places for whole in n.stdin.values()]
         left = limited(means, self._launch.feed, had)
         if left.companions < means.companions and not self._told_feed:

@@ -66,6 +66,12 @@ class Assembly:
                     self._mine[entry.fqn] = (entry, source)
         self._peers = sorted({source.snapshot.rank for source in sources})
 
+    def adopt(self, key: str, source: Source) -> None:
+        """Take another rank's own tensors under this key for this rank's."""
+        for entry in source.snapshot.entries:
+            if entry.kind not in ("shared", "piece") and entry.fqn.startswith(f"{key}."):
+                self._mine[entry.fqn] = (entry, source)
+
     @property
     def together(self) -> frozenset[str]:
         """Names of what is put together from the peers' parts."""

@@ -22,6 +22,7 @@ from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
 from .sharing import Fingerprint, Share, SharedPart, checksum, cut, divide
+from .taken_over import LOADER, Taken, same_shares, take_over
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
@@ -250,20 +251,24 @@ class State:
         self.share = None
         self._shared, self._shared_items, self._found = [], [], []
 
-    def restore(self, sources: Sequence[Source]) -> dict[str, Any]:
+    def restore(self, sources: Sequence[Source], taken: Taken | None = None) -> dict[str, Any]:
         """Restore all objects from this rank's snapshot and those of the ranks it shares with.
 
+        ``taken``: they are of a world of another size.
         Returns the values of "extra." that are no objects, by their keys. Whether models and
         optimizers fit is known before anything is changed. Raises StateError that names the key.
         """
-        saved = Assembly(sources, self.rank)
+        saved = Assembly(sources, self.rank if taken is None else taken.origin)
         values = saved.own.values
         if not isinstance(values, dict):
             raise StateError("the snapshot holds no state")
+        if taken is not None:
+            values = take_over(saved, sources, self._tree)
         fits("state", values, self._tree)
         steps = [
             step
             for key, tree in self._tree.items()
+            if taken is None or not taken.anew or key != RNG
             for section, encoded in pairs(key, tree, values[key])
             for step in _plan(section, saved, encoded)
         ]
@@ -281,6 +286,20 @@ class State:
             for section in self._all()
             if isinstance(section, PlainValue)
         }
+
+    def restore_positions(self, sources: Sequence[Source], original: int) -> bool:
+        """Restore the loaders alone, each from the rank of any world that had its share.
+
+        False if these ranks did not save the positions of ``original`` shares. Raises StateError.
+        """
+        if not all(same_shares(source.snapshot, original) for source in sources):
+            return False
+        saved = Assembly(sources, sources[0].snapshot.rank)
+        values = take_over(saved, sources, self._tree)
+        for section, encoded in pairs(LOADER, self._tree[LOADER], values[LOADER]):
+            for step in _plan(section, saved, encoded):
+                step.run() if isinstance(step, Fill) else step()
+        return True
 
     @property
     def notes(self) -> list[str]:
