@@ -16,7 +16,7 @@ from standby.simulate.events import DAY, Cluster, Fault, Kind, Time, simulate
 
 RECORDS = REPOSITORY / "docs" / "bench"
 POINTS = 0.02
-CROWDED = 10.0  # load per core: above it a soak shows what the load costs, not the faults
+CROWDED = 10.0  # load per core, above which each fault costs what the load makes of it
 STEP = 1e-6  # what is done again is in the cost of each fault already
 Metrics = Mapping[str, Mapping[str, Any]]
 
@@ -30,7 +30,7 @@ def soaks() -> dict[str, Mapping[str, Any]]:
 def predictions(results: Results) -> list[Check]:
     """Predict each soak from each other one that recorded what its faults cost.
 
-    A pair of which one was made on a crowded machine is shown, and not judged.
+    A pair of which one was made on a crowded machine and the other was not is shown, not judged.
     """
     records = soaks()
     found: dict[str, Metrics] = {name: record["metrics"] for name, record in records.items()}
@@ -41,7 +41,7 @@ def predictions(results: Results) -> list[Check]:
             continue
         ettr = predict(found[source], found[target])
         results.once(f"lab.{target}.from.{source}", ettr, "share")
-        if {source, target} & crowded:
+        if (source in crowded) != (target in crowded):
             continue
         seen = float(found[target]["soak.ettr"]["median"])
         checks.append(Check(f"{target} from {source}", ettr, seen, POINTS, points=True))
