@@ -96,6 +96,7 @@ class Incident:
     why: str = ""  # why the ladder chose the action
     ranks: int = 0  # that were started again
     warm: int = 0  # of them with everything imported ahead
+    kept: int = 0  # of them in the process that they had before
     amended: tuple[str, ...] = ()  # what withdrawals have corrected in the record since
 
 
@@ -236,6 +237,7 @@ def incident_from(data: object) -> Incident | None:
         why=clean(data.get("why")),
         ranks=whole(data.get("ranks")) or 0,
         warm=whole(data.get("warm")) or 0,
+        kept=whole(data.get("kept")) or 0,
     )
 
 
