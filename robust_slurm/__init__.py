@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpointer as Checkpointer
     from .checkpoint import CheckpointError as CheckpointError
     from .heartbeat import attach, beat, epoch, phase, restart_reason, resume_step
+    from .rejoin.resilient import resilient
     from .resizing.world import accumulate, world
     from .standby import standby_point
 
@@ -21,6 +22,7 @@ __all__ = [
     "beat",
     "epoch",
     "phase",
+    "resilient",
     "restart_reason",
     "resume_step",
     "standby_point",
@@ -33,7 +35,12 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    homes = {"standby_point": "standby", "world": "resizing.world", "accumulate": "resizing.world"}
+    homes = {
+        "accumulate": "resizing.world",
+        "resilient": "rejoin.resilient",
+        "standby_point": "standby",
+        "world": "resizing.world",
+    }
     home = homes.get(name, "heartbeat")
     home = home if name in __all__ else "checkpoint"
     if home == "checkpoint":

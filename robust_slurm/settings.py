@@ -62,10 +62,7 @@ class Config:
     )
     code_limit: float = _setting(1024.0, "largest snapshot of code", unit="MB", minimum=1)
     code_keep: float = _setting(
-        14.0,
-        "how long the snapshots of a job's code stay after it has ended",
-        unit="days",
-        minimum=1,
+        14.0, "how long the snapshots of a job's code stay after its end", unit="days", minimum=1
     )
     code_trial: float = _setting(
         600.0,
@@ -245,11 +242,14 @@ class Config:
         unit="s",
         minimum=11,
     )
-    roster_interval: float = _setting(
+    rejoin_limit: float = _setting(
         2.0,
-        "time between two writes of the state that robust-status shows",
+        "time for a rank in resilient() to leave its collective and wait for the ranks that are "
+        "replaced, then it is restarted; 0: restart all ranks",
         unit="s",
-        minimum=0.1,
+    )
+    roster_interval: float = _setting(
+        2.0, "time between two writes of the state for robust-status", unit="s", minimum=0.1
     )
     interval: float = _setting(
         0.0, "time between a node's reports; 0: 0.25 s, above 64 nodes 0.5, above 256 1", unit="s"

@@ -31,8 +31,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "launch_limit", "standby_start_limit",
     ),
     "Starting and stopping ranks": (
-        "rank_env", "warm", "warm_packages", "stop_grace", "stop_work_limit", "stop_margin",
-        "task_python",
+        "rank_env", "warm", "warm_packages", "rejoin_limit", "stop_grace", "stop_work_limit",
+        "stop_margin", "task_python",
     ),
     "Testing the machines": (
         "stop_tests", "test_python", "replay", "replay_limit", "replay_rounds", "replay_fixed",

@@ -97,6 +97,7 @@ class Incident:
     ranks: int = 0  # that were started again
     warm: int = 0  # of them with everything imported ahead
     resized: tuple[int, ...] = ()  # numbers of ranks before and after, if they differ
+    kept: int = 0  # of them in the process that they had before
     amended: tuple[str, ...] = ()  # what withdrawals have corrected in the record since
 
 
@@ -238,6 +239,7 @@ def incident_from(data: object) -> Incident | None:
         ranks=whole(data.get("ranks")) or 0,
         warm=whole(data.get("warm")) or 0,
         resized=_two(data.get("resized")),
+        kept=whole(data.get("kept")) or 0,
     )
 
 

@@ -10,9 +10,11 @@ from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
 from srun_wrapper.command.kinds import mpi_world
 from srun_wrapper.decide.bounds import Copies
+from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
+from srun_wrapper.orders import rejoining
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.standby.nodes import MOST_UNFIT
@@ -55,6 +57,15 @@ class AvailableMeans:
         first = self._world.epoch == 1 and none
         lived = time.monotonic() - self._pace.epoch_since
         return first and lived < EARLY and not self._config.early_restart
+
+    def rejoin(self, incident: Incident, failures: int, other_code: bool) -> float:
+        """Return the seconds for ranks to say that they stay for the next epoch; 0: all end.
+
+        ``failures``: in a row without progress, this one included.
+        """
+        exchange = incident.plan is not None and bool(incident.plan.exchange)
+        case = rejoining.Case(incident.diagnosis.symptom, failures, other_code, exchange)
+        return 0.0 if rejoining.why_not(case) else self._config.rejoin_limit
 
     def now(self, standby_nodes: int | None = None) -> Means:
         """Return the means that the ladder may count on now."""

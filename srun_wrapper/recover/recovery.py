@@ -123,10 +123,8 @@ class Recovery:
         suspicion = spoils(incident.diagnosis)
         self._certificates.suspicion = suspicion or self._certificates.suspicion
         done = await self._decide_and_replace(incident)
-        if isinstance(done, RecoveryEnd):
-            return done
-        if not done:
-            return None
+        if done is not True:
+            return done or None
         if not await self._restoring.prepare():
             self._close(incident, self._why_cut_short())
             return None
@@ -276,12 +274,13 @@ class Recovery:
         self._release.evict(plan.replace, incident)
         if plan.action == "swap_companion":
             self._request_ahead()
-        filled = await self._stopping.end_world(incident) and await self._replacement.fill(incident)
-        if filled and any(
-            isinstance(n.order, Stop) and n.stopped < n.order.epoch
-            for n in self._state.world.places
-        ):
-            return await self._stopping.end_world(incident)  # of a node that answers again
+        failures = self._localization.budget.failures
+        rejoin = self._means.rejoin(incident, failures, self._code.waits())
+        ended = await self._stopping.end_world(incident, rejoin)
+        filled = ended and await self._replacement.fill(incident)
+        places = self._state.world.places
+        if filled and any(isinstance(n.order, Stop) and n.stopped < n.order.epoch for n in places):
+            return await self._stopping.end_world(incident, rejoin)  # of a node that is back
         return filled
 
     def _exchange(self, incident: Incident, name: str) -> None:

@@ -207,6 +207,14 @@ class State:
             if isinstance(section, OptimizerState):
                 yield from section.gradients()
 
+    def drop_gradients(self) -> None:
+        """Leave no gradient, as in a process that has just started."""
+        for section in self._all():
+            if isinstance(section, OptimizerState):
+                for group in section.optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad = None
+
     def trained_ends(self) -> list[torch.Tensor]:
         """Return the first and the last parameter that each group of all optimizers trains."""
         found: dict[int, torch.Tensor] = {}

@@ -81,6 +81,8 @@ class Session:
                 )  # fmt: skip
         for note in self._state.notes if self.world.rank == 0 else ():
             self.say(note)
+        if heartbeat.rejoined:
+            self._state.drop_gradients()  # of the step that was cut off
         if self.saver is not None:
             self._try_to_capture()
             self.saver.abandon(step, at_once=in_memory)
