@@ -140,17 +140,19 @@ class Checkpointer:
             if alone:
                 self._save(step)
             else:
-                self._leave_out(
+                self._say(
                     f"step {step} is not saved: save() was called while an optimizer steps in "
                     "another thread. Call both in one thread"
                 )
+                self._leave_out()
 
     def _save(self, step: SupportsIndex) -> None:
         try:
             number = operator.index(step)
             self.stats.saves += 1
             if heartbeat._nan:
-                self._leave_out(NOT_FINITE)
+                self._say(NOT_FINITE)
+                self._leave_out()
                 return
             heartbeat._saved_step(number)
             session = self._start()
@@ -239,9 +241,8 @@ class Checkpointer:
             *(register(after_step) for register in posts if register is not None),
         ]
 
-    def _leave_out(self, why: str) -> None:
+    def _leave_out(self) -> None:
         """Save nothing at this step."""
-        self._say(why)
         if self._session is not None and self._session.saver is not None:
             self._session.saver.leave_out()
 

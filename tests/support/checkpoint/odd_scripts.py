@@ -179,7 +179,8 @@ class EqualValues(Script):
         self.model.append(ExtraState())
 
     def after(self, number: int) -> None:
-        self.model[3].value = {1: 1, 2: True, 3: 0.0}.get(number, -0.0)
+        values = {2: True, 3: 0.0, 4: -0.0}
+        self.model[3].value = values.get(number, self.model[3].value)
 
     def state(self) -> list[Any]:
         return [self.model[0].weight, repr(self.model[3].value)]
