@@ -138,7 +138,7 @@ def _pt(
     leaves: dict[str, Any] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
     for t in tensors:
-        leaves[t.name] = torch.empty(t.shape, dtype=TORCH[t.dtype])
+        leaves[t.name] = torch.empty(t.shape, dtype=TORCH[t.dtype], device="cpu")
         _fill(path, parts, t, leaves[t.name], read)
         paths[t.name] = t.path
     values = 0

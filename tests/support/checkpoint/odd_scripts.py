@@ -196,6 +196,26 @@ class Expanded(Script):
         self.model.mask = torch.full((1, 2), float(number)).expand(4, 2)
 
 
+class DefaultDevice(Script):
+    """torch makes tensors on another device unless it is named (set_default_device("cuda"))."""
+
+    def make(self) -> None:
+        self.model.register_buffer("empty", torch.empty(0))
+
+    def resume(self) -> int:
+        self.ckpt = Checkpointer(**self.given())
+        with torch.device("meta"):
+            return self.ckpt.resume()
+
+    def step(self, number: int) -> None:
+        ckpt, self.ckpt = self.ckpt, None
+        super().step(number)
+        self.ckpt = ckpt
+        if ckpt is not None:
+            with torch.device("meta"):
+                ckpt.save(number)
+
+
 class Number(Script):
     """A number in extra that the script never reads back."""
 

@@ -15,7 +15,7 @@ from ..files import DurableError, explain, open_inside
 from ..parts import FileSpan, Outline, Part
 
 
-class UnreadTypeError(ValueError):
+class UnreadTypeError(DurableError, ValueError):
     """A record holds what torch.load does not read with ``weights_only``, its default."""
 
 
@@ -53,8 +53,8 @@ def _read(where: Path, part: Part | Outline, place: FileSpan, name: str) -> Any:
             data.seek(place.offset)
             raw = BytesIO(data.read(place.length))
         return loads(raw, name)
-    except UnreadTypeError:
-        raise
+    except UnreadTypeError as err:
+        raise UnreadTypeError(f"reading {name} from {where / file}: {err}") from None
     except OSError as err:
         raise DurableError(explain(err, f"reading {name}", where / file)) from None
     except (RuntimeError, ValueError, EOFError) as err:

@@ -16,6 +16,7 @@ from fake_checkpoint_store import FakeStore
 from odd_scripts import (
     Added,
     Conjugates,
+    DefaultDevice,
     EqualValues,
     Expanded,
     Masters,
@@ -46,7 +47,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
     "script",
     [
         Temperature, NoModel, ModelInExtra, Masters, Own, Schedulers, Conjugates, EqualValues,
-        Expanded,
+        Expanded, DefaultDevice,
     ],
 )  # fmt: skip
 def test_it_is_resumed_to_the_bit(
