@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from robust_slurm.text import counted
 
 from .assembly import Assembly, StateError, Step
+from .beside.own_parameters import OwnParameters
 from .leaves import Batch, Leaf, Leaves, local_part
-from .own_parameters import OwnParameters
 from .values import Encoded, Ref, decode, encode, ref_of
 
 Names = Mapping[torch.Tensor, str]

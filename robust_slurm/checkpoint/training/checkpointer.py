@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 
 from robust_slurm import heartbeat
 
-from ..capture.plain_values import Extra, PlainValue
+from ..capture.beside.plain_values import Extra, PlainValue
 from ..capture.sections import has_state
 from ..capture.state import State
 from ..capture.unsupported import checked

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from .assembly import Assembly, StateError, Step
-from .leaves import Leaf, Leaves, local_part
-from .values import Encoded, ref_of
+from ..assembly import Assembly, StateError, Step
+from ..leaves import Leaf, Leaves, local_part
+from ..values import Encoded, ref_of
 
 
 class OwnParameters:
