@@ -80,7 +80,7 @@ class Checkpointer:
         self._mesh = mesh
         world = meshes.world()
         meshes.check_mesh(mesh, world.size)
-        self.extra: Extra | dict[str, Any] = Extra(extra or {})
+        self.extra = Extra(extra or {})
         """By name, as given; plain values are those that ``resume`` finds."""
         self.stats = Stats()
         optimizer = checked(optimizer)
@@ -92,6 +92,7 @@ class Checkpointer:
         if not self._objects:
             raise ValueError("nothing to save: pass model=, optimizer=, loader= or extra=")
         self._objects["rng"] = None
+        self.extra.objects = self._objects
         State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
         self._session: Session | None = None
         self._said: set[str] = set()
@@ -156,9 +157,8 @@ class Checkpointer:
                 return
             heartbeat._saved_step(number)
             session = self._start()
-            if isinstance(self.extra, Extra):
-                for text in self.extra.look(self._objects):
-                    session.say(text)
+            for text in self.extra.look():
+                session.say(text)
             session.save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
             if not self._closed:
@@ -294,7 +294,7 @@ class Checkpointer:
             for handle in self._handles:
                 handle.remove()
             self._objects = {}
-            self.extra = {name: v for name, v in self.extra.items() if not has_state(v)}
+            self.extra = Extra({n: v for n, v in self.extra.items() if not has_state(v)})
             if session is not None:
                 session.release()
 

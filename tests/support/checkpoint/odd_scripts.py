@@ -196,6 +196,21 @@ class Expanded(Script):
         self.model.mask = torch.full((1, 2), float(number)).expand(4, 2)
 
 
+class Best(Script):
+    """The live weights, later replaced by a copy of better ones, are not written to."""
+
+    def given(self) -> dict[str, Any]:
+        return {**super().given(), "extra": {"best": self.model.state_dict()}}
+
+    def after(self, number: int) -> None:
+        if number == 3:
+            self.kept = {name: t.clone() for name, t in self.model.state_dict().items()}
+            if self.ckpt is not None:
+                self.ckpt.extra["best"] = self.kept
+        elif number > SAVED and self.ckpt is not None:
+            self.kept = self.ckpt.extra["best"]
+
+
 class DefaultDevice(Script):
     """torch makes tensors on another device unless it is named (set_default_device("cuda"))."""
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
+
+from ...copying.watch import same_bits
+from ..leaves import local_part
 
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 
@@ -22,14 +25,14 @@ class Extra(dict[str, Any]):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
-        self._given = dict(given)
+        self.objects: Mapping[str, Any] = {}
+        """Objects that are saved, by their keys; of a plain value, its PlainValue."""
         self.unread: set[str] = set()
         """Names of values that ``resume`` replaced by others."""
 
     def restore(self, name: str, saved: Any) -> None:
         """Set a value as it was saved, in place if possible."""
-        here = self.peek(name)
-        value, same = renewed(here, saved)
+        value, same = renewed(self.peek(name), saved, live_storages(self.objects))
         super().__setitem__(name, value)
         if not same:
             self.unread.add(name)
@@ -38,8 +41,8 @@ class Extra(dict[str, Any]):
         """Return a value without counting that as read."""
         return super().__getitem__(name)
 
-    def look(self, objects: Mapping[str, Any]) -> list[str]:
-        """save() begins; return what is wrong. ``objects``: what it saves, by "extra.<name>"."""
+    def look(self) -> list[str]:
+        """save() begins; return what is wrong."""
         found = []
         for name in sorted(self.unread):
             found.append(
@@ -48,7 +51,7 @@ class Extra(dict[str, Any]):
             )
         self.unread.clear()
         for name in super().__iter__():
-            saved = objects.get(f"extra.{name}", self)
+            saved = self.objects.get(f"extra.{name}", self)
             if not isinstance(saved, PlainValue) and saved is not self.peek(name):
                 found.append(
                     f"extra.{name} was set after the Checkpointer was made, and is not saved: pass "
@@ -94,14 +97,33 @@ class PlainValue:
         self._values.restore(self._name, state)
 
 
-def renewed(here: Any, saved: Any) -> tuple[Any, bool]:
+def live_storages(found: Any) -> set[int]:
+    """Return the addresses of the storages of all models and optimizers among some objects."""
+    tensors: list[Any] = []
+    if isinstance(found, Mapping):
+        return set().union(*map(live_storages, found.values()))
+    if isinstance(found, list | tuple):
+        return set().union(*map(live_storages, found))
+    if isinstance(found, torch.nn.Module):
+        tensors = [*found.parameters(), *found.buffers()]
+    elif hasattr(found, "param_groups"):
+        tensors = [p for group in found.param_groups for p in group["params"]]
+        for part in getattr(found, "state", {}).values():
+            tensors += part.values() if isinstance(part, Mapping) else ()
+    local = (local_part(each) for each in tensors if isinstance(each, torch.Tensor))
+    return {each.untyped_storage().data_ptr() for each in local}
+
+
+def renewed(here: Any, saved: Any, live: Set[int] = frozenset()) -> tuple[Any, bool]:
     """Return what holds ``saved`` now, and whether who holds ``here`` sees it.
 
-    Tensors, arrays and containers of the same type are written to; all else is replaced.
+    Tensors, arrays and containers of the same type are written to; all else is replaced. So are
+    tensors in ``live`` storages: weights that a script put into extra (``model.state_dict()``), and
+    later replaced there by a copy of better ones, are no place for that copy.
     """
     numpy = sys.modules.get("numpy")
     if isinstance(here, torch.Tensor):
-        return _into_tensor(here, saved)
+        return _into_tensor(here, saved, live)
     if numpy is not None and isinstance(here, numpy.ndarray):
         is_array = type(saved) is numpy.ndarray and here.flags.writeable
         if is_array and (saved.dtype, saved.shape) == (here.dtype, here.shape):
@@ -113,14 +135,14 @@ def renewed(here: Any, saved: Any) -> tuple[Any, bool]:
         return saved, False
     if kind in _DICTS:
         new = {
-            key: renewed(here[key], value)[0] if key in here else value
+            key: renewed(here[key], value, live)[0] if key in here else value
             for key, value in saved.items()
         }
         here.clear()
         here.update(new)
     elif kind is list:
         pairs = zip(here, saved, strict=False)
-        here[:] = [renewed(*pair)[0] for pair in pairs] + saved[len(here) :]
+        here[:] = [renewed(*pair, live)[0] for pair in pairs] + saved[len(here) :]
     elif kind is deque and here.maxlen == saved.maxlen:
         here.clear()
         here.extend(saved)
@@ -130,18 +152,20 @@ def renewed(here: Any, saved: Any) -> tuple[Any, bool]:
     elif kind is bytearray:
         here[:] = saved
     elif kind is tuple and len(here) == len(saved):
-        found = [renewed(*pair) for pair in zip(here, saved, strict=True)]
+        found = [renewed(*pair, live) for pair in zip(here, saved, strict=True)]
         return tuple(value for value, _ in found), all(same for _, same in found)
     else:
         return saved, repr(here) == repr(saved)
     return here, True
 
 
-def _into_tensor(here: torch.Tensor, saved: Any) -> tuple[Any, bool]:
-    if (
-        isinstance(saved, torch.Tensor)
-        and (saved.dtype, saved.shape) == (here.dtype, here.shape)
-    ):  # fmt: skip
+def _into_tensor(here: torch.Tensor, saved: Any, live: Set[int]) -> tuple[Any, bool]:
+    fits = isinstance(saved, torch.Tensor)
+    fits = fits and (saved.dtype, saved.shape) == (here.dtype, here.shape)
+    if fits and local_part(here) is here and here.layout is torch.strided:
+        if here.untyped_storage().data_ptr() in live:
+            unchanged = same_bits(saved.cpu(), here)
+            return (here, True) if unchanged else (saved, False)
         try:
             with torch.no_grad():
                 here.copy_(saved)

@@ -15,6 +15,7 @@ from checkpointed_training import fake_store
 from fake_checkpoint_store import FakeStore
 from odd_scripts import (
     Added,
+    Best,
     Conjugates,
     DefaultDevice,
     EqualValues,
@@ -47,7 +48,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
     "script",
     [
         Temperature, NoModel, ModelInExtra, Masters, Own, Schedulers, Conjugates, EqualValues,
-        Expanded, DefaultDevice,
+        Expanded, DefaultDevice, Best,
     ],
 )  # fmt: skip
 def test_it_is_resumed_to_the_bit(
