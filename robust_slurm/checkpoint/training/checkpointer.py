@@ -293,7 +293,7 @@ class Checkpointer:
             self._closed = True
             for handle in self._handles:
                 handle.remove()
-            self._objects = {}
+            self._objects = self.extra.objects = {}
             self.extra = Extra({n: v for n, v in self.extra.items() if not has_state(v)})
             if session is not None:
                 session.release()
