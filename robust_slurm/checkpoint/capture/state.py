@@ -163,7 +163,12 @@ class State:
         for section in self._holders():
             section.collect()
         known = {id(found.leaves) for found in self._found}
-        return all(id(section.leaves[0]) in known for section in self._holders())
+        # All but a module's buffers and an optimizer's learning rates.
+        return all(
+            id(leaves) in known
+            for section in self._holders()
+            for leaves in (section.leaves[0], *section.leaves[2:])
+        )
 
     def _holders(self) -> list[ModuleState | OptimizerState]:
         """The sections that hold nearly all tensors."""
@@ -312,7 +317,13 @@ class State:
     @property
     def notes(self) -> list[str]:
         """Remarks on oddities of the restored state, though it fits."""
-        return [s.note for s in self._all() if isinstance(s, OptimizerState) and s.note]
+        noting = (s for s in self._all() if isinstance(s, OptimizerState | ObjectState))
+        return [s.note for s in noting if s.note]
+
+    def unlike_saved(self) -> list[str]:
+        """``ModuleState.unlike_saved`` of all models."""
+        models = (s for s in self._all() if isinstance(s, ModuleState))
+        return [text for s in models if kind_of(s.key) == "model" for text in s.unlike_saved()]
 
     def _all(self) -> Iterator[Section]:
         for tree in self._tree.values():
