@@ -24,16 +24,8 @@ def _setting(
     off: str = "",
 ) -> Any:
     """``off``: what ``--robust-no-…`` does, for a switch that is on by default."""
-    return field(
-        default=default,
-        metadata={
-            "help": help_,
-            "unit": unit,
-            "choices": choices,
-            "minimum": minimum,
-            "off": off,
-        },
-    )
+    meta = {"help": help_, "unit": unit, "choices": choices, "minimum": minimum, "off": off}
+    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +79,11 @@ class Config:
     spares: int = _setting(0, "nodes of the allocation that stay idle to replace a lost node")
     standby_partition: str = _setting(
         "standby", "partition whose idle nodes replace lost nodes; empty: do not use standby nodes"
+    )
+    lease_partition: str = _setting(
+        "lease",
+        "partition in which an idle standby node waits warm for a job, until another needs it; "
+        "empty: lease none",
     )
     standby_wait: float = _setting(30.0, "how long a recovery waits for a standby node", unit="s")
     slurm_wait: float = _setting(

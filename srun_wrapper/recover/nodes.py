@@ -19,6 +19,7 @@ from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.slowness import Slowness
 from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.recover.standby.leases import Leases
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.prerequest import Prerequest
 from srun_wrapper.recover.standby.request import Requester
@@ -33,12 +34,14 @@ class NodeParts(NamedTuple):
     release: Release
     requests: StandbyRequests
     prerequest: Prerequest
+    leases: Leases
     replacement: Replacement
     last_rung: LastRung
     slowness: Slowness
 
     async def close(self, hurried: Callable[[], bool]) -> None:
         """End all standby nodes, and what runs in the background; ``hurried``: see ``Flaps``."""
+        await self.leases.close()
         await self.requests.close()
         await self.reports.flaps.close(hurried)
         await self.release.close()
@@ -71,12 +74,15 @@ def node_parts(
     state.on_back = reports.came_back
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
+    means = AvailableMeans(state, launch, reports, copies)
+    allowed = lambda: means.now().companions > 0  # noqa: E731
     return NodeParts(
-        AvailableMeans(state, launch, reports, copies),
+        means,
         reports,
         Release(state, controller, reports, requests, journal),
         requests,
         Prerequest(members, requests, node_watch, ending),
+        Leases(state, requests, requester, reports.barred, journal, allowed),
         Replacement(members, standby, topology, reports, lambda: bool(state.failures) or over()),
         LastRung(state.job_id, config, launch, controller, reports, ledger.dir),
         Slowness(state, ledger, reports),

@@ -320,6 +320,7 @@ class Supervisor:
             self.checkpoints.look,
             self.certificates.look,
             self.nodes.prerequest.for_doubtful,
+            self.nodes.leases.look,
         )
         return Watches(state, always, stepping, say)
 
