@@ -29,6 +29,15 @@ def held(partition: str) -> str:
     return f"{partition}-held" if partition else ""
 
 
+def settings(partition: str) -> dict[str, dict[str, str]]:
+    """Return the two partitions, and the settings of each."""
+    shared = {"OverSubscribe": SHARED}
+    return {
+        partition: {"PriorityTier": str(LEASE_TIER), "PreemptMode": "CANCEL", **shared},
+        held(partition): {"PriorityTier": str(HELD_TIER), "PreemptMode": "OFF", **shared},
+    }
+
+
 def held_nodes(partition: str, jobs: Iterable[Placement]) -> frozenset[str]:
     """The nodes of leases that have ranks."""
     return frozenset(n for job in jobs if job.partition == held(partition) for n in job.nodes)

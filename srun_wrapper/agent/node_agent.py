@@ -101,8 +101,10 @@ class Agent:
             lambda mounts, starting: self._event(Stalled(0, mounts, starting)),
             self._answer_inspection,
         )
-        told = lambda grown: self._event(Counted(0, grown, self._counters.promised))  # noqa: E731
-        self._counters = Counters(loop, told, gpus=GpuReader(loop).read)
+        self._counters = Counters(
+            loop, lambda grown: self._event(Counted(0, grown, self._counters.promised)),
+            gpus=GpuReader(loop).read,
+        )  # fmt: skip
         self._answers = Answers(self._to_server)
         self._finished = False
         self.mute = MUTE  # s without a word of robust-srun while its host answers

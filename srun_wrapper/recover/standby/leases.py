@@ -14,13 +14,13 @@ from typing import Any
 
 from robust_slurm.slurm import Job, Partition, SlurmError
 from robust_slurm.slurm.run import without_slurm
-from srun_wrapper.command import leases as words
 from srun_wrapper.command import steps
 from srun_wrapper.job.model import Role
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.recover.standby.lease_argv import LeaseSize, hold_argv, lease_argv
 from srun_wrapper.recover.standby.request import (
     Barred,
     Requester,
@@ -113,12 +113,12 @@ class Leases:
             self._give_back(own, "its node has left the pool")
         elif not own and not state.failures:
             usable = [nodes[n] for n in partition.nodes if n in nodes and nodes[n].usable]
-            size = words.LeaseSize(*leases.smallest(usable))
+            size = LeaseSize(*leases.smallest(usable))
             tasks = max(map(len, state.world.ranks), default=1)
             without = [*dict.fromkeys([*self._barred.bad, *self._requests.unfit.names()])]
             minutes = standby_minutes(job, partition, time.time())
             launch = self._requester.launch
-            argv = words.lease_argv(launch, job, self._partition, tasks, without, minutes, size)
+            argv = lease_argv(launch, job, self._partition, tasks, without, minutes, size)
             self._journal.event("lease_asked", tasks=tasks)
             await self._requests.lease(tasks, argv)
 
@@ -147,7 +147,7 @@ class Leases:
         taken = f"{node.name} may be taken away for another job: srun could not keep it"
         assert self._job is not None and self._until is not None
         minutes = standby_minutes(self._job, self._until, time.time())
-        argv = words.hold_argv(self._job, leases.held(self._partition), node.name, minutes)
+        argv = hold_argv(self._job, leases.held(self._partition), node.name, minutes)
         env = without_slurm(self._requester.launch.env)
         try:
             request.hold = hold = await steps.start(
