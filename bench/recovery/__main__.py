@@ -20,16 +20,20 @@ from bench.recovery.cases import (
     LAB_NODES,
     LONG_NODES,
     NODES,
+    NO_LEASE,
     NVRX,
     ONE_HOST,
     PER_NODE,
+    PREEMPTION,
     STEP_TIME,
     Case,
     LauncherKill,
     LongJob,
     NodeCrash,
+    Preempting,
     RankFault,
     ft_launcher,
+    lease_tier,
     robust_job,
     torchrun,
 )
@@ -39,7 +43,14 @@ from robust_slurm.config import Config
 
 PLAIN = "plain_requeue"
 WORKLOADS = {
-    "toy": ("rank_kill", "hang", "node_crash_spare", "node_crash_companion", PLAIN),
+    "toy": (
+        "rank_kill",
+        "hang",
+        "node_crash_spare",
+        "node_crash_companion",
+        "node_crash_leased_preempt",
+        PLAIN,
+    ),
     "torch": (
         "rank_kill_torch",
         "rank_kill_torch_cold",
@@ -47,6 +58,7 @@ WORKLOADS = {
         "nvrx_kill",
         "node_crash_spare_torch",
         "node_crash_companion_torch",
+        "node_crash_leased_torch",
     ),
 }
 RATIOS = (  # (slower, faster)
@@ -55,6 +67,8 @@ RATIOS = (  # (slower, faster)
     ("torchrun_kill", "rank_kill_torch"),
     ("nvrx_kill", "rank_kill_torch"),
     ("rank_kill_torch_cold", "rank_kill_torch"),
+    ("node_crash_companion_torch", "node_crash_leased_torch"),
+    ("node_crash_leased_preempt", "node_crash_companion"),
 )
 QUICK_RUNS = 2
 IN_A_ROW = 5
@@ -65,9 +79,9 @@ Found = dict[str, list[dict[str, float]]]
 
 def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
     """The chosen cases that take turns in ``lab``."""
-    cold = "--robust-no-warm"
-    many = LongJob(lambda: robust_job(lab, "toy", NODES, PER_NODE, LONG_NODES))
-    one = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1"))
+    cold = f"--robust-no-warm {NO_LEASE}"
+    many = LongJob(lambda: robust_job(lab, "toy", NODES, PER_NODE, LONG_NODES, options=NO_LEASE))
+    one = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1", options=NO_LEASE))
     other = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1", options=cold))
     every: dict[str, Callable[[], Case]] = {
         "rank_kill": lambda: RankFault(many, signal.SIGKILL, warm=True),
@@ -80,6 +94,8 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
         "nvrx_kill": lambda: LauncherKill(lab, "torch", ft_launcher()),
         "node_crash_spare_torch": lambda: NodeCrash(lab, "torch", 1, 1, warm=True),
         "node_crash_companion_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True),
+        "node_crash_leased_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True, lease=True),
+        "node_crash_leased_preempt": lambda: Preempting(lab),
     }
     return {name: every[name]() for name in names if name in every}
 
@@ -93,7 +109,8 @@ def take_turns(
     """
     found: Found = {}
     own = [Path(NVRX).parents[1]] if NVRX else []
-    with Cluster(nodes=LAB_NODES, standby=1, visible=own) as lab:
+    with Cluster(nodes=LAB_NODES, standby=1, visible=own, slurm_conf=PREEMPTION) as lab:
+        lease_tier(lab)
         cases = make_cases(lab, names)
         for begin in range(0, runs, IN_A_ROW):
             for name, case in cases.items():

@@ -28,8 +28,8 @@ class Wish(msgspec.Struct, frozen=True):
     ``nodes`` may join, in this order, until ``size`` of them are free; ``source`` is the partition
     that they are taken from and given back to; ``backfill`` one over the same nodes whose jobs
     are preempted when a training needs a node; ``lease`` another, for leases. ``refill`` "pool":
-    nodes of ``source`` that come back repaired may join too. ``proof_hours``: the maximum age of a node's last passed check when
-    it joins; 0: any.
+    nodes of ``source`` that come back repaired may join too. ``proof_hours``: the maximum age of a
+    node's last passed check when it joins; 0: any.
     ``burn_in_hours``: the same of its last passed burn-in.
     """
 

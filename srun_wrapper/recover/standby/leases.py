@@ -32,7 +32,7 @@ from srun_wrapper.run_in_thread import run_in_thread
 from standby import leases
 
 EVERY = 60.0  # s between two looks at who may have a lease
-SOON = 5.0  # s after which a lease that is gone is replaced
+SOON = 5.0  # s after which a lease that was used, or taken back, is replaced
 RARELY = 600.0  # s between two looks for the partition, where there is none
 
 
@@ -61,6 +61,7 @@ class Leases:
         self._off = not self._pool or not self._partition or requester.launch.observed is not None
         self._obstacle = ""
         self._told = False
+        self._had = False
         self._next = 0.0
         self._job: Job | None = None
         self._until: Partition | None = None  # its longest time is that of the leases
@@ -71,7 +72,13 @@ class Leases:
     def look(self, now: float) -> None:
         """Called all the time while the job's ranks run; returns at once."""
         busy = self._looking is not None and not self._looking.done()
-        if self._off or busy or now < self._next or not self._state.progress.beats:
+        if self._off or busy or not self._state.progress.beats:
+            return
+        has = any(not request.used for request, _ in self._requests.leases())
+        if self._had and not has:
+            self._next = min(self._next, now + SOON)
+        self._had = has
+        if now < self._next:
             return
         self._next = now + EVERY
         self._looking = self._beside(self._review())
