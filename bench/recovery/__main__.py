@@ -19,8 +19,8 @@ from bench.common import MIN_SAMPLES, BenchError, Results, finish, parser, resul
 from bench.recovery.cases import (
     LAB_NODES,
     LONG_NODES,
-    NODES,
     NO_LEASE,
+    NODES,
     NVRX,
     ONE_HOST,
     PER_NODE,
