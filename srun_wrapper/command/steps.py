@@ -17,6 +17,7 @@ import msgspec
 from robust_slurm import commands
 from robust_slurm.config import Config
 from robust_slurm.slurm import Job
+from robust_slurm.slurm.ask import STANDBY
 from srun_wrapper.command.containers import Carried
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.layout import StepPlan
@@ -142,7 +143,7 @@ def with_export(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
 
 def companion_name(job_id: int) -> str:
     """The name of the job's standby allocations."""
-    return f"robust-standby-{job_id}"
+    return f"{STANDBY}{job_id}"
 
 
 def companion_argv(
