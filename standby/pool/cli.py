@@ -136,8 +136,10 @@ def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
     names = (found.partition, found.source, found.backfill, found.lease, held(found.lease))
     named = [name for name in names if name]
     if len(set(named)) < len(named):
-        what = "--partition, --from, --backfill, --lease"
-        raise WishError(f"{what} (and its -held) must differ: {', '.join(named)}")
+        raise WishError(
+            f"--partition, --from, --backfill and --lease (with its -held) must differ: "
+            f"{', '.join(named)}"
+        )
     if found.refill == "pool" and not (found.source and found.proof_hours):
         raise WishError(
             "--refill pool also needs --from, the partition of the repaired nodes, and "
