@@ -65,6 +65,7 @@ class Leases:
         self._next = 0.0
         self._job: Job | None = None
         self._until: Partition | None = None  # its longest time is that of the leases
+        self._size = LeaseSize(1, 0)
         self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         requests.on_used = self._used
@@ -120,7 +121,7 @@ class Leases:
             self._give_back(own, "its node has left the pool")
         elif not own and not state.failures:
             usable = [nodes[n] for n in partition.nodes if n in nodes and nodes[n].usable]
-            size = LeaseSize(*leases.smallest(usable))
+            self._size = size = LeaseSize(*leases.smallest(usable))
             tasks = max(map(len, state.world.ranks), default=1)
             without = [*dict.fromkeys([*self._barred.bad, *self._requests.unfit.names()])]
             minutes = standby_minutes(job, partition, time.time())
@@ -154,7 +155,9 @@ class Leases:
         taken = f"{node.name} may be taken away for another job: srun could not keep it"
         assert self._job is not None and self._until is not None
         minutes = standby_minutes(self._job, self._until, time.time())
-        argv = hold_argv(self._job, leases.held(self._partition), node.name, minutes)
+        argv = hold_argv(
+            self._job, leases.held(self._partition), node.name, minutes, self._size.cpus
+        )
         env = without_slurm(self._requester.launch.env)
         try:
             request.hold = hold = await steps.start(

@@ -38,7 +38,10 @@ def lease(training: Training, lab: Cluster) -> str:
         nodes = rosters[-1]["nodes"] if rosters else []
         return [n["name"] for n in nodes if n["role"] == "spare" and n["warm"] == 2]
 
-    training.until(lambda: warm() == in_partition(lab, "lease") != [], "a warm lease")
+    def waits() -> bool:
+        return bool(warm()) and set(warm()) <= set(in_partition(lab, "lease"))
+
+    training.until(waits, "a warm lease")
     return warm()[0]
 
 
