@@ -14,7 +14,15 @@ from agent_node import FakeSupervisor, Shim, crash, start, wait
 from srun_wrapper.agent.batch_host_failover import ask_peer
 from srun_wrapper.agent.connections import silence, uplink
 from srun_wrapper.agent.connections.silence import SilenceVerdict
-from srun_wrapper.protocol.messages import Event, Hello, Peer, Report, Started
+from srun_wrapper.protocol.messages import (
+    Event,
+    Finish,
+    Hello,
+    Peer,
+    Report,
+    Signalled,
+    Started,
+)
 
 supervisor, shim = agent_node.supervisor, agent_node.shim
 
@@ -204,3 +212,24 @@ def test_peers_get_an_answer(
     assert ask_peer(peer, b"another step's key", 12) is None
     assert ask_peer(peer, supervisor.key, 13) is None
     shim.close()
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_a_standby_node_without_ranks_ends_by_itself_when_slurm_takes_it_back(
+    supervisor: FakeSupervisor, tmp_path: Path, ran: bool
+) -> None:
+    """Whoever wants the node does not wait for robust-srun."""
+    shim = Shim(supervisor, tmp_path, companion=3, job_id=99)
+    try:
+        wait(lambda: bool(supervisor.of(Hello)))
+        if ran:
+            supervisor.activate()
+            supervisor.order(start(1))
+            wait(supervisor.state.world.all_started)
+        shim.call(lambda: shim.agent.signalled(int(signal.SIGTERM)))
+        wait(lambda: bool(supervisor.of(Signalled)))
+        if not ran:
+            wait(lambda: any(isinstance(order, Finish) for order in shim.orders))
+        assert any(isinstance(order, Finish) for order in shim.orders) is not ran
+    finally:
+        shim.close()
