@@ -218,7 +218,7 @@ def test_peers_get_an_answer(
 def test_a_standby_node_without_ranks_ends_by_itself_when_slurm_takes_it_back(
     supervisor: FakeSupervisor, tmp_path: Path, ran: bool
 ) -> None:
-    """Whoever wants the node does not wait for robust-srun, which says nothing here."""
+    """It does not wait for a word of robust-srun, and gets none here."""
     supervisor.state.awaited.add(3)
     shim = Shim(supervisor, tmp_path, companion=3, job_id=99)
     told_to_end = lambda: any(isinstance(order, Finish) for order in shim.orders)  # noqa: E731
