@@ -19,18 +19,22 @@ from bench.common import MIN_SAMPLES, BenchError, Results, finish, parser, resul
 from bench.recovery.cases import (
     LAB_NODES,
     LONG_NODES,
+    NO_LEASE,
     NODES,
     NVRX,
     ONE_HOST,
     PER_NODE,
+    PREEMPTION,
     STEP_TIME,
     Case,
     LauncherKill,
     LongJob,
     NodeCrash,
     NvrxInProcess,
+    Preempting,
     RankFault,
     ft_launcher,
+    lease_tier,
     robust_job,
     torchrun,
 )
@@ -41,7 +45,14 @@ from robust_slurm.config import Config
 
 PLAIN = "plain_requeue"
 WORKLOADS = {
-    "toy": ("rank_kill", "hang", "node_crash_spare", "node_crash_companion", PLAIN),
+    "toy": (
+        "rank_kill",
+        "hang",
+        "node_crash_spare",
+        "node_crash_companion",
+        "node_crash_leased_preempt",
+        PLAIN,
+    ),
     "torch": (
         "rank_kill_torch",
         "rank_kill_torch_cold",
@@ -52,6 +63,7 @@ WORKLOADS = {
         "nvrx_inprocess_kill",
         "node_crash_spare_torch",
         "node_crash_companion_torch",
+        "node_crash_leased_torch",
     ),
     "saved": ("shrink", "grow"),
 }
@@ -63,6 +75,8 @@ RATIOS = (  # (slower, faster)
     ("rank_kill_torch_cold", "rank_kill_torch"),
     ("rejoin_off_rank_kill", "rejoin_rank_kill"),
     ("nvrx_inprocess_kill", "rejoin_rank_kill"),
+    ("node_crash_companion_torch", "node_crash_leased_torch"),
+    ("node_crash_leased_preempt", "node_crash_companion"),
 )
 QUICK_RUNS = 2
 IN_A_ROW = 5
@@ -73,11 +87,11 @@ Found = dict[str, list[dict[str, float]]]
 
 def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
     """The chosen cases that take turns in ``lab``."""
-    cold = "--robust-no-warm"
-    many = LongJob(lambda: robust_job(lab, "toy", NODES, PER_NODE, LONG_NODES))
-    one = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1"))
-    stays = LongJob(lambda: robust_job(lab, "resilient", 1, ONE_HOST, "n1"))
-    restarts = "--robust-rejoin-limit=0"
+    cold = f"--robust-no-warm {NO_LEASE}"
+    many = LongJob(lambda: robust_job(lab, "toy", NODES, PER_NODE, LONG_NODES, options=NO_LEASE))
+    one = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1", options=NO_LEASE))
+    stays = LongJob(lambda: robust_job(lab, "resilient", 1, ONE_HOST, "n1", options=NO_LEASE))
+    restarts = f"--robust-rejoin-limit=0 {NO_LEASE}"
     all_new = LongJob(lambda: robust_job(lab, "resilient", 1, ONE_HOST, "n1", options=restarts))
     other = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1", options=cold))
     every: dict[str, Callable[[], Case]] = {
@@ -96,6 +110,8 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
         "node_crash_companion_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True),
         "shrink": lambda: Resized(lab, grow=False),
         "grow": lambda: Resized(lab, grow=True),
+        "node_crash_leased_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True, lease=True),
+        "node_crash_leased_preempt": lambda: Preempting(lab),
     }
     return {name: every[name]() for name in names if name in every}
 
@@ -109,7 +125,8 @@ def take_turns(
     """
     found: Found = {}
     own = [Path(NVRX).parents[1]] if NVRX else []
-    with Cluster(nodes=LAB_NODES, standby=1, visible=own) as lab:
+    with Cluster(nodes=LAB_NODES, standby=1, visible=own, slurm_conf=PREEMPTION) as lab:
+        lease_tier(lab)
         cases = make_cases(lab, names)
         for begin in range(0, runs, IN_A_ROW):
             for name, case in cases.items():

@@ -19,8 +19,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "roster_interval", "interval", "signatures_file", "on_incident", "site_on_incident",
     ),
     "Replacing a lost node": (
-        "spares", "standby_partition", "standby_wait", "min_nodes", "requeue", "requeue_on", "max_restarts",
-        "early_restart", "place", "mesh", "place_alpha",
+        "spares", "standby_partition", "lease_partition", "standby_wait", "min_nodes", "requeue",
+        "requeue_on", "max_restarts", "early_restart", "place", "mesh", "place_alpha",
     ),
     "Detecting hangs, slow ranks and bad losses": (
         "auto", "progress_regex", "hang", "hang_floor", "busy_limit", "start_limit", "slow",

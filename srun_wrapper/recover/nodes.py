@@ -21,6 +21,7 @@ from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.slowness import Slowness
 from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.recover.standby.leases import Leases
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.prerequest import Prerequest
 from srun_wrapper.recover.standby.request import Requester
@@ -35,6 +36,7 @@ class NodeParts(NamedTuple):
     release: Release
     requests: StandbyRequests
     prerequest: Prerequest
+    leases: Leases
     replacement: Replacement
     last_rung: LastRung
     slowness: Slowness
@@ -42,6 +44,7 @@ class NodeParts(NamedTuple):
 
     async def close(self, hurried: Callable[[], bool]) -> None:
         """End all standby nodes, and what runs in the background; ``hurried``: see ``Flaps``."""
+        await self.leases.close()
         await self.requests.close()
         await self.reports.flaps.close(hurried)
         await self.release.close()
@@ -77,12 +80,15 @@ def node_parts(
     standby = StandbyNodes(state, requests, interrupted)
     known = enrolments or Enrolments()
     resizing = Resizing(state, known, launch, journal, topology.mesh, requests.use)
+    means = AvailableMeans(state, launch, reports, copies, resizing)
+    allowed = lambda: means.now().companions > 0  # noqa: E731
     return NodeParts(
-        AvailableMeans(state, launch, reports, copies, resizing),
+        means,
         reports,
         Release(state, controller, reports, requests, journal),
         requests,
         Prerequest(members, requests, node_watch, ending, lambda: resizing.wanted),
+        Leases(state, requests, requester, reports.barred, journal, allowed),
         Replacement(
             members, standby, topology, reports, lambda: bool(state.failures) or over(), resizing
         ),

@@ -328,6 +328,7 @@ class Supervisor:
             self.certificates.look,
             self.growth.look,
             self.nodes.prerequest.for_doubtful,
+            self.nodes.leases.look,
         )
         return Watches(state, always, stepping, say)
 

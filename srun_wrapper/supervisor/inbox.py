@@ -227,6 +227,11 @@ class Inbox:
             for other in state.live():
                 if other.companion and other is not node:
                     state.bus.send(other, Signal(signum))
+        if signum in ENDING and node.companion and node.role is Role.SPARE:
+            # Slurm takes a standby node without ranks back: no loss, and nobody waits for it.
+            state.members.move(node, Role.RELEASED)
+            state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
+            return
         if signum in ENDING:
             node.signalled = signum
             state.note_ending(lambda _node: True)
