@@ -24,16 +24,8 @@ def _setting(
     off: str = "",
 ) -> Any:
     """``off``: what ``--robust-no-…`` does, for a switch that is on by default."""
-    return field(
-        default=default,
-        metadata={
-            "help": help_,
-            "unit": unit,
-            "choices": choices,
-            "minimum": minimum,
-            "off": off,
-        },
-    )
+    known = {"help": help_, "unit": unit, "choices": choices, "minimum": minimum, "off": off}
+    return field(default=default, metadata=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +60,10 @@ class Config:
     )
     code_limit: float = _setting(1024.0, "largest snapshot of code", unit="MB", minimum=1)
     code_keep: float = _setting(
-        14.0,
-        "how long the snapshots of a job's code stay after it has ended",
-        unit="days",
-        minimum=1,
+        14.0, "how long the snapshots of a job's code stay after its end", unit="days", minimum=1
     )
     code_trial: float = _setting(
-        600.0,
-        "how long after an update of the code a failure of the program rolls the update back",
-        unit="s",
+        600.0, "how long after an update of code a failure of the program rolls it back", unit="s"
     )
     slurm_backend: str = _setting(
         "auto",
@@ -88,7 +75,15 @@ class Config:
     standby_partition: str = _setting(
         "standby", "partition whose idle nodes replace lost nodes; empty: do not use standby nodes"
     )
+    lease_partition: str = _setting(
+        "lease",
+        "partition in which an idle standby node waits warm for a job, until another needs it; "
+        "empty: lease none",
+    )
     standby_wait: float = _setting(30.0, "how long a recovery waits for a standby node", unit="s")
+    min_nodes: int = _setting(
+        0, "train on with as few nodes as this if none replaces a lost one; 0: never", unit="nodes"
+    )
     slurm_wait: float = _setting(
         900.0, "how long a recovery waits for slurmctld or munge to return", unit="s"
     )
@@ -132,16 +127,10 @@ class Config:
     )
     hang: bool = _setting(True, "detect hangs", off="do not detect hangs")
     hang_floor: float = _setting(
-        10.0,
-        "shortest time without a step of any rank that counts as a hang",
-        unit="s",
-        minimum=0.1,
+        10.0, "shortest time without a step of any rank that is a hang", unit="s", minimum=0.1
     )
     busy_limit: float = _setting(
-        600.0,
-        "shortest time without a step that counts as a hang while the ranks are busy",
-        unit="s",
-        minimum=0.1,
+        600.0, "shortest time without a step of busy ranks that is a hang", unit="s", minimum=0.1
     )
     start_limit: float = _setting(
         1800.0,
@@ -246,11 +235,14 @@ class Config:
         unit="s",
         minimum=11,
     )
-    roster_interval: float = _setting(
+    rejoin_limit: float = _setting(
         2.0,
-        "time between two writes of the state that robust-status shows",
+        "time for a rank in resilient() to leave its collective and wait for the ranks that are "
+        "replaced, then it is restarted; 0: restart all ranks",
         unit="s",
-        minimum=0.1,
+    )
+    roster_interval: float = _setting(
+        2.0, "time between two writes of the state for robust-status", unit="s", minimum=0.1
     )
     interval: float = _setting(
         0.0, "time between a node's reports; 0: 0.25 s, above 64 nodes 0.5, above 256 1", unit="s"

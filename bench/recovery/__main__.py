@@ -19,35 +19,53 @@ from bench.common import MIN_SAMPLES, BenchError, Results, finish, parser, resul
 from bench.recovery.cases import (
     LAB_NODES,
     LONG_NODES,
+    NO_LEASE,
     NODES,
     NVRX,
     ONE_HOST,
     PER_NODE,
+    PREEMPTION,
     STEP_TIME,
     Case,
     LauncherKill,
     LongJob,
     NodeCrash,
+    NvrxInProcess,
+    Preempting,
     RankFault,
     ft_launcher,
+    lease_tier,
     robust_job,
     torchrun,
 )
 from bench.recovery.plain import SLURM_CONF, plain_requeue
+from bench.recovery.resized import Resized
 from lab import Cluster, Lab, LabError
 from robust_slurm.config import Config
 
 PLAIN = "plain_requeue"
 WORKLOADS = {
-    "toy": ("rank_kill", "hang", "node_crash_spare", "node_crash_companion", PLAIN),
+    "toy": (
+        "rank_kill",
+        "hang",
+        "node_crash_spare",
+        "node_crash_companion",
+        "node_crash_leased_preempt",
+        PLAIN,
+    ),
     "torch": (
         "rank_kill_torch",
         "rank_kill_torch_cold",
+        "rejoin_rank_kill",
+        "rejoin_off_rank_kill",
         "torchrun_kill",
         "nvrx_kill",
+        "nvrx_inprocess_kill",
         "node_crash_spare_torch",
         "node_crash_companion_torch",
+        "node_crash_leased_torch",
     ),
+    "saved": ("shrink", "grow"),
 }
 RATIOS = (  # (slower, faster)
     (PLAIN, "node_crash_spare"),
@@ -55,6 +73,10 @@ RATIOS = (  # (slower, faster)
     ("torchrun_kill", "rank_kill_torch"),
     ("nvrx_kill", "rank_kill_torch"),
     ("rank_kill_torch_cold", "rank_kill_torch"),
+    ("rejoin_off_rank_kill", "rejoin_rank_kill"),
+    ("nvrx_inprocess_kill", "rejoin_rank_kill"),
+    ("node_crash_companion_torch", "node_crash_leased_torch"),
+    ("node_crash_leased_preempt", "node_crash_companion"),
 )
 QUICK_RUNS = 2
 IN_A_ROW = 5
@@ -65,9 +87,12 @@ Found = dict[str, list[dict[str, float]]]
 
 def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
     """The chosen cases that take turns in ``lab``."""
-    cold = "--robust-no-warm"
-    many = LongJob(lambda: robust_job(lab, "toy", NODES, PER_NODE, LONG_NODES))
-    one = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1"))
+    cold = f"--robust-no-warm {NO_LEASE}"
+    many = LongJob(lambda: robust_job(lab, "toy", NODES, PER_NODE, LONG_NODES, options=NO_LEASE))
+    one = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1", options=NO_LEASE))
+    stays = LongJob(lambda: robust_job(lab, "resilient", 1, ONE_HOST, "n1", options=NO_LEASE))
+    restarts = f"--robust-rejoin-limit=0 {NO_LEASE}"
+    all_new = LongJob(lambda: robust_job(lab, "resilient", 1, ONE_HOST, "n1", options=restarts))
     other = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1", options=cold))
     every: dict[str, Callable[[], Case]] = {
         "rank_kill": lambda: RankFault(many, signal.SIGKILL, warm=True),
@@ -76,10 +101,17 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
         "node_crash_companion": lambda: NodeCrash(lab, "toy", PER_NODE, 0, warm=True),
         "rank_kill_torch": lambda: RankFault(one, signal.SIGKILL, warm=True),
         "rank_kill_torch_cold": lambda: RankFault(other, signal.SIGKILL),
+        "rejoin_rank_kill": lambda: RankFault(stays, signal.SIGKILL, warm=True),
+        "rejoin_off_rank_kill": lambda: RankFault(all_new, signal.SIGKILL, warm=True),
         "torchrun_kill": lambda: LauncherKill(lab, "torch", torchrun()),
         "nvrx_kill": lambda: LauncherKill(lab, "torch", ft_launcher()),
+        "nvrx_inprocess_kill": lambda: NvrxInProcess(lab),
         "node_crash_spare_torch": lambda: NodeCrash(lab, "torch", 1, 1, warm=True),
         "node_crash_companion_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True),
+        "shrink": lambda: Resized(lab, grow=False),
+        "grow": lambda: Resized(lab, grow=True),
+        "node_crash_leased_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True, lease=True),
+        "node_crash_leased_preempt": lambda: Preempting(lab),
     }
     return {name: every[name]() for name in names if name in every}
 
@@ -93,7 +125,8 @@ def take_turns(
     """
     found: Found = {}
     own = [Path(NVRX).parents[1]] if NVRX else []
-    with Cluster(nodes=LAB_NODES, standby=1, visible=own) as lab:
+    with Cluster(nodes=LAB_NODES, standby=1, visible=own, slurm_conf=PREEMPTION) as lab:
+        lease_tier(lab)
         cases = make_cases(lab, names)
         for begin in range(0, runs, IN_A_ROW):
             for name, case in cases.items():
@@ -179,9 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = options.parse_args(argv)
     names = every if args.workload == "both" else WORKLOADS[args.workload]
     if not NVRX:
-        if "nvrx_kill" in (args.case or []):
-            options.error("nvrx_kill: BENCH_NVRX must be the path of an ft_launcher")
-        names = [name for name in names if name != "nvrx_kill"]
+        if any(name.startswith("nvrx_") for name in args.case or []):
+            options.error("nvrx_*: BENCH_NVRX must be the path of an ft_launcher")
+        names = [name for name in names if not name.startswith("nvrx_")]
     results = results_for("recovery", args)
     fine = measure(results, args.case or names)
     return finish(results, args) or (0 if fine else 1)

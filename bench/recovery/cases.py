@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from bench.common import BenchError
@@ -21,6 +22,7 @@ from lab import Lab
 from robust_slurm.auto.sources import IDLE
 from srun_wrapper.agent.warm.interpreter import STAND_IN
 from srun_wrapper.decide.incident import PHASES
+from standby import leases
 
 STEP_TIME = 0.1  # s of sleep in each step: the machine is idle until a fault comes
 SETTLED = STAND_IN + IDLE + 1.0  # s; faults are hours apart: all is done that is done after a start
@@ -31,6 +33,8 @@ ONE_HOST = 8  # ranks of the cases on one host
 LONG_NODES = "n[1-4]"  # of the jobs that live through all runs
 CRASH_NODES = ("n5", "n6", "n7", "n8", "n9")  # the last one is the spare
 LAB_NODES = 9
+PREEMPTION = {"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"}
+NO_LEASE = "--robust-lease-partition="
 NVRX = os.environ.get("BENCH_NVRX", "")
 """Path of nvidia-resiliency-ext's ft_launcher, in an environment of its own; "": not compared."""
 # torch >= 2.5 shares one store with all incarnations, and a restarted gloo or NCCL then finds the
@@ -139,9 +143,13 @@ class RankFault:
 class NodeCrash:
     """A crash of a node that is not the batch host; a new job each time, on the same nodes."""
 
-    def __init__(self, lab: Lab, workload: str, per_node: int, spares: int, warm: bool) -> None:
+    def __init__(
+        self, lab: Lab, workload: str, per_node: int, spares: int, warm: bool, lease: bool = False
+    ) -> None:
+        """``lease``: the job has leased the standby node before."""
         self._lab = lab
         self._warm = warm
+        self._lease = lease
         self._workload = workload
         self._per_node = per_node
         self._spares = spares
@@ -150,7 +158,10 @@ class NodeCrash:
     def once(self) -> dict[str, float]:
         victim = next(self._victims)
         where = ",".join(CRASH_NODES[: NODES + self._spares])
-        training = robust_job(self._lab, self._workload, NODES, self._per_node, where, self._spares)
+        options = "" if self._lease else NO_LEASE
+        training = robust_job(
+            self._lab, self._workload, NODES, self._per_node, where, self._spares, options
+        )
         action = "swap_spare" if self._spares else "swap_companion"
         crashed = False
 
@@ -160,7 +171,7 @@ class NodeCrash:
             return self._lab.crash(victim)
 
         try:
-            ranks = (NODES + self._spares) * self._per_node if self._warm else 0
+            ranks = (NODES + self._spares + self._lease) * self._per_node if self._warm else 0
             return recovered(training, crash, action, ranks)
         finally:
             training.scancel()
@@ -170,6 +181,33 @@ class NodeCrash:
 
     def close(self) -> None:
         """Nothing runs between two faults."""
+
+
+class Preempting:
+    """A crash of a node whose replacement another job has leased."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._other = LongJob(lambda: robust_job(lab, "toy", 1, 1, "n1"))
+        self._crash = NodeCrash(lab, "toy", PER_NODE, 0, warm=True)
+
+    def once(self) -> dict[str, float]:
+        self._other.training.wait_stepping()
+        self._other.training.wait_warm(2)  # its own rank, and the leased node's
+        return self._crash.once()
+
+    def close(self) -> None:
+        self._other.close()
+
+
+def lease_tier(lab: Lab) -> None:
+    """Make the partitions of leases, as ``robust-standby apply --lease lease`` does."""
+    nodes = lab.spec.standby_names
+    words = ["update PartitionName=standby PriorityTier=100 PreemptMode=OFF"]
+    for name, settings in leases.settings("lease").items():
+        given = " ".join(f"{key}={value}" for key, value in settings.items())
+        words.append(f"create PartitionName={name} Nodes={','.join(nodes)} State=UP {given}")
+    for each in words:
+        lab.exec("head", ["scontrol", *each.split()], user=False, check=True)
 
 
 def torchrun() -> list[str]:
@@ -229,3 +267,47 @@ class LauncherKill:
                 self._process.kill()
                 self._process.wait(10.0)
             self._process = self._training = None
+
+
+class NvrxInProcess:
+    """NVRx's in-process wrapper: SIGKILL of a rank → all past their first step.
+
+    The wrapper starts no process: a rank in reserve takes part, and each fault has new ones.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._ranks = itertools.cycle(range(1, ONE_HOST))  # rank 0 has the store
+
+    def once(self) -> dict[str, float]:
+        training = Training.new(self._lab, "nvrx", ONE_HOST)
+        argv = [str(Path(NVRX).with_name("python")), *training.command(STEP_TIME)]
+        world = {"WORLD_SIZE": str(ONE_HOST + 1), "MASTER_ADDR": "127.0.0.1"}
+        world |= training.env() | {"MASTER_PORT": str(random.randrange(20000, 28000))}
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            with (training.directory / "output").open("ab") as output:
+                for rank in range(ONE_HOST + 1):
+                    process = self._lab.popen(
+                        "n1",
+                        argv,
+                        env=world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        cwd=training.directory,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                    )
+                    processes.append(process)
+            training.wait_stepping()
+            time.sleep(random.uniform(0.0, JITTER))
+            at = training.signal_rank(next(self._ranks), signal.SIGKILL)
+            back = lambda: len(training.first_steps(at)) == training.world  # noqa: E731
+            training.wait(back, f"no restart after a kill at {at:.3f}", RECOVERY)
+            return {"total": max(training.first_steps(at).values()) - at}
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait(10.0)
+
+    def close(self) -> None:
+        """Nothing runs between two faults."""

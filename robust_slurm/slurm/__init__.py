@@ -10,6 +10,7 @@ from robust_slurm.slurm.model import (
     Node,
     Partition,
     Placement,
+    StandbyClaim,
     Step,
     job_id_for_cli,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Runner",
     "Slurm",
     "SlurmError",
+    "StandbyClaim",
     "Step",
     "classify",
     "job_id_for_cli",

@@ -16,6 +16,7 @@ from robust_slurm.slurm.model import (
     Node,
     Partition,
     Placement,
+    StandbyClaim,
     Step,
     job_from,
     node_from,
@@ -25,6 +26,8 @@ from robust_slurm.slurm.values import ParseError
 
 _JOB_ID = re.compile(r"[0-9]{1,10}(_[0-9]{1,10}|\+[0-9]{1,5})?", re.ASCII)
 _NODE_LIST = 4000  # characters of a node list that squeue is asked for
+STANDBY = "robust-standby-"  # and the training's id: the name of a job that holds a node for it
+_CLAIM = re.compile(rf"(\d+)\|([A-Z_]+)\|([^|\s]+)\|(\S*)\|{STANDBY}(\d{{1,10}})", re.ASCII)
 _STEP = re.compile(
     r"^ *StepId=(\d+\.\d+) .*\bState=RUNNING\b.* NodeList=(\S+) .*\bSrunHost:Pid=(\S+):(\d+)"
 )
@@ -139,6 +142,22 @@ class Questions(SlurmCommands):
                 raise SlurmError("other", argv, str(error)) from error
             found.append(Allotted(int(row[0]), int(row[1]), row[2], row[3], names))
         return sorted(found, key=lambda job: job.id)
+
+    def standby_claims(self, partition: str) -> list[StandbyClaim]:
+        """Return all users' jobs of a partition that hold or await a standby node, by their names.
+
+        Anybody may name a job so, and for any training.
+        """
+        argv = ("squeue", "-h", "-a", "-p", partition, "-o", "%A|%T|%u|%N|%j")
+        found = map(_CLAIM.fullmatch, self._run(argv, retry=True).stdout.splitlines())
+        try:
+            return [
+                StandbyClaim(int(m[1]), int(m[5]), m[2], m[3], values.expand(m[4]))
+                for m in found
+                if m is not None
+            ]
+        except ParseError as error:
+            raise SlurmError("other", argv, str(error)) from error
 
     def placements(self) -> dict[int, Placement]:
         """Return the places of all jobs that hold nodes now, by id: short, no free text."""

@@ -179,6 +179,17 @@ class Allotted:
     nodes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class StandbyClaim:
+    """A job of somebody's that holds a standby node for a training ``of`` theirs, or awaits one."""
+
+    id: int
+    of: int
+    state: str
+    user: str
+    nodes: tuple[str, ...]
+
+
 def job_from(record: Mapping[str, str]) -> Job:
     """Raises ParseError when a field that every release prints is missing."""
     user = re.fullmatch(r"([^()]*)\((\d+)\)", record.get("UserId", ""))

@@ -18,6 +18,7 @@ from pathlib import Path
 from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from srun_wrapper.agent.place import Place, job_of
+from srun_wrapper.command.steps import companion_name
 from srun_wrapper.decide.exclusions import (
     BadNode,
     Strength,
@@ -180,9 +181,15 @@ def let_go(slurm: Slurm, job: Job) -> None:
         slurm.cancel(job.id)
 
 
-def release_companion(place: Place, report: Callable[[str], None]) -> None:
-    """A standby allocation ends with the job that it was requested for."""
+def release_companion(place: Place, of: int, report: Callable[[str], None]) -> None:
+    """A standby allocation ends with the job ``of`` that it was requested for; and so does what
+    keeps its node, if it was a lease."""
+    slurm = Slurm(deadline_s=DEADLINE)
     try:
-        Slurm(deadline_s=DEADLINE).cancel(place.job_id)
+        with contextlib.suppress(SlurmError):
+            for job in slurm.allotted(companion_name(of)):
+                if place.node in job.nodes and job.state == "RUNNING" and job.id != place.job_id:
+                    slurm.cancel(job.id)
+        slurm.cancel(place.job_id)
     except SlurmError as err:
         report(f"cannot release the standby allocation {place.job_id}: {err}")

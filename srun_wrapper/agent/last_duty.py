@@ -9,7 +9,7 @@ from pathlib import Path
 
 from robust_slurm.state_dir.ledger import append_line
 from srun_wrapper.agent.connections.silence import SilenceVerdict
-from srun_wrapper.agent.place import Place
+from srun_wrapper.agent.place import Place, job_of
 from srun_wrapper.protocol.messages import Start
 from srun_wrapper.protocol.task_options import TaskOptions
 
@@ -34,7 +34,8 @@ def last_duty(
             place, key, start, job_dir, standby, options.size, report, options.slurm_wait
         )
     if place.companion:
-        batch_host_failover.release_companion(place, report)
+        of = job_of(place, start) if start is not None else place.job_id
+        batch_host_failover.release_companion(place, of, report)
 
 
 def _report(node: str, job_dir: Path | None, text: str) -> None:

@@ -98,18 +98,17 @@ class Agent:
             loop,
             lambda: list(self._shims.pids.values()),
             paths,
-            self._stalled,
+            lambda mounts, starting: self._event(Stalled(0, mounts, starting)),
             self._answer_inspection,
         )
         self._counters = Counters(
-            loop,
-            lambda grown: self._event(Counted(0, grown, self._counters.promised)),
+            loop, lambda grown: self._event(Counted(0, grown, self._counters.promised)),
             gpus=GpuReader(loop).read,
-        )
+        )  # fmt: skip
         self._answers = Answers(self._to_server)
         self._finished = False
         self.mute = MUTE  # s without a word of robust-srun while its host answers
-        self.lost_host = LOST_HOST  # s without an answer of robust-srun's host until it is lost
+        self.lost_host = LOST_HOST  # s without an answer of that host until it is lost
         self.alone: TaskOptions | None = None  # set: the shims end by themselves
         self._exits: dict[int, tuple[int, int]] = {}
         self._running: dict[int, int] = {}  # slot -> epoch of its rank
@@ -188,12 +187,13 @@ class Agent:
         self.broadcast(order)
 
     def signalled(self, signum: int) -> None:
-        if signum in (signal.SIGTERM, signal.SIGINT):
-            self._uplink.contact.ending = True
+        ends = signum in (signal.SIGTERM, signal.SIGINT)
+        self._uplink.contact.ending |= ends
         self._event(Signalled(0, signum))
-
-    def _stalled(self, mounts: tuple[str, ...], starting: bool) -> None:
-        self._event(Stalled(0, mounts, starting))
+        if ends and self._place.companion and self._start is None:
+            # It never had ranks: whoever wants the node does not wait for robust-srun's word.
+            order = Finish(((0, 0),) * self._place.local_tasks)
+            self._loop.later(TOLD, lambda: self._end_alone(order))
 
     def _answer_inspection(self) -> None:
         """Only now: that a file system does not answer must be known before ranks are judged."""

@@ -17,6 +17,7 @@ import msgspec
 from robust_slurm import commands
 from robust_slurm.config import Config
 from robust_slurm.slurm import Job
+from robust_slurm.slurm.ask import STANDBY
 from srun_wrapper.command.containers import Carried
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.layout import StepPlan
@@ -142,7 +143,7 @@ def with_export(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
 
 def companion_name(job_id: int) -> str:
     """The name of the job's standby allocations."""
-    return f"robust-standby-{job_id}"
+    return f"{STANDBY}{job_id}"
 
 
 def companion_argv(
@@ -157,17 +158,21 @@ def companion_argv(
     ]
     argv = ["srun", "--quiet", f"--partition={partition}", "--nodes=1", f"--ntasks={tasks}"]
     argv += [f"--ntasks-per-node={tasks}", "--exclusive", "--kill-on-bad-exit=0"]
-    argv += [f"--job-name={companion_name(job.id)}", f"--comment=robust: standby of job {job.id}"]
-    argv += [f"--time={minutes}", "--no-kill"]
-    argv += _per_node(launch, job)
-    for name, value in (("account", job.account), ("qos", job.qos)):
-        if value and value not in ("(null)", "N/A"):
-            argv.append(f"--{name}={value}")
+    argv += [f"--time={minutes}", "--no-kill", *of_job(job), *_per_node(launch, job)]
     if exclude:
         argv.append("--exclude=" + ",".join(exclude))
     argv += launch.companion_output
     for option in chosen:
         argv += option.words
+    return argv
+
+
+def of_job(job: Job) -> list[str]:
+    """Options that tell whose a standby allocation is."""
+    argv = [f"--job-name={companion_name(job.id)}", f"--comment=robust: standby of job {job.id}"]
+    for name, value in (("account", job.account), ("qos", job.qos)):
+        if value and value not in ("(null)", "N/A"):
+            argv.append(f"--{name}={value}")
     return argv
 
 

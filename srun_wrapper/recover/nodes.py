@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
+from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.decide.bounds import Copies
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.reporting.journal import Journal
@@ -17,8 +18,10 @@ from srun_wrapper.recover.means import AvailableMeans
 from srun_wrapper.recover.release import Release
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.slowness import Slowness
 from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.recover.standby.leases import Leases
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.prerequest import Prerequest
 from srun_wrapper.recover.standby.request import Requester
@@ -33,12 +36,15 @@ class NodeParts(NamedTuple):
     release: Release
     requests: StandbyRequests
     prerequest: Prerequest
+    leases: Leases
     replacement: Replacement
     last_rung: LastRung
     slowness: Slowness
+    resizing: Resizing
 
     async def close(self, hurried: Callable[[], bool]) -> None:
         """End all standby nodes, and what runs in the background; ``hurried``: see ``Flaps``."""
+        await self.leases.close()
         await self.requests.close()
         await self.reports.flaps.close(hurried)
         await self.release.close()
@@ -53,6 +59,7 @@ def node_parts(
     node_watch: NodeWatch,
     ended: Callable[[], bool],
     copies: Callable[[], Copies] = dict,
+    enrolments: Enrolments | None = None,
 ) -> NodeParts:
     """Build them; ``ended``: True if the job's srun has ended; ``copies``: see ``Means``."""
 
@@ -71,13 +78,21 @@ def node_parts(
     state.on_back = reports.came_back
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
+    known = enrolments or Enrolments()
+    resizing = Resizing(state, known, launch, journal, topology.mesh, requests.use)
+    means = AvailableMeans(state, launch, reports, copies, resizing)
+    allowed = lambda: means.now().companions > 0  # noqa: E731
     return NodeParts(
-        AvailableMeans(state, launch, reports, copies),
+        means,
         reports,
         Release(state, controller, reports, requests, journal),
         requests,
-        Prerequest(members, requests, node_watch, ending),
-        Replacement(members, standby, topology, reports, lambda: bool(state.failures) or over()),
+        Prerequest(members, requests, node_watch, ending, lambda: resizing.wanted),
+        Leases(state, requests, requester, reports.barred, journal, allowed),
+        Replacement(
+            members, standby, topology, reports, lambda: bool(state.failures) or over(), resizing
+        ),
         LastRung(state.job_id, config, launch, controller, reports, ledger.dir),
         Slowness(state, ledger, reports),
+        resizing,
     )

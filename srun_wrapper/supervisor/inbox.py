@@ -176,7 +176,7 @@ class Inbox:
         if isinstance(message, Started):
             rank = self._rank(node, message.epoch, message.local)
             if rank is not None:
-                state.world.note_started(rank, message.warm)
+                state.world.note_started(rank, message.warm, message.kept)
         elif isinstance(message, Exited):
             self._exited(node, message)
         elif isinstance(message, Stopped):
@@ -227,6 +227,11 @@ class Inbox:
             for other in state.live():
                 if other.companion and other is not node:
                     state.bus.send(other, Signal(signum))
+        if signum in ENDING and node.companion and node.role is Role.SPARE:
+            # Slurm takes a standby node without ranks back: no loss, and nobody waits for it.
+            state.members.move(node, Role.RELEASED)
+            state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
+            return
         if signum in ENDING:
             node.signalled = signum
             state.note_ending(lambda _node: True)

@@ -106,7 +106,9 @@ class Finishing:
             self._state.bus.send(node, finish_order(self._state.world, node))
 
     def _swapped(self) -> bool:
-        return any(n.gone or n.companion for n in self._state.nodes.values())
+        """Return whether the step lost a node, or ranks run outside it; a lease has none."""
+        own = [n for n in self._state.nodes.values() if not n.companion]
+        return any(n.gone for n in own) or any(n.companion for n in self._state.world.places)
 
 
 class FirstWorld:

@@ -190,7 +190,7 @@ def _same_objects(old: PoolRecord | None, wish: Wish) -> None:
     """The names of partitions are not changed under way: what was done is kept by them."""
     if old is None or not old.done:
         return
-    for key in ("partition", "source", "backfill"):
+    for key in ("partition", "source", "backfill", "lease"):
         was, wanted = getattr(old.wish, key), getattr(wish, key)
         if was and was != wanted:
             flag = {"source": "from"}.get(key, key)

@@ -24,6 +24,7 @@ from robust_slurm.config import ConfigError
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.objects import partition_name
 from robust_slurm.slurm.values import ParseError, expand
+from standby.leases import held
 from standby.pool import apply as applying
 from standby.pool import edge, settings
 from standby.pool import show as showing
@@ -117,6 +118,7 @@ def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
         "proof_hours": args.proof_hours,
         "burn_in_hours": args.burn_in_hours,
         "qos": args.qos,
+        "lease": args.lease,
     }
     given = {key: value for key, value in given.items() if value is not None}
     if before is None:
@@ -131,9 +133,13 @@ def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
             f"--size {found.size}: --nodes names only {len(found.nodes)}; name more nodes or a "
             "smaller size"
         )
-    names = [n for n in (found.partition, found.source, found.backfill) if n]
-    if len(set(names)) < len(names):
-        raise WishError(f"--partition, --from and --backfill must differ: {', '.join(names)}")
+    names = (found.partition, found.source, found.backfill, found.lease, held(found.lease))
+    named = [name for name in names if name]
+    if len(set(named)) < len(named):
+        raise WishError(
+            f"--partition, --from, --backfill and --lease (with its -held) must differ: "
+            f"{', '.join(named)}"
+        )
     if found.refill == "pool" and not (found.source and found.proof_hours):
         raise WishError(
             "--refill pool also needs --from, the partition of the repaired nodes, and "
@@ -208,6 +214,13 @@ def add_commands(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="P",
         help="low-priority partition over the same nodes; its jobs are preempted when a training "
         "needs a node",
+    )
+    one.add_argument(
+        "--lease",
+        type=_optional,
+        metavar="P",
+        help="partition over the same nodes in which idle ones wait warm for a job, until another "
+        "needs them; a second one, P-held, keeps those that got ranks",
     )
     one.add_argument(
         "--refill",

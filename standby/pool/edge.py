@@ -63,7 +63,7 @@ def check(wish: Wish, seen: PoolView, old: PoolRecord | None) -> None:
             f"{seen.config.get('AccountingStorageType', 'not set')}; apply without --qos"
         )
 
-    for key in ("partition", "backfill"):
+    for key in ("partition", "backfill", "lease"):
         name = getattr(wish, key)
         ours = old is not None and (name in old.done or name == getattr(old.wish, key))
         others = [node for node in seen.sight.nodes_of(name) if node not in wish.nodes]
@@ -106,7 +106,9 @@ def not_permanent(now: PoolRecord, config: Mapping[str, str]) -> list[str]:
 def trainings(slurm: Slurm, wish: Wish, sight: Sight) -> dict[int, int]:
     """Return for each job in the pool's partition the training that it was requested for."""
     found: dict[int, int] = {}
-    numbers = sorted({job for use in uses(wish, sight.jobs).values() for job in use.standby})
+    numbers = sorted(
+        {job for use in uses(wish, sight.jobs).values() for job in (*use.standby, *use.leased)}
+    )
     for number in numbers[:_MOST_LOOKUPS]:
         try:
             found[number] = companion_of(slurm.job(number).comment or "")

@@ -27,12 +27,13 @@ def has_accounting(config: Mapping[str, str]) -> bool:
 
 def preemption(wish: Wish, config: Mapping[str, str]) -> list[Want]:
     """Return the settings without which trainings would wait for low-priority jobs."""
-    if not wish.backfill:
+    lower = [name for name in (wish.backfill, wish.lease) if name]
+    if not lower:
         return []
     kind, mode = value_of(config, "PreemptType"), value_of(config, "PreemptMode")
     good: Level = "ok" if kind == PREEMPT_TYPE else "fix"
     why = (
-        f"preempts jobs of partition {wish.backfill} when a training needs their node. It "
+        f"preempts jobs of partition {' and '.join(lower)} when a training needs their node. It "
         "holds for all partitions that share nodes: write PreemptMode=OFF where jobs must not end"
     )
     if kind not in ("", "preempt/none", PREEMPT_TYPE):

@@ -14,6 +14,7 @@ import msgspec
 
 from health.gate.proof import Proof
 from robust_slurm.slurm import Node, Partition, Placement
+from standby.leases import held, held_nodes
 from standby.pool.stock import span
 
 Refill = Literal["train", "pool"]
@@ -26,9 +27,9 @@ class Wish(msgspec.Struct, frozen=True):
 
     ``nodes`` may join, in this order, until ``size`` of them are free; ``source`` is the partition
     that they are taken from and given back to; ``backfill`` one over the same nodes whose jobs
-    are preempted when a training needs a node. ``refill`` "pool": nodes of ``source`` that come
-    back repaired may join too. ``proof_hours``: the maximum age of a node's last passed check when
-    it joins; 0: any.
+    are preempted when a training needs a node; ``lease`` another, for leases. ``refill`` "pool":
+    nodes of ``source`` that come back repaired may join too. ``proof_hours``: the maximum age of a
+    node's last passed check when it joins; 0: any.
     ``burn_in_hours``: the same of its last passed burn-in.
     """
 
@@ -41,14 +42,16 @@ class Wish(msgspec.Struct, frozen=True):
     proof_hours: float = 24.0
     burn_in_hours: float = 0.0
     qos: str = ""
+    lease: str = ""
 
 
 class Use(NamedTuple):
-    """The jobs on a node: standby allocations, low-priority ones, any others."""
+    """The jobs on a node: standby allocations, low-priority ones, any others, leases."""
 
     standby: tuple[int, ...] = ()
     lent: tuple[int, ...] = ()
     other: tuple[int, ...] = ()
+    leased: tuple[int, ...] = ()
 
 
 class Sight(NamedTuple):
@@ -84,11 +87,17 @@ class Choice(NamedTuple):
 def uses(wish: Wish, jobs: Mapping[int, Placement]) -> dict[str, Use]:
     """The jobs on each node that has any."""
     found: dict[str, Use] = {}
+    kept = held_nodes(wish.lease, jobs.values()) if wish.lease else frozenset()
     for number, job in sorted(jobs.items()):
         for name in job.nodes:
             use = found.get(name, Use())
-            if job.partition == wish.partition:
+            lease = bool(wish.lease) and job.partition == wish.lease
+            if lease and name not in kept:
+                use = use._replace(leased=(*use.leased, number))
+            elif lease or job.partition == wish.partition:
                 use = use._replace(standby=(*use.standby, number))
+            elif name in kept and job.partition == held(wish.lease):
+                pass  # it only keeps the node for the lease
             elif wish.backfill and job.partition == wish.backfill:
                 use = use._replace(lent=(*use.lent, number))
             else:
@@ -212,7 +221,7 @@ def shared(
 ) -> dict[str, tuple[str, ...]]:
     """Other partitions whose jobs can take nodes of the pool, and which nodes."""
     pool = set(members)
-    ours = {wish.partition, wish.backfill}
+    ours = {wish.partition, wish.backfill, wish.lease, held(wish.lease)}
     found = {
         name: tuple(node for node in partition.nodes if node in pool)
         for name, partition in partitions.items()

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from robust_slurm.slurm import Partition
 from robust_slurm.slurm.values import fold
+from standby import leases
 from standby.pool.members import Choice, Wish
 
 STANDBY_TIER = 100  # PriorityTier; Slurm's default is 1
@@ -98,9 +99,11 @@ def targets(
         rest, gone = known((name for name in (*now, *back) if name not in held), nodes)
         found[wish.source] = PoolTarget(rest, made=False, gone=gone)
     settings: dict[str, str] = {}
+    leased = done.get(wish.lease, AppliedChanges()).created and wish.lease in partitions
+    leases_out = bool(wish.lease) and (preempts or leased)
     if wish.qos:
         settings["QoS"] = "" if wish.qos == NO_QOS else wish.qos
-    if lends:
+    if lends or leases_out:
         present = partitions.get(wish.partition)
         tier = _tier(present)
         settings["PriorityTier"] = str(tier if tier > BACKFILL_TIER else STANDBY_TIER)
@@ -111,6 +114,9 @@ def targets(
     if lends:
         settings = {"PriorityTier": str(BACKFILL_TIER), "PreemptMode": "REQUEUE"}
         found[wish.backfill] = PoolTarget(members, settings, up)
+    if leases_out:
+        for name, settings in leases.settings(wish.lease).items():
+            found[name] = PoolTarget(members, settings, up)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from health.admin.show_config import seconds, value_of
 from health.gate.proof import Proof
 from robust_slurm.slurm import Node
+from standby.leases import held
 from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import preemption, preempts
 from standby.pool.members import HOUR, Choice, Sight, Use, Wish, choose, shared, uses
@@ -48,7 +49,7 @@ def applied(record: PoolRecord, nodes: Container[str]) -> Choice:
 def stock_of(record: PoolRecord, sight: Sight) -> PoolStock:
     wish = record.wish
     times = {n: p.passed for n, p in sight.proofs.items() if p.passed}
-    pool = Pool(wish.partition, wish.backfill, wish.size, record.short_since, times)
+    pool = Pool(wish.partition, wish.backfill, wish.lease, wish.size, record.short_since, times)
     return stock(pool, sight.nodes, sight.jobs, sight.now)
 
 
@@ -95,6 +96,7 @@ def _use(node: Node | None, use: Use, owners: Mapping[int, int]) -> str:
         of = owners.get(job, 0)
         parts.append(f"job {job}" + (f", standby of job {of}" if of else ""))
     parts += [f"lent to job {job}" for job in use.lent]
+    parts += [f"leased by job {owners.get(job) or job}" for job in use.leased]
     parts += [f"job {job} of another partition" for job in use.other]
     if node is None or not node.usable:
         parts.append((node.reason if node else "") or "out of service")
@@ -117,21 +119,23 @@ def notes(
             f"partition {name} also has {these}: its jobs can occupy them{also}; remove them from "
             f"it with --from {name}"
         )
-    for name in {wish.partition, wish.backfill} & set(sight.partitions):
+    names = {wish.partition, wish.backfill, wish.lease, held(wish.lease)}
+    for name in sorted(names & set(sight.partitions)):
         if sight.partitions[name].state != "UP":
             yield f"partition {name} is {sight.partitions[name].state}"
     if any(want.level == "fix" for want in preemption(wish, config)):
         lines = " and ".join(w.line() for w in preemption(wish, config) if w.level == "fix")
-        if wish.backfill in sight.partitions:
-            yield (
-                f"jobs in partition {wish.backfill} are not preempted, so trainings wait for "
-                f"them: slurm.conf needs {lines}"
-            )
-        else:
-            yield (
-                f"partition {wish.backfill} is not created: write {lines} into slurm.conf, then "
-                "apply again"
-            )
+        for name in filter(None, (wish.backfill, wish.lease)):
+            if name in sight.partitions:
+                yield (
+                    f"jobs in partition {name} are not preempted, so trainings wait for them: "
+                    f"slurm.conf needs {lines}"
+                )
+            else:
+                yield (
+                    f"partition {name} is not created: write {lines} into slurm.conf, then apply "
+                    "again"
+                )
     every = seconds(value_of(config, "HealthCheckInterval"))
     if wish.proof_hours and (not value_of(config, "HealthCheckProgram") or not every):
         yield "no HealthCheckProgram runs, so idle nodes are not checked; see robust-admin doctor"

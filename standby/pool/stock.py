@@ -10,6 +10,7 @@ from typing import Any
 from robust_slurm.slurm import Node, Placement
 from robust_slurm.state_dir.files import read_capped
 from robust_slurm.state_dir.records import clean, decode, number, whole
+from standby.leases import held_nodes
 
 POOL_BYTES = 8 << 20
 _FILE = ("standby", "pool.json")
@@ -21,6 +22,7 @@ class Pool:
 
     partition: str
     backfill: str
+    lease: str
     wanted: int
     short_since: float
     checked: Mapping[str, float]  # node -> when it was last seen well, as of the last apply
@@ -28,7 +30,8 @@ class Pool:
 
 @dataclass(frozen=True)
 class PoolStock:
-    """The pool now. ``free`` can be had at once: idle, or ``lent`` to work that makes way."""
+    """The pool now. ``free`` can be had at once: idle, or ``lent`` to work that makes way, or
+    ``leased`` to a job that does."""
 
     partition: str
     wanted: int
@@ -39,6 +42,7 @@ class PoolStock:
     short: int
     short_s: float | None  # since an apply saw it; None: nothing is short, or none has seen it yet
     oldest_check_s: float | None  # of the nodes that can be had; None: not known
+    leased: int = 0
 
 
 def read_pool(state_dir: Path) -> tuple[Pool | None, str]:
@@ -66,6 +70,7 @@ def pool_from(data: object) -> Pool | None:
     return Pool(
         partition,
         clean(wish.get("backfill"), 64),
+        clean(wish.get("lease"), 64),
         wanted,
         number(data.get("short_since")) or 0.0,
         {name: when for name, when in times.items() if when is not None},
@@ -77,8 +82,10 @@ def stock(
 ) -> PoolStock:
     """Return the state of the pool: its members are the nodes of its partition. Pure."""
     used = {name for job in jobs.values() if job.partition == pool.partition for name in job.nodes}
+    used |= held_nodes(pool.lease, jobs.values()) if pool.lease else set()
+    leases = {n for j in jobs.values() if pool.lease == j.partition for n in j.nodes} - used
     low = {name for job in jobs.values() if job.partition == pool.backfill for name in job.nodes}
-    others = {name for job in jobs.values() for name in job.nodes} - used - low
+    others = {name for job in jobs.values() for name in job.nodes} - used - low - leases
     members = [node for node in nodes.values() if pool.partition in node.partitions]
     in_use = [node for node in members if node.name in used]
     rest = [node for node in members if node.name not in used]
@@ -95,13 +102,16 @@ def stock(
         short,
         max(0.0, now - pool.short_since) if short and pool.short_since else None,
         max(0.0, *ages) if ages else None,
+        sum(node.name in leases for node in free),
     )
 
 
 def told(stock: PoolStock) -> str:
     """Like "pool standby: 3 of 4 nodes free, 1 in use; short 1 for 12 min; oldest check 2 h"."""
-    lent = f" ({stock.lent} lent)" if stock.lent else ""
-    text = f"pool {stock.partition}: {stock.free} of {stock.wanted} nodes free{lent}"
+    away = [(stock.lent, "lent"), (stock.leased, "leased")]
+    those = ", ".join(f"{count} {what}" for count, what in away if count)
+    text = f"pool {stock.partition}: {stock.free} of {stock.wanted} nodes free"
+    text += f" ({those})" if those else ""
     for count, what in ((stock.in_use, "in use"), (stock.out, "out of service")):
         if count:
             text += f", {count} {what}"

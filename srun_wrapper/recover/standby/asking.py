@@ -17,7 +17,7 @@ from robust_slurm.slurm import Allotted, SlurmError
 from robust_slurm.slurm.run import without_slurm
 from srun_wrapper.command import steps
 from srun_wrapper.decide.exclusions import exclusions
-from srun_wrapper.job.model import Role
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
@@ -27,8 +27,10 @@ from srun_wrapper.recover.standby.request import (
     Outcome,
     Requester,
     StandbyRequest,
+    held_up,
     outcome,
     standby_minutes,
+    unmatched,
 )
 from srun_wrapper.recover.standby.unfit import UnfitNodes
 from srun_wrapper.requeue.slurm_wait import LONGEST, SlurmWait
@@ -37,7 +39,6 @@ from srun_wrapper.run_in_thread import run_in_thread
 AT_ONCE = 2  # s within which Slurm must give the node that suits best
 AGAIN = 5.0  # s until Slurm is asked again for what it did not give
 ASK = 3.0  # s for Slurm to say why it gives none, or which node it has given
-BUSY = {"None", "Resources", "Priority"}  # Slurm's reasons that only say that nothing is free
 END = 3.0  # s for what is ended to end, before and after it is told
 
 T = TypeVar("T")
@@ -75,6 +76,7 @@ class StandbyRequests:
         self._looking: asyncio.Task[None] | None = None
         self._leaving: list[StandbyRequest] = []  # their nodes were told to finish
         self._told: set[str] = set()  # slips of ours
+        self.on_used: Callable[[StandbyRequest], None] = lambda _request: None
 
     def get(self, number: int) -> StandbyRequest | None:
         """Return a request; None if it was dropped."""
@@ -91,9 +93,8 @@ class StandbyRequests:
 
         Called again and again; returns at once.
         """
-        if not self._config.standby_partition:
-            return
-        if self.asking is not None and not self.asking.done():
+        asking = self.asking is not None and not self.asking.done()
+        if asking or not self._config.standby_partition:
             return
         self._sweep()
         now = time.monotonic()
@@ -107,24 +108,26 @@ class StandbyRequests:
             self.send_away()
 
     def send_away(self) -> None:
-        """Withdraw the requests for standby nodes that are not needed."""
+        """Withdraw the requests for standby nodes that are not needed; leases stay."""
         for request in self._unused():
-            self._journal.event("companion_sent_away", number=request.number)
-            self.drop(request.number)
+            if not request.lease:
+                self._journal.event("companion_sent_away", number=request.number)
+                self.drop(request.number)
 
     def _unused(self) -> list[StandbyRequest]:
-        return [r for r in self._requests.values() if not r.used]
+        """Return the requests that may still serve; of leases, those whose node has reported."""
+        came = {n.companion for n in self._nodes.values() if n.connection and not n.gone}
+        requests = [r for r in self._requests.values() if not r.used]
+        return [r for r in requests if not r.lease or r.number in came]
 
     def _sweep(self) -> None:
         """Forget those that went before they were needed."""
         lost = {n.companion for n in self._nodes.values() if n.gone}
-        for request in self._unused():
+        for request in [r for r in self._requests.values() if not r.used]:
             if request.number in lost or (request.ended and request.outcome != "waiting"):
                 if request.outcome == "unfit":
                     self.unfit.note_ended(request)
                 self.drop(request.number)
-
-    # -- asking
 
     async def ask_for(
         self, wanted: list[Wanted], suspects: list[str], over: Callable[[], bool] | None = None
@@ -146,17 +149,11 @@ class StandbyRequests:
         self, wanted: list[Wanted], suspects: list[str], over: Callable[[], bool] | None
     ) -> str:
         self._sweep()
-        spare = sorted(r.tasks for r in self._unused())
-        missing = []
-        for tasks, name in sorted(wanted, reverse=True):
-            fitting = next((have for have in spare if have >= tasks), None)
-            if fitting is None:
-                missing.append((tasks, name))
-            else:
-                spare.remove(fitting)
+        missing = unmatched(wanted, [r.tasks for r in self._unused()])
         if not missing:
             return ""
-        without = list(dict.fromkeys([*self._barred.bad, *suspects, *self.unfit.names()]))
+        leased = [node.name for _, node in self.leases() if node is not None]
+        without = [*self._barred.bad, *suspects, *self.unfit.names(), *leased]
         partition, slurm = self._config.standby_partition, self._door
         try:
             job, partitions, nodes = await asyncio.gather(
@@ -216,6 +213,7 @@ class StandbyRequests:
         self, request: StandbyRequest, process: asyncio.subprocess.Process
     ) -> None:
         await process.wait()
+        request.let_go()
         joined = any(n.companion == request.number for n in self._nodes.values())
         if not joined and request.number in self._requests:
             found = await self._judge(request)
@@ -271,31 +269,37 @@ class StandbyRequests:
 
     async def held_up(self, over: Callable[[], bool]) -> str:
         """Return why Slurm grants no node (waiting on a limit is in vain); "" if Slurm was away."""
-        before = self._outage.count
-        name = steps.companion_name(self._state.job_id)
-        try:
-            reasons = await self._slurm.call(
-                "get a standby node", lambda: self._door.waiting_reasons(name), over
-            )
-        except SlurmError:
-            return "Slurm gives no reason"
-        if self._outage.count != before:
-            return ""
-        told = ", ".join(sorted(reasons - BUSY))
-        return f"Slurm's reason: {told}" if told else "none became free"
-
-    # -- use
+        return await held_up(
+            self._slurm, self._door, steps.companion_name(self._state.job_id), over
+        )
 
     def assign(self, tasks: Mapping[int, int]) -> dict[int, int]:
         """Number → place; the largest places first, each gets the smallest that is enough."""
         chosen = {}
         for place in sorted(tasks, key=lambda place: -tasks[place]):
             fitting = [r for r in self._unused() if r.tasks >= tasks[place]]
-            best = min(fitting, key=lambda r: (r.tasks, r.number), default=None)
+            best = min(fitting, key=lambda r: (r.tasks, not r.lease, r.number), default=None)
             if best is not None:
                 best.used = True
                 chosen[best.number] = place
+                self.on_used(best)
         return chosen
+
+    def use(self, number: int) -> None:
+        """Note that the node of a request has a place."""
+        if (request := self._requests.get(number)) is not None and not request.used:
+            request.used = True
+            self.on_used(request)
+
+    async def lease(self, tasks: int, argv: list[str]) -> None:
+        """Ask for a node ahead of need. Raises OSError."""
+        await self._start(StandbyRequest(next(self._numbers), tasks, argv, [], lease=True))
+
+    def leases(self) -> list[tuple[StandbyRequest, Node | None]]:
+        """Return the leases that are left, those with ranks too, each with its node if it came."""
+        self._sweep()
+        nodes = {n.companion: n for n in self._nodes.values() if not n.gone}
+        return [(r, nodes.get(number)) for number, r in self._requests.items() if r.lease]
 
     # -- leaving
 
@@ -335,6 +339,7 @@ class StandbyRequests:
         joined = {n.companion for n in self._nodes.values()}
         self.send_away()
         for request in requests:
+            request.let_go()
             if request.number not in joined:  # the end of the job does not wait for it
                 request.terminate()
         if processes:

@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from robust_slurm.slurm import Allotted, Job, Partition, Slurm
+from robust_slurm.slurm import Allotted, Job, Partition, Slurm, SlurmError
 from srun_wrapper.command import steps
 from srun_wrapper.decide.exclusions import BadNode
+from srun_wrapper.requeue.slurm_wait import SlurmWait
 
 MAX_STANDBY_NODES = 64
 NO_ANSWER = 4.0  # s; an srun that was refused ends sooner, one without slurmctld later
 NOT_LAUNCHED = "JobLaunchFailure"
 """Slurm's reason when nobody took the allocation; now and then also for a task that was killed."""
+BUSY = {"None", "Resources", "Priority"}  # Slurm's reasons that only say that nothing is free
 A_TASKS = 126  # srun's own exit codes are below; from here on it passes on how a task ended
 
 Outcome = Literal["waiting", "unfit", "again", "refused"]
@@ -56,6 +58,10 @@ class StandbyRequest:
     outages: int = 0  # absences of Slurm until then
     process: asyncio.subprocess.Process | None = None
     used: bool = False
+    lease: bool = False
+    """Made ahead of need; Slurm may take the node back until it is used."""
+    hold: asyncio.subprocess.Process | None = None
+    """The srun that keeps the node of a lease that is used."""
     outcome: Outcome = "waiting"
     job: int = 0  # the standby allocation
     node: str = ""  # the node that Slurm allotted
@@ -84,9 +90,29 @@ class StandbyRequest:
         return job
 
     def terminate(self) -> None:
-        if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
+        _terminate(self.process)
+
+    def let_go(self) -> None:
+        """Its srun has ended: the node need not be kept."""
+        _terminate(self.hold)
+
+
+def _terminate(process: asyncio.subprocess.Process | None) -> None:
+    if process is not None and process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+
+
+def unmatched(wanted: Sequence[tuple[int, str]], have: Sequence[int]) -> list[tuple[int, str]]:
+    """Return those of (ranks, name) for which no request is left; ``have``: ranks of each."""
+    spare, missing = sorted(have), []
+    for tasks, name in sorted(wanted, reverse=True):
+        fitting = next((one for one in spare if one >= tasks), None)
+        if fitting is None:
+            missing.append((tasks, name))
+        else:
+            spare.remove(fitting)
+    return missing
 
 
 def outcome(job: Allotted | None, code: int, lasted: float, away: bool) -> Outcome:
@@ -102,7 +128,7 @@ def outcome(job: Allotted | None, code: int, lasted: float, away: bool) -> Outco
         return "again" if lasted >= NO_ANSWER else "refused"
     if not job.nodes:
         return "refused"
-    if job.state == "CANCELLED" or (job.reason == NOT_LAUNCHED and code < A_TASKS):
+    if job.state in ("CANCELLED", "PREEMPTED") or (job.reason == NOT_LAUNCHED and code < A_TASKS):
         return "again"
     return "unfit"
 
@@ -112,3 +138,16 @@ def standby_minutes(job: Job, partition: Partition, now: float) -> int:
     left = job.end_time - now if job.end_time else 365 * 86400.0
     most = partition.max_time_s if partition.max_time_s else left
     return max(1, math.ceil(min(left, most) / 60))
+
+
+async def held_up(wait: SlurmWait, slurm: Slurm, name: str, over: Callable[[], bool]) -> str:
+    """Return why Slurm grants our jobs of that name no node; "" if Slurm was away."""
+    before = wait.outage.count
+    try:
+        reasons = await wait.call("get a standby node", lambda: slurm.waiting_reasons(name), over)
+    except SlurmError:
+        return "Slurm gives no reason"
+    if wait.outage.count != before:
+        return ""
+    told = ", ".join(sorted(reasons - BUSY))
+    return f"Slurm's reason: {told}" if told else "none became free"

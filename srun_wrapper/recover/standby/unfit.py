@@ -29,7 +29,8 @@ class UnfitNodes:
         code = request.process.returncode if request.process is not None else None
         what = f"srun ended before robust-task reported (exit code {code})"
         self.note(request.node, request.job, what)
-        self.report(request.node)
+        if not request.lease:  # it may have ended because Slurm took it back
+            self.report(request.node)
 
     def note_silent(self, request: StandbyRequest, now: float) -> None:
         seconds = now - (request.runs_since or now)

@@ -11,10 +11,18 @@ import agent_node
 import pytest
 from agent_node import FakeSupervisor, Shim, crash, start, wait
 
+from srun_wrapper.agent import node_agent
 from srun_wrapper.agent.batch_host_failover import ask_peer
 from srun_wrapper.agent.connections import silence, uplink
 from srun_wrapper.agent.connections.silence import SilenceVerdict
-from srun_wrapper.protocol.messages import Event, Hello, Peer, Report, Started
+from srun_wrapper.protocol.messages import (
+    Event,
+    Finish,
+    Hello,
+    Peer,
+    Report,
+    Started,
+)
 
 supervisor, shim = agent_node.supervisor, agent_node.shim
 
@@ -204,3 +212,29 @@ def test_peers_get_an_answer(
     assert ask_peer(peer, b"another step's key", 12) is None
     assert ask_peer(peer, supervisor.key, 13) is None
     shim.close()
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_a_standby_node_without_ranks_ends_by_itself_when_slurm_takes_it_back(
+    supervisor: FakeSupervisor, tmp_path: Path, ran: bool
+) -> None:
+    """It does not wait for a word of robust-srun, and gets none here."""
+    supervisor.state.awaited.add(3)
+    shim = Shim(supervisor, tmp_path, companion=3, job_id=99)
+    told_to_end = lambda: any(isinstance(order, Finish) for order in shim.orders)  # noqa: E731
+    try:
+        wait(lambda: bool(supervisor.of(Hello)))
+        if ran:
+            supervisor.activate()
+            supervisor.order(start(1))
+            wait(supervisor.state.world.all_started)
+        assert not told_to_end()
+        supervisor.mute = True
+        shim.call(lambda: shim.agent.signalled(int(signal.SIGTERM)))
+        if ran:
+            time.sleep(2 * node_agent.TOLD)
+        else:
+            wait(told_to_end)
+        assert told_to_end() is not ran
+    finally:
+        shim.close()

@@ -191,6 +191,16 @@ def test_a_released_nodes_signal_is_not_the_jobs() -> None:
     assert job.state.signalled == 0
 
 
+def test_a_standby_node_without_ranks_that_slurm_takes_back_is_no_loss() -> None:
+    job = Job()
+    job.state.awaited.add(7)
+    line = job.join(9, companion=7)
+    (node,) = [n for n in job.state.nodes.values() if n.companion]
+    job.inbox.message(as_connection(line), Signalled(1, 15))
+    assert node.role is Role.RELEASED and any(isinstance(m, Finish) for m in line.sent)
+    assert (node.signalled, job.state.signalled, job.state.failures) == (0, 0, [])
+
+
 def test_progress_by_number() -> None:
     job = Job()
     job.say(0, Report(1, (beat(0, 100, 1), beat(1, 100, 1))))

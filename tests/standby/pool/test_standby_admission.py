@@ -10,6 +10,7 @@ from standby_site import HOUR, LOW, NOW, OLD, WELL, WISH, event, sight
 
 from health.gate.proof import EVERY_S, Proof, due, proof_of
 from health.node.system import Event
+from robust_slurm.slurm.model import node_from
 from standby.pool.members import (
     Admission,
     Choice,
@@ -22,6 +23,7 @@ from standby.pool.members import (
     uses,
     why_not,
 )
+from standby.pool.stock import Pool, stock, told
 
 
 @pytest.mark.parametrize(
@@ -201,3 +203,15 @@ def test_uses() -> None:
     jobs[5] = FakeJob("standby", "s2", "COMPLETED")
     wish = Wish("standby", ("s1",), 1, backfill="low")
     assert uses(wish, sight(jobs=jobs).jobs) == {"s1": Use((1,), (2,), (3,))}
+
+
+def test_a_lease_with_ranks_is_in_use_and_any_other_is_free() -> None:
+    jobs = {1: FakeJob("lease", "s1"), 2: FakeJob("lease", "s2"), 3: FakeJob("lease-held", "s2")}
+    seen = sight(jobs=jobs)
+    wish = Wish("standby", ("s1", "s2"), 2, lease="lease")
+    assert uses(wish, seen.jobs) == {"s1": Use(leased=(1,)), "s2": Use((2,))}
+    nodes = {n: node_from({"NodeName": n, "State": "ALLOCATED", "Partitions": "standby"})
+             for n in ("s1", "s2")}  # fmt: skip
+    found = stock(Pool("standby", "", "lease", 2, 0.0, {}), nodes, seen.jobs, 0.0)
+    assert (found.free, found.leased, found.in_use, found.short) == (1, 1, 1, 1)
+    assert told(found).startswith("pool standby: 1 of 2 nodes free (1 leased), 1 in use")

@@ -48,6 +48,13 @@ UP = "State=UP MaxTime=INFINITE"
          ["update PartitionName=standby PriorityTier=100",
           "create PartitionName=low Nodes=s[1-2] PriorityTier=1 PreemptMode=REQUEUE " + UP]),
         (Wish("standby", WISH.nodes, 2, backfill="low"), BOTH, {"standby": "s[1-2]"}, False, []),
+        (Wish("standby", WISH.nodes, 2, lease="warm"), BOTH, {"standby": "s[1-2]"}, True,
+         ["update PartitionName=standby PriorityTier=100",
+          "create PartitionName=warm Nodes=s[1-2] PriorityTier=0 PreemptMode=CANCEL "
+          "OverSubscribe=FORCE:1 " + UP,
+          "create PartitionName=warm-held Nodes=s[1-2] PriorityTier=1 PreemptMode=OFF "
+          "OverSubscribe=FORCE:1 " + UP]),
+        (Wish("standby", WISH.nodes, 2, lease="warm"), BOTH, {"standby": "s[1-2]"}, False, []),
     ],
 )  # fmt: skip
 def test_orders(

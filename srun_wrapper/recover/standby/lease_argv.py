@@ -1,0 +1,51 @@
+"""srun's words for a lease, and for the job that keeps the node of a lease with ranks (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from robust_slurm.slurm import Job
+from srun_wrapper.command import steps
+
+ROOM = 64  # MB of a node that a lease leaves to the job that keeps the node
+
+
+class LeaseSize(NamedTuple):
+    """The part of a node that a lease has: all its processors, and ``memory`` MB (0: not known)."""
+
+    cpus: int
+    memory: int
+
+
+def lease_argv(
+    launch: steps.Launch,
+    job: Job,
+    partition: str,
+    tasks: int,
+    exclude: Sequence[str],
+    minutes: int,
+    size: LeaseSize,
+) -> list[str]:
+    """Return srun's argv for a lease: as for a standby node, but another job may be beside it."""
+    memory = [f"--mem={size.memory - ROOM}M"] if size.memory > ROOM else []
+    words = {"--exclusive": [f"--mincpus={size.cpus}"], "--mem=0": memory}
+    argv = steps.companion_argv(launch, job, partition, tasks, exclude, minutes)
+    return [word for each in argv for word in words.get(each, [each])]
+
+
+def hold_argv(job: Job, partition: str, node: str, minutes: int, cpus: int) -> list[str]:
+    """Return srun's argv for a job that does nothing on a node of a lease, and is not preempted.
+
+    All processors: then there is no part of the node for which it would pay to end the lease.
+    """
+    argv = ["srun", "--quiet", f"--partition={partition}", f"--nodelist={node}", "--nodes=1"]
+    argv += [
+        "--ntasks=1",
+        f"--mincpus={cpus}",
+        f"--mem={ROOM}M",
+        f"--time={minutes}",
+        "--no-kill",
+        "--input=none",
+    ]
+    return [*argv, *steps.of_job(job), "sleep", "infinity"]

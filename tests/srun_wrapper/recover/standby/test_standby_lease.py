@@ -1,0 +1,161 @@
+"""A job's lease: asked for, kept, used before anything else, and given back."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import standby_requests
+from made_job import made_launch
+from standby_requests import StandbyJob, asked, play
+
+from robust_slurm.slurm import Placement, StandbyClaim
+from robust_slurm.slurm.model import node_from, partition_from
+from srun_wrapper.command import steps
+from srun_wrapper.job.model import Role
+from srun_wrapper.recover.standby import leases as standby_leases
+from srun_wrapper.recover.standby.leases import Leases
+from srun_wrapper.recover.standby.request import Barred, Requester, StandbyRequest, outcome
+from standby import leases
+
+standby_job = standby_requests.standby_job
+ON = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+
+
+class LeaseJob:
+    """A job of four nodes, and a Slurm with two nodes for leases."""
+
+    def __init__(self, job: StandbyJob, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.job, self.claims = job, list[StandbyClaim]()
+        self.jobs = {9: Placement("RUNNING", "train", "bob", tuple(f"n{i}" for i in range(8)))}
+        words = {"standby": {"PriorityTier": "100"}, **leases.settings("lease")}
+        self.partitions = {
+            name: partition_from({"PartitionName": name, "State": "UP", "Nodes": "s[1-2]", **w})
+            for name, w in words.items()
+        }
+        given = {"State": "IDLE", "CPUTot": "8", "RealMemory": "1000"}
+        self.nodes = {n: node_from({"NodeName": n, **given}) for n in ("s1", "s2")}
+        of = SimpleNamespace(id=7, end_time=None, nodes=("a", "b", "c", "d"), account="", qos="")
+        job.slurm.job = lambda _id: of
+        job.slurm.partitions = lambda: self.partitions
+        job.slurm.config = lambda: ON
+        job.slurm.nodes = lambda: self.nodes
+        job.slurm.placements = lambda: self.jobs
+        job.slurm.standby_claims = lambda _partition: self.claims
+        job.state.progress.beats = 5
+        job.state.world.ranks[:] = [(0, 1)]
+        slurm: Any = job.slurm
+        requester = Requester(made_launch(), steps.Secrets(b"", 1), slurm, lambda _l, _i: {})
+        self.leases = Leases(
+            job.state, job.requests, requester, Barred(["n5"]), job.journal, lambda: True
+        )
+        monkeypatch.setattr(standby_leases, "EVERY", 0.0)
+
+    async def look(self) -> None:
+        self.leases.look(1e9)
+        assert self.leases._looking is not None
+        await self.leases._looking
+
+
+@pytest.fixture
+def lease_job(standby_job: StandbyJob, monkeypatch: pytest.MonkeyPatch) -> LeaseJob:
+    return LeaseJob(standby_job, monkeypatch)
+
+
+def test_a_lease_is_used_before_anything_is_asked_for(lease_job: LeaseJob) -> None:
+    job = lease_job.job
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        assert "--exclude=n5" in job.asked[0]
+        await lease_job.look()  # it waits in the queue: one is enough
+        job.requests.prerequest([], [])  # nobody is in doubt: it stays
+        assert len(job.asked) == 1
+        job.requests.prerequest([(2, "n2")], ["n2"])  # one in the queue replaces nobody
+        await asked(job, 2)
+        job.comes(1)
+        came = await job.standby.take({1: (2, "n2")})
+        assert [node.name for node in came.values()] == ["s1"]
+        await asked(job, 3)  # the job that keeps its node
+        assert {"--partition=lease-held", "--nodelist=s1"} <= set(job.asked[2])
+
+    play(job, scene)
+
+
+def test_own_requests_do_not_take_the_lease_away(lease_job: LeaseJob) -> None:
+    job = lease_job.job
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        job.comes(1)
+        job.requests.prerequest([(2, "n2"), (2, "n3")], [])
+        await asked(job, 2)
+        assert "--exclude=s1" in job.asked[1]
+
+    play(job, scene)
+
+
+def test_a_larger_job_gets_the_node(lease_job: LeaseJob) -> None:
+    job = lease_job.job
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        job.comes(1)
+        busy = node_from({"NodeName": "s2", "State": "ALLOCATED"})
+        used = node_from({"NodeName": "s1", "State": "ALLOCATED"})
+        lease_job.nodes = {"s1": used, "s2": busy}
+        own = StandbyClaim(70, 7, "RUNNING", "ann", ("s1",))
+        lease_job.claims = [own]
+        await lease_job.look()
+        assert "lease_given_back" not in job.events
+        lease_job.claims = [own, StandbyClaim(90, 9, "PENDING", "bob", ())]
+        await lease_job.look()
+        assert "lease_given_back" in job.events
+        assert not job.requests.leases()
+        await lease_job.look()
+        assert len(job.asked) == 1  # and does not get in its way
+
+    play(job, scene)
+
+
+def test_without_the_partition_it_is_said_what_it_would_buy(
+    lease_job: LeaseJob, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = lease_job.job
+    del lease_job.partitions["lease"]
+
+    async def scene() -> None:
+        await lease_job.look()
+        for _ in range(2):
+            job.requests.assign({})
+            job.requests.prerequest([(2, "n2")], [])
+            await asked(job, 1)
+            job.requests.assign({1: 2})
+        await asyncio.sleep(0)
+
+    play(job, scene)
+    told = capfd.readouterr().err
+    assert told.count("the standby node starts cold") == 1, told
+
+
+def test_a_lease_that_slurm_takes_back_is_no_fault(lease_job: LeaseJob) -> None:
+    job = lease_job.job
+    taken: Any = SimpleNamespace(nodes=("s1",), state="PREEMPTED", reason="None")
+    assert outcome(taken, 143, 5.0, away=False) == "again"
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        job.comes(1)
+        ((request, node),) = job.requests.leases()
+        assert isinstance(request, StandbyRequest) and node is not None
+        job.state.members.move(node, Role.RELEASED)
+        assert not job.requests.leases() and not job.requests.unfit.names()
+        assert job.requests.unfit.to_report(True) == {}
+
+    play(job, scene)
