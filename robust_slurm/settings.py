@@ -24,16 +24,8 @@ def _setting(
     off: str = "",
 ) -> Any:
     """``off``: what ``--robust-no-…`` does, for a switch that is on by default."""
-    return field(
-        default=default,
-        metadata={
-            "help": help_,
-            "unit": unit,
-            "choices": choices,
-            "minimum": minimum,
-            "off": off,
-        },
-    )
+    known = {"help": help_, "unit": unit, "choices": choices, "minimum": minimum, "off": off}
+    return field(default=default, metadata=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +197,12 @@ class Config:
         600.0,
         "how long to wait for a stalled shared file system, or for silent nodes whose kernels "
         "answer, before the nodes are replaced",
+        unit="s",
+    )
+    unreachable_limit: float = _setting(
+        0.35,
+        "how long a report may be overdue until its node is lost, if neither robust-srun nor three "
+        "other nodes get an answer from its kernel; 0: never so, only after 0.75 s of silence more",
         unit="s",
     )
     mute_limit: float = _setting(

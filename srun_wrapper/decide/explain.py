@@ -31,6 +31,7 @@ LIMITS = (
     "start_limit",
     "outage_wait",
     "stall_limit",
+    "unreachable_limit",
     "mute_limit",
     "launch_limit",
     "signatures_file",
