@@ -1,8 +1,8 @@
 """An unreachable node, judged by what several others see: who is asked, and what follows (pure).
 
-Silence alone has a long limit (``node_watch``). A node is lost sooner only where nothing contradicts it: neither
+Silence alone has a long limit (``node_watch``). A node is lost sooner only where all agree: neither
 robust-srun nor other nodes that could reach it before get an answer from its kernel, while they
-and all its neighbours give signs of life.
+and its neighbours give signs of life.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def judge(seen: Suspicion, now: float) -> Verdict:
 
 
 class Patience:
-    """The limit of ``judge``: what silences of this job have ended by themselves makes it longer."""
+    """Sets the limit: longer, where silences of this job have ended by themselves."""
 
     def __init__(self, limit: float) -> None:
         """``limit``: the setting; 0: off."""

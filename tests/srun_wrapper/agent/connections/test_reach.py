@@ -1,0 +1,68 @@
+"""An agent tries for robust-srun whether it reaches another node."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from srun_wrapper.agent.connections.reach import EVERY, OPEN, Reaching
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.protocol.base import Message
+from srun_wrapper.protocol.messages import Ack
+from srun_wrapper.protocol.peer_messages import Reach, Reached
+
+HOST = "127.0.0.1"
+
+
+def answer(port: int, seconds: float, host: str = HOST) -> tuple[Reached, float]:
+    """Return what the agent says, and after how long."""
+    loop, said = Loop(), list[Message]()
+    reaching = Reaching(loop, said.append)
+    fds = len(os.listdir("/proc/self/fd"))
+    began = time.monotonic()
+    assert reaching.takes(Reach(7, host, port, seconds))
+    while not said and time.monotonic() < began + 10:
+        loop.turn(1.0)
+    took = time.monotonic() - began
+    loop.turn(2 * EVERY)  # an attempt that was still to come
+    assert len(os.listdir("/proc/self/fd")) == fds and len(said) == 1
+    assert isinstance(said[0], Reached)
+    return said[0], took
+
+
+def test_a_node_that_answers() -> None:
+    with socket.create_server((HOST, 0)) as sock:
+        said, took = answer(sock.getsockname()[1], 5.0)
+    assert (said.token, said.answer, said.tried) == (7, "accepted", 1) and took < 4.0
+
+
+def test_a_node_whose_robust_task_is_gone() -> None:
+    with socket.create_server((HOST, 0)) as sock:
+        port = sock.getsockname()[1]
+    assert answer(port, 5.0)[0].answer == "refused"
+
+
+@pytest.mark.parametrize("seconds", [0.2, EVERY * OPEN * 1.5])
+def test_a_node_that_nobody_reaches(seconds: float) -> None:
+    """A full queue: its kernel drops who wants to connect, as a host that is gone does."""
+    with ExitStack() as stack:
+        sock = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(sock.getsockname())
+        said, took = answer(sock.getsockname()[1], seconds)
+    assert said.answer == "unreachable" and said.tried > 3 and took >= seconds
+
+
+def test_no_way_there() -> None:
+    """The kernel's own word: it is no answer of the node."""
+    assert answer(1, 0.1, host="255.255.255.255")[0].answer == "unreachable"
+
+
+def test_other_orders_are_not_for_it() -> None:
+    assert not Reaching(Loop(), lambda _: None).takes(Ack(1, 0.25))

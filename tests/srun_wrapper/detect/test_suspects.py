@@ -1,0 +1,185 @@
+"""A node whose report is late: who is asked about it, and what follows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+from made_job import Job
+
+from srun_wrapper.detect import suspects
+from srun_wrapper.detect.node_watch import NodeWatch
+from srun_wrapper.detect.unreachable import TRIED
+from srun_wrapper.job.model import Node, Role
+from srun_wrapper.protocol.base import Message
+from srun_wrapper.protocol.messages import Hello
+from srun_wrapper.protocol.peer_messages import Reach, Reached
+
+LIMIT = 0.2
+
+
+class Cluster:
+    """A job of ``size`` nodes; ``silent`` say nothing, and ``answer`` to nobody's attempt.
+
+    ``blind``: nodes that robust-srun alone does not reach. ``dull``: witnesses that do not run.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int = 5, **config: float) -> None:
+        self.job = Job(size, 0, unreachable_limit=config.get("limit", LIMIT))
+        self.state = self.job.state
+        self.silent: set[int] = set()
+        self.dead: set[int] = set()
+        self.blind: set[int] = set()
+        self.dull: set[int] = set()
+        self.vouched = False
+        """Whether other nodes reach n2, in the end."""
+        self.news: list[str] = []
+        self.state.on_news = self.news.append
+        monkeypatch.setattr(suspects, "HELD_UP", 2.0)
+        self.watch = NodeWatch(self.state)
+        self.suspects = self.watch.suspects
+        monkeypatch.setattr(suspects, "probe", self.probe)
+        for index in range(size):
+            node = self.job.node(index)
+            node.address, node.second_way = f"10.0.0.{index}", True
+            node.hello = Hello(**{**_fields(node.hello), "vouches": True})
+            self.job.lines[index].send = self.obeys(index)  # type: ignore[method-assign]
+
+    async def probe(self, host: str, _port: int, timeout: float, _again: object = ()) -> str:
+        index = int(host.rpartition(".")[2])
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            if index not in self.dead | self.blind:
+                return "accepted"
+            await asyncio.sleep(0.01)
+        return "unreachable"
+
+    def obeys(self, index: int) -> Callable[[Message], None]:
+        def send(message: Message) -> None:
+            if isinstance(message, Reach):
+                self.tasks.append(asyncio.create_task(self.reach(index, message)))
+
+        return send
+
+    async def reach(self, index: int, order: Reach) -> None:
+        target, end = int(order.host.rpartition(".")[2]), time.monotonic() + order.seconds
+        while time.monotonic() < end and target in self.dead:
+            await asyncio.sleep(0.01)
+        answer = "unreachable" if target in self.dead else "accepted"
+        if index not in self.silent | self.dull:
+            reply = Reached(order.token, answer, TRIED)
+            self.job.inbox.message(self.state.nodes[self.node(index).key].connection, reply)  # type: ignore[arg-type]
+
+    def node(self, index: int) -> Node:
+        return self.job.node(index)
+
+    def run(self, seconds: float, faults: Callable[[], None], *, until: float = 0.0) -> None:
+        """Let it run, then inject faults; what was injected ends ``until`` s later (0: never)."""
+
+        async def reports() -> None:
+            while True:
+                for index, node in enumerate(self.state.live()):
+                    if index not in self.silent | self.dead:
+                        node.heard(time.monotonic())
+                await asyncio.sleep(0.02)
+
+        async def drive() -> None:
+            self.tasks: list[asyncio.Task[None]] = []
+            beside = [
+                asyncio.create_task(reports()),
+                asyncio.create_task(self.suspects.run(self.news.append)),
+            ]
+            ready = self.suspects.witnesses
+            for node in self.state.live():
+                node.heard(time.monotonic())
+            while not all(
+                ready.of(n) for n in self.state.live() if n.name != self.state.own_node
+            ) and len(self.state.live()) > 2:
+                await asyncio.sleep(0.01)
+            faults()
+            if until:
+                await asyncio.sleep(until)
+                self.silent.clear()
+                self.dead.clear()
+                self.blind.clear()
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not self.state.failures:
+                await asyncio.sleep(0.01)
+            self.vouched = self.suspects.vouched(self.node(2), end)
+            for task in (*beside, *self.tasks):
+                task.cancel()
+
+        asyncio.run(asyncio.wait_for(drive(), 20))
+
+
+def _fields(hello: Hello) -> dict[str, object]:
+    return {name: getattr(hello, name) for name in hello.__struct_fields__}
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+def lost(cluster: Cluster) -> list[str]:
+    return [n.name for n in cluster.state.nodes.values() if n.role is Role.DEAD]
+
+
+def test_a_node_that_nobody_reaches_is_lost_soon(cluster: Cluster) -> None:
+    began = time.monotonic()
+    cluster.run(5.0, lambda: cluster.dead.add(2))
+    assert lost(cluster) == ["n2"] and time.monotonic() - began < 3.0
+    (failure,) = cluster.state.failures
+    assert "neither robust-srun nor n" in failure.tail and "10.0.0.2:7000" in failure.tail
+    assert cluster.node(2).silence and cluster.node(2).silence.kind == "unreachable"
+
+
+@pytest.mark.parametrize(
+    ("case", "fault"),
+    [
+        ("its processes are stopped", lambda c: c.silent.add(2)),
+        ("only robust-srun does not reach it", lambda c: (c.silent.add(2), c.blind.add(2))),
+        ("two at once", lambda c: c.dead.update({2, 3})),
+        ("the witnesses do not run", lambda c: (c.dead.add(2), c.dull.update({1, 3, 4}))),
+        ("robust-srun's own node", lambda c: c.dead.add(0)),
+    ],
+)
+def test_what_is_left_to_silence(
+    cluster: Cluster, case: str, fault: Callable[[Cluster], object]
+) -> None:
+    cluster.run(1.0, lambda: fault(cluster) and None)
+    assert not lost(cluster), case
+    assert cluster.vouched is bool(cluster.blind)
+
+
+def test_a_job_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, size=2)
+    cluster.run(1.0, lambda: cluster.dead.add(1))
+    assert not lost(cluster)
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, limit=0.0)
+    cluster.suspects.look(time.monotonic())  # would need a running loop to ask anybody
+    assert not cluster.suspects._cases
+
+
+def test_an_outage_that_ends_makes_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, limit=1.0)
+    cluster.run(0.3, lambda: cluster.dead.add(2), until=0.7)
+    assert not lost(cluster)
+    assert cluster.suspects.patience.limit(time.monotonic()) > 1.0
+
+
+def test_a_hold_up_of_robust_srun_is_nobodys_silence(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stall() -> None:
+        monkeypatch.setattr(suspects, "HELD_UP", 0.1)
+        cluster.dead.add(2)
+        asyncio.get_running_loop().call_later(0.3, time.sleep, 0.3)
+
+    cluster.run(1.0, stall)
+    assert not lost(cluster)
