@@ -12,7 +12,7 @@ from typing import Any, Literal
 from srun_wrapper.command.rank_env import fold_hosts
 from srun_wrapper.detect.guard import WatchGuard
 from srun_wrapper.detect.unreachable import Patience, Suspicion, judge, neighbours
-from srun_wrapper.detect.witnesses import Witnesses
+from srun_wrapper.detect.witnesses import Witnesses, job_order
 from srun_wrapper.job.bus import OpenRequest
 from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.state import JobState
@@ -212,8 +212,7 @@ class Suspects:
         )
 
     def _near(self, node: Node) -> list[Node]:
-        live = sorted(self._state.live(), key=lambda n: (n.companion, n.key[2]))
-        return neighbours(live, node)
+        return neighbours(sorted(self._state.live(), key=job_order), node)
 
     def _unheard(self, node: Node, since: float) -> bool:
         return max(node.last_word, self._signs.get(node.key, 0.0)) <= since
