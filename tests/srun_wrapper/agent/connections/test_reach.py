@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -16,20 +16,21 @@ from srun_wrapper.protocol.messages import Ack
 from srun_wrapper.protocol.peer_messages import Reach, Reached
 
 HOST = "127.0.0.1"
+FDS = Path("/proc/self/fd")
 
 
 def answer(port: int, seconds: float, host: str = HOST) -> tuple[Reached, float]:
     """Return what the agent says, and after how long."""
     loop, said = Loop(), list[Message]()
     reaching = Reaching(loop, said.append)
-    fds = len(os.listdir("/proc/self/fd"))
+    fds = len(list(FDS.iterdir()))
     began = time.monotonic()
     assert reaching.takes(Reach(7, host, port, seconds))
     while not said and time.monotonic() < began + 10:
         loop.turn(1.0)
     took = time.monotonic() - began
     loop.turn(2 * EVERY)  # an attempt that was still to come
-    assert len(os.listdir("/proc/self/fd")) == fds and len(said) == 1
+    assert len(list(FDS.iterdir())) == fds and len(said) == 1
     assert isinstance(said[0], Reached)
     return said[0], took
 
