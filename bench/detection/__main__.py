@@ -55,7 +55,7 @@ class Day:
             came[kind.name] += 1
             stumble = Stumble(kind.what, kind.draw(self._random))
             seen = walk(stumble, self._interval, _At(patience, at), self._random)
-            before += seen.before < NEVER and kind.what != "group"  # that is for shared causes
+            before += seen.before < NEVER
             now += seen.now < NEVER
         return came, before, now
 

@@ -85,11 +85,12 @@ def walk(stumble: Stumble, interval: float, patience: Patience, random_: random.
     """Return what becomes of one node. ``patience`` learns from it."""
     one = _Walk(stumble, interval, random_)
     word = one.word()
-    return Seen(_before(one, word), _now(one, word, patience), word)
+    before = _before(one, word)
+    return Seen(before, min(before, _now(one, word, patience)), word)
 
 
 def _before(one: _Walk, word: float) -> float:
-    """By silence alone: three attempts, 0.75 s."""
+    """By silence alone, which decides after three attempts, as it does still."""
     late = max(node_watch.LATE, 0.5 * one.interval)
     asked = _look(one.due + late, TICK, one.phase)
     if word <= asked:
@@ -107,6 +108,8 @@ def _now(one: _Walk, word: float, patience: Patience) -> float:
     if word <= asked or one.held_up() or one.answers(asked):
         return NEVER
     limit = patience.limit(0.0)
+    if limit <= 0:
+        return NEVER
     end = one.due + limit
     order = asked + suspects.UNANSWERED
     direct = _first(one, asked, end, suspects.EVERY)
