@@ -200,9 +200,9 @@ class Config:
         unit="s",
     )
     unreachable_limit: float = _setting(
-        0.35,
-        "how long a report may be overdue until its node is lost, if neither robust-srun nor three "
-        "other nodes get an answer from its kernel; 0: never so, only after 0.75 s of silence more",
+        0.43,
+        "how long a node's sign of life may be overdue until it is lost, if neither robust-srun "
+        "nor three other nodes get an answer from its kernel; 0: only silence decides, later",
         unit="s",
     )
     mute_limit: float = _setting(

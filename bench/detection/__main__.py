@@ -16,18 +16,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bench.common import MIN_SAMPLES, Results, finish, parser, results_for, summarise
 from bench.detection.lab import crashes
-from bench.detection.simulate import NEVER, Stumble, walk
+from bench.detection.simulate import NEVER, Signs, Stumble, walk
 from bench.detection.stumbles import PAUSES, Kind, assumed, kinds
 from robust_slurm.config import Config
 from srun_wrapper.detect.unreachable import REMEMBERED, Patience
+from srun_wrapper.job.state import INTERVALS, PULSE, SLOWEST
 
 NODES = 1250
 HOURS, QUICK_HOURS = 24.0, 0.5
-JOBS: Mapping[str, tuple[int, int, float]] = {  # name: jobs, nodes of each, interval
-    "simulated": (1, NODES, 1.0),
-    "simulated_64": (20, 64, 0.25),
+LARGE, SMALL = Signs(SLOWEST, SLOWEST), Signs(INTERVALS[0][1], PULSE)
+JOBS: Mapping[str, tuple[int, int, Signs]] = {  # name: jobs, nodes of each
+    "simulated": (1, NODES, LARGE),
+    "simulated_64": (20, INTERVALS[0][0], SMALL),
 }
-LENGTHS = (0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
+LENGTHS = (0.3, 0.4, 0.45, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
 WALKS, QUICK_WALKS = 2000, 200
 QUICK_RUNS = 2
 
@@ -35,9 +37,9 @@ QUICK_RUNS = 2
 class Day:
     """The stumbles of one job in so many hours, one after another."""
 
-    def __init__(self, nodes: int, interval: float, hours: float, seed: int) -> None:
+    def __init__(self, nodes: int, signs: Signs, hours: float, seed: int) -> None:
         self._nodes = nodes
-        self._interval = interval
+        self._signs = signs
         self._hours = hours
         self._random = random.Random(seed)
 
@@ -54,7 +56,7 @@ class Day:
             kind = all_kinds[number]
             came[kind.name] += 1
             stumble = Stumble(kind.what, kind.draw(self._random))
-            seen = walk(stumble, self._interval, _At(patience, at), self._random)
+            seen = walk(stumble, self._signs, _At(patience, at), self._random)
             before += seen.before < NEVER
             now += seen.now < NEVER
         return came, before, now
@@ -90,7 +92,7 @@ def simulated(results: Results) -> bool:
         "hours": hours,
     }
     fine = True
-    for name, (_, _, interval) in JOBS.items():
+    for name, (_, _, signs) in JOBS.items():
         came, before, now = _days(name, hours, all_kinds)
         for kind, times in came.items():
             results.count(f"{name}.{kind}", times)
@@ -101,27 +103,27 @@ def simulated(results: Results) -> bool:
         results.count(f"{name}.{PAUSES.name}", came[PAUSES.name])
         results.count(f"{name}.lost_with_them_before", before)
         results.count(f"{name}.lost_with_them", now)
-        _crashes(results, name, interval)
+        _crashes(results, name, signs)
     return fine
 
 
 def _days(name: str, hours: float, all_kinds: Sequence[Kind]) -> tuple[Counter[str], int, int]:
     """Return the stumbles of all jobs, and how many nodes the two rules lost by them."""
-    jobs, nodes, interval = JOBS[name]
+    jobs, nodes, signs = JOBS[name]
     came, before, now = Counter[str](), 0, 0
     for job in range(jobs):
-        one, lost_before, lost_now = Day(nodes, interval, hours, job).run(all_kinds)
+        one, lost_before, lost_now = Day(nodes, signs, hours, job).run(all_kinds)
         came += one
         before, now = before + lost_before, now + lost_now
     return came, before, now
 
 
-def _crashes(results: Results, name: str, interval: float) -> None:
+def _crashes(results: Results, name: str, signs: Signs) -> None:
     """When a node that crashes is lost."""
     random_ = random.Random(0)
     walks = QUICK_WALKS if results.quick else WALKS
     patience = Patience(Config().unreachable_limit)
-    seen = [walk(Stumble("machine", NEVER), interval, patience, random_) for _ in range(walks)]
+    seen = [walk(Stumble("machine", NEVER), signs, patience, random_) for _ in range(walks)]
     results.metrics[f"{name}.crash_detect_before"] = summarise([one.before for one in seen], "s")
     results.metrics[f"{name}.crash_detect"] = summarise([one.now for one in seen], "s")
 
@@ -132,7 +134,7 @@ def outages(results: Results) -> bool:
     for length in LENGTHS:
         random_ = random.Random(0)
         both = [
-            walk(Stumble("network", length), 0.25, Patience(Config().unreachable_limit), random_)
+            walk(Stumble("network", length), SMALL, Patience(Config().unreachable_limit), random_)
             for _ in range(walks)
         ]
         shares = (("before", [one.before for one in both]), ("now", [one.now for one in both]))

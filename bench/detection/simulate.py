@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from srun_wrapper.agent.connections.reach import EVERY as WITNESS_EVERY
+from srun_wrapper.agent.connections.signs import EVERY as WITNESS_EVERY
 from srun_wrapper.detect import node_watch, suspects
 from srun_wrapper.detect.guard import TICK
 from srun_wrapper.detect.unreachable import Patience, Suspicion, judge
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 
 class _Walk:
-    """One stumble of one node of a job that reports every ``interval`` s."""
+    """One stumble of one node, which gives a sign of life every ``interval`` s."""
 
     def __init__(self, stumble: Stumble, interval: float, random_: random.Random) -> None:
         self.stumble = stumble
@@ -46,7 +46,7 @@ class _Walk:
         self.random = random_
         self.last = -random_.random() * interval  # the last word
         self.due = self.last + interval
-        self.tick = suspects.TICK * interval
+        self.tick = max(suspects.LOOKS_LEAST, suspects.LOOKS * interval)
         self.phase = random_.random()
 
     def answers(self, at: float) -> bool:
@@ -81,18 +81,25 @@ def _look(after: float, tick: float, phase: float) -> float:
     return after + tick - (after + phase * tick) % tick
 
 
-def walk(stumble: Stumble, interval: float, patience: Patience, random_: random.Random) -> Seen:
+class Signs(NamedTuple):
+    """How often a node gives a sign of life."""
+
+    report: float
+    pulse: float  # of reports only: the same
+
+
+def walk(stumble: Stumble, signs: Signs, patience: Patience, random_: random.Random) -> Seen:
     """Return what becomes of one node. ``patience`` learns from it."""
-    one = _Walk(stumble, interval, random_)
+    old, one = (_Walk(stumble, each, random_) for each in signs)
+    before = _before(old, old.word(), signs.report)
     word = one.word()
-    before = _before(one, word)
-    return Seen(before, min(before, _now(one, word, patience)), word)
+    return Seen(before, min(_before(one, word, signs.report), _now(one, word, patience)), word)
 
 
-def _before(one: _Walk, word: float) -> float:
+def _before(one: _Walk, word: float, report: float) -> float:
     """By silence alone, which decides after three attempts, as it does still."""
-    late = max(node_watch.LATE, 0.5 * one.interval)
-    asked = _look(one.due + late, TICK, one.phase)
+    late = report + max(node_watch.LATE, 0.5 * report)
+    asked = _look(one.last + late, TICK, one.phase)
     if word <= asked:
         return NEVER
     if one.stumble.what == "supervisor":
@@ -104,7 +111,7 @@ def _before(one: _Walk, word: float) -> float:
 
 def _now(one: _Walk, word: float, patience: Patience) -> float:
     """By what several see."""
-    asked = _look(one.due + suspects.LATE * one.interval, one.tick, one.phase)
+    asked = _look(one.due + suspects.late(one.interval), one.tick, one.phase)
     if word <= asked or one.held_up() or one.answers(asked):
         return NEVER
     limit = patience.limit(0.0)

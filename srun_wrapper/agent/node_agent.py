@@ -16,8 +16,8 @@ import msgspec
 from srun_wrapper.agent.beats import NodeBeats
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.probe import Probe
-from srun_wrapper.agent.connections.reach import Reaching
 from srun_wrapper.agent.connections.shims import Shims
+from srun_wrapper.agent.connections.signs import Signs
 from srun_wrapper.agent.connections.silence import LOST_HOST, MUTE, SilenceVerdict
 from srun_wrapper.agent.connections.uplink import Uplink
 from srun_wrapper.agent.counters.gpus import GpuReader
@@ -119,7 +119,7 @@ class Agent:
             loop, place.server, place.port, key, self._introduce, self._from_server
         )
         self._probe = Probe(loop, key, place.server, self._answer_peer)
-        self._reaching = Reaching(loop, self._uplink.send)
+        self._signs = Signs(loop, self._uplink.send)
         if place.local_tasks == 1:
             self._uplink.connect()
         self._next_tick = self._loop.later(0.0, self._tick)
@@ -249,7 +249,7 @@ class Agent:
         except msgspec.MsgspecError as err:
             link.close(f"order not understood: {err}")
             return
-        if self._reaching.takes(order):
+        if self._signs.takes(order):
             return
         if isinstance(order, Ack):
             self._acked = order.seen

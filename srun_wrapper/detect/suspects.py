@@ -19,8 +19,10 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.peer_messages import Reach, Reached
 from srun_wrapper.protocol.server import Answer, probe
 
-LATE = 0.1  # of an interval that a report may be late before its node is asked
-TICK = 0.1  # of an interval between two looks
+LATE = 0.1  # of an interval that a sign of life may be late before its node is asked
+LATE_LEAST = 0.025  # s, at the least
+LOOKS = 0.1  # of an interval between two looks
+LOOKS_LEAST = 0.02  # s, at the least
 EVERY = 0.025  # s between two attempts to connect
 ATTEMPTS = 40  # at the most
 UNANSWERED = 0.05  # s; a host that lives answers in a tenth of this
@@ -64,7 +66,7 @@ class Suspects:
         guard = WatchGuard(say)
         while not self._state.ending:
             guard.call(self.look, time.monotonic())
-            await asyncio.sleep(TICK * self._state.interval)
+            await asyncio.sleep(self._tick())
 
     def unanswered(self, node: Node, now: float, seconds: float) -> bool:
         """Return whether the node does not answer for so long."""
@@ -86,23 +88,27 @@ class Suspects:
             return
         self._notice(now)
         self.witnesses.look(now)
-        interval = self._state.interval
-        late = now - interval * (1 + LATE)
-        if now - self.held_up < interval:
-            return
+        soonest = now - (self._state.pulse or self._state.interval)
         for node in self._state.live():
-            if (
-                node.last_word > late
-                or node.key in self._cases
-                or node.name == self._state.own_node
-            ):
+            if node.last_word > soonest or node.key in self._cases:
+                continue
+            interval = self._interval(node)
+            known = max(node.last_word, self.held_up) + interval + late(interval)
+            if now < known or node.name == self._state.own_node:
                 continue
             if node.second_way and self._words.get(node.key) != node.last_word:
                 self._suspect(node, now)
 
+    def _interval(self, node: Node) -> float:
+        """Seconds between two signs of life of a node: an older robust-task only reports."""
+        return (node.hello.vouches and self._state.pulse) or self._state.interval
+
+    def _tick(self) -> float:
+        return max(LOOKS_LEAST, LOOKS * (self._state.pulse or self._state.interval))
+
     def _notice(self, now: float) -> None:
         """Notice that this process was late: then nobody else is."""
-        if now - self._looked > TICK * self._state.interval + HELD_UP:
+        if now - self._looked > self._tick() + HELD_UP:
             self.held_up = now
         self._looked = now
 
@@ -123,7 +129,7 @@ class Suspects:
     # -- one suspect
 
     async def _follow(self, case: _Case) -> None:
-        node, due = case.node, case.word + self._state.interval
+        node, due = case.node, case.word + self._interval(case.node)
         limit = self.patience.limit(case.asked)
         seconds = max(EVERY, due + limit - case.asked)
         every = max(EVERY, seconds / ATTEMPTS)
@@ -221,6 +227,11 @@ class Suspects:
         asked = time.monotonic()
         if await probe(node.address, node.hello.probe_port, SIGN, (0.1, 0.2)) != "unreachable":
             self._signs[node.key] = asked
+
+
+def late(interval: float) -> float:
+    """Return the seconds that a sign of life may be late before its node is asked."""
+    return max(LATE_LEAST, LATE * interval)
 
 
 def _answered(task: asyncio.Task[Answer]) -> bool:

@@ -22,7 +22,7 @@ from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.looking_messages import Look, Machine
 from srun_wrapper.protocol.peer_messages import PeerAsk as PeerAsk
 from srun_wrapper.protocol.peer_messages import PeerSay as PeerSay
-from srun_wrapper.protocol.peer_messages import Reach, Reached
+from srun_wrapper.protocol.peer_messages import Pulse, Reach, Reached
 
 # ---------------------------------------------------------------- shim <-> its node's agent
 
@@ -192,6 +192,8 @@ class Ack(Message):
     seen: int
     interval: float
     """s between reports from now on."""
+    pulse: float = 0.0
+    """s between two signs of life besides; 0: none."""
 
 
 class RankStart(msgspec.Struct, array_like=True):
@@ -328,7 +330,7 @@ _FromSlot = (
 _ToSlot = Start | Stop | Signal | Inspect | LookCloser | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
-_FromNode = Hello | Report | SlotLost | Signalled | Stalled | Counted | PeerAsk | Reached
+_FromNode = Hello | Report | Pulse | SlotLost | Signalled | Stalled | Counted | PeerAsk | Reached
 FromAgent = _FromNode | _FromSlot
 ToAgent = Ack | Reach | _ToSlot
 

@@ -1,4 +1,4 @@
-"""Messages about whether one node reaches another, or still hears the supervisor."""
+"""Messages about whether a node lives, reaches another, or still hears the supervisor."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class PeerSay(Message):
 
     index: int
     silent: float
+
+
+class Pulse(Message):
+    """A node lives; sent between its reports, if ``Ack`` asks for it."""
 
 
 class Reach(Message):

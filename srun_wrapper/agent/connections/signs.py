@@ -1,4 +1,4 @@
-"""Attempts to connect to another node, for the supervisor, which gets no answer from it."""
+"""Signs of life: an agent gives its own, and tries for the supervisor to get one of another node."""
 
 from __future__ import annotations
 
@@ -7,28 +7,47 @@ import socket
 import time
 from collections.abc import Callable
 
-from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.protocol.base import Message
-from srun_wrapper.protocol.peer_messages import Reach, Reached
+from srun_wrapper.protocol.messages import Ack
+from srun_wrapper.protocol.peer_messages import Pulse, Reach, Reached
 
 EVERY = 0.025  # s between two attempts
 OPEN = 16  # attempts at a time; what has had no answer for this long was lost on its way
 MOST = 5.0  # s of attempts, whatever is asked for
 
 
-class Reaching:
-    """Obeys ``Reach``. ``send`` takes the answers."""
+class Signs:
+    """``send`` takes what is said to the supervisor."""
 
     def __init__(self, loop: Loop, send: Callable[[Message], None]) -> None:
         self._loop = loop
         self._send = send
+        self._pulse = 0.0  # s between two of them
+        self._next: Timer | None = None
 
     def takes(self, order: Message) -> bool:
-        """Return whether the order was one for it."""
+        """Return whether the order was for it alone."""
+        if isinstance(order, Ack):
+            self._set(order.pulse)
         if not isinstance(order, Reach):
             return False
         _Attempts(self._loop, order, self._send).next()
         return True
+
+    def _set(self, seconds: float) -> None:
+        if seconds == self._pulse:
+            return
+        self._pulse = seconds
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if seconds > 0:
+            self._next = self._loop.later(seconds, self._beat)
+
+    def _beat(self) -> None:
+        self._next = self._loop.later(self._pulse, self._beat)
+        self._send(Pulse())
 
 
 class _Attempts:

@@ -1,4 +1,4 @@
-"""An agent tries for robust-srun whether it reaches another node."""
+"""An agent gives signs of life, and tries for robust-srun whether it reaches another node."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from srun_wrapper.agent.connections.reach import EVERY, OPEN, Reaching
+from srun_wrapper.agent.connections.signs import EVERY, OPEN, Signs
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.base import Message
 from srun_wrapper.protocol.messages import Ack
-from srun_wrapper.protocol.peer_messages import Reach, Reached
+from srun_wrapper.protocol.peer_messages import Pulse, Reach, Reached
 
 HOST = "127.0.0.1"
 FDS = Path("/proc/self/fd")
@@ -22,10 +22,10 @@ FDS = Path("/proc/self/fd")
 def answer(port: int, seconds: float, host: str = HOST) -> tuple[Reached, float]:
     """Return what the agent says, and after how long."""
     loop, said = Loop(), list[Message]()
-    reaching = Reaching(loop, said.append)
+    signs = Signs(loop, said.append)
     fds = len(list(FDS.iterdir()))
     began = time.monotonic()
-    assert reaching.takes(Reach(7, host, port, seconds))
+    assert signs.takes(Reach(7, host, port, seconds))
     while not said and time.monotonic() < began + 10:
         loop.turn(1.0)
     took = time.monotonic() - began
@@ -65,5 +65,13 @@ def test_no_way_there() -> None:
     assert answer(1, 0.1, host="255.255.255.255")[0].answer == "unreachable"
 
 
-def test_other_orders_are_not_for_it() -> None:
-    assert not Reaching(Loop(), lambda _: None).takes(Ack(1, 0.25))
+def test_signs_of_life_as_often_as_asked() -> None:
+    loop, said = Loop(), list[Message]()
+    signs = Signs(loop, said.append)
+    for pulse, more in ((0.01, True), (0.01, True), (0.0, False)):
+        assert not signs.takes(Ack(1, 0.25, pulse))  # others read it as well
+        said.clear()
+        end = time.monotonic() + (5.0 if more else 0.05)
+        while len(said) < 3 and time.monotonic() < end:
+            loop.turn(0.05)
+        assert said == [Pulse()] * 3 * more
