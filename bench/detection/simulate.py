@@ -97,7 +97,7 @@ def walk(stumble: Stumble, signs: Signs, patience: Patience, random_: random.Ran
 
 
 def _before(one: _Walk, word: float, report: float) -> float:
-    """By silence alone, which decides after three attempts, as it does still."""
+    """By silence alone, which decides after six attempts, as it does still."""
     late = report + max(node_watch.LATE, 0.5 * report)
     asked = _look(one.last + late, TICK, one.phase)
     if word <= asked:

@@ -16,7 +16,7 @@ from srun_wrapper.protocol.server import probe
 
 LATE = 0.25  # s that a report may be late, or half an interval, before it is missed
 PROBE_TIMEOUT = 0.75
-PROBED_AGAIN = (0.25, 0.5)  # s after the first attempt: two lost packets must not cost a node
+PROBED_AGAIN = (0.1, 0.2, 0.3, 0.4, 0.5)  # s after the first attempt: packets are lost
 ASK_AGAIN = 0.5  # s until a node is asked again; who is stopped takes nobody out of its queue
 MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
 UNANSWERED = 0.1  # s; a host that lives answers in a tenth of this, however busy it is

@@ -1,4 +1,4 @@
-"""Signs of life: an agent gives its own, and tries for the supervisor to get one of another node."""
+"""Signs of life: an agent gives its own, and tries to get one of another node."""
 
 from __future__ import annotations
 
