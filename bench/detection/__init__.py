@@ -1,1 +1,1 @@
-"""How soon a lost node is seen, and how often a healthy one is taken for lost."""
+"""The time until a lost node is seen, and the healthy nodes that are taken for lost."""

@@ -1,4 +1,4 @@
-"""How soon a lost node is seen, and how often a healthy one: ``python -m bench.detection``.
+"""The time until a lost node is seen, and losses of healthy ones: ``python -m bench.detection``.
 
 ``simulated``: 24 h of 1,250 nodes, as one job and as jobs of 64, whose nodes stumble. ``outages``:
 what one outage of a node costs, by its length. ``lab`` (root): crashes of a node in a lab of real
@@ -119,7 +119,7 @@ def _days(name: str, hours: float, all_kinds: Sequence[Kind]) -> tuple[Counter[s
 
 
 def _crashes(results: Results, name: str, signs: Signs) -> None:
-    """When a node that crashes is lost."""
+    """Add the times until a node that crashes is lost."""
     random_ = random.Random(0)
     walks = QUICK_WALKS if results.quick else WALKS
     patience = Patience(Config().unreachable_limit)

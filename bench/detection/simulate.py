@@ -22,7 +22,7 @@ NEVER = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Stumble:
-    """What happens at 0, and for how long; NEVER: the node crashes."""
+    """A thing that happens at 0, for so long; NEVER: the node crashes."""
 
     what: str
     length: float
@@ -30,7 +30,7 @@ class Stumble:
 
 
 class Seen(NamedTuple):
-    """When the node counts as lost by each rule (NEVER: it does not), and its next word."""
+    """The times at which each rule gives the node up (NEVER: it does not), and of its next word."""
 
     before: float
     now: float
@@ -50,7 +50,7 @@ class _Walk:
         self.phase = random_.random()
 
     def answers(self, at: float) -> bool:
-        """Whether the node's kernel answers an attempt that begins then."""
+        """Return whether the node's kernel answers an attempt that begins then."""
         what, length = self.stumble.what, self.stumble.length
         if what == "packets":
             if not 0 <= at < length:
@@ -60,7 +60,7 @@ class _Walk:
         return what in ("process", "supervisor") or not 0 <= at < length
 
     def word(self) -> float:
-        """When its next report comes through."""
+        """Return when its next sign of life comes through."""
         what, length = self.stumble.what, self.stumble.length
         if what in ("process", "machine"):
             return max(self.due, length)
@@ -72,7 +72,7 @@ class _Walk:
         return NEVER if length >= NEVER else max(self.due, length) + 1.0
 
     def held_up(self) -> bool:
-        """Whether robust-srun notices that it stood still itself."""
+        """Return whether robust-srun notices that it stood still itself."""
         return self.stumble.what == "supervisor" and self.stumble.length > suspects.HELD_UP
 
 
@@ -82,7 +82,7 @@ def _look(after: float, tick: float, phase: float) -> float:
 
 
 class Signs(NamedTuple):
-    """How often a node gives a sign of life."""
+    """Seconds between two signs of life of a node."""
 
     report: float
     pulse: float  # of reports only: the same
@@ -144,7 +144,7 @@ def _learn(one: _Walk, ended: float, patience: Patience) -> None:
 
 
 def _first(one: _Walk, began: float, end: float, every: float) -> float:
-    """When the first of the attempts is answered; NEVER: none is."""
+    """Return when the first of the attempts is answered; NEVER: none is."""
     at = began
     while at < end:
         if one.answers(at):

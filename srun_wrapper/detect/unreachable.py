@@ -24,7 +24,7 @@ FACTOR = 2.0  # a silence may be so many times as long as the longest that ended
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What is known of a node that owes a sign of life. Times are monotonic seconds."""
+    """A node that owes a sign of life, and the evidence. Times are monotonic seconds."""
 
     end: float  # it may be lost from then on
     witnesses: int  # nodes that were asked to reach it

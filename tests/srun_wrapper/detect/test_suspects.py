@@ -34,7 +34,7 @@ class Cluster:
         self.blind: set[int] = set()
         self.dull: set[int] = set()
         self.vouched = False
-        """Whether other nodes reach the last one, in the end."""
+        """True if other nodes reach the last one, in the end."""
         self.news: list[str] = []
         self.state.on_news = self.news.append
         monkeypatch.setattr(suspects, "HELD_UP", 2.0)

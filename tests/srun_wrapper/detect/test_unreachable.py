@@ -1,4 +1,4 @@
-"""What several observers make of a node that does not answer."""
+"""A node that does not answer, as several observers see it."""
 
 from __future__ import annotations
 
