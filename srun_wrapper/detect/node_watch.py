@@ -83,7 +83,7 @@ class NodeWatch:
 
     def doubted(self, node: Node, now: float) -> bool:
         """True if the node may need replacing; not if its report is late and its host answers."""
-        if self.suspects.unanswered(node, now, UNANSWERED):
+        if self.suspects.doubted(node, now):
             return True
         unanswered = node.unreachable > 0 or (node.probing and now - node.asked_at > UNANSWERED)
         patience = self.patience() + (0.0 if unanswered else LONG)

@@ -26,6 +26,7 @@ LOOKS_LEAST = 0.02  # s, at the least
 EVERY = 0.025  # s between two attempts to connect
 ATTEMPTS = 40  # at the most
 UNANSWERED = 0.05  # s; a host that lives answers in a tenth of this
+DOUBTED = 0.2  # s; longer than it takes to know of others that are cut off with it
 Found = Literal["lost", "reached", "back", "open"]
 LOOK = 0.01  # s between two looks at what is known of a suspect
 HELD_UP = 0.1  # s that robust-srun may be late with a look; else it is no judge of who is late
@@ -68,10 +69,12 @@ class Suspects:
             guard.call(self.look, time.monotonic())
             await asyncio.sleep(self._tick())
 
-    def unanswered(self, node: Node, now: float, seconds: float) -> bool:
-        """Return whether the node does not answer for so long."""
+    def doubted(self, node: Node, now: float) -> bool:
+        """Return whether this node alone does not answer: it may have to be replaced."""
         case = self._cases.get(node.key)
-        return case is not None and case.unanswered and now - case.asked > seconds
+        if case is None or not case.unanswered or now - case.asked < DOUBTED:
+            return False
+        return not self._unanswered_beside(case)
 
     def vouched(self, node: Node, now: float) -> bool:
         """Return whether another node has just reached this one."""
@@ -184,7 +187,7 @@ class Suspects:
                     [reply.tried for reply in said if reply.answer == "unreachable"],
                     any(reply.answer != "unreachable" for reply in said),
                     sum(self._unheard(other, case.asked) for other in (*near, *witnesses)),
-                    sum(other.unanswered for other in self._cases.values() if other is not case),
+                    self._unanswered_beside(case),
                 )
                 verdict = judge(seen, now)
                 if verdict == "lost":
@@ -216,6 +219,9 @@ class Suspects:
             lambda token: [(one, Reach(token, address, port, seconds)) for one in witnesses],
             repeat=False,
         )
+
+    def _unanswered_beside(self, case: _Case) -> int:
+        return sum(other.unanswered for other in self._cases.values() if other is not case)
 
     def _near(self, node: Node) -> list[Node]:
         return neighbours(sorted(self._state.live(), key=job_order), node)
