@@ -71,6 +71,7 @@ class _At(Patience):
     """The patience of a job, at some time of its day."""
 
     def __init__(self, whole: Patience, at: float) -> None:
+        self.off = whole.off
         self._whole = whole
         self._at = at
 

@@ -114,10 +114,9 @@ def _now(one: _Walk, word: float, patience: Patience) -> float:
     asked = _look(one.due + suspects.late(one.interval), one.tick, one.phase)
     if word <= asked or one.held_up() or one.answers(asked):
         return NEVER
-    limit = patience.limit(0.0)
-    if limit <= 0:
+    if patience.off:
         return NEVER
-    end = one.due + limit
+    end = one.due + patience.limit(0.0)
     order = asked + suspects.UNANSWERED
     direct = _first(one, asked, end, suspects.EVERY)
     if direct <= order:

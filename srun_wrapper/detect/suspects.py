@@ -87,7 +87,7 @@ class Suspects:
 
     def look(self, now: float) -> None:
         """Ask every node whose report is late, once; called all the time."""
-        if self.patience.limit(now) <= 0:
+        if self.patience.off:
             return
         self._notice(now)
         self.witnesses.look(now)

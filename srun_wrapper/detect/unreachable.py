@@ -52,6 +52,7 @@ class Patience:
 
     def __init__(self, limit: float) -> None:
         """``limit``: the setting; 0: off."""
+        self.off = limit <= 0
         self._limit = limit
         self._ended: list[
             tuple[float, float]
@@ -66,7 +67,7 @@ class Patience:
         """Return the seconds after which a silent node may be lost; 0: never so."""
         self._ended = [(at, long) for at, long in self._ended if now - at < REMEMBERED]
         longest = self._ended[0][1] if self._ended else 0.0
-        return max(self._limit, FACTOR * longest) if self._limit > 0 else 0.0
+        return max(self._limit, FACTOR * longest) if not self.off else 0.0
 
 
 def choose(nodes: Sequence[T], suspect: T, count: int = WITNESSES) -> list[T]:

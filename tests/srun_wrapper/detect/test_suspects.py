@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from made_job import Job
 
-from srun_wrapper.detect import suspects
+from srun_wrapper.detect import node_watch, suspects
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.detect.unreachable import TRIED
 from srun_wrapper.job.model import Node, Role
@@ -33,6 +33,8 @@ class Cluster:
         self.dead: set[int] = set()
         self.blind: set[int] = set()
         self.dull: set[int] = set()
+        self.watched = False
+        """True if silence decides as well."""
         self.vouched = False
         """True if other nodes reach the last one, in the end."""
         self.news: list[str] = []
@@ -40,11 +42,13 @@ class Cluster:
         monkeypatch.setattr(suspects, "HELD_UP", 2.0)
         self.watch = NodeWatch(self.state)
         self.suspects = self.watch.suspects
-        monkeypatch.setattr(suspects, "probe", self.probe)
+        for module in (suspects, node_watch):
+            monkeypatch.setattr(module, "probe", self.probe)
+        self.vouches = bool(config.get("vouches", True))
         for index in range(size):
             node = self.job.node(index)
             node.address, node.second_way = f"10.0.0.{index}", True
-            node.hello = Hello(**{**_fields(node.hello), "vouches": True})
+            node.hello = Hello(**{**_fields(node.hello), "vouches": self.vouches})
             self.job.lines[index].send = self.obeys(index)  # type: ignore[method-assign]
 
     async def probe(self, host: str, _port: int, timeout: float, _again: object = ()) -> str:
@@ -83,6 +87,8 @@ class Cluster:
                 for index, node in enumerate(self.state.live()):
                     if index not in self.silent | self.dead:
                         node.heard(time.monotonic())
+                if self.watched:
+                    self.watch.look(time.monotonic())
                 await asyncio.sleep(0.02)
 
         async def drive() -> None:
@@ -94,10 +100,9 @@ class Cluster:
             ready = self.suspects.witnesses
             for node in self.state.live():
                 node.heard(time.monotonic())
-            while (
-                not all(ready.of(n) for n in self.state.live() if n.name != self.state.own_node)
-                and len(self.state.live()) > 2
-            ):
+            others = [n for n in self.state.live() if n.name != self.state.own_node]
+            asks = len(others) > 1 and self.vouches and not self.suspects.patience.off
+            while asks and not all(map(ready.of, others)):
                 await asyncio.sleep(0.01)
             faults()
             if until:
@@ -154,6 +159,22 @@ def test_what_is_left_to_silence(
     cluster.run(1.0, lambda: fault(cluster) and None)
     assert not lost(cluster), case
     assert cluster.vouched is bool(cluster.blind)
+
+
+@pytest.mark.parametrize("limit", [LIMIT, 0.0])
+def test_a_broken_way_costs_a_node_only_where_nobody_else_is_asked(
+    monkeypatch: pytest.MonkeyPatch, limit: float
+) -> None:
+    cluster = Cluster(monkeypatch, limit=limit)
+    cluster.watched = True
+    cluster.run(3.0, lambda: (cluster.silent.add(4), cluster.blind.add(4)) and None)
+    assert lost(cluster) == ["n4"] * (limit == 0.0)
+
+
+def test_older_robust_tasks_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, vouches=False)
+    cluster.run(1.0, lambda: cluster.dead.add(2))
+    assert not lost(cluster) and not cluster.tasks
 
 
 def test_a_job_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
