@@ -160,7 +160,7 @@ def test_a_node_that_nobody_reaches_is_lost_soon(cluster: Cluster) -> None:
 def test_what_is_left_to_silence(
     cluster: Cluster, case: str, fault: Callable[[Cluster], object]
 ) -> None:
-    cluster.run(1.0, lambda: fault(cluster))
+    cluster.run(0.7, lambda: fault(cluster))
     assert not lost(cluster), case
     assert cluster.vouched is bool(cluster.blind)
 
@@ -171,19 +171,19 @@ def test_a_broken_way_costs_a_node_only_where_nobody_else_is_asked(
 ) -> None:
     cluster = Cluster(monkeypatch, limit=limit)
     cluster.watched = True
-    cluster.run(3.0, lambda: cluster.break_way(4))
+    cluster.run(2.0, lambda: cluster.break_way(4))
     assert lost(cluster) == ["n4"] * (limit == 0.0)
 
 
 def test_older_robust_tasks_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, vouches=False)
-    cluster.run(1.0, lambda: cluster.dead.add(2))
+    cluster.run(0.7, lambda: cluster.dead.add(2))
     assert not lost(cluster) and not cluster.tasks
 
 
 def test_a_job_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, size=2)
-    cluster.run(1.0, lambda: cluster.dead.add(1))
+    cluster.run(0.7, lambda: cluster.dead.add(1))
     assert not lost(cluster)
 
 
@@ -208,5 +208,5 @@ def test_a_hold_up_of_robust_srun_is_nobodys_silence(monkeypatch: pytest.MonkeyP
         cluster.dead.add(2)
         asyncio.get_running_loop().call_later(0.3, time.sleep, 0.3)
 
-    cluster.run(1.5, stall)
+    cluster.run(1.2, stall)
     assert not lost(cluster)
