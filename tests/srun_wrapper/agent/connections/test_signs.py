@@ -38,7 +38,7 @@ def answer(port: int, seconds: float, host: str = HOST) -> tuple[Reached, float]
 def test_a_node_that_answers() -> None:
     with socket.create_server((HOST, 0)) as sock:
         said, took = answer(sock.getsockname()[1], 5.0)
-    assert (said.token, said.answer, said.tried) == (7, "accepted", 1) and took < 4.0
+    assert (said.token, said.answer) == (7, "accepted") and said.tried and took < 4.0
 
 
 def test_a_node_whose_robust_task_is_gone() -> None:
