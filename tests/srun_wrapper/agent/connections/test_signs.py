@@ -30,7 +30,7 @@ def answer(port: int, seconds: float, host: str = HOST) -> tuple[Reached, float]
         loop.turn(1.0)
     took = time.monotonic() - began
     loop.turn(2 * EVERY)  # an attempt that was still to come
-    assert len(list(FDS.iterdir())) == fds and len(said) == 1
+    assert len(list(FDS.iterdir())) <= fds and len(said) == 1  # older loops may end meanwhile
     assert isinstance(said[0], Reached)
     return said[0], took
 
