@@ -9,7 +9,6 @@ from jobs import Training, check_incident, start
 from waiting import until
 
 from lab import Cluster
-from lab.spec import address
 
 
 def outage(lab: Cluster, nodes: list[str], seconds: float) -> None:
@@ -21,14 +20,6 @@ def outage(lab: Cluster, nodes: list[str], seconds: float) -> None:
         lab.ask("heal", node=node)
 
 
-def cut_way(lab: Cluster, one: str, other: str, seconds: float) -> None:
-    """Nothing that one node sends to the other arrives; all others reach both."""
-    for verb in ("add", "del"):
-        argv = ["ip", "route", verb, "blackhole", address(other)]
-        assert lab.exec(one, argv, user=False).returncode == 0
-        time.sleep(seconds if verb == "add" else 0.0)
-
-
 def undisturbed(training: Training) -> None:
     """It ended well, where it began, and nobody was blamed."""
     training.check_done()
@@ -37,16 +28,12 @@ def undisturbed(training: Training) -> None:
     assert not any(record["swaps"] for record in training.incidents()), training.story()
 
 
-def test_a_short_outage_of_the_batch_host_or_of_a_way_costs_nobody(new_lab: LabFactory) -> None:
+def test_a_short_outage_of_the_batch_host_costs_nobody(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=4)
-    training = start(lab, 4, steps=300)
+    training = start(lab, 4, steps=200)
     training.wait_step(8)
     outage(lab, ["n1"], 2.0)
-    step = int(training.out().rpartition("\nstep ")[2].split()[0])
-    training.wait_step(step + 8)
-    cut_way(lab, "n1", "n4", 4.0)
     undisturbed(training)
-    assert not training.says("n4 is lost"), "n2 and n3 reach it"
 
 
 def test_nodes_that_stay_unreachable_are_replaced_without_a_report(new_lab: LabFactory) -> None:
