@@ -22,6 +22,9 @@ HELPER_MINUTES = 5
 # A start in the very second in which the old run was ended dies of "Job credential revoked", and
 # the job with it: that is what Slurm's own two minutes are for. Seconds are enough.
 REVOKED = 3
+# s for the last request of a job that Slurm is about to kill. 22.05 refuses it after 5 s if the job
+# was shrunk, and all KillWait would be gone before robust-srun has recorded the incident.
+LAST = 2.0
 
 # Plain sh: the helper may land on a node where the user's python is not yet there. It ends as
 # soon as the job is pending with its old run completed, or gone.
@@ -193,7 +196,12 @@ def put_back(
         raise SlurmError("conflict", ("scontrol", "requeue", name), message)
     with contextlib.suppress(SlurmError):  # the helper does the same; SIGTERM may be quicker
         slurm.update_job(
-            name, partition=partition, exclude=exclude, num_nodes=wanted, required=required
+            name,
+            partition=partition,
+            exclude=exclude,
+            num_nodes=wanted,
+            required=required,
+            within=LAST,
         )
     if helper_error is not None:
         report(
