@@ -268,7 +268,7 @@ COMPLETING = {"state": "COMPLETING", "running": False}
 
 @pytest.mark.parametrize("seen", ["at once", "after a refusal"])
 def test_a_job_that_is_being_requeued_is_not_copied(seen: str) -> None:
-    """slurmctld counts a restart with the request; until it has completed, no shrink is taken."""
+    """slurmctld counts a restart with the request; a job that completes is not shrunk any more."""
     requeued = job(**COMPLETING, restarts=1)
     if seen == "at once":
         recorder = Recorder(requeued, "shrink", "conflict")
