@@ -124,7 +124,7 @@ def test_standby_exhausted_then_requeued(new_lab: LabFactory) -> None:
 def test_standby_disabled_then_requeued(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=0)
     robust = "--robust-standby-partition="
-    training = start(lab, 2, 2, robust=robust, sbatch="--no-requeue", toy="--hold 8")
+    training = start(lab, 2, 2, robust=robust, sbatch="--no-requeue --array=7", toy="--hold 8")
     training.wait_step(8)
     crashed = lab.crash("n2")
     goes_on_without(training, "n2", crashed)
