@@ -6,6 +6,7 @@ And what several files of tests need that is slow to make, or a directory.
 from __future__ import annotations
 
 import collections
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for paths, share in ((cluster, LONG), (sorted(slow), LONG), (short, 1.0)):
         places |= {path: share * n / len(paths) for n, path in enumerate(paths)}
     items.sort(key=lambda item: places[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the 600,000 objects of all tests: each full look took 0.4 s."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

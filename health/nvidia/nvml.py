@@ -19,7 +19,6 @@ from health.children.child import Child, fork, where_it_hangs, write_all
 from health.node.gpu_snapshot import Snapshot
 from health.node.stuck import Stuck
 
-_EARLY_S = 60.0
 _LIMIT = 8 << 20  # bytes of all answers together
 _STUCK = "nvml"
 # A call into the driver ends before the signal is heeded: the start of a GPU takes it seconds.
@@ -187,14 +186,6 @@ class Collector:
 def driver_loaded() -> bool:
     """True if NVIDIA's kernel module is loaded; nothing is asked of it."""
     return os.path.exists("/proc/driver/nvidia/version")  # noqa: PTH110
-
-
-def early() -> Collector | None:
-    """Begin to ask NVML before anything else is imported or known; None without a driver.
-
-    For LiveSystem, which sets its deadline.
-    """
-    return Collector(_EARLY_S, Stuck()) if driver_loaded() else None
 
 
 def empty(stage: str, error: str = "") -> Snapshot:

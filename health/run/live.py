@@ -47,17 +47,12 @@ def _number(text: str, otherwise: int) -> int:
 
 
 class LiveSystem:
-    """One look at this node: the time is taken once, NVML is asked once.
+    """One look at this node: the time is taken once, NVML is asked once."""
 
-    ``collector``: what ``nvml.early`` began, so that it works while the checks are imported.
-    """
-
-    def __init__(
-        self, settings: Settings, context: Context, collector: Collector | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, context: Context) -> None:
         self.settings = settings
         self._context = context
-        self._collector = collector
+        self._collector: Collector | None = None
         self._snapshot: Snapshot | None = None
         self._log: list[LogRecord] | None = None
         self._boot_id = self.read("/proc/sys/kernel/random/boot_id").strip()
