@@ -166,23 +166,25 @@ def test_batch_host_lost(new_lab: LabFactory, spares: int) -> None:
 
 def test_batch_host_lost_with_only_a_companion_left(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=4)
-    training = start(lab, 2, 2, sbatch="-J alone", steps=250)
+    training = start(lab, 2, 2, sbatch="-J alone", toy="--hold 8,20")
     training.wait_step(8)
     lab.crash("n2")
     training.wait_says("s1 took the ranks of n2")
     crashed = lab.crash("n1")
+    training.go_on()
     goes_on_as_another_job(training, ["n1", "n2"], crashed)
 
 
 def test_nothing_left_for_a_second_lost_node(new_lab: LabFactory) -> None:
     """22.05 takes no second update of a job, so a requeue of it would take minutes."""
     lab = new_lab(nodes=5, standby=0)
-    training = start(lab, 2, spares=1, sbatch="-J alone", steps=300)
+    training = start(lab, 2, spares=1, sbatch="-J alone", toy="--hold 8,20")
     training.wait_step(8)
     lab.crash("n2")
     training.wait_says("n3 took the ranks of n2")
     training.until(lambda: training.events("released"), "release of n2")
     crashed = lab.crash("n3")
+    training.go_on()
     training.until(lambda: len(training.incidents()) == 2, "record")
     check_incident(training.incidents()[1], action="requeue", outcome="requeued")
     if lab.spec.slurm == "22.05":
