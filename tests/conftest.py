@@ -37,6 +37,8 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 
 LONG = 0.75  # of the list of files: where the last file with long tests is
+LONGEST = ("checkpoint", "test_torch.py", "test_releases_lab.py")
+"""Folder and files of tests/cluster whose tests take half a minute each, and others ten seconds."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,7 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     tests = collections.Counter(item.path for item in items)
     cluster = [path for path in tests if path.is_relative_to(CLUSTER)]
-    cluster.sort(key=lambda path: -tests[path])
+    cluster.sort(
+        key=lambda p: -tests[p] * (3 if {p.name, p.parent.name}.intersection(LONGEST) else 1)
+    )
     slow = {item.path for item in items if item.get_closest_marker("slow")}.difference(cluster)
     short = [path for path in tests if path not in slow.union(cluster)]
     places = {}
