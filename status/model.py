@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from robust_slurm.settings import SHOWN_STALE
-from robust_slurm.slurm.model import FINISHED, JobPlacement, Node
+from robust_slurm.slurm.model import FINISHED, Node, Placement
 from robust_slurm.state_dir.records import Accusation, Checkpoint, Incident, Roster, clean
 from standby.pool.stock import Pool, PoolStock, stock
 
@@ -33,7 +33,7 @@ class SlurmView:
     partitions: tuple[str, ...] | None = None
     job_states: Mapping[int, str] | None = None
     owners: Mapping[int, int] | None = None  # uid of each job
-    places: Mapping[int, JobPlacement] | None = None  # asked for where there is a pool
+    places: Mapping[int, Placement] | None = None  # asked for where there is a pool
     error: str = ""
 
 

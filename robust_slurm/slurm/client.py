@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from robust_slurm.slurm.door import DrainResult
-    from robust_slurm.slurm.model import Job, JobPlacement, Node, Partition
+    from robust_slurm.slurm.model import Job, Node, Partition, Placement
 
 
 class Client(Protocol):
@@ -38,7 +38,7 @@ class Client(Protocol):
     def jobs(self, user: str | None = None, states: Collection[str] | None = None) -> list[Job]: ...
     def job_states(self) -> dict[int, str]: ...
     def job_owners(self) -> dict[int, int]: ...
-    def placements(self) -> dict[int, JobPlacement]: ...
+    def placements(self) -> dict[int, Placement]: ...
 
     # orders about jobs
     def submit(

@@ -52,7 +52,7 @@ class OwnPython:
     """The libraries that the process has mapped, its loader too."""
 
 
-class ImagePython(NamedTuple):
+class Carried(NamedTuple):
     """Our Python as it is in an image."""
 
     words: tuple[str, ...]
@@ -80,7 +80,7 @@ def own_python() -> OwnPython:
     )
 
 
-def carried(own: OwnPython) -> ImagePython:
+def carried(own: OwnPython) -> Carried:
     """Return what starts this Python in any image, and what must be mounted for that (pure)."""
     loader = next((path for path in own.libraries if _LOADER.search(path)), "")
     modules = (own.stdlib, *own.sites)
@@ -92,12 +92,12 @@ def carried(own: OwnPython) -> ImagePython:
         words = [f"{ROOT}{loader}", "--inhibit-cache", "--library-path", found, *words]
     # -S: sites' own sitecustomize and .pth files name paths of the host.
     words += ["-S", "-X", f"{SITES}={':'.join(f'{ROOT}{site}' for site in own.sites)}"]
-    return ImagePython(tuple(words), f"{ROOT}{own.package}/robust_slurm", tuple(_tops(needed)))
+    return Carried(tuple(words), f"{ROOT}{own.package}/robust_slurm", tuple(_tops(needed)))
 
 
 def in_image(
     command: SrunCommand, env: Mapping[str, str], output: OutputPlan, python: str
-) -> tuple[SrunCommand, OutputPlan, ImagePython | None]:
+) -> tuple[SrunCommand, OutputPlan, Carried | None]:
     """Return these as they are to be where srun starts the tasks in an image, and our Python there.
 
     ``python``: the user's choice for robust-task, which is the image's own. Raises UsageError.

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from health.gate.proof import Proof
-from robust_slurm.slurm import JobPlacement, Node, Partition
+from robust_slurm.slurm import Node, Partition, Placement
 from standby.pool.stock import span
 
 Refill = Literal["train", "pool"]
@@ -56,7 +56,7 @@ class Sight(NamedTuple):
 
     nodes: Mapping[str, Node]
     partitions: Mapping[str, Partition]
-    jobs: Mapping[int, JobPlacement]
+    jobs: Mapping[int, Placement]
     proofs: Mapping[str, Proof]
     now: float
     unread: str = ""
@@ -81,7 +81,7 @@ class Choice(NamedTuple):
     refused: Mapping[str, str]  # node -> why it was not admitted
 
 
-def uses(wish: Wish, jobs: Mapping[int, JobPlacement]) -> dict[str, Use]:
+def uses(wish: Wish, jobs: Mapping[int, Placement]) -> dict[str, Use]:
     """The jobs on each node that has any."""
     found: dict[str, Use] = {}
     for number, job in sorted(jobs.items()):

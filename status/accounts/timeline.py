@@ -24,7 +24,7 @@ CLOCKS = 2.0  # s that an incident may lie before its run, by rounding
 
 
 @dataclass(frozen=True)
-class SlurmRun:
+class Span:
     """One time that Slurm ran the job, as sacct has it. Seconds since 1970; None: it runs."""
 
     start: float
@@ -64,7 +64,7 @@ class JobHistory:
     live: bool
     runs: Sequence[JobRun]
     incidents: Sequence[Incident]
-    spans: Sequence[SlurmRun] = ()
+    spans: Sequence[Span] = ()
     step_time: float | None = None  # of the newest report
     notes: Sequence[str] = field(default_factory=tuple)
 
@@ -111,7 +111,7 @@ def ms(seconds: float) -> int:
 
 
 @dataclass
-class _Period:
+class _Run:
     begin: int
     end: int
     first: int | None
@@ -121,9 +121,9 @@ class _Period:
     detected: list[int] = field(default_factory=list)
 
 
-def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_Period]:
+def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_Run]:
     """The runs, one after the other: those that overlap (steps side by side) become one."""
-    done: list[_Period] = []
+    done: list[_Run] = []
     for number, run in enumerate(sorted(runs, key=lambda one: one.started)):
         last = number == len(runs) - 1
         heard = max((point.time for point in run.points), default=run.started)
@@ -131,7 +131,7 @@ def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_Period]:
         begin, end = ms(run.started), ms(max(until, run.started))
         first = None if run.first_step is None else ms(run.first_step)
         gpus = run.gpus or run.ranks
-        one = _Period(begin, end, first, gpus, run.points, run.checks)
+        one = _Run(begin, end, first, gpus, run.points, run.checks)
         if done and begin < done[-1].end:
             before = done[-1]
             firsts = [f for f in (before.first, first) if f is not None]
@@ -156,7 +156,7 @@ def _requeued_before(incidents: Sequence[Incident], when: int) -> int:
 
 
 def _of_run(
-    run: _Period,
+    run: _Run,
     incidents: Sequence[Incident],
     mine: Sequence[int],
     behind: int,
@@ -231,7 +231,7 @@ def redone(incident: Incident, points: Sequence[Point], step_time: float | None)
 
 def _between(
     taken: Sequence[Segment],
-    runs: Sequence[_Period],
+    runs: Sequence[_Run],
     spans: Sequence[tuple[int, int]],
     incidents: Sequence[Incident],
     begin: int,
