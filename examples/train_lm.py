@@ -11,6 +11,8 @@ checkpoint and ends with exactly the losses of a run that was never stopped. Wha
 - model and optimizer are in a ``robust_slurm.Checkpointer``: under robust-srun every step is kept
   in the memory of two nodes, everywhere some go to disk;
 - a step's data follow from the seed and the step's number, not from what was read before;
+- under ``--robust-min-nodes`` the whole batch stays as it is when a node is missing: the ranks
+  compute the missing one's share of it, one after the other (``accumulate``);
 - what the ranks add up, they add up in the same order every time (see ``settle``).
 
 Files in ``--out``: ``checkpoints/``, and ``loss.jsonl`` with one line per step.
@@ -57,6 +59,7 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
     bare = Transformer(args.context, args.width, args.layers, args.heads).to(device)
     model = DistributedDataParallel(bare, device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    whole = robust_slurm.world()  # with --robust-min-nodes a rank may have several shares
     settle(model, *batch_of(text, args, 0, rank, world))
     checkpointer = robust_slurm.Checkpointer(
         model=model,
@@ -74,16 +77,18 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
     for step in range(done + 1, args.steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = args.lr * schedule(step, args.steps)
-        inputs, targets = batch_of(text, args, step, rank, world)
-        loss = loss_of(model, inputs, targets)
         optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
+        mean = torch.zeros((), device=device)
+        for share in robust_slurm.accumulate(model):
+            inputs, targets = batch_of(text, args, step, share, whole.original)
+            loss = loss_of(model, inputs, targets)
+            torch.autograd.backward(loss * whole.scale)
+            mean += loss.detach()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-        mean = loss.detach()
         dist.all_reduce(mean)
-        mean_loss = mean.item() / world
+        mean_loss = mean.item() / whole.original
         robust_slurm.beat(step, loss=mean_loss, grad_norm=norm.item())
         if losses is not None:
             losses.add(step, mean_loss)  # before the step is saved: no saved step is without it
@@ -170,16 +175,16 @@ def load_text(path: Path, context: int) -> Tensor:
 
 
 def batch_of(
-    text: Tensor, args: argparse.Namespace, step: int, rank: int, world: int
+    text: Tensor, args: argparse.Namespace, step: int, share: int, shares: int
 ) -> tuple[Tensor, Tensor]:
-    """This rank's share of a step's batch: inputs and targets, each (batch, context).
+    """One of the shares of a step's batch: inputs and targets, each (batch, context).
 
     The whole batch is drawn from a generator of the step's own, so nothing needs to be saved, and
     how it is divided does not change what is in it.
     """
     own = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
-    starts = torch.randint(len(text) - args.context, (world * args.batch,), generator=own)
-    mine = starts[rank * args.batch : (rank + 1) * args.batch].to(text.device)
+    starts = torch.randint(len(text) - args.context, (shares * args.batch,), generator=own)
+    mine = starts[share * args.batch : (share + 1) * args.batch].to(text.device)
     windows = text[mine[:, None] + torch.arange(args.context + 1, device=text.device)]
     return windows[:, :-1], windows[:, 1:]
 

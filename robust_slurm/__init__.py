@@ -11,10 +11,23 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpointer as Checkpointer
     from .checkpoint import CheckpointError as CheckpointError
     from .heartbeat import attach, beat, epoch, phase, restart_reason, resume_step
+    from .rejoin.resilient import resilient
+    from .resizing.world import accumulate, world
     from .standby import standby_point
 
 # Not Checkpointer: ``import *`` must not need torch.
-__all__ = ["attach", "beat", "epoch", "phase", "restart_reason", "resume_step", "standby_point"]
+__all__ = [
+    "accumulate",
+    "attach",
+    "beat",
+    "epoch",
+    "phase",
+    "resilient",
+    "restart_reason",
+    "resume_step",
+    "standby_point",
+    "world",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -22,7 +35,13 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    home = "standby" if name == "standby_point" else "heartbeat"
+    homes = {
+        "accumulate": "resizing.world",
+        "resilient": "rejoin.resilient",
+        "standby_point": "standby",
+        "world": "resizing.world",
+    }
+    home = homes.get(name, "heartbeat")
     home = home if name in __all__ else "checkpoint"
     if home == "checkpoint":
         from sys import version_info

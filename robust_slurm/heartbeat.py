@@ -53,6 +53,7 @@ _proven = layout.NO_STEP  # newest such step of a finite loss
 _assumed = layout.NO_STEP  # the value of _proven that no loss has shown, but a resume
 _stack: list[bytes] = []
 _ended = False
+rejoined = False  # this process was a rank of an earlier epoch (see ``rejoin``)
 _warned = False
 _fork_hook = False
 

@@ -26,13 +26,7 @@ def _setting(
     """``off``: what ``--robust-no-…`` does, for a switch that is on by default."""
     return field(
         default=default,
-        metadata={
-            "help": help_,
-            "unit": unit,
-            "choices": choices,
-            "minimum": minimum,
-            "off": off,
-        },
+        metadata={"help": help_, "unit": unit, "choices": choices, "minimum": minimum, "off": off},
     )
 
 
@@ -68,10 +62,7 @@ class Config:
     )
     code_limit: float = _setting(1024.0, "largest snapshot of code", unit="MB", minimum=1)
     code_keep: float = _setting(
-        14.0,
-        "how long the snapshots of a job's code stay after it has ended",
-        unit="days",
-        minimum=1,
+        14.0, "how long the snapshots of a job's code stay after its end", unit="days", minimum=1
     )
     code_trial: float = _setting(
         600.0,
@@ -89,6 +80,11 @@ class Config:
         "standby", "partition whose idle nodes replace lost nodes; empty: do not use standby nodes"
     )
     standby_wait: float = _setting(30.0, "how long a recovery waits for a standby node", unit="s")
+    min_nodes: int = _setting(
+        0,
+        "train on with as few nodes as this if no node can replace a lost one; 0: never",
+        unit="nodes",
+    )
     slurm_wait: float = _setting(
         900.0, "how long a recovery waits for slurmctld or munge to return", unit="s"
     )
@@ -246,11 +242,14 @@ class Config:
         unit="s",
         minimum=11,
     )
-    roster_interval: float = _setting(
+    rejoin_limit: float = _setting(
         2.0,
-        "time between two writes of the state that robust-status shows",
+        "time for a rank in resilient() to leave its collective and wait for the ranks that are "
+        "replaced, then it is restarted; 0: restart all ranks",
         unit="s",
-        minimum=0.1,
+    )
+    roster_interval: float = _setting(
+        2.0, "time between two writes of the state for robust-status", unit="s", minimum=0.1
     )
     interval: float = _setting(
         0.0, "time between a node's reports; 0: 0.25 s, above 64 nodes 0.5, above 256 1", unit="s"

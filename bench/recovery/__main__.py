@@ -28,12 +28,14 @@ from bench.recovery.cases import (
     LauncherKill,
     LongJob,
     NodeCrash,
+    NvrxInProcess,
     RankFault,
     ft_launcher,
     robust_job,
     torchrun,
 )
 from bench.recovery.plain import SLURM_CONF, plain_requeue
+from bench.recovery.resized import Resized
 from lab import Cluster, Lab, LabError
 from robust_slurm.config import Config
 
@@ -43,11 +45,15 @@ WORKLOADS = {
     "torch": (
         "rank_kill_torch",
         "rank_kill_torch_cold",
+        "rejoin_rank_kill",
+        "rejoin_off_rank_kill",
         "torchrun_kill",
         "nvrx_kill",
+        "nvrx_inprocess_kill",
         "node_crash_spare_torch",
         "node_crash_companion_torch",
     ),
+    "saved": ("shrink", "grow"),
 }
 RATIOS = (  # (slower, faster)
     (PLAIN, "node_crash_spare"),
@@ -55,6 +61,8 @@ RATIOS = (  # (slower, faster)
     ("torchrun_kill", "rank_kill_torch"),
     ("nvrx_kill", "rank_kill_torch"),
     ("rank_kill_torch_cold", "rank_kill_torch"),
+    ("rejoin_off_rank_kill", "rejoin_rank_kill"),
+    ("nvrx_inprocess_kill", "rejoin_rank_kill"),
 )
 QUICK_RUNS = 2
 IN_A_ROW = 5
@@ -68,6 +76,9 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
     cold = "--robust-no-warm"
     many = LongJob(lambda: robust_job(lab, "toy", NODES, PER_NODE, LONG_NODES))
     one = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1"))
+    stays = LongJob(lambda: robust_job(lab, "resilient", 1, ONE_HOST, "n1"))
+    restarts = "--robust-rejoin-limit=0"
+    all_new = LongJob(lambda: robust_job(lab, "resilient", 1, ONE_HOST, "n1", options=restarts))
     other = LongJob(lambda: robust_job(lab, "torch", 1, ONE_HOST, "n1", options=cold))
     every: dict[str, Callable[[], Case]] = {
         "rank_kill": lambda: RankFault(many, signal.SIGKILL, warm=True),
@@ -76,10 +87,15 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
         "node_crash_companion": lambda: NodeCrash(lab, "toy", PER_NODE, 0, warm=True),
         "rank_kill_torch": lambda: RankFault(one, signal.SIGKILL, warm=True),
         "rank_kill_torch_cold": lambda: RankFault(other, signal.SIGKILL),
+        "rejoin_rank_kill": lambda: RankFault(stays, signal.SIGKILL, warm=True),
+        "rejoin_off_rank_kill": lambda: RankFault(all_new, signal.SIGKILL, warm=True),
         "torchrun_kill": lambda: LauncherKill(lab, "torch", torchrun()),
         "nvrx_kill": lambda: LauncherKill(lab, "torch", ft_launcher()),
+        "nvrx_inprocess_kill": lambda: NvrxInProcess(lab),
         "node_crash_spare_torch": lambda: NodeCrash(lab, "torch", 1, 1, warm=True),
         "node_crash_companion_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True),
+        "shrink": lambda: Resized(lab, grow=False),
+        "grow": lambda: Resized(lab, grow=True),
     }
     return {name: every[name]() for name in names if name in every}
 
@@ -179,9 +195,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = options.parse_args(argv)
     names = every if args.workload == "both" else WORKLOADS[args.workload]
     if not NVRX:
-        if "nvrx_kill" in (args.case or []):
-            options.error("nvrx_kill: BENCH_NVRX must be the path of an ft_launcher")
-        names = [name for name in names if name != "nvrx_kill"]
+        if any(name.startswith("nvrx_") for name in args.case or []):
+            options.error("nvrx_*: BENCH_NVRX must be the path of an ft_launcher")
+        names = [name for name in names if not name.startswith("nvrx_")]
     results = results_for("recovery", args)
     fine = measure(results, args.case or names)
     return finish(results, args) or (0 if fine else 1)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from bench.common import BenchError
@@ -229,3 +230,47 @@ class LauncherKill:
                 self._process.kill()
                 self._process.wait(10.0)
             self._process = self._training = None
+
+
+class NvrxInProcess:
+    """NVRx's in-process wrapper: SIGKILL of a rank → all past their first step.
+
+    The wrapper starts no process: a rank in reserve takes part, and each fault has new ones.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._ranks = itertools.cycle(range(1, ONE_HOST))  # rank 0 has the store
+
+    def once(self) -> dict[str, float]:
+        training = Training.new(self._lab, "nvrx", ONE_HOST)
+        argv = [str(Path(NVRX).with_name("python")), *training.command(STEP_TIME)]
+        world = {"WORLD_SIZE": str(ONE_HOST + 1), "MASTER_ADDR": "127.0.0.1"}
+        world |= training.env() | {"MASTER_PORT": str(random.randrange(20000, 28000))}
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            with (training.directory / "output").open("ab") as output:
+                for rank in range(ONE_HOST + 1):
+                    process = self._lab.popen(
+                        "n1",
+                        argv,
+                        env=world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        cwd=training.directory,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                    )
+                    processes.append(process)
+            training.wait_stepping()
+            time.sleep(random.uniform(0.0, JITTER))
+            at = training.signal_rank(next(self._ranks), signal.SIGKILL)
+            back = lambda: len(training.first_steps(at)) == training.world  # noqa: E731
+            training.wait(back, f"no restart after a kill at {at:.3f}", RECOVERY)
+            return {"total": max(training.first_steps(at).values()) - at}
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait(10.0)
+
+    def close(self) -> None:
+        """Nothing runs between two faults."""

@@ -20,7 +20,9 @@ from bench.training.rank import FIRST_STEPS, STEP
 from lab import Lab
 from lab.keeper.ranks import Process, scan
 
-MODULE = {"toy": "bench.training.toy_train", "torch": "bench.training.torch_train"}
+MODULE = {
+    name: f"bench.training.{name}_train" for name in ("toy", "torch", "saved", "resilient", "nvrx")
+}
 POLL = 0.01
 START_UP = 300.0
 

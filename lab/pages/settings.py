@@ -19,7 +19,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "roster_interval", "interval", "signatures_file", "on_incident", "site_on_incident",
     ),
     "Replacing a lost node": (
-        "spares", "standby_partition", "standby_wait", "requeue", "requeue_on", "max_restarts",
+        "spares", "standby_partition", "standby_wait", "min_nodes", "requeue", "requeue_on", "max_restarts",
         "early_restart", "place", "mesh", "place_alpha",
     ),
     "Detecting hangs, slow ranks and bad losses": (
@@ -31,8 +31,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "launch_limit", "standby_start_limit",
     ),
     "Starting and stopping ranks": (
-        "rank_env", "warm", "warm_packages", "stop_grace", "stop_work_limit", "stop_margin",
-        "task_python",
+        "rank_env", "warm", "warm_packages", "rejoin_limit", "stop_grace", "stop_work_limit",
+        "stop_margin", "task_python",
     ),
     "Testing the machines": (
         "stop_tests", "test_python", "replay", "replay_limit", "replay_rounds", "replay_fixed",

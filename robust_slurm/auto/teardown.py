@@ -39,12 +39,12 @@ def offer(path: str, silence: Callable[[], None]) -> None:
     Raises OSError.
     """
     c10d = sys.modules.get(_C10D)
-    if c10d is None or not _groups(c10d):
+    if c10d is None or not groups(c10d):
         return
     listen(path, 8, _wait, c10d, silence)
 
 
-def _groups(c10d: Any) -> list[Any]:
+def groups(c10d: Any) -> list[Any]:
     """The process groups of this rank that use NCCL, the youngest first."""
     world = c10d._world
     found = [
@@ -71,7 +71,7 @@ def _wait(line: socket.socket, c10d: Any, silence: Callable[[], None]) -> None:
 def _serve(asker: socket.socket, c10d: Any, silence: Callable[[], None]) -> None:
     try:
         silence()
-        _abort(c10d)
+        abort(c10d)
         asker.sendall(DONE)
     except Exception as error:  # noqa: BLE001 - the shim kills the rank in any case
         _warn(error)
@@ -86,22 +86,22 @@ def _warn(error: object) -> None:
         pass
 
 
-def _abort(c10d: Any) -> None:
+def abort(c10d: Any) -> None:
     """Abort all groups as one NCCL group call, as torch's _abort_process_group does.
 
     That function also takes the groups out of torch's tables, under a main thread that uses them.
     """
-    groups = _groups(c10d)
-    backends = [backend for backend in map(_nccl, groups) if backend is not None]
+    found = groups(c10d)
+    backends = [backend for backend in map(_nccl, found) if backend is not None]
     together = next((b for b in backends if hasattr(b, "_group_start")), None)
     if together is not None:
         together._group_start()
     try:
         for backend in backends:
             # abort: torch 2.6 and later; _shutdown: 2.2 to 2.5, and it aborts as well
-            abort = getattr(backend, "abort", None) or getattr(backend, "_shutdown", None)
-            if abort is not None:
-                abort()
+            call = getattr(backend, "abort", None) or getattr(backend, "_shutdown", None)
+            if call is not None:
+                call()
     finally:
         if together is not None:
             together._group_end()

@@ -146,6 +146,10 @@ def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]
         kept = f" and {counted(done.values, 'value')}" if done.values else ""
         sizes = f"{counted(done.tensors, 'tensor')}{kept}, {counted(done.bytes, 'byte')}"
         print(f"{target}: {sizes}", file=out)
+        if done.left_out:
+            more = f" and {len(done.left_out) - 3} more" if len(done.left_out) > 3 else ""
+            names = ", ".join(done.left_out[:3]) + more
+            print(f"left out, as torch.load refuses their types: {names}", file=out)
     return 0
 
 

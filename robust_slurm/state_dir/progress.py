@@ -55,6 +55,8 @@ class JobRun:
     points: list[Point] = field(default_factory=list)
     placings: list[Placing] = field(default_factory=list)
     checks: list[tuple[float, float]] = field(default_factory=list)  # end and seconds of each
+    sizes: list[tuple[float, int, int]] = field(default_factory=list)
+    """Since when the job has trained with so many ranks of how many; the first one is not here."""
 
 
 def read_progress(job_dir: Path | None) -> tuple[list[JobRun], list[str]]:
@@ -105,7 +107,10 @@ def _add(run: JobRun, when: float, data: dict[str, object]) -> None:
             room = MOST_PLACES - sum(len(placing.places) for placing in run.placings)
             if len(run.placings) < MOST_POINTS and room > 0:
                 run.placings.append(Placing(when, epoch, _places(data.get("places"), room)))
-            run.ranks = _count(data.get("ranks")) or run.ranks
+            run.ranks = max(run.ranks, _count(data.get("ranks")))
+            now, of = _count(data.get("trains")), _count(data.get("of"))
+            if len(run.sizes) < MOST_POINTS and (0 < now < of or run.sizes):
+                run.sizes.append((when, now, of) if 0 < now < of else (when, 1, 1))
         case "check" if len(run.checks) < MOST_POINTS:
             if (seconds := number(data.get("seconds"))) is not None and seconds > 0:
                 run.checks.append((when, seconds))

@@ -96,6 +96,8 @@ class Incident:
     why: str = ""  # why the ladder chose the action
     ranks: int = 0  # that were started again
     warm: int = 0  # of them with everything imported ahead
+    resized: tuple[int, ...] = ()  # numbers of ranks before and after, if they differ
+    kept: int = 0  # of them in the process that they had before
     amended: tuple[str, ...] = ()  # what withdrawals have corrected in the record since
 
 
@@ -236,7 +238,15 @@ def incident_from(data: object) -> Incident | None:
         why=clean(data.get("why")),
         ranks=whole(data.get("ranks")) or 0,
         warm=whole(data.get("warm")) or 0,
+        resized=_two(data.get("resized")),
+        kept=whole(data.get("kept")) or 0,
     )
+
+
+def _two(value: object) -> tuple[int, ...]:
+    """Two numbers of ranks, or ()."""
+    found = [n for n in map(whole, value) if n is not None] if isinstance(value, list) else []
+    return tuple(found) if len(found) == 2 and min(found) > 0 else ()
 
 
 def accusation_from(data: object) -> Accusation | None:

@@ -13,6 +13,7 @@ from robust_slurm import looked
 from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
 from robust_slurm.record import create
+from robust_slurm.resizing.world import RESIZED
 from srun_wrapper.agent.launch import RankLaunch as RankLaunch
 from srun_wrapper.agent.launch import Running as Running
 from srun_wrapper.agent.launch import SlotOptions as SlotOptions
@@ -37,8 +38,6 @@ from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import RankStart, Start
 
 NO_THREAD: Exception | None = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-
 _log = logging.getLogger("robust-task")
 
 
@@ -114,7 +113,7 @@ class Launcher:
                 master_port=order.port,
                 first_epoch=order.first and not order.moved,
                 env=os.environ,
-                resized="ROBUST_REPLAY" in order.env,
+                resized="ROBUST_REPLAY" in order.env or RESIZED in order.env,
             )
         if self._store is not None:
             self._store.begin(order)
@@ -124,6 +123,7 @@ class Launcher:
         launch = RankLaunch(order, rank, command, env, record, directory)
         try:
             error_file(self._run_dir, self._local).unlink(missing_ok=True)
+            record.unlink(missing_ok=True)  # of a rank that was to go on in this epoch
             create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
         except (OSError, ValueError) as err:
             self._on_failed(launch, err)
@@ -137,6 +137,17 @@ class Launcher:
             self._fork(launch)
         else:
             self.spawn(launch)
+
+    def renew(self, order: Start, rank: RankStart) -> dict[str, str] | None:
+        """Prepare an epoch for a rank that goes on in it; what changes in its environment."""
+        record = self._run_dir / f"{order.epoch}-{self._local}.beat"
+        if self._store is not None:
+            self._store.begin(order)
+        try:
+            create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
+        except (OSError, ValueError):
+            return None
+        return order.env | rank.env | (order.code.variables() if order.code else {})
 
     def _command(self, code: Code | None) -> list[str]:
         return list(self._options.command if code is None else code.command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable
@@ -14,7 +13,9 @@ from srun_wrapper.agent.counters import gpus
 from srun_wrapper.agent.looking.slot_looks import SlotLooks
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
+from srun_wrapper.agent.processes.emptying import Emptying
 from srun_wrapper.agent.processes.end_report import EndReport, error_file
+from srun_wrapper.agent.processes.rejoining import Rejoining
 from srun_wrapper.agent.processes.signals import RankSignals
 from srun_wrapper.agent.processes.starting import why_not_started
 from srun_wrapper.agent.processes.stop_stages import Aborts, StopStages
@@ -32,6 +33,7 @@ from srun_wrapper.protocol.messages import (
     Imports,
     Inspect,
     Message,
+    RankStart,
     RunTests,
     Signal,
     Start,
@@ -42,10 +44,6 @@ from srun_wrapper.protocol.messages import (
     Warmup,
 )
 
-KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
-CHECK = 0.01
-UNBORN = 1.0  # s for a process that is killed in its start to end, until nobody waits for it
-ANSWER = 1.0  # s for a file system to answer, when a process survives SIGKILL
 TAIL_WAIT = 0.05
 NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
 _log = logging.getLogger("robust-task")
@@ -90,13 +88,12 @@ class Slot:
             started=self._started, failed=self._failed, cold=self._start_cold,
             ended=self._end_running, learnt=self._learnt, changed=self._tell_warm,
         )  # fmt: skip
+        self._rejoining = Rejoining(loop, run_dir, local)
         self._signals = RankSignals(loop, self._pid, group=not options.inherit)
-        self._stopping = False
-        self._stages: StopStages | None = None
-        self._kill_at = math.inf
-        self._stuck_at = math.inf
-        self._asking = False
-        self._next_check = loop.later(0.0, self._check_stopped)
+        self._emptying = Emptying(
+            loop, running=lambda: self._running is not None, kill=self.kill, reap=self._reap,
+            staying=self._staying, look=self._look, emptied=self._stopped,
+        )  # fmt: skip
         self._looks = SlotLooks(loop, local, run_dir, self._below, self._now_running, emit)
         self._end = EndReport(loop, error_file(run_dir, local), emit)
 
@@ -109,10 +106,12 @@ class Slot:
         self._looks.cancel()  # whatever else is due
         if isinstance(order, Start):
             self._next, self._cold = order, None
-            self._stop(order.grace)
+            if not self._goes_on(order):
+                self._stop(order.grace)
         elif isinstance(order, Stop):
             self._next = self._cold = None
-            self._stop(order.grace)
+            if not self._waits(order):
+                self._stop(order.grace)
         elif isinstance(order, Signal):
             if order.early:
                 self._signals.send_when_ready(order.signum)
@@ -136,6 +135,10 @@ class Slot:
         """Pass a signal to the rank's process group."""
         self._looks.cancel()
         self._signals.send(signum)
+
+    @property
+    def _stopping(self) -> bool:
+        return self._emptying.active
 
     def _pid(self) -> int:
         return self._running.process.pid if self._running is not None else 0
@@ -161,8 +164,7 @@ class Slot:
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""
         self._reap()
-        if self._stopping:
-            self._check_stopped()
+        self._emptying.check()
 
     def _reap(self) -> None:
         ended = process_tree.reap()
@@ -184,68 +186,70 @@ class Slot:
             if not self._stopping:
                 self._exited(running)
 
+    # -- a rank that stays
+
+    def _waits(self, order: Stop) -> bool:
+        """Return whether the rank is asked to wait for the next epoch, or waits."""
+        rejoining, options = self._rejoining, self._options
+        if self._running is None or self._stopping or options.regex or options.inherit:
+            return False
+
+        def asked(waits: bool) -> None:
+            if not waits:
+                self._stop(order.grace)
+                return
+            self._end.flush()
+            self._emit(Stopped(0, self._epoch, 0, stages={"rejoin": rejoining.seconds}))
+
+        if rejoining.held:
+            asked(True)
+        if rejoining.held or rejoining.asking:
+            return True
+        return rejoining.ask(self._now_running(), order.rejoin, asked)
+
+    def _goes_on(self, order: Start) -> bool:
+        """Return whether the rank that waits is given the next epoch."""
+        running, rank = self._running, self._rejoining.part(order)
+        if rank is None or running is None or self._stopping:
+            return False
+
+        def going(well: bool) -> None:
+            if not well:
+                self._stop(order.grace)
+                return
+            self._emit(Stopped(0, self._epoch, 0))
+            self._next, self._running = None, Running(order.epoch, running.process, running.pumps)
+            self._take(order, rank)
+            self._end.begin(running.process.pid)
+            pid = running.process.pid
+            self._emit(Started(0, order.epoch, self._local, pid, kept=True))
+
+        return self._rejoining.send(self._launcher.renew(order, rank), going)
+
     # -- stopping
 
     def _stop(self, grace: float) -> None:
+        self._rejoining.drop()
         self._end.flush()
         now = time.monotonic()
         if self._stopping:
-            if self._stages is not None:
-                self._stages.hurry(grace, now)
+            if self._emptying.stages is not None:
+                self._emptying.stages.hurry(grace, now)
             return
-        self._stopping = True
         self._launcher.cancel()
         if self._tester is not None:
             self._tester.cancel()
-        self._kill_at = self._stuck_at = math.inf
+        stages = None
         if self._running is not None:
             pid = self._running.process.pid
             aborts = Aborts(self._run_dir, self._running.epoch, pid)
             limit = self._options.work_limit
-            self._stages = StopStages(pid, grace, limit, aborts, self.signal, now)
-        self._check_stopped()
+            stages = StopStages(pid, grace, limit, aborts, self.signal, now)
+        self._emptying.begin(stages)
 
-    def _check_stopped(self) -> None:
-        self._next_check.cancel()  # also every child that ends leads here
-        if not self._stopping:
-            return
-        self._next_check = self._loop.later(CHECK, self._check_stopped)  # whatever fails below
-        now = time.monotonic()
-        if self._running is None or self._stages is None or self._stages.due(now):
-            # The rank itself is gone, or has had its time: nothing it started may stay.
-            if self._kill_at == math.inf:
-                self._kill_at, self._stuck_at = now, now + KILL_DEADLINE
-            self.kill()
-            self._reap()
-        spared = self._staying()
-        if now >= self._kill_at + UNBORN:
-            spared += starting.unborn()
-        if process_tree.childless(spared):
-            self._stopped(())
-        elif now >= self._stuck_at:
-            self._stuck(process_tree.descendants(os.getpid(), spared))
-
-    def _stuck(self, pids: list[int]) -> None:
-        """They survive SIGKILL: wait on while a file system that they use does not answer."""
-        if self._asking:
-            return
-
-        def answered(silent: tuple[str, ...]) -> None:
-            self._asking = False
-            if not self._stopping:
-                return
-            if silent:
-                self._stuck_at = time.monotonic() + ANSWER
-                self._check_stopped()
-            elif pids and not process_tree.childless([*self._staying(), *starting.unborn()]):
-                self._stopped(tuple(pids)[:16])
-            else:
-                self._check_stopped()
-
-        self._asking = True
-        self._loop.run_in_thread(
-            lambda: filesystems.look(pids, (), ANSWER), answered, filesystems.NONE
-        )
+    def _look(self, pids: list[int], limit: float, done: Callable[[tuple[str, ...]], None]) -> None:
+        look = lambda: filesystems.look(pids, (), limit)  # noqa: E731
+        self._loop.run_in_thread(look, done, filesystems.NONE)
 
     def _cut(self, stages: StopStages) -> tuple[str, ...]:
         if not stages.cut:
@@ -255,7 +259,6 @@ class Slot:
         return (f"rank {self._rank} {what}",)
 
     def _stopped(self, stuck: tuple[int, ...]) -> None:
-        self._stopping = False
         self._running = None
         self._end.drop()
         if self._stdin is not None and not stuck:
@@ -264,7 +267,7 @@ class Slot:
         if launch is not None and not stuck:
             self._launcher.spawn(launch)
             return
-        stages, self._stages = self._stages, None
+        stages, self._emptying.stages = self._emptying.stages, None
         told = Stopped(0, self._epoch, 0, stuck)
         if stages is not None:
             stages.ended(time.monotonic())
@@ -274,12 +277,16 @@ class Slot:
         if order is not None and not stuck:
             for rank in order.ranks:
                 if rank.local == self._local:
-                    self._epoch, self._rank = order.epoch, rank.rank
-                    self._first_of_all = order.index == 0 and self._local == 0
-                    self._looks.share(len(order.ranks))
+                    self._take(order, rank)
                     self._launcher.launch(order, rank)
 
     # -- starting
+
+    def _take(self, order: Start, rank: RankStart) -> None:
+        self._epoch, self._rank = order.epoch, rank.rank
+        self._first_of_all = order.index == 0 and self._local == 0
+        self._looks.share(len(order.ranks))
+        self._rejoining.began(order, rank)
 
     def _started(self, running: Running) -> None:
         self._running = running
@@ -324,18 +331,13 @@ class Slot:
         for pump in running.pumps:
             pump.finish(max(0.0, deadline - time.monotonic()))
         code = running.process.returncode or 0
+        own, killer = (code, None) if code >= 0 else (None, -code)
         tail = running.pumps[0].tail() if running.pumps else ""
 
         def end(facts: tuple[str, ...]) -> Exited:
+            age = time.monotonic() - at
             return Exited(
-                0,
-                running.epoch,
-                self._local,
-                code if code >= 0 else None,
-                -code if code < 0 else None,
-                time.monotonic() - at,
-                tail[-4096:],
-                facts=facts,
+                0, running.epoch, self._local, own, killer, age, tail[-4096:], facts=facts
             )
 
         self._end.ended(end, tail, code)

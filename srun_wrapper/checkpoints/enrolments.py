@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
+from robust_slurm.resizing.change import Resize, owners
 from srun_wrapper.job.bus import Address
 from srun_wrapper.job.model import Node
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
+
+KEPT = 4  # worlds of other sizes; the snapshots of older ones are gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,24 @@ class Enrolment:
     said: Enrolled
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierWorld:
+    """A world of another size, whose snapshots the present ranks can go on with."""
+
+    size: int
+    owners: Mapping[int, tuple[int, ...]]
+    """Present rank -> its ranks whose own snapshots that needs; see ``resize.owners``."""
+    anew: frozenset[int]
+    """Present ranks that were none in it."""
+
+    def after(self, change: Resize, original: int) -> EarlierWorld:
+        """Return it as the ranks after another change need it."""
+        origin = {rank: self.owners[old][0] for rank, old in change.origin.items()}
+        lost = {rank for rank, old in change.origin.items() if old in self.anew}
+        found = owners(origin, self.size, change.new, original)
+        return EarlierWorld(self.size, found, frozenset(change.anew | lost))
+
+
 @dataclass(slots=True)
 class Enrolments:
     """All ranks that ever enrolled, and the snapshots of the running epoch. Data only."""
@@ -49,6 +73,8 @@ class Enrolments:
     """Number of enrolments so far."""
     newest: int = 0
     """Newest step that any rank saved in the running epoch."""
+    earlier: list[EarlierWorld] = field(default_factory=list)
+    """Worlds of other sizes, the last one first."""
 
     def begin(self) -> None:
         """Forget what belongs to the last epoch."""
@@ -60,6 +86,55 @@ class Enrolments:
         self.ranks[rank] = enrolment
         self.count += 1
         self.here.add(rank)
+
+    def resize(self, change: Resize, original: int, places: Sequence[Node]) -> None:
+        """Take the ranks over into a world of another size, whose nodes these are.
+
+        ``original``: size of the first world.
+        """
+        found = owners(change.origin, change.old, change.new, original)
+        last = EarlierWorld(change.old, found, change.anew)
+        self.earlier = [last, *(each.after(change, original) for each in self.earlier)][:KEPT]
+        before, self.ranks = self.ranks, {}
+        origin = sorted(change.origin.items())
+        stores = {each.at.local for each in before.values()}  # of a torchrun's ranks: one a node
+        for place, numbers in enumerate(change.ranks):
+            for local, rank in enumerate(numbers):
+                old = before.get(change.origin[rank])
+                if old is not None:
+                    needs = tuple(r for r, was in origin if was in old.said.needs)
+                    said = structs.replace(
+                        old.said, rank=rank, world=change.new, mesh={}, needs=needs
+                    )
+                    at = StoreAt(places[place], local if local in stores else old.at.local)
+                    self.ranks[rank] = Enrolment(old.epoch, place, at, said)
+        self.count += 1
+        self.begin()
+
+    def places(self) -> list[tuple[int, ...]] | None:
+        """Return the ranks of each place, by their numbers on the node; None if not all are known.
+
+        Of a torchrun they are more than the task slots.
+        """
+        if not self.ranks or sorted(self.ranks) != list(range(self.world)):
+            return None
+        found: dict[int, list[tuple[int, int]]] = {}
+        for rank, each in self.ranks.items():
+            found.setdefault(each.place, []).append((each.at.local, rank))
+        if sorted(found) != list(range(len(found))):
+            return None
+        return [tuple(r for _, r in sorted(found[place])) for place in range(len(found))]
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """Return the ranks that hold the same state, each group in order."""
+        found: dict[int, set[int]] = {}
+        for rank, each in self.ranks.items():
+            found.setdefault(min(each.said.needs), set()).update((rank, *each.said.needs))
+        return [tuple(sorted(ranks)) for _, ranks in sorted(found.items())]
+
+    def fixed(self) -> str:
+        """Return why a world of another size cannot go on with the ranks' state; "" if it can."""
+        return next((e.said.fixed for e in self.ranks.values() if e.said.fixed), "")
 
     def save(self, message: Saved) -> None:
         self.saved[message.rank] = message

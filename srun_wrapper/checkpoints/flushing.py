@@ -56,7 +56,8 @@ class Flushing:
             return
         until = time.monotonic() + limit
         directory = self._enrolments.directory
-        world = self._enrolments.world or self._state.world.size
+        present = self._enrolments.world or self._state.world.size
+        worlds = [present, *(each.size for each in self._enrolments.earlier)]
         # The writer holds every byte against its digest before it writes it.
         places, on_disk = await asyncio.gather(
             self._stores.stock(self._ended),
@@ -69,7 +70,8 @@ class Flushing:
         if certified:
             places = only(places, trust.memory)
         before = self._certificates.bound()
-        flush = plan_flush(only_sound(places, before), world, steps)
+        plans = [(plan_flush(only_sound(places, before), size, steps), size) for size in worlds]
+        flush, world = max(plans, key=lambda one: (bool(one[0].writes), one[0].step))
         if flush.writes and limit > SIGNALLED:  # time to see which copies are good
             checked = await self._stores.stock(self._ended, flush.step)
             places = replaced(places, flush.step, checked)

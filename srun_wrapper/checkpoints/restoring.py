@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 
 from robust_slurm.checkpoint.durable import tier
 from robust_slurm.checkpoint.planning import plan as planner
+from robust_slurm.checkpoint.planning.sound import Bound, Trust
 from robust_slurm.checkpoint.store.events import Restore
 from srun_wrapper.checkpoints.certificates import Certificates
-from srun_wrapper.checkpoints.enrolments import Enrolments, StoreAt
+from srun_wrapper.checkpoints.enrolments import EarlierWorld, Enrolments, StoreAt
 from srun_wrapper.checkpoints.late_arrivals import LateArrivals
 from srun_wrapper.checkpoints.on_disk import committed, only, replaced
 from srun_wrapper.checkpoints.stores import Copy, Stores
@@ -45,6 +46,7 @@ class Restoring:
         self._journal = journal
         self._plan: planner.Resume | None = None
         self._shards: dict[str, dict[int, str]] = {}  # of each node
+        self._earlier: EarlierWorld | None = None  # whose snapshots the plan uses
         self._stand = -1  # see Restore
         self.late_arrivals = LateArrivals(self._fetch, self._interrupted, journal)
 
@@ -53,7 +55,16 @@ class Restoring:
         plan = self._plan
         if plan is None or not plan.tier:
             return None
-        return Restore(plan.step, plan.tier, self._shards.get(node.name, {}), self._stand)
+        return Restore(
+            plan.step, plan.tier, self._shards.get(node.name, {}), self._stand, *self._origins()
+        )
+
+    def _origins(self) -> tuple[dict[int, int], tuple[int, ...]]:
+        """Return the ranks' origins in a world of another size; see ``Restore``."""
+        if (earlier := self._earlier) is None:
+            return {}, ()
+        own = {rank: owners[0] for rank, owners in earlier.owners.items()}
+        return own, tuple(sorted(earlier.anew))
 
     @property
     def step(self) -> int | None:
@@ -73,7 +84,7 @@ class Restoring:
 
         ``only_state``: restore this (step, epoch) from memory or nothing; ``stand``: see Restore.
         """
-        self._plan, self._stand = None, stand
+        self._plan, self._earlier, self._stand = None, None, stand
         self.late_arrivals.begin(None, {}, {})
         try:
             return await self._prepare(only_state)
@@ -111,9 +122,8 @@ class Restoring:
                 return False
             before = certificates.bound()
             trust = certificates.trust(places, on_disk)
-            world = self._world()
-            plan = await run_in_thread(
-                partial(planner.plan, places, seats, world, steps, failed, before, trust), PLAN
+            plan, self._earlier = await run_in_thread(
+                partial(self._newest, places, seats, steps, failed, before, trust), PLAN
             )
             if plan.tier == "memory" and plan.step not in read:
                 # Only now is it read, and held against its digests: it may be hundreds of GB.
@@ -136,6 +146,34 @@ class Restoring:
             failed |= bad
         say("checkpoints: no restore plan succeeded; each rank looks for its state on disk")
         return not self._interrupted()
+
+    def _newest(
+        self,
+        places: Sequence[planner.Holder],
+        seats: Mapping[int, planner.Seat],
+        steps: Sequence[tuple[int, int]],
+        failed: Set[Copy],
+        before: Bound | None,
+        trust: Trust,
+    ) -> tuple[planner.Resume, EarlierWorld | None]:
+        """Return the plan with the newest step, and the world that saved it if not the present one.
+
+        See ``planner.plan``.
+        """
+        world, earlier = self._world(), self._enrolments.earlier
+        if not earlier:
+            return planner.plan(places, seats, world, steps, failed, before, trust), None
+        found: list[tuple[planner.Resume, EarlierWorld | None]] = []
+        for each in (None, *earlier):
+            size = world if each is None else each.size
+            own = [
+                place._replace(holdings=[h for h in place.holdings if h.world == size])
+                for place in places
+            ]
+            asked = None if each is None else each.owners
+            plan = planner.plan(own, seats, size, steps, failed, before, trust, asked)
+            found.append((plan, each if plan.tier == "memory" else None))
+        return max(found, key=lambda one: (one[0].step, one[0].tier == "memory"))
 
     def _report(self, plan: planner.Resume) -> None:
         """Report the copies that the plan passes over, and why."""

@@ -11,8 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from robust_slurm.resizing.world import RESIZED
+
 STALE = (
-    *("SLURM_NTASKS_PER_NODE", "ROBUST_RESUME_STEP"),
+    *("SLURM_NTASKS_PER_NODE", "ROBUST_RESUME_STEP", RESIZED),
     *("ROBUST_CODE_TREE", "ROBUST_CODE_VERSIONS", "ROBUST_CODE_SOURCE", "ROBUST_CODE_VERSION"),
 )
 """Variables that are set only in some worlds: one inherited from the real step, or from the rank
@@ -33,13 +35,15 @@ def world_env(
     master_port: int,
     restart_reason: str = "",
     resume_step: int | None = None,
+    resized: tuple[int, int] | None = None,
     job_id: str | int,
     step_id: str | int,
 ) -> dict[str, str]:
     """Variables that are equal for all ranks.
 
     ``names`` and ``ranks``: the nodes in virtual order and each one's rank numbers by local rank.
-    ``restart_reason`` is empty in the first epoch; ``resume_step`` None: not known, not set.
+    ``restart_reason`` is empty in the first epoch; ``resume_step`` None: not known, not set;
+    ``resized``: numbers of the training's ranks at the job's begin and now, if these differ.
     """
     counts = [len(own) for own in ranks]
     size = str(sum(counts))
@@ -71,6 +75,8 @@ def world_env(
     }
     if len(set(counts)) == 1:
         env["SLURM_NTASKS_PER_NODE"] = str(counts[0])
+    if resized is not None:
+        env[RESIZED] = f"{resized[0]}:{resized[1]}"
     if resume_step is not None:
         env["ROBUST_RESUME_STEP"] = str(resume_step)
     return env

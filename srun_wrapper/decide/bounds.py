@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Copies = Mapping[str, frozenset[str]]
@@ -70,3 +71,29 @@ def bounded(suspects: Sequence[str], must: Collection[str], room: int, copies: C
 def loses(gone: Collection[str], copies: Copies) -> bool:
     """True if the loss of these nodes takes a snapshot and its replica."""
     return any(not copies.get(node, frozenset()).isdisjoint(gone) for node in gone)
+
+
+OFF = "min_nodes is 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Means that a recovery can use now."""
+
+    spares: int
+    companions: int  # how many nodes may still be asked from the standby partition
+    requeue: bool
+    max_restarts: int
+    never: str = ""  # why the ranks cannot be started again at all
+    early: bool = False
+    """No step was ever seen, in the program's first minute, and it is not to be restarted then."""
+    other_code: str = ""  # another version of the code that the ranks can start with, in words
+    copies: Copies = field(default_factory=dict)
+    before: Mapping[str, int] = field(default_factory=dict)
+    """Evidence of earlier runs of the job, by node: the higher, the stronger."""
+    world: str = ""  # the --mpi under which the ranks cannot be started again in the step
+    requeues: int = 0  # of the job, before this run
+    stepped: bool = False  # ranks have made steps in this step of the job: the command did run
+    not_fewer: Callable[[tuple[str, ...]], str] = lambda _names: OFF
+    """Why the job cannot go on without these nodes and with nothing in their places; "": it can."""
+    resize_failed: bool = False  # the ranks have made no step in a world of this size

@@ -10,6 +10,7 @@ from srun_wrapper.decide.bounds import RULE
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED, Then
 from srun_wrapper.decide.flaps import NO_REBOOT, WINDOW
+from srun_wrapper.decide.incident import REJOIN
 from srun_wrapper.decide.ladder import BACK, RUNGS
 
 WIDTH = 100
@@ -33,6 +34,7 @@ LIMITS = (
     "stall_limit",
     "mute_limit",
     "launch_limit",
+    "rejoin_limit",
     "signatures_file",
 )
 
@@ -133,6 +135,8 @@ def _ladder() -> Iterator[str]:
     for rung in RUNGS:
         yield from _block(rung.id, (("if", rung.condition), ("then", rung.action)))
     yield from _block(BACK.rung, (("if", BACK.why), ("then", "restart in place")))
+    stays = "in-place, and ranks in robust_slurm.resilient() answer within rejoin_limit"
+    yield from _block(REJOIN, (("if", stays), ("then", "they keep their processes")))
 
 
 def _limits(config: Config) -> Iterator[str]:

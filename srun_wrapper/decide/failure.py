@@ -7,7 +7,9 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-Symptom = Literal["crash", "node_lost", "hang", "stuck", "nan", "sdc", "differs", "slow", "update"]
+Symptom = Literal[
+    "crash", "node_lost", "hang", "stuck", "nan", "sdc", "differs", "slow", "update", "grow"
+]
 
 EXCEPTION = re.compile(r"^(\[rank\d+\]:?\s*)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 WARNING = re.compile(r"(\[rank\d+\]:?\s*)?\[[WI]\d{3,4} ")  # as torch logs them: no cause of an end

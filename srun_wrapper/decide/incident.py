@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.ladder import Plan
 
+REJOIN = "rejoin"  # the rung of a restart in place in which some ranks kept their process
 RECOVERED = "recovered"  # the only outcome after which training goes on
 PHASES = ("detect", "decide", "stop", "test", "replace", "restore", "launch", "first_step")
 
@@ -38,7 +39,9 @@ class Incident:
     counters: tuple[str, ...] = ()  # error counters of nodes that have grown, in words
     ranks: int = 0  # that were started again
     warm: int = 0  # of them with everything imported ahead
+    kept: int = 0  # of them in the process that they had before
     stages: dict[str, float] = field(default_factory=dict)  # s of each stage of "stop"
+    resized: tuple[int, int] | None = None  # numbers of ranks before and after, if they differ
     outcome: str = "open"
 
     def __post_init__(self) -> None:
@@ -48,6 +51,12 @@ class Incident:
         """A phase has ended now; only replacements and tests may be tried again."""
         if phase in ("test", "replace") or phase not in self.marks:
             self.marks[phase] = time.monotonic()
+
+    def started(self, ranks: int, *, warm: int, kept: int) -> None:
+        """The ranks of the next epoch have been started."""
+        self.ranks, self.warm, self.kept = ranks, warm, kept
+        if kept and self.plan is not None and self.plan.rung == "in-place":
+            self.plan = replace(self.plan, rung=REJOIN)
 
     def phases(self) -> dict[str, float]:
         """Seconds per phase; a phase that did not happen took 0."""
@@ -86,6 +95,7 @@ class Incident:
             "why": self.plan.why if self.plan else "",
             "rung": self.plan.rung if self.plan else "",
             "swaps": [list(pair) for pair in self.swaps],
+            "resized": list(self.resized) if self.resized else [],
             "outcome": self.outcome,
             "phases": self.phases(),
             "stop_stages": self.stages,
@@ -95,6 +105,7 @@ class Incident:
             "counters": list(self.counters),
             "ranks": self.ranks,
             "warm": self.warm,
+            "kept": self.kept,
         }
 
     def line(self) -> str:
@@ -109,9 +120,16 @@ class Incident:
         head = f"recovered from {what} on {where}"
         if self.diagnosis.symptom == "update":
             head = f"{self.diagnosis.evidence[0]}: ranks restarted"
+        if self.diagnosis.symptom == "grow":
+            head = self.diagnosis.evidence[0]
+        if self.resized:
+            swapped += "; resized {}→{}".format(*self.resized)
         lost = self.lost_steps
         steps = "; lost steps unknown" if lost is None else f"; {_count(lost)} lost"
         warm = f"; {self.warm} of {self.ranks} ranks started warm" if self.warm else ""
+        if self.kept:
+            new = f", {self.warm} started warm" if self.warm else ""
+            warm = f"; {self.kept} of {self.ranks} ranks kept their process{new}"
         restored = f"; {self.restored[0].partition(':')[0]}" if self.restored else ""
         return f"{head} in {phases['total']:.2f} s ({parts}){warm}{restored}{swapped}{steps}"
 

@@ -1,19 +1,22 @@
 """Choose the next rung of the recovery ladder (pure).
 
 1 restart in place; 2 swap with a spare of the allocation; 3 swap with a standby node of the
-standby partition; 4 requeue. Stop when the error is the user's and repeats, or when the budget
-is spent: recoveries in a row without progress. Only progress refills it.
+standby partition; 4 go on with fewer nodes, where min_nodes allows it; 5 requeue. Stop when the
+error is the user's and repeats, or when the budget is spent: recoveries in a row without progress.
+Only progress refills it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from robust_slurm.text import counted
-from srun_wrapper.decide.bounds import Bounded, Copies, bounded, likeliest
+from srun_wrapper.decide.bounds import OFF as OFF
+from srun_wrapper.decide.bounds import Bounded, bounded, likeliest
+from srun_wrapper.decide.bounds import Means as Means
 from srun_wrapper.decide.budget import Budget as Budget
 from srun_wrapper.decide.budget import acquit as acquit
 from srun_wrapper.decide.budget import suspect_nodes as suspect_nodes
@@ -21,34 +24,15 @@ from srun_wrapper.decide.budget import unproven_nan
 from srun_wrapper.decide.budget import with_suspects as with_suspects
 from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis
 
-Action = Literal["restart", "swap_spare", "swap_companion", "requeue", "stop"]
+Action = Literal["restart", "swap_spare", "swap_companion", "shrink", "requeue", "stop"]
 GAVE_UP = 120
+BUT = "; not with fewer nodes: "
 NOTHING_LEFT = 121
 REQUEUED = 122
 NAN_AGAIN = (
     "the loss is not finite again at the same spot and no machine is proven to be at fault: the "
     "program's own (learning rate, data; if it gets over that by itself, --robust-nan=ignore)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """Means that a recovery can use now."""
-
-    spares: int
-    companions: int  # how many nodes may still be asked from the standby partition
-    requeue: bool
-    max_restarts: int
-    never: str = ""  # why the ranks cannot be started again at all
-    early: bool = False
-    """No step was ever seen, in the program's first minute, and it is not to be restarted then."""
-    other_code: str = ""  # another version of the code that the ranks can start with, in words
-    copies: Copies = field(default_factory=dict)
-    before: Mapping[str, int] = field(default_factory=dict)
-    """Evidence of earlier runs of the job, by node: the higher, the stronger."""
-    world: str = ""  # the --mpi under which the ranks cannot be started again in the step
-    requeues: int = 0  # of the job, before this run
-    stepped: bool = False  # ranks have made steps in this step of the job: the command did run
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +48,9 @@ class Plan:
     @property
     def cause(self) -> str:
         """Return why nothing less than a requeue helps."""
-        nobody = f"no node can replace {','.join(self.replace)}"
-        return self.why if self.rung == "one-world" else nobody
+        _, but, why = self.why.partition(BUT)
+        nobody = f"no node can replace {','.join(self.replace)}{but}{why}"
+        return self.why if self.rung in ("one-world", "undo-resize") else nobody
 
 
 BACK = Plan("restart", (), "the lost nodes answer again", rung="back")
@@ -176,6 +161,12 @@ def _one_world(now: Situation) -> Plan | None:
     return Plan("requeue", now.leave, why)
 
 
+def _undo_resize(now: Situation) -> Plan | None:
+    if not now.means.resize_failed or not now.means.requeue or now.leave:
+        return None
+    return Plan("requeue", (), "the ranks cannot go on in a world of another size")
+
+
 def _same_error(now: Situation) -> Plan | None:
     if now.diagnosis.cause != "user" or now.repeats < 2:
         return None
@@ -245,9 +236,17 @@ def _keep(now: Situation) -> Plan | None:
     return Plan("restart", (), "no node left to replace the suspect: restart in place")
 
 
+def _shrink(now: Situation) -> Plan | None:
+    if now.means.not_fewer(now.must):
+        return None
+    return Plan("shrink", now.must, "no node left to replace it: training goes on with fewer")
+
+
 def _requeue(now: Situation) -> Plan | None:
     what = "lost" if now.vacant else "bad"
     why = f"no node left to replace the {what} one"
+    if (fewer := now.means.not_fewer(now.must)) != OFF:
+        why += f"{BUT}{fewer}"
     return Plan("requeue", now.leave, why) if now.means.requeue else None
 
 
@@ -284,6 +283,13 @@ RUNGS = (
         "stop if the program is to blame, the job may not be requeued, or it was requeued "
         f"max_restarts times; else requeue without the nodes to leave, exit code {REQUEUED}",
         _one_world,
+    ),
+    Rung(
+        "undo-resize",
+        "no node is to leave, the job may be requeued, and since it went on with fewer or more "
+        "nodes (min_nodes) the ranks have made no step",
+        f"requeue, exit code {REQUEUED}",
+        _undo_resize,
     ),
     Rung(
         "same-error",
@@ -328,6 +334,12 @@ RUNGS = (
         _standby,
     ),
     Rung("keep", "no node is lost or proven bad", "restart in place; suspects stay", _keep),
+    Rung(
+        "shrink",
+        "so many nodes stay as min_nodes allows, and whole replicas of the model on them",
+        "go on with fewer ranks",
+        _shrink,
+    ),
     Rung(
         "requeue",
         "the job may be requeued",

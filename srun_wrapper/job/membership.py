@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from robust_slurm.resizing.change import Resize
 from srun_wrapper.job.model import MOVES, AgentKey, Node, Role, World
 
 _log = logging.getLogger("robust-srun.nodes")
@@ -78,6 +79,17 @@ class Membership:
         """Give the place to this node from the next epoch on."""
         self.world.places[place] = node
         self.move(node, Role.ACTIVE)
+
+    def resize(self, places: Sequence[Node], change: Resize) -> None:
+        """Give the world other places from the next epoch on; who has none becomes a spare."""
+        world, before = self.world, list(self.world.places)
+        world.resize(places, change.ranks, change.origin)
+        for node in before:
+            if node not in places and node.role is Role.ACTIVE:
+                self.move(node, Role.SPARE)
+        for node in places:
+            if node.role is Role.SPARE:
+                self.move(node, Role.ACTIVE)
 
     def seat(self, places: Sequence[Node]) -> None:
         """Give all places to these nodes; those that lose theirs become spares."""

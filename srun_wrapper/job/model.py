@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from robust_slurm.record import NotFinite
@@ -163,24 +163,40 @@ class World:
     inner: dict[tuple[int, int], Rank] = field(default_factory=dict)
     # Place by id(node), as the epoch began: asked for every heartbeat of every rank.
     _place: dict[int, int] = field(default_factory=dict, repr=False)
-    # How many ranks of this epoch have been started (and warm), made a step (or ended), have ended.
+    # How many ranks of this epoch have been started (of them warm, or kept from the epoch before),
+    # made a step (or ended), have ended.
     started: int = 0
     warm: int = 0
+    kept: int = 0
     stepped: int = 0
     exited: int = 0
     # Numbers of the ranks that have ever made a step: where steps are seen in the output, that
     # may be rank 0 alone.
     steppers: set[int] = field(default_factory=set)
+    resized: tuple[int, int] | None = None
+    """Numbers of the training's ranks at the job's begin and now; None: they are equal."""
 
     def lay_out(self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]]) -> None:
         """Give these nodes these ranks each, before the first epoch."""
         self.epoch = 0
         self.places[:], self.ranks[:] = places, ranks
 
+    def resize(
+        self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]], origin: Mapping[int, int]
+    ) -> None:
+        """Give these nodes these ranks each, from the next epoch on.
+
+        ``origin``: new rank -> the old one that it was. Until then no node has a place.
+        """
+        self.places[:], self.ranks[:] = places, ranks
+        self._place.clear()
+        slots = {new for new, old in origin.items() if old in self.steppers}
+        self.steppers = slots or self.steppers
+
     def begin(self, epoch: int) -> None:
         """Forget the last epoch's ranks; ranks get local ids in order."""
         self.epoch = epoch
-        self.started = self.warm = self.stepped = self.exited = 0
+        self.started = self.warm = self.kept = self.stepped = self.exited = 0
         self.inner = {}
         self._place = {id(node): place for place, node in enumerate(self.places)}
         self.by_rank = {
@@ -214,10 +230,11 @@ class World:
         place = self._place.get(id(node))
         return place if place is not None and self.places[place] is node else None
 
-    def note_started(self, rank: Rank, warm: bool = False) -> None:
+    def note_started(self, rank: Rank, warm: bool = False, kept: bool = False) -> None:
         if not rank.started:
             self.started += 1
             self.warm += warm
+            self.kept += kept
         rank.started = True
 
     def note_exit(self, rank: Rank, code: int, signum: int) -> None:

@@ -21,11 +21,13 @@ def start_orders(
     extra: Mapping[str, str],
     resume_step: int | None = None,
     restore_of: Callable[[Node], Restore | None] = lambda _node: None,
+    rejoin: bool = False,
 ) -> list[tuple[Node, Start]]:
     """Open the next epoch; every place's part of it.
 
     ``reason``: why, "" for the first epoch; ``extra``: more environment for all ranks;
-    ``resume_step`` and ``restore_of`` (a node's part): what the ranks are restored from.
+    ``resume_step`` and ``restore_of`` (a node's part): what the ranks are restored from;
+    ``rejoin``: ranks that wait go on.
     """
     epoch = state.new_epoch()
     world = state.world
@@ -38,6 +40,7 @@ def start_orders(
         master_port=master.free_port,
         restart_reason=reason,
         resume_step=resume_step,
+        resized=world.resized,
         job_id=state.job_id,
         step_id=state.step_id,
     )
@@ -69,6 +72,7 @@ def start_orders(
                 restore=restore_of(node),
                 moved=moved,
                 code=state.code,
+                rejoin=rejoin,
             ),
         )
         for index, (node, ranks) in enumerate(zip(world.places, world.ranks, strict=True))

@@ -23,16 +23,21 @@ class Stopping:
         self._bus = bus
         self._stalls = stalls
 
-    async def end_ranks(self, nodes: Sequence[Node], over: Callable[[], bool]) -> None:
-        """Wait until all ranks are gone, or ``over()``. A node that cannot end them is lost."""
+    async def end_ranks(
+        self, nodes: Sequence[Node], over: Callable[[], bool], rejoin: float = 0.0
+    ) -> None:
+        """Wait until all ranks are gone, or ``over()``. A node that cannot end them is lost.
+
+        ``rejoin``: s for ranks in ``resilient()`` to say that they wait instead; 0: all end.
+        """
         state = self._state
         epoch, grace = state.world.epoch, state.config.stop_grace
         most = grace + 2 * ABORTING + state.config.stop_work_limit + state.config.stop_margin
         for node in nodes:
-            self._bus.send(node, Stop(epoch, grace))
+            self._bus.send(node, Stop(epoch, grace, rejoin))
         done = await self._stalls.until(
             lambda: over() or all(n.stopped >= epoch or n.gone for n in nodes),
-            most,
+            most + rejoin,
         )
         stuck: list[tuple[Node, str]] = []
         for node in nodes:
@@ -50,11 +55,15 @@ class Stopping:
         for node, why in stuck:
             state.lose(node, why, "stuck", shared=shared)
 
-    async def end_world(self, incident: Incident) -> bool:
-        """End all ranks of this epoch on the nodes that stay; False if another failure came."""
+    async def end_world(self, incident: Incident, rejoin: float = 0.0) -> bool:
+        """End all ranks of this epoch on the nodes that stay; False if another failure came.
+
+        ``rejoin``: see ``end_ranks``.
+        """
         state = self._state
         staying = [n for n in state.world.places if n.role is Role.ACTIVE]
-        await self.end_ranks(staying, lambda: bool(state.failures) or state.signalled > 0)
+        cut_short = lambda: bool(state.failures) or state.signalled > 0  # noqa: E731
+        await self.end_ranks(staying, cut_short, rejoin)
         incident.mark("stop")
         incident.stages = longest(node.stages for node in staying)
         progress = state.progress  # the last reports are in now

@@ -36,6 +36,7 @@ class Enrolled(Event):
     directory: str  # of the durable tier, "" for none
     every: int  # steps between durable checkpoints, 0: by time only
     size: int  # bytes of a snapshot, as far as known
+    fixed: str = ""  # why a world of another size could not go on with its state
 
 
 class Saved(Message):

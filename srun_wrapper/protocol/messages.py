@@ -88,8 +88,8 @@ class Started(Event):
     epoch: int
     local: int
     pid: int
-    warm: bool = False
-    """Forked from an interpreter that had everything imported."""
+    warm: bool = False  # forked from an interpreter that had everything imported
+    kept: bool = False  # the process of the epoch before, which rejoined
 
 
 class Exited(Event):
@@ -174,8 +174,7 @@ class Inspected(Reply):
 
     window: float
     samples: tuple[Sample, ...]
-    answering: tuple[str, ...] = ()
-    """Shared file systems in use on this node that have answered."""
+    answering: tuple[str, ...] = ()  # shared file systems in use on this node that have answered
     machine: Machine | None = None
 
 
@@ -186,8 +185,7 @@ class Ack(Message):
     """Answer to each Report: the supervisor lives. ``seen``: highest event number received."""
 
     seen: int
-    interval: float
-    """s between reports from now on."""
+    interval: float  # s between reports from now on
 
 
 class RankStart(msgspec.Struct, array_like=True):
@@ -220,11 +218,13 @@ class Start(Message):
     restore: Restore | None = None
     moved: bool = False  # places are not as srun has numbered the nodes
     code: Code | None = None  # None: the user's files as they are
+    rejoin: bool = False  # ranks that wait (see Stop) go on in this epoch
 
 
 class Stop(Message):
     epoch: int
     grace: float
+    rejoin: float = 0.0  # s for ranks in resilient() to say that they wait for the next epoch
 
 
 class Signal(Message):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
 from srun_wrapper.command.kinds import mpi_world
 from srun_wrapper.decide.bounds import Copies
+from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
+from srun_wrapper.orders import rejoining
 from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.standby.nodes import MOST_UNFIT
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
 
@@ -28,8 +32,10 @@ class AvailableMeans:
         launch: steps.Launch,
         reports: Reports,
         copies: Callable[[], Copies],
+        resizing: Resizing | None = None,
     ) -> None:
         """``copies``: see ``Means``."""
+        self._resizing = resizing
         self._members = state.members
         self._world = state.world
         self._progress = state.progress
@@ -51,6 +57,15 @@ class AvailableMeans:
         first = self._world.epoch == 1 and none
         lived = time.monotonic() - self._pace.epoch_since
         return first and lived < EARLY and not self._config.early_restart
+
+    def rejoin(self, incident: Incident, failures: int, other_code: bool) -> float:
+        """Return the seconds for ranks to say that they stay for the next epoch; 0: all end.
+
+        ``failures``: in a row without progress, this one included.
+        """
+        exchange = incident.plan is not None and bool(incident.plan.exchange)
+        case = rejoining.Case(incident.diagnosis.symptom, failures, other_code, exchange)
+        return 0.0 if rejoining.why_not(case) else self._config.rejoin_limit
 
     def now(self, standby_nodes: int | None = None) -> Means:
         """Return the means that the ladder may count on now."""
@@ -75,6 +90,9 @@ class AvailableMeans:
             requeues=int(self._launch.env.get("SLURM_RESTART_COUNT") or 0),
             stepped=self._progress.stepped,
         )
+        if self._resizing is not None:
+            fewer, failed = self._resizing.without, self._resizing.failed
+            means = replace(means, not_fewer=fewer, resize_failed=failed)
         had = [whole for n in self._world.places for whole in n.stdin.values()]
         left = limited(means, self._launch.feed, had)
         if left.companions < means.companions and not self._told_feed:

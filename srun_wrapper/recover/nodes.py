@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
+from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.decide.bounds import Copies
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.reporting.journal import Journal
@@ -17,6 +18,7 @@ from srun_wrapper.recover.means import AvailableMeans
 from srun_wrapper.recover.release import Release
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.slowness import Slowness
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.nodes import StandbyNodes
@@ -36,6 +38,7 @@ class NodeParts(NamedTuple):
     replacement: Replacement
     last_rung: LastRung
     slowness: Slowness
+    resizing: Resizing
 
     async def close(self, hurried: Callable[[], bool]) -> None:
         """End all standby nodes, and what runs in the background; ``hurried``: see ``Flaps``."""
@@ -53,6 +56,7 @@ def node_parts(
     node_watch: NodeWatch,
     ended: Callable[[], bool],
     copies: Callable[[], Copies] = dict,
+    enrolments: Enrolments | None = None,
 ) -> NodeParts:
     """Build them; ``ended``: True if the job's srun has ended; ``copies``: see ``Means``."""
 
@@ -71,13 +75,18 @@ def node_parts(
     state.on_back = reports.came_back
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
+    known = enrolments or Enrolments()
+    resizing = Resizing(state, known, launch, journal, topology.mesh, requests.use)
     return NodeParts(
-        AvailableMeans(state, launch, reports, copies),
+        AvailableMeans(state, launch, reports, copies, resizing),
         reports,
         Release(state, controller, reports, requests, journal),
         requests,
-        Prerequest(members, requests, node_watch, ending),
-        Replacement(members, standby, topology, reports, lambda: bool(state.failures) or over()),
+        Prerequest(members, requests, node_watch, ending, lambda: resizing.wanted),
+        Replacement(
+            members, standby, topology, reports, lambda: bool(state.failures) or over(), resizing
+        ),
         LastRung(state.job_id, config, launch, controller, reports, ledger.dir),
         Slowness(state, ledger, reports),
+        resizing,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,8 +25,10 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.recover.code_updates import CodeUpdates, ordered
+from srun_wrapper.recover.independent import count_as_killed
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts
+from srun_wrapper.recover.resize.growth import Growth
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 
@@ -66,6 +67,7 @@ class Recovery:
         restarted: Restarted,
         *,
         code: CodeUpdates,
+        growth: Growth | None = None,
         phase: Phase,
         journal: Journal,
         record: Callable[[Incident], None],
@@ -85,6 +87,7 @@ class Recovery:
         self._restoring, self._flushing, self._certificates = restoration
         self._restarted = restarted
         self._code = code
+        self._growth = growth
         self._phase = phase
         self._journal = journal
         self._record = record
@@ -106,7 +109,8 @@ class Recovery:
         if await self._settling.step_is_over():
             return RecoveryEnd(None)
         if not state.config.rank_env:
-            self._count_as_killed()
+            count_as_killed(state, self._journal)
+            self._phase.name = "running"
             return None
         if not state.failures and not self._handled:
             await self._start_what_was_stopped()
@@ -119,10 +123,8 @@ class Recovery:
         suspicion = spoils(incident.diagnosis)
         self._certificates.suspicion = suspicion or self._certificates.suspicion
         done = await self._decide_and_replace(incident)
-        if isinstance(done, RecoveryEnd):
-            return done
-        if not done:
-            return None
+        if done is not True:
+            return done or None
         if not await self._restoring.prepare():
             self._close(incident, self._why_cut_short())
             return None
@@ -131,22 +133,27 @@ class Recovery:
 
     @property
     def update_due(self) -> bool:
-        """True if the running ranks are to be restarted with other code."""
-        return self._code.is_due()
+        """True if the running ranks are to be restarted with other code, or with more nodes."""
+        return self._code.is_due() or bool(self._growth and self._growth.due)
 
     async def update(self) -> None:
-        """Restart the ranks with other code; the recovery of a failure meanwhile applies it."""
-        state, change = self._state, self._code.due()
-        if change is None:
+        """Restart the ranks with other code, or with nodes for the places that lack one; the
+        recovery of a failure meanwhile does so too."""
+        state, change, number = self._state, self._code.due(), self._number()
+        if change is not None:
+            incident = ordered(change, number, state.world.epoch)
+        elif self._growth is not None and self._growth.due:
+            incident = self._growth.ordered(number)
+        else:
             return
         self._phase.name = "recovering"
         lived = time.monotonic() - state.pace.epoch_since
         state.members.stop_epoch()
         state.progress.failed()
         self._localization.forgive()
-        incident = ordered(change, self._number(), state.world.epoch)
         stopped = await self._stopping.end_world(incident)
         cut_short = not stopped or state.signalled or state.vacant()
+        cut_short = cut_short or not await self._replacement.fill(incident)
         if cut_short or not await self._restoring.prepare():
             self._close(incident, self._why_cut_short())
             return
@@ -183,27 +190,6 @@ class Recovery:
             return
         if await self._restoring.prepare():
             self._start_epoch("")
-        self._phase.name = "running"
-
-    def _count_as_killed(self) -> None:
-        """End independent tasks that died with their node or its agent, as under srun."""
-        state = self._state
-        for failure in state.failures:
-            ranks = [r for r in state.world.by_rank.values() if r.node.name == failure.node]
-            ended = [r for r in ranks if r.exit is None]
-            for rank in ended:
-                rank.node.silent_as = None  # if it answers again, it is told to end
-                state.world.note_exit(rank, 0, int(signal.SIGKILL))
-            if ended:
-                numbers = ", ".join(str(rank.rank) for rank in ended)
-                why = "; ".join(failure.evidence) or failure.tail
-                tasks, ends = ("task", "counts") if len(ended) == 1 else ("tasks", "count")
-                say(
-                    f"{why}: {tasks} {numbers} {ends} as killed (exit code 137), the others go on; "
-                    "with --robust-no-rank-env no task is restarted"
-                )
-                self._journal.event("failure", symptom=failure.symptom, evidence=[why])
-        state.failures.clear()
         self._phase.name = "running"
 
     def _diagnose(self, lived: float) -> Incident:
@@ -262,7 +248,7 @@ class Recovery:
                 return await self._requeue(incident, plan)
             filled = await self._stop_and_fill(incident, plan)
             if filled and not state.failures:
-                if plan.replace and not incident.swaps:
+                if plan.replace and not incident.swaps and not incident.resized:
                     incident.diagnosis = without_returned(diagnosis, ())
                     incident.plan = ladder.BACK
                 elif plan.replace:
@@ -288,12 +274,13 @@ class Recovery:
         self._release.evict(plan.replace, incident)
         if plan.action == "swap_companion":
             self._request_ahead()
-        filled = await self._stopping.end_world(incident) and await self._replacement.fill(incident)
-        if filled and any(
-            isinstance(n.order, Stop) and n.stopped < n.order.epoch
-            for n in self._state.world.places
-        ):
-            return await self._stopping.end_world(incident)  # of a node that answers again
+        failures = self._localization.budget.failures
+        rejoin = self._means.rejoin(incident, failures, self._code.waits())
+        ended = await self._stopping.end_world(incident, rejoin)
+        filled = ended and await self._replacement.fill(incident)
+        places = self._state.world.places
+        if filled and any(isinstance(n.order, Stop) and n.stopped < n.order.epoch for n in places):
+            return await self._stopping.end_world(incident, rejoin)  # of a node that is back
         return filled
 
     def _exchange(self, incident: Incident, name: str) -> None:

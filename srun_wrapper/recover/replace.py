@@ -9,6 +9,7 @@ from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.recover.reports import Reports
+from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 
 
@@ -22,8 +23,10 @@ class Replacement:
         topology: Topology,
         reports: Reports,
         over: Callable[[], bool],
+        resizing: Resizing | None = None,
     ) -> None:
         """``over``: True after a new failure or if the job is ending: nothing more is requested."""
+        self._resizing = resizing
         self._members = members
         self._world = members.world
         self._standby = standby
@@ -42,9 +45,20 @@ class Replacement:
 
         A spare of the allocation comes before a standby node, also one that was in doubt and
         answers while standby nodes are awaited. Where fewer come than are wanted, the nodes that
-        the plan names first are replaced.
+        the plan names first are replaced. By a plan to shrink, places that no spare takes are given
+        up; a world that lacks nodes gets those that are idle.
         """
         self._came.clear()
+        if incident.plan and incident.plan.action == "shrink":
+            lacking = self._fill_with_spares(incident)
+            done = not lacking or bool(self._resizing and self._resizing.shrink(incident))
+        else:
+            done = await self._fill(incident)
+        if done and self._resizing is not None and not self._over():
+            self._resizing.fill(incident)
+        return done
+
+    async def _fill(self, incident: Incident) -> bool:
         world = self._world
         while wanted := self._fill_with_spares(incident):
             came = await self._standby.take(

@@ -60,7 +60,7 @@ class Restarted:
 
         await state.until(lambda: over() or world.all_started(), None)
         incident.mark("launch")
-        incident.warm, incident.ranks = world.warm, world.started
+        incident.started(world.started, warm=world.warm, kept=world.kept)
         if stepped_before:
             await state.until(lambda: over() or world.all_stepped(), None)
         elif not over():

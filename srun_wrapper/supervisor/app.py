@@ -46,6 +46,7 @@ from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.on_signal import SignalledRequeue
 from srun_wrapper.recover.recovery import Recovery, Restoration
+from srun_wrapper.recover.resize.growth import Growth
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
@@ -138,6 +139,7 @@ class Supervisor:
         checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
         state.on_store = checkpoints.heard
         standing = Standing(state, bus, enrolments, checkpoints.schedule)
+        self._growth_stands = Standing(state, bus, enrolments, checkpoints.schedule)
         recomputing = Recomputing(
             state,
             standing,
@@ -176,7 +178,10 @@ class Supervisor:
             self.node_watch,
             ended,
             lambda: self.checkpoints.replicas.copies,
+            self.checkpoints.enrolments,
         )
+        self.growth = Growth(state, nodes.resizing, self._growth_stands)
+        self.epochs.listeners.append(lambda _begun: self.growth.begin())
         self.checkpoints.shared.on_acquitted = nodes.reports.withdraw
         self.first_world = FirstWorld(
             state, self.launch, self.finishing, self.topology, nodes.replacement
@@ -200,6 +205,7 @@ class Supervisor:
                 self.code.is_due,
             ),
             code=self.code,
+            growth=self.growth,
             phase=self._phase,
             journal=self.journal,
             record=self.records.incident,
@@ -297,7 +303,8 @@ class Supervisor:
             say(f"seen from {self.state.own_node}: {'; '.join(found)}")
 
     def _excused(self) -> bool:
-        return self.stalls.standing() or self.verify.held_up or self._life.standing_still()
+        held_up = self.verify.held_up or self.growth.held_up
+        return self.stalls.standing() or held_up or self._life.standing_still()
 
     def _build_watches(self) -> Watches:
         state, bus, excused = self.state, self.bus, self._excused
@@ -319,6 +326,7 @@ class Supervisor:
             slow.look,
             self.checkpoints.look,
             self.certificates.look,
+            self.growth.look,
             self.nodes.prerequest.for_doubtful,
         )
         return Watches(state, always, stepping, say)

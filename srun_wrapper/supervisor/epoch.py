@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.rejoining import may_go_on
 from srun_wrapper.orders.starting import start_orders
 from srun_wrapper.protocol.messages import Signal
 
@@ -35,7 +36,9 @@ class Epochs:
         state, restoring = self._state, self._restoring
         extra = self._facts.rank_env(state.step_id)
         grace, restored = state.config.stop_grace, restoring.step
-        for node, order in start_orders(state, grace, reason, extra, restored, restoring.of):
+        rejoin = may_go_on(from_memory=restoring.from_memory, step=restored)
+        orders = start_orders(state, grace, reason, extra, restored, restoring.of, rejoin)
+        for node, order in orders:
             state.bus.send(node, order)
         for signum in sorted(state.early):
             for node in state.world.places:

@@ -176,7 +176,7 @@ class Inbox:
         if isinstance(message, Started):
             rank = self._rank(node, message.epoch, message.local)
             if rank is not None:
-                state.world.note_started(rank, message.warm)
+                state.world.note_started(rank, message.warm, message.kept)
         elif isinstance(message, Exited):
             self._exited(node, message)
         elif isinstance(message, Stopped):

@@ -26,6 +26,7 @@ ACTIONS = {
     "restart": "restart all ranks in place",
     "swap_spare": "swap {nodes} with a spare of the allocation",
     "swap_companion": "swap {nodes} with a node of the standby partition",
+    "shrink": "go on without {nodes}, with fewer ranks",
     "requeue": "requeue the job without {nodes}",
     "stop": "stop the job",
 }

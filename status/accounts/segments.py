@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 TRAINING = "training"
 INCIDENT_PHASES = ("detect", "decide", "stop", "test", "replace", "restore", "launch", "first_step")
 REDONE = "redone"
-PHASES = (TRAINING, "queued", "script", "start_up", *INCIDENT_PHASES, REDONE, "check", "ending")
+DEGRADED = "degraded"
+PHASES = (
+    *(TRAINING, "queued", "script", "start_up", *INCIDENT_PHASES, REDONE, "check", "ending"),
+    DEGRADED,
+)
 """All phases. queued: the job waits in Slurm after a requeue; script: it runs, robust-srun does
 not; start_up: until the first step; redone: steps that were done before; check: steps that are
-computed again on other nodes; ending: after an incident that ended the run."""
+computed again on other nodes; ending: after an incident that ended the run; degraded: of a time of
+training with fewer ranks (min_nodes), the share of those that were missing."""
+CHUNKS = 200  # that such a time is divided into at most, each with its two shares
+CHUNK = 60_000  # ms, or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +82,40 @@ def within(segments: Iterable[Segment], begin: int, end: int) -> Iterator[Segmen
     for one in segments:
         if one.end > begin and one.begin < end:
             yield replace(one, begin=max(one.begin, begin), end=min(one.end, end))
+
+
+def degraded(
+    segments: Iterable[Segment], sizes: Sequence[tuple[int, int, int]]
+) -> Iterator[Segment]:
+    """Give training with ``n`` of ``m`` ranks the phase ``degraded`` for 1 - n/m of its time.
+
+    ``sizes``: since when (ms), n, m; in order. The two shares of a chunk follow each other.
+    """
+    for one in segments:
+        if not one.productive:
+            yield one
+            continue
+        begin = one.begin
+        for at, (since, now, of) in enumerate(sizes):
+            until = sizes[at + 1][0] if at + 1 < len(sizes) else one.end
+            first, last = max(begin, since), min(until, one.end)
+            if now >= of or last <= first:
+                continue
+            if first > begin:
+                yield replace(one, begin=begin, end=first)
+            yield from _shared(replace(one, begin=first, end=last), now, of)
+            begin = last
+        if begin < one.end:
+            yield replace(one, begin=begin)
+
+
+def _shared(one: Segment, now: int, of: int) -> Iterator[Segment]:
+    """The productive and the missing share of a time, chunk by chunk; to the millisecond."""
+    count = max(1, min(CHUNKS, one.ms // CHUNK))
+    edges = [one.begin + one.ms * n // count for n in range(count + 1)]
+    done = 0
+    for begin, end in pairwise(edges):
+        good = (end - one.begin) * now // of - done
+        done += good
+        yield replace(one, begin=begin, end=begin + good)
+        yield replace(one, begin=begin + good, end=end, phase=DEGRADED, cause="resized")

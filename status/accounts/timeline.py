@@ -13,6 +13,7 @@ from status.accounts.segments import (
     REDONE,
     TRAINING,
     Segment,
+    degraded,
     filled,
     in_order,
 )
@@ -118,6 +119,7 @@ class _Run:
     gpus: int
     points: Sequence[Point]
     checks: Sequence[tuple[float, float]]
+    sizes: list[tuple[int, int, int]] = field(default_factory=list)  # see ``degraded``
     detected: list[int] = field(default_factory=list)
 
 
@@ -131,7 +133,8 @@ def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_Run]:
         begin, end = ms(run.started), ms(max(until, run.started))
         first = None if run.first_step is None else ms(run.first_step)
         gpus = run.gpus or run.ranks
-        one = _Run(begin, end, first, gpus, run.points, run.checks)
+        sizes = [(ms(since), now, of) for since, now, of in run.sizes]
+        one = _Run(begin, end, first, gpus, run.points, run.checks, sizes)
         if done and begin < done[-1].end:
             before = done[-1]
             firsts = [f for f in (before.first, first) if f is not None]
@@ -179,7 +182,7 @@ def _of_run(
             wanted.append(_caused(end, run.end, "ending", "", incidents, number))
     taken = in_order(wanted, run.begin, run.end)
     training = Segment(0, 0, TRAINING)
-    whole = filled(taken, run.begin, run.end, training)
+    whole = degraded(filled(taken, run.begin, run.end, training), run.sizes)
     return [_with_gpus(one, run.gpus) for one in whole]
 
 

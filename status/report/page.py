@@ -31,10 +31,11 @@ KINDS = {  # colours of phases, see the template
     "queued": "queued",
     "script": "script",
     "check": "check",
+    "degraded": "degraded",
     "ending": "ending",
 }
 NAMES = {"first_step": "first step", "start_up": "start-up", "redone": "steps done twice"}
-NAMES |= {"queued": "in the queue", "script": "outside robust-srun"}
+NAMES |= {"degraded": "missing ranks", "queued": "in the queue", "script": "outside robust-srun"}
 MOST_PLACES = 2048
 NARROW = 2.5  # units: a stretch that is shorter is drawn so wide
 

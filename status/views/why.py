@@ -125,9 +125,12 @@ def _done(one: Incident) -> str:
         "requeue": "The job was requeued" + (f" without {_listed(_nodes(one))}" if one.suspects
                                              else ""),
         "stop": "The job was ended",
+        "shrink": "The job went on with fewer ranks",
     }.get(one.action, "The ranks were restarted")  # fmt: skip
     why = f" ({one.why})" if one.why and not swaps else ""
     text = f"{did}{why}" + (f"; {', '.join(swaps)}" if swaps else "")
+    if one.resized:
+        text += f"; resized {one.resized[0]}→{one.resized[1]}"
     if one.restored:
         text += f"; restored: {one.restored[0]}"
     ended = "" if one.outcome in ("recovered", "requeued") else f" Outcome: {one.outcome}."

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from robust_slurm.settings import FIELDS
-from srun_wrapper.agent import launch, slot
+from srun_wrapper.agent import launch
 from srun_wrapper.agent.connections import uplink
-from srun_wrapper.agent.processes import stop_stages
+from srun_wrapper.agent.processes import emptying, stop_stages
 from srun_wrapper.checkpoints import durable_steps, flushing
 from srun_wrapper.detect import hang_watch, inspections, node_watch
 from srun_wrapper.recover import settling
@@ -34,7 +34,7 @@ def test_the_settings_that_the_page_names_exist() -> None:
 
 
 def test_limits_that_hang_together() -> None:
-    assert FIELDS["stop_margin"].metadata["minimum"] > slot.KILL_DEADLINE
+    assert FIELDS["stop_margin"].metadata["minimum"] > emptying.KILL_DEADLINE
     assert durable_steps.GIVEN_UP > flushing.END  # a step is over only after its writing is
     assert max(node_watch.PROBED_AGAIN) < node_watch.PROBE_TIMEOUT
     assert node_watch.LONG > uplink.QUIET  # an agent has had time to connect again

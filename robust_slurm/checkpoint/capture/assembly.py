@@ -66,6 +66,12 @@ class Assembly:
                     self._mine[entry.fqn] = (entry, source)
         self._peers = sorted({source.snapshot.rank for source in sources})
 
+    def adopt(self, key: str, source: Source) -> None:
+        """Take another rank's own tensors under this key for this rank's."""
+        for entry in source.snapshot.entries:
+            if entry.kind not in ("shared", "piece") and entry.fqn.startswith(f"{key}."):
+                self._mine[entry.fqn] = (entry, source)
+
     @property
     def together(self) -> frozenset[str]:
         """Names of what is put together from the peers' parts."""
@@ -182,10 +188,28 @@ class Fill(NamedTuple):
                 if size != into.shape[dim]:
                     start = entry.offsets[dim] - self.whole.origin[dim]
                     into = into.narrow(dim, start, size)
+            into, block = _without_repeats(into, block, entry.fqn)
             try:
                 into.copy_(block)
             except RuntimeError as err:
                 raise StateError(f"{entry.fqn}: cannot be written: {err}") from err
+
+
+def _without_repeats(
+    into: torch.Tensor, block: torch.Tensor, fqn: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, without the items of ``into`` that share memory because it was expanded.
+
+    Raises StateError where the saved ones differ.
+    """
+    for dim, stride in enumerate(into.stride()):
+        if stride == 0 and into.shape[dim] > 1:
+            first = block.narrow(dim, 0, 1)
+            both = (each.contiguous().view(torch.uint8) for each in (block, first.expand_as(block)))
+            if not torch.equal(*both):
+                raise StateError(f"{fqn}: saved with other items where it repeats one here")
+            into, block = into.narrow(dim, 0, 1), first
+    return into, block
 
 
 Step = Fill | Callable[[], object]

@@ -38,6 +38,11 @@ class Memory(NamedTuple):
     stride: tuple[int, ...]
 
 
+COPIED = -1
+"""Address of a tensor whose conjugate or negative bit was resolved into a copy: it is never taken
+for another one, nor for itself at a later step."""
+
+
 class Leaf(NamedTuple):
     """A tensor that was found in a state."""
 
@@ -64,7 +69,13 @@ class Leaf(NamedTuple):
             and memory_of(self.local) == self.memory
             and self.local.dtype == self.plain.dtype
             and self.local.is_conj() == self.plain.is_conj()
+            and is_frozen(tensor) == self.item.frozen
         )
+
+
+def is_frozen(tensor: torch.Tensor) -> bool:
+    """True for a parameter that is not trained."""
+    return isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:
@@ -121,7 +132,7 @@ class Leaves:
             leaf = last
         else:
             leaf = make_leaf(name, tensor, late=self.late, shareable=self.shareable and not own)
-        if leaf.item.tensor.numel():
+        if leaf.item.tensor.numel() and leaf.memory.address != COPIED:
             key = (*leaf.memory, leaf.local.dtype, leaf.local is leaf.found)
             same = self._seen.setdefault(key, leaf)
             if same is not leaf:
@@ -141,6 +152,7 @@ class Leaves:
 
 _IS_SET_TO = torch.Tensor.is_set_to  # the same memory, offset, shape and strides, in one call
 _DTYPE, _LOCAL = attrgetter("dtype"), attrgetter("_local_tensor")
+_TRAINED = attrgetter("requires_grad")
 _DEVICES = ("cpu", "cuda", "mps")  # where torch has is_set_to
 
 
@@ -162,6 +174,8 @@ class Batch:
         self._locals = [leaf.local for leaf in quick]
         self._plain = [leaf.plain for leaf in quick]
         self._dtypes = [leaf.plain.dtype for leaf in quick]
+        self._found = [leaf.found for leaf in quick if isinstance(leaf.found, torch.nn.Parameter)]
+        self._trained = [found.requires_grad for found in self._found]
         distributed = [leaf for leaf in quick if leaf.local is not leaf.found]
         self._distributed = [leaf.found for leaf in distributed]
         self._parts = [leaf.local for leaf in distributed]
@@ -172,6 +186,7 @@ class Batch:
         return (
             all(map(_IS_SET_TO, here, self._plain))
             and all(map(is_, map(_DTYPE, here), self._dtypes))
+            and all(map(is_, map(_TRAINED, self._found), self._trained))
             and all(map(is_, map(_LOCAL, self._distributed), self._parts))
             and all(leaf.unchanged(leaf.found) for leaf in self._others)
         )
@@ -198,7 +213,7 @@ def make_leaf(name: str, tensor: torch.Tensor, *, late: bool, shareable: bool) -
     memory = memory_of(local)
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-        memory = memory._replace(address=-1)  # a copy: never to be taken for the tensor again
+        memory = memory._replace(address=COPIED)
     try:
         stored = storable(plain)
     except TypeError as err:
@@ -215,9 +230,9 @@ def make_leaf(name: str, tensor: torch.Tensor, *, late: bool, shareable: bool) -
         "" if plain.is_cpu else plain.device.type,
         dense_stride(plain),
         *placed,
+        frozen=is_frozen(tensor),
     )
-    frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
-    item = Item(entry, stored, late, frozen)
+    item = Item(entry, stored, late, ref.frozen)
     return Leaf(tensor, local, plain, memory, shareable, item, encode_ref(ref))
 
 

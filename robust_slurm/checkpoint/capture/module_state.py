@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..copying.watch import same_bits
 from . import module_tree
 from .assembly import Assembly, StateError, Step
-from .leaves import Batch, Leaf, Leaves
+from .leaves import Batch, Leaf, Leaves, Memory, local_part, memory_of
 from .module_tree import Shape, TreeModule
-from .values import Encoded, decode, encode, ref_of
+from .values import Encoded, Ref, decode, encode, ref_of
 
 EXTRA = "_extra_state"  # torch's name for what get_extra_state() returns
 
@@ -52,6 +53,7 @@ class ModuleState:
         self._encoded: Encoded = None
         self.names: dict[torch.Tensor, str] = {}
         """Parameter → its name; another object whenever the tree of modules changed."""
+        self._restored: dict[str, Encoded] = {}
         self.trusting = False
         """``collect`` takes parameters that are the same objects for unchanged."""
 
@@ -70,8 +72,10 @@ class ModuleState:
             self._plain = False  # if it fails, all is done anew next time
             self._collect_others()
             self._plain = True
-        if not same or self._saved_others != before:
-            self._encoded = {"d": {**self._saved_parameters, **self._saved_others}}
+        others = self._saved_others
+        # By text: to Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+        if not same or (others is not before and repr(others) != repr(before)):
+            self._encoded = {"d": {**self._saved_parameters, **others}}
         return self._encoded
 
     def _same(self) -> bool:
@@ -175,6 +179,8 @@ class ModuleState:
         tensors, extras = _live(places)
         fits(self.key, values, {**tensors, **extras})
         steps: list[Step] = []
+        self._restored = values
+        placed: dict[Memory, Ref] = {}
         for name, value in values.items():
             if name in extras:
                 steps.append(partial(extras[name].set_extra_state, decode(value, saved.fresh)))
@@ -183,7 +189,35 @@ class ModuleState:
             if ref is None:
                 raise StateError(f"{self.key}.{name}: what was saved is no tensor")
             steps.append(saved.into(tensors[name], ref))
+            other = placed.setdefault(memory_of(local_part(tensors[name])), ref)
+            if other.fqn != ref.fqn and tensors[name].numel() and not _alike(saved, ref, other):
+                raise StateError(
+                    f"{ref.fqn} and {other.fqn} are one tensor here, but were saved as two"
+                )
         return steps
+
+    def unlike_saved(self) -> list[str]:
+        """Return what was otherwise when the restored state was saved, though its tensors are
+        alike. Asked once: the next answer is empty."""
+        saved, self._restored = self._restored, {}
+        if not saved:
+            return []
+        self.collect()
+        pairs = {
+            name: (ref_of(saved[name]), ref_of(now))
+            for name, now in self._saved_parameters.items()
+            if name in saved
+        }
+        kinds: dict[str, list[str]] = {}
+        for name, (was, now) in pairs.items():
+            if was is None or now is None:
+                continue
+            if was.frozen != now.frozen:
+                kind = "was frozen, not trained" if was.frozen else "was trained, not frozen"
+                kinds.setdefault(kind, []).append(name)
+            if was.fqn != now.fqn:
+                kinds.setdefault("was tied to another parameter, or is now", []).append(name)
+        return [f"{self.key}.{_some(names)} {kind}" for kind, names in kinds.items()]
 
     def _whole_state(self, saved: Assembly, values: dict[str, Encoded]) -> dict[str, Any]:
         """Return the argument of load_state_dict(): new tensors under the names it expects."""
@@ -202,6 +236,13 @@ class ModuleState:
             self.top.load_state_dict(state)
         except RuntimeError as err:
             raise StateError(f"{self.key}: {err}") from err
+
+
+def _alike(saved: Assembly, one: Ref, other: Ref) -> bool:
+    """True if two saved tensors hold the same bits."""
+    first, second = saved.find(one.fqn), saved.find(other.fqn)
+    blocks = [*first.blocks, *second.blocks]
+    return len(blocks) == 2 and same_bits(*(source.tensors[e.name] for e, source in blocks))
 
 
 def _live(places: list[TreeModule]) -> tuple[dict[str, torch.Tensor], dict[str, nn.Module]]:

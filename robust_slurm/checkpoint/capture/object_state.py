@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from . import rng
 from .assembly import Assembly, StateError, Step
@@ -20,6 +21,8 @@ class ObjectState:
     def __init__(self, key: str, found: Any) -> None:
         self.key = key
         self.found = found
+        self.note = ""
+        """Remark on an oddity of the restored state; empty if there is none."""
         self._leaves = Leaves(key, late=False, shareable=False)
 
     @property
@@ -42,7 +45,20 @@ class ObjectState:
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
         """Check that the saved state can be read; what restores it. Raises StateError."""
         state = decode(encoded, saved.fresh)
+        self.note = self._other_schedule(state)
         return [partial(self._restore, state)]
+
+    def _other_schedule(self, state: Any) -> str:
+        """A scheduler takes whatever another kind of scheduler has saved."""
+        if not (isinstance(self.found, LRScheduler) and isinstance(state, dict)):
+            return ""
+        fields = sorted(set(state) ^ set(self.get()))
+        if not fields:
+            return ""
+        return (
+            f"{self.key}: saved from another kind of scheduler than {type(self.found).__name__}, "
+            f"or by another torch: only one of them has {', '.join(fields[:4])}"
+        )
 
     def _restore(self, state: Any) -> None:
         try:

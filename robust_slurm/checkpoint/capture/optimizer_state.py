@@ -8,7 +8,7 @@ is put right afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -17,7 +17,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from robust_slurm.text import counted
+
 from .assembly import Assembly, StateError, Step
+from .beside.own_parameters import OwnParameters
 from .leaves import Batch, Leaf, Leaves, local_part
 from .values import Encoded, Ref, decode, encode, ref_of
 
@@ -30,10 +33,12 @@ class OptimizerState:
     """One optimizer among the objects of a checkpoint."""
 
     def __init__(
-        self, key: str, optimizer: Optimizer, names: Callable[[], Names], *, trained: bool
-    ) -> None:
+        self, key: str, optimizer: Optimizer, names: Callable[[], Names],
+        elsewhere: Callable[[], Collection[int]] = frozenset, *, trained: bool,
+    ) -> None:  # fmt: skip
         """``names``: parameter → its name in the model, where it is in one; the same object as
-        long as nothing changed. ``trained``: it is the training's own, alike on all peers.
+        long as nothing changed. ``elsewhere``: addresses of what has no name and is saved all the
+        same. ``trained``: it is the training's own, alike on all peers.
         """
         self.key = key
         self.optimizer = optimizer
@@ -41,11 +46,12 @@ class OptimizerState:
         """Remark on an oddity of the restored state; empty if there is none."""
         self.trusting = False
         """``collect`` takes tensors that are the same objects for unchanged."""
-        self._names = names
+        self._names, self._elsewhere = names, elsewhere
         self._known: Names | None = None
         self._state = Leaves(f"{key}.state", late=trained, shareable=trained)
         # Not late: schedulers set a learning rate that is a tensor, after the step.
         self._groups = Leaves(f"{key}.param_groups", late=False, shareable=False)
+        self._own = OwnParameters(key, trained=trained)
         self._seen: list[Any] = []
         self._sizes: list[int] = []
         self._simple = False
@@ -56,7 +62,7 @@ class OptimizerState:
     @property
     def leaves(self) -> list[list[Leaf]]:
         """The tensors that ``collect`` found; the same lists as long as they are the same."""
-        return [self._state.found, self._groups.found]
+        return [self._state.found, self._groups.found, self._own.found]
 
     def collect(self) -> Encoded:
         """Find the tensors (``leaves``); all else, encoded."""
@@ -78,7 +84,10 @@ class OptimizerState:
             encoded.append({"d": {**body, "params": names}})
         self._groups.end()
         kind = type(optimizer).__name__
-        return {"d": {"state": self._encoded_state, "param_groups": encoded, "type": kind}}
+        body = {"state": self._encoded_state, "param_groups": encoded, "type": kind}
+        if self._own.encoded is not None:
+            body["parameters"] = self._own.encoded
+        return {"d": body}
 
     def _ask(self) -> tuple[list[dict[str, Any]], Mapping[Any, Any]]:
         """The state of an optimizer with a state_dict() of its own, by parameter again."""
@@ -133,13 +142,19 @@ class OptimizerState:
         pairs: list[tuple[Any, Encoded]] = []
         for owner, part in state.items():
             name = label.get(owner, owner)
+            if type(name) not in (str, int):
+                what = f"a {type(owner).__name__}"
+                if isinstance(owner, torch.Tensor):
+                    what = "a parameter that is in none of its groups (was it replaced?)"
+                raise TypeError(f"{self.key}: its state holds a part for {what}")
             pairs.append((name, self._encode_part(part, str(name))))
         if all(type(name) is str for name, _ in pairs):
             self._encoded_state = {"d": dict(pairs)}
         else:
             self._encoded_state = {"m": [list(pair) for pair in pairs]}
         self._state.end()
-        self._batch = Batch(self._state.found)
+        self._own.collect(((name, p) for p, name in label.items()), self._elsewhere())
+        self._batch = Batch([*self._state.found, *self._own.found])
         self._seen, self._sizes, self._known, self._simple = seen, sizes, names, simple
 
     def _encode_part(self, part: Any, path: str) -> Encoded:
@@ -160,7 +175,7 @@ class OptimizerState:
             parts = dict(state["d"]) if "d" in state else dict(state["m"])
             groups = [dict(group["d"]) for group in groups]
             saved_names = [group.pop("params") for group in groups]
-            kind = encoded["d"].get("type")
+            kind, own = encoded["d"].get("type"), encoded["d"].get("parameters")
         except (KeyError, TypeError, ValueError):
             raise StateError(f"{self.key}: saved from something that is no optimizer") from None
         live = self.optimizer.param_groups
@@ -172,9 +187,9 @@ class OptimizerState:
             for known, group in zip(names, live, strict=True)
             for name, parameter in zip(known, group["params"], strict=True)
         }
+        steps = self._own.plan(saved, own, owners)
         if not (is_plain_to_save(self.optimizer) and is_plain_to_load(self.optimizer)):
-            return [partial(self._load, saved, parts, groups, owners, names)]
-        steps: list[Step] = []
+            return [*steps, partial(self._load, saved, parts, groups, owners, names)]
         made: dict[str, torch.Tensor] = {}
         state = {}
         for name, part in parts.items():
@@ -191,7 +206,8 @@ class OptimizerState:
         """Raise StateError where the groups are of other parameters."""
         if len(live) != len(saved):
             raise StateError(
-                f"{self.key}: saved with {len(saved)} parameter groups, it has {len(live)}"
+                f"{self.key}: saved with {counted(len(saved), 'parameter group')}, it has "
+                f"{len(live)}: add what the script adds later (add_param_group) before resume()"
             )
         for i, (here, there) in enumerate(zip(live, saved, strict=True)):
             if set(here) != set(there):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from . import rng
+from .leaves import local_part
 from .module_state import ModuleState
 from .object_state import (
     GeneratorState,
@@ -31,12 +32,29 @@ class ParameterNames:
 
     def __init__(self) -> None:
         self._models: list[tuple[str, ModuleState]] = []
+        self._others: list[ModuleState | ObjectState] = []
         self._names: dict[torch.Tensor, str] = {}
         self._named: list[object] = []
 
     def add(self, prefix: str, model: ModuleState) -> None:
         """``prefix``: comes before the names of this model's parameters, with a dot."""
         self._models.append((prefix, model))
+
+    def note(self, other: ModuleState | ObjectState) -> None:
+        """Note a section that saves parameters too, but gives them no names: a module in ``extra``,
+        or a model that is no module."""
+        self._others.append(other)
+
+    def elsewhere(self) -> set[int]:
+        """Return the addresses of what those save."""
+        found = {
+            local_part(parameter).data_ptr()
+            for other in self._others
+            if isinstance(other, ModuleState)
+            for parameter in other.top.parameters()
+        }
+        leaves = (leaf for other in self._others for part in other.leaves for leaf in part)
+        return found | {leaf.memory.address for leaf in leaves}
 
     def __call__(self) -> dict[torch.Tensor, str]:
         """Parameter → its name among all models; the same dict as long as no tree changed."""
@@ -57,8 +75,10 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
     saved.
     """
     kind = kind_of(key)
-    if isinstance(found, list | tuple | dict) and (kind != "extra" or _all_objects(found)):
+    if isinstance(found, list | tuple | dict) and (kind != "extra" or has_state(found)):
         if isinstance(found, dict):
+            if len(set(map(str, found))) < len(found):
+                raise TypeError(f"{key}: two of its keys are the same as text: {list(found)}")
             return {str(n): sections(f"{key}.{n}", part, names) for n, part in found.items()}
         return [sections(f"{key}.{i}", part, names) for i, part in enumerate(found)]
     trained = kind in TRAINED
@@ -66,16 +86,21 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
         module = ModuleState(key, found, trained=trained)
         if kind == "model":
             names.add(key.removeprefix("model").lstrip("."), module)
+        else:
+            names.note(module)
         return module
     if isinstance(found, Optimizer):
-        return OptimizerState(key, found, names, trained=trained)
+        return OptimizerState(key, found, names, names.elsewhere, trained=trained)
     if key == RNG:
         return GlobalGenerators(key, rng)
     if rng.is_generator(found):
         return GeneratorState(key, found)
     if hasattr(found, "state_dict") and hasattr(found, "load_state_dict"):
         made = ScalerState if ScalerState.is_of(found) else ObjectState
-        return (LoaderState if kind == "loader" else made)(key, found)
+        other = (LoaderState if kind == "loader" else made)(key, found)
+        if kind == "model":
+            names.note(other)
+        return other
     if kind != "extra":
         raise TypeError(
             f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()"
@@ -88,9 +113,12 @@ def kind_of(key: str) -> str:
     return key.partition(".")[0]
 
 
-def _all_objects(found: Any) -> bool:
-    """True if a list or dict holds only objects to restore; False for a plain value."""
-    parts = list(found.values()) if isinstance(found, dict) else list(found)
+def has_state(found: Any) -> bool:
+    """True for an object to restore, and for a list or dict of nothing else; False for a plain
+    value."""
+    parts = [found]
+    if isinstance(found, list | tuple | dict):
+        parts = list(found.values()) if isinstance(found, dict) else list(found)
     return bool(parts) and all(
         (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) or rng.is_generator(part)
         for part in parts

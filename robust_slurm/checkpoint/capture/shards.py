@@ -79,7 +79,7 @@ def _unbroken(tensor: Any) -> bool:
     of the first row, so the rows are counted off here as torch.chunk would cut them: a strided
     shard cuts the rows into ``split_factor`` pieces first and takes its part of each.
     """
-    rows = {dim: torch.arange(size) for dim, size in enumerate(tensor.shape)}
+    rows = {dim: torch.arange(size, device="cpu") for dim, size in enumerate(tensor.shape)}
     at = tensor.device_mesh.get_coordinate()
     for place, size, here in zip(tensor.placements, tensor.device_mesh.shape, at, strict=True):
         if place.is_replicate():

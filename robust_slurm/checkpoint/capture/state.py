@@ -22,6 +22,7 @@ from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
 from .sharing import Fingerprint, Share, SharedPart, checksum, cut, divide
+from .taken_over import LOADER, Taken, same_shares, take_over
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
@@ -162,7 +163,12 @@ class State:
         for section in self._holders():
             section.collect()
         known = {id(found.leaves) for found in self._found}
-        return all(id(section.leaves[0]) in known for section in self._holders())
+        # All but a module's buffers and an optimizer's learning rates.
+        return all(
+            id(leaves) in known
+            for section in self._holders()
+            for leaves in (section.leaves[0], *section.leaves[2:])
+        )
 
     def _holders(self) -> list[ModuleState | OptimizerState]:
         """The sections that hold nearly all tensors."""
@@ -205,6 +211,14 @@ class State:
         for section in self._all():
             if isinstance(section, OptimizerState):
                 yield from section.gradients()
+
+    def drop_gradients(self) -> None:
+        """Leave no gradient, as in a process that has just started."""
+        for section in self._all():
+            if isinstance(section, OptimizerState):
+                for group in section.optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad = None
 
     def trained_ends(self) -> list[torch.Tensor]:
         """Return the first and the last parameter that each group of all optimizers trains."""
@@ -250,20 +264,24 @@ class State:
         self.share = None
         self._shared, self._shared_items, self._found = [], [], []
 
-    def restore(self, sources: Sequence[Source]) -> dict[str, Any]:
+    def restore(self, sources: Sequence[Source], taken: Taken | None = None) -> dict[str, Any]:
         """Restore all objects from this rank's snapshot and those of the ranks it shares with.
 
+        ``taken``: they are of a world of another size.
         Returns the values of "extra." that are no objects, by their keys. Whether models and
         optimizers fit is known before anything is changed. Raises StateError that names the key.
         """
-        saved = Assembly(sources, self.rank)
+        saved = Assembly(sources, self.rank if taken is None else taken.origin)
         values = saved.own.values
         if not isinstance(values, dict):
             raise StateError("the snapshot holds no state")
+        if taken is not None:
+            values = take_over(saved, sources, self._tree)
         fits("state", values, self._tree)
         steps = [
             step
             for key, tree in self._tree.items()
+            if taken is None or not taken.anew or key != RNG
             for section, encoded in pairs(key, tree, values[key])
             for step in _plan(section, saved, encoded)
         ]
@@ -282,10 +300,30 @@ class State:
             if isinstance(section, ReturnedValue)
         }
 
+    def restore_positions(self, sources: Sequence[Source], original: int) -> bool:
+        """Restore the loaders alone, each from the rank of any world that had its share.
+
+        False if these ranks did not save the positions of ``original`` shares. Raises StateError.
+        """
+        if not all(same_shares(source.snapshot, original) for source in sources):
+            return False
+        saved = Assembly(sources, sources[0].snapshot.rank)
+        values = take_over(saved, sources, self._tree)
+        for section, encoded in pairs(LOADER, self._tree[LOADER], values[LOADER]):
+            for step in _plan(section, saved, encoded):
+                step.run() if isinstance(step, Fill) else step()
+        return True
+
     @property
     def notes(self) -> list[str]:
         """Remarks on oddities of the restored state, though it fits."""
-        return [s.note for s in self._all() if isinstance(s, OptimizerState) and s.note]
+        noting = (s for s in self._all() if isinstance(s, OptimizerState | ObjectState))
+        return [s.note for s in noting if s.note]
+
+    def unlike_saved(self) -> list[str]:
+        """``ModuleState.unlike_saved`` of all models."""
+        models = (s for s in self._all() if isinstance(s, ModuleState))
+        return [text for s in models if kind_of(s.key) == "model" for text in s.unlike_saved()]
 
     def _all(self) -> Iterator[Section]:
         for tree in self._tree.values():

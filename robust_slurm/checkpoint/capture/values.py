@@ -50,6 +50,8 @@ class Ref(NamedTuple):
     """Shape of that mesh."""
     shape: tuple[int, ...] = ()
     """Shape of the whole tensor, where the entry describes only this rank's part."""
+    frozen: bool = False
+    """A parameter that was not trained."""
 
 
 Encoded = Any
@@ -101,7 +103,8 @@ def _encode(value: Any, path: Path, tensor: Save) -> Encoded:
     if isinstance(value, enum.Enum) and value.name in kind.__members__:
         return {"enum": [kind.__module__, kind.__qualname__, value.name]}
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
+    # A subclass holds more than its data, such as the mask of a masked array.
+    if numpy is not None and (isinstance(value, numpy.generic) or kind is numpy.ndarray):
         return _encode_numpy(value, path, tensor)
     raise TypeError(
         f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be saved; give it a state_dict() "

@@ -85,7 +85,7 @@ def on_host(taken: Sequence[torch.Tensor]) -> torch.Tensor:
             continue
         with gpu.cuda.stream(gpu.stream(device)):  # no wait for what the device does after it
             parts.append(part.cpu())
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _items(owner: int, tensor: torch.Tensor) -> Iterable[_Item]:
@@ -114,5 +114,5 @@ def _reader(device: torch.device, items: Sequence[_Item]) -> Callable[[], torch.
     ]
     first, size = min(places), max(places) - min(places) + 1
     memory = torch.frombuffer((ctypes.c_uint8 * size).from_address(first), dtype=torch.uint8)
-    where = torch.tensor(places) - first
+    where = torch.tensor(places, device="cpu") - first
     return lambda: memory.index_select(0, where)

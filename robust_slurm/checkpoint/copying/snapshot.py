@@ -23,6 +23,9 @@ from .expected import Expected
 from .one_thread import use_one_thread
 from .slots import Form, Slot
 
+halted = threading.Event()
+"""Set while what a device computes may be wrong, as collectives were aborted: no copy that ends
+then is a snapshot."""
 CHUNK = 64 << 20
 """Bytes of a tensor that is not contiguous, copied at a time: a device makes it contiguous first,
 in memory that it may not have for all of it."""
@@ -148,6 +151,8 @@ class Copy:
                 torn = self._expected.unlike(self.slot)
             if torn:
                 raise TornError(torn)
+            if halted.is_set():
+                raise InterruptedError("collectives were aborted")
             self.seconds = time.perf_counter() - start - self._queued()
             self._copied.set()
             self.slot.complete(self.form.header(self.step, values, self.same), self.step)

@@ -21,7 +21,7 @@ from ..format.dtypes import TORCH, view
 from ..format.layout import ALIGN, ITEM_SIZE, Entry
 from . import tier
 from .dcp.metadata import Tree
-from .dcp.records import read_tensor, read_value
+from .dcp.records import UnreadTypeError, read_tensor, read_value
 from .files import DurableError, explain, remove
 from .merge import Merged, Whole, merge
 from .parts import Outline
@@ -35,6 +35,8 @@ class Exported(NamedTuple):
     values: int
     """Plain values; a safetensors file holds none."""
     bytes: int
+    left_out: tuple[str, ...] = ()
+    """Names of plain values that torch.load would refuse, such as an array of numpy."""
 
 
 def export(path: Path, out: Path, only: str = "", read: Read | None = None) -> Exported:
@@ -55,11 +57,12 @@ def export(path: Path, out: Path, only: str = "", read: Read | None = None) -> E
         raise DurableError(f"{path} has no tensors under {only!r}" if only else f"{path} is empty")
     tmp = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
+        left_out: list[str] = []
         if out.suffix == ".safetensors":
             values = 0
             _safetensors(path, parts, tensors, only, manifest.step, tmp, read)
         else:
-            values = _pt(path, parts, merged, tensors, only, tmp, read)
+            values = _pt(path, parts, merged, tensors, only, tmp, read, left_out)
         tmp.replace(out)
     except OSError as err:
         raise DurableError(explain(err, f"exporting {path}", out)) from None
@@ -67,7 +70,7 @@ def export(path: Path, out: Path, only: str = "", read: Read | None = None) -> E
         raise DurableError(f"exporting {path} to {out}: {err}") from None
     finally:
         remove(tmp)
-    return Exported(len(tensors), values, out.stat().st_size)
+    return Exported(len(tensors), values, out.stat().st_size, tuple(left_out))
 
 
 def _chosen(merged: Merged, only: str) -> list[Whole]:
@@ -128,17 +131,22 @@ def _pt(
     only: str,
     out: Path,
     read: Read | None,
+    left_out: list[str],
 ) -> int:
     leaves: dict[str, Any] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
     for t in tensors:
-        leaves[t.name] = torch.empty(t.shape, dtype=TORCH[t.dtype])
+        leaves[t.name] = torch.empty(t.shape, dtype=TORCH[t.dtype], device="cpu")
         _fill(path, parts, t, leaves[t.name], read)
         paths[t.name] = t.path
     values = 0
     for value in merged.values:
         if value.name not in leaves and (not only or value.name.startswith(only + ".")):
-            leaves[value.name] = read_value(path, value.part, value.place, value.name)
+            try:
+                leaves[value.name] = read_value(path, value.part, value.place, value.name)
+            except UnreadTypeError:
+                left_out.append(value.name)
+                continue
             paths[value.name] = value.path
             values += 1
     state: dict[str, Any] = {}

@@ -64,7 +64,7 @@ def view(memory: Any, offset: int, entry: Entry) -> torch.Tensor:
     """
     dtype = TORCH[entry.dtype]
     if entry.nbytes == 0:
-        return torch.empty(entry.shape, dtype=dtype)
+        return torch.empty(entry.shape, dtype=dtype, device="cpu")
     _silence()
     flat = torch.frombuffer(memory, dtype=dtype, count=prod(entry.shape), offset=offset)
     return flat.view(entry.shape)

@@ -102,14 +102,19 @@ def plan(
     failed: Collection[tuple[str, int, int]] = (),
     before: Bound | None = None,
     trust: Trust = NO_TRUST,
+    asked: Mapping[int, Sequence[int]] | None = None,
 ) -> Resume:
     """Choose the step and name each transfer.
 
     ``durable``: (step, world) of the committed steps. ``failed``: (store, owner, step) of copies
-    that turned out to be of no use in this recovery. ``before``, ``trust``: see ``sound``. Odd
-    holdings are passed over; ValueError only if a rank of the world has no seat.
+    that turned out to be of no use in this recovery. ``before``, ``trust``: see ``sound``.
+    ``asked``: where ranks of another number than ``world`` go on with it, for each of them the
+    owners whose own snapshots it needs. Odd holdings are passed over; ValueError only if a rank of
+    the world has no seat.
     """
-    if missing := [rank for rank in range(world) if rank not in seats]:
+    if asked is None:
+        asked = {rank: (rank,) for rank in range(world)}
+    if missing := [rank for rank in asked if rank not in seats]:
         raise ValueError(f"no seat for rank {numbers(missing)} of a world of {world}")
     sets, passed = usable(places, world, failed)
     on_disk = [entry for entry in durable if entry[0] > 0]
@@ -126,7 +131,7 @@ def plan(
         head = f"resumed step {step} from disk{told}"
     elif newest is not None:
         step, tier, copies = newest[0], "memory", sets[newest]
-        files, transfers = _sources(copies, seats, world)
+        files, transfers = _sources(copies, seats, asked)
         head = _summary(step, files, transfers)
     else:
         step, tier = 0, ""
@@ -242,13 +247,13 @@ def _fault(held: Holding, world: int, failed: bool) -> str:
 
 
 def _sources(
-    copies: Copies, seats: Mapping[int, Seat], world: int
+    copies: Copies, seats: Mapping[int, Seat], asked: Mapping[int, Sequence[int]]
 ) -> tuple[dict[str, dict[int, str]], list[Transfer]]:
     """Choose for each node the source of each snapshot that its ranks need."""
     wanted: dict[tuple[str, int], list[str]] = {}  # (node, owner) → stores that need it
-    for rank in range(world):
+    for rank, own in sorted(asked.items()):
         seat = seats[rank]
-        for owner in {rank, *copies[rank][0].holding.needs}:
+        for owner in {*own, *copies[own[0]][0].holding.needs}:
             wanted.setdefault((seat.node, owner), []).append(seat.store)
     files: dict[str, dict[int, str]] = {}
     remote: list[tuple[str, int, list[UsableCopy]]] = []

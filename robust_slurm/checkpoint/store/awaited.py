@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from robust_slurm.checkpoint.store.door import Connection
+from robust_slurm.checkpoint.store.door import Connection, Message
 from robust_slurm.checkpoint.store.events import FetchOutcome, Restore
 from robust_slurm.checkpoint.store.shelf import Shelf
 
@@ -44,9 +44,21 @@ class Awaited:
         restore = self._restore
         if restore is None or restore.tier != "memory":
             return False
-        record = self._shelf.get(restore.shards.get(rank, ""))
+        owner = restore.origins.get(rank, rank)
+        record = self._shelf.get(restore.shards.get(owner, ""))
         needs = record.needs if record is not None else ()
-        return not restore.shards.keys() >= {rank, *needs}
+        return not restore.shards.keys() >= {owner, *needs}
+
+    def plan(self, rank: int) -> Message | None:
+        """Return the restore plan as it is told to a rank that enrols; None: there is none."""
+        restore = self._restore
+        if restore is None:
+            return None
+        shards = {str(owner): file for owner, file in restore.shards.items()}
+        plan = {"step": restore.step, "tier": restore.tier, "shards": shards}
+        if rank in restore.origins:
+            plan |= {"origin": restore.origins[rank], "anew": rank in restore.anew}
+        return plan
 
     def wait(self, connection: Connection, rank: int, epoch: int) -> None:
         """Until they are here, or no order to get them has come, or the epoch is over."""

@@ -219,16 +219,12 @@ class Desk:
             if again:
                 rank.restart(self._epoch, anew=anew)
             rank.enrol(enrolment, connection)
-            restore = None if again else self.awaited.restore
+            plan = None if again else self.awaited.plan(number)
         own = []
         for record in self._shelf.of(number, OWN):
             with contextlib.suppress(OSError), open(self._shelf.open(record), "rb") as file:
                 if not self._shelf.overwritten(file.fileno(), record):
                     own.append({"slot": record.slot, "step": record.step})
-        plan = None
-        if restore is not None:
-            shards = {str(owner): file for owner, file in restore.shards.items()}
-            plan = {"step": restore.step, "tier": restore.tier, "shards": shards}
         if again:  # a write goes on, and orders were given, whoever heard of them
             rank.held_changed()
             self.orders.repeat(rank, after=self._everywhere)

@@ -31,6 +31,10 @@ class Restore(NamedTuple):
     """Owner rank → file name in the store's directory."""
     stand: int = -1
     """The step after which the ranks wait for robust-srun's word, as it compares their results."""
+    origins: dict[int, int] = {}  # noqa: RUF012 - a default
+    """Rank → owner of the snapshot that it goes on with, in a world of another size."""
+    anew: tuple[int, ...] = ()
+    """The ranks of these that were none before: no random generators are theirs."""
 
 
 class Holding(NamedTuple):
@@ -91,6 +95,8 @@ class Enrolled(NamedTuple):
     """Steps between durable checkpoints; 0: by time only."""
     size: int
     """Bytes of a snapshot, as far as known."""
+    fixed: str = ""
+    """Why a world of another size could not go on with its state; empty: it could."""
 
 
 class Saved(NamedTuple):

@@ -35,12 +35,14 @@ class RankEnrolment(NamedTuple):
     bytes: int
     local: int = 0
     """Number of the rank on its node."""
+    fixed: str = ""
+    """See ``Enrolled``."""
 
     @property
     def event(self) -> Enrolled:
         return Enrolled(
             self.epoch, self.rank, self.world, self.mesh, self.needs,
-            self.destination.directory, self.every, self.bytes,
+            self.destination.directory, self.every, self.bytes, self.fixed,
         )  # fmt: skip
 
 
@@ -66,6 +68,7 @@ def read_enrolment(message: Message) -> RankEnrolment:
         door.whole(message, "every") if "every" in message else 0,
         door.whole(message, "bytes") if "bytes" in message else 0,
         door.whole(message, "local") if "local" in message else 0,
+        door.text(message, "fixed", 1024) if "fixed" in message else "",
     )  # fmt: skip
 
 

@@ -13,13 +13,15 @@ from typing import Any, SupportsIndex
 
 from robust_slurm import heartbeat
 
-from ..capture import rng
+from ..capture.beside.plain_values import Extra, PlainValue
+from ..capture.sections import has_state
 from ..capture.state import State
 from ..capture.unsupported import checked
+from ..copying.turns import Turns
 from . import mesh as meshes
 from .options import options
 from .resuming import CheckpointError, named
-from .session import Session
+from .session import SOCKET, Session
 from .stats import Stats
 
 __all__ = ["CheckpointError", "Checkpointer"]
@@ -29,25 +31,8 @@ NOT_FINITE = (
     "the loss is not finite: no step is saved until it is again (this is logged once; "
     "ROBUST_NAN=ignore saves at any loss)"
 )
+FORKED = "this Checkpointer belongs to the process that made it, not to its forks. Make one there"
 CRASH_DEADLINE = 60.0  # s for that when the script ends by an exception
-
-
-class PlainValue:
-    """A value in a dict, as an object with a state."""
-
-    def __init__(self, values: dict[str, Any], name: str) -> None:
-        self._values, self._name = values, name
-
-    def state_dict(self) -> Any:
-        return self._values[self._name]
-
-    def load_state_dict(self, state: Any) -> None:
-        self._values[self._name] = state
-
-
-def _has_state(value: Any) -> bool:
-    is_object = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-    return is_object or rng.is_generator(value)
 
 
 class Checkpointer:
@@ -95,23 +80,26 @@ class Checkpointer:
         self._mesh = mesh
         world = meshes.world()
         meshes.check_mesh(mesh, world.size)
-        self.extra: dict[str, Any] = dict(extra or {})
-        """By name, as given; plain values are replaced by what ``resume`` finds."""
+        self.extra = Extra(extra or {})
+        """By name, as given; plain values are those that ``resume`` finds."""
         self.stats = Stats()
         optimizer = checked(optimizer)
         given = {"model": model, "optimizer": optimizer, "loader": loader}
         self._objects: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         for name, value in self.extra.items():
-            plain = not _has_state(value)
-            self._objects[f"extra.{name}"] = PlainValue(self.extra, name) if plain else value
+            object_ = value if has_state(value) else PlainValue(self.extra, name)
+            self._objects[f"extra.{name}"] = object_
         if not self._objects:
             raise ValueError("nothing to save: pass model=, optimizer=, loader= or extra=")
         self._objects["rng"] = None
+        self.extra.objects = self._objects
         State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
         self._session: Session | None = None
         self._said: set[str] = set()
         self._pid = os.getpid()
         self._resumed = self._closing = self._closed = False
+        self._place = ""
+        self._turns = Turns()
         self._handles = self._hook(named(optimizer).values())
         _alive.add(self)
         atexit.register(self._at_exit)
@@ -122,6 +110,8 @@ class Checkpointer:
         All ranks call it, once, before the first step. Raises CheckpointError when there is a
         checkpoint that cannot be used, and TypeError when something is given that cannot be saved.
         """
+        if os.getpid() != self._pid:
+            raise CheckpointError(FORKED)
         if self._resumed or self._closed or self.stats.saves:
             raise CheckpointError("call resume() once, before the first save()")
         self._resumed = True
@@ -144,18 +134,32 @@ class Checkpointer:
         so and training goes on. While the newest loss told to ``beat`` is not finite, nothing is
         taken: what was saved before is what a restart needs.
         """
-        if os.getpid() != self._pid or self._closed or heartbeat._ended:
+        if self._closed or heartbeat._ended:
+            self._say_unless(step)
             return
+        with self._turns.save() as alone:
+            if alone:
+                self._save(step)
+            else:
+                self._say(
+                    f"step {step} is not saved: save() was called while an optimizer steps in "
+                    "another thread. Call both in one thread"
+                )
+                self._leave_out()
+
+    def _save(self, step: SupportsIndex) -> None:
         try:
             number = operator.index(step)
             self.stats.saves += 1
             if heartbeat._nan:
                 self._say(NOT_FINITE)
-                if self._session is not None and self._session.saver is not None:
-                    self._session.saver.leave_out()
+                self._leave_out()
                 return
             heartbeat._saved_step(number)
-            self._start().save(number)
+            session = self._start()
+            for text in self.extra.look():
+                session.say(text)
+            session.save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
             if not self._closed:
                 self._say(f"step {step} was not saved: {type(error).__name__}: {error}")
@@ -185,6 +189,16 @@ class Checkpointer:
     def _start(self) -> Session:
         """Find the world and the store, the first time."""
         if self._session is None:
+            place = os.environ.get(SOCKET) or self._options.directory
+            if place and any(
+                each is not self and each._place == place and not each._closed for each in _alive
+            ):
+                raise CheckpointError(
+                    "this process has another Checkpointer that saves to the same place: each "
+                    "would resume from the other's steps. Give all objects to one, as in "
+                    "model={...}, optimizer={...}, or close() the other one before"
+                )
+            self._place = place
             self._session = Session(
                 self._objects, self._mesh, self._options, steady=self._steady, stats=self.stats
             )
@@ -196,8 +210,11 @@ class Checkpointer:
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             this = me()
-            session = None if this is None or this._closed else this._session
-            if this is None or session is None or session.saver is None:
+            if this is None or this._closed:
+                return
+            this._turns.step()
+            session = this._session
+            if session is None or session.saver is None:
                 return
             try:
                 session.saver.before_change()
@@ -209,6 +226,8 @@ class Checkpointer:
             session = None if this is None or this._closed else this._session
             if session is not None and session.saver is not None:
                 session.saver.after_change()
+            if this is not None:
+                this._turns.stepped()
 
         for hook in (before_step, after_step):
             hook._torchdynamo_disable = True  # type: ignore[attr-defined] # run it, never trace
@@ -221,6 +240,20 @@ class Checkpointer:
             *(register(before_step) for register in hooks if register is not None),
             *(register(after_step) for register in posts if register is not None),
         ]
+
+    def _leave_out(self) -> None:
+        """Save nothing at this step."""
+        if self._session is not None and self._session.saver is not None:
+            self._session.saver.leave_out()
+
+    def _say_unless(self, step: SupportsIndex) -> None:
+        """Say that a step is not saved because nothing can be any more, once."""
+        if os.getpid() != self._pid:
+            self._session = None  # the parent's
+            self._say(f"step {step} is not saved: {FORKED}")
+        elif self._closed and not heartbeat._ended and self._session is not None:
+            self._session = None
+            self._say(f"step {step} and later ones are not saved: the Checkpointer is closed")
 
     def _say(self, text: str) -> None:
         if self._session is not None:
@@ -260,8 +293,8 @@ class Checkpointer:
             self._closed = True
             for handle in self._handles:
                 handle.remove()
-            self._objects = {}
-            self.extra = {name: v for name, v in self.extra.items() if not _has_state(v)}
+            self._objects = self.extra.objects = {}
+            self.extra = Extra({n: v for n, v in self.extra.items() if not has_state(v)})
             if session is not None:
                 session.release()
 

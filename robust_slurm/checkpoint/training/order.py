@@ -47,6 +47,11 @@ class Order:
         tensors = {name: t for one in self._extra.values() for name, t in one.tensors.items()}
         self._versions = {n: t._version for n, t in tensors.items() if not t.is_inference()}
         found = [*self._pending()]
+        if unlike := self._state.unlike_saved():
+            found.append(
+                f"the restored state was saved otherwise: {'; '.join(unlike)}. What the script "
+                "changed during training it has to change again before it goes on"
+            )
         if missing := self._state.schedulers_missing():
             found.append(
                 f"{', '.join(missing)}: a learning-rate scheduler steps with it and is not in "

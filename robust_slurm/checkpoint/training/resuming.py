@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 
+from robust_slurm.resizing.shares import holder
+from robust_slurm.resizing.world import world as training_world
+
 from ..capture import values
 from ..capture.object_state import for_loading
 from ..capture.state import Source, State, StateError
+from ..capture.taken_over import Taken, fixed
 from ..copying.slots import map_file
 from ..durable import reader, tier
 from ..format.layout import LayoutError, read_snapshot
@@ -25,15 +29,23 @@ class CheckpointError(RuntimeError):
     """The training cannot go on from where it should; the text says why and what to do."""
 
 
+def shares() -> tuple[int, ...]:
+    """Return the shares of the global batch that this rank computes."""
+    return training_world().shares
+
+
 def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
     """Restore from the files of a plan. Returns its step. Raises CheckpointError.
 
     The plan names the files that any rank of this node needs; a snapshot says which ranks' its own
     rank needs, and no others are looked at: in a pipeline they hold other tensors of equal names.
+    In a world of another size a rank goes on with the snapshot of the rank that it was there, its
+    ``origin``, and reads positions in the data from those that had its shares.
     """
     step, directory = int(plan["step"]), Path(client.welcome["directory"])
     sources: list[Source] = []
-    wanted = [state.rank]
+    origin, resized = int(plan.get("origin", state.rank)), "origin" in plan
+    wanted = [origin]
     for rank in wanted:
         name = str(plan["shards"].get(str(rank), ""))
         path = directory / name
@@ -55,10 +67,14 @@ def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
                 f"step {step} cannot be restored: {path}: {error}. It counts as bad from now on; "
                 "the next start uses another copy or an older step"
             ) from None
-        if rank == state.rank:
-            wanted += [other for other in snapshot.needs if other != rank]
+        if rank == origin and not sources[1:]:
+            held = [holder(s, snapshot.world) for s in shares()] if resized else []
+            wanted += [r for r in dict.fromkeys((*held, *snapshot.needs)) if r != rank]
     try:
-        state.restore(sources)
+        if resized:
+            state.restore(sources, Taken(origin, shares(), anew=bool(plan.get("anew"))))
+        else:
+            state.restore(sources)
     except StateError as error:
         raise CheckpointError(_other_model(step, error)) from None
     return step
@@ -93,7 +109,7 @@ def from_durable(
                 state.restore([Source(each.snapshot, each.tensors) for each in loaded])
                 return step
             if set(outcomes) == {_OTHER_SHAPE}:
-                _reshard(objects, directory, step, say)
+                _reshard(state, objects, directory, step, say)
                 return step
         except (StateError, tier.DurableError) as error:
             raise CheckpointError(_other_model(step, error)) from None
@@ -130,9 +146,16 @@ def _candidates(directory: str) -> list[int]:
 
 
 def _reshard(
-    objects: Mapping[str, Any], directory: str, step: int, say: Callable[[str], None]
+    state: State,
+    objects: Mapping[str, Any],
+    directory: str,
+    step: int,
+    say: Callable[[str], None],
 ) -> None:
-    """Restore what another number of ranks saved: parameters and optimizer state, not RNG."""
+    """Restore what another number of ranks saved: parameters and optimizer state, not RNG.
+
+    And the positions of loaders, if those ranks had the same shares of the batch.
+    """
     from torch.distributed.checkpoint import state_dict as dcp
 
     from ..durable.dcp import read
@@ -146,21 +169,38 @@ def _reshard(
         )
     (model,) = models.values()
     optimizer = next(iter(optimizers.values()), None)
-    state: dict[str, Any] = {"model": dcp.get_model_state_dict(model)}
+    asked: dict[str, Any] = {"model": dcp.get_model_state_dict(model)}
     if optimizer is not None:
-        state["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
-    carried = read.load_resharded(directory, step, state)
-    dcp.set_model_state_dict(model, state["model"])
+        asked["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
+    carried = read.load_resharded(directory, step, asked)
+    dcp.set_model_state_dict(model, asked["model"])
     if optimizer is not None:
-        dcp.set_optimizer_state_dict(model, optimizer, state["optimizer"])
+        dcp.set_optimizer_state_dict(model, optimizer, asked["optimizer"])
     tensors = carried.first.tensors
     for key, target in objects.items():
         load = getattr(target, "load_state_dict", None)
         if key.startswith("extra.") and key in carried.values and load is not None:
-            state = values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone())
-            load(for_loading(target, state))
+            found = values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone())
+            load(for_loading(target, found))
+    taken = _positions(state, objects.get("loader"), directory, step)
     for note in carried.notes:
-        say(note)
+        if not taken or read.LOADERS not in note:
+            say(note)
+
+
+def _positions(state: State, loaders: Any, directory: str, step: int) -> bool:
+    """Restore each share's loader from the rank that had it. False: not saved by these shares."""
+    whole = training_world()
+    if loaders is None or fixed(loaders, whole.shares):
+        return False
+    where = tier.step_dir(directory, step)
+    manifest = tier.read_manifest(where)
+    # Who would have the last share and the one after it tell how many there were.
+    wanted = (*whole.shares, whole.original - 1, whole.original)
+    ranks = sorted({holder(share, manifest.world) for share in wanted})
+    parts = [tier.read_rank(where, manifest, rank) for rank in ranks]
+    sources = [Source(part.snapshot, reader.Tensors(where, part)) for part in parts]
+    return state.restore_positions(sources, whole.original)
 
 
 def named(objects: Any) -> dict[str, Any]:

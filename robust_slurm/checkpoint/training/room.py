@@ -30,11 +30,14 @@ def estimate(models: Iterable[torch.nn.Module], optimizers: Iterable[Any]) -> in
     The state that an optimizer has not made yet is counted as Adam's or SGD's would be.
     """
     size = 0
+    known: set[int] = set()
     for model in models:
         if isinstance(model, torch.nn.Module):
-            size += sum(map(_bytes, (*model.parameters(), *model.buffers())))
+            tensors = [*model.parameters(), *model.buffers()]
+            size, known = size + sum(map(_bytes, tensors)), known | set(map(id, tensors))
     for optimizer in optimizers:
         for group in getattr(optimizer, "param_groups", ()):
+            size += sum(_bytes(p) for p in group["params"] if known and id(p) not in known)
             copies = (2 if "betas" in group else 0) + bool(group.get("momentum"))
             copies += bool(group.get("amsgrad"))
             size += copies * sum(map(_bytes, group["params"]))

@@ -6,14 +6,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from robust_slurm import heartbeat
 
+from ..capture.shards import is_dtensor
 from ..capture.state import State
+from ..capture.taken_over import fixed
 from ..durable import tier
 from ..format.layout import Snapshot
 from ..format.state_sum import PHASE
@@ -21,7 +23,7 @@ from ..store.own_store import OwnStore
 from . import mesh as meshes
 from .client import Client, StoreGoneError
 from .options import Options
-from .resuming import from_durable, from_memory, named
+from .resuming import from_durable, from_memory, named, shares
 from .room import check_room, estimate
 from .saver import Saver
 from .stats import Stats
@@ -79,6 +81,8 @@ class Session:
                 )  # fmt: skip
         for note in self._state.notes if self.world.rank == 0 else ():
             self.say(note)
+        if heartbeat.rejoined:
+            self._state.drop_gradients()  # of the step that was cut off
         if self.saver is not None:
             self._try_to_capture()
             self.saver.abandon(step, at_once=in_memory)
@@ -199,7 +203,7 @@ class Session:
             "pid": os.getpid(), "mesh": self.mesh, "needs": list(needs),
             "directory": choice.directory, "local_directory": choice.local_directory,
             "every": choice.every, "keep": choice.keep, "python": sys.executable, "bytes": size,
-            "goes_on": goes_on,
+            "goes_on": goes_on, "fixed": self._fixed(models),
         }  # fmt: skip
         if not socket and not choice.directory and not choice.local_directory:
             if world.rank == 0:  # there is no store that would count the ranks that say it
@@ -243,6 +247,12 @@ class Session:
             self.saver.keep(rung)
         if rung is not None and text:
             self.say(text)
+
+    def _fixed(self, models: Iterable[Any]) -> str:
+        """Return why a world of another size could not go on with this state; "" if it could."""
+        if any(is_dtensor(p) for model in models for p in model.parameters()):
+            return "its parameters are distributed tensors (FSDP)"
+        return fixed(self._objects.get("loader"), shares())
 
     def _job(self, own_store: bool) -> str:
         """Names this run's timeline: the same on all ranks, another one after a requeue."""

@@ -14,7 +14,7 @@ from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.handler_work import HandlerWork, handles
 
 ABORTING = 1.0  # s for a rank to abort its communicators; one that holds the GIL never answers
-STAGES = ("abort", "term", "late_abort", "kill")
+STAGES = ("rejoin", "abort", "term", "late_abort", "kill")
 
 
 def longest(all_of: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -50,7 +50,10 @@ class Chronicle:
         }
         changed = {str(p): text for p, text in now.items() if self._places.get(p) != text}
         self._places = now
-        self._put("world", time.time(), epoch=world.epoch, ranks=world.size, places=changed)
+        trains = {"trains": world.resized[1], "of": world.resized[0]} if world.resized else {}
+        self._put(
+            "world", time.time(), epoch=world.epoch, ranks=world.size, places=changed, **trains
+        )
 
     def look(self, now: float) -> None:
         """Write a point when the next one is due; ``now``: monotonic seconds."""

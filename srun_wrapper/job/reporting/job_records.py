@@ -52,6 +52,8 @@ class JobRecords:
         """Note the first step; write the roster and a point of progress when they are due."""
         if self.account.first_step is None and self._state.progress.beats:
             self.account.first_step = now
+        still = self._state.stopped() or self._phase.name != "running"
+        self.account.trains(now, None if still else self._state.world.resized)
         self.account.checking, _ = self.checked()
         self.chronicle.look(now)
         if now >= self._next_roster:

@@ -92,6 +92,8 @@ class Account:
         self.lost_steps: int | None = 0  # None: of some recovery it is not known
         self.recovering = 0.0
         self.checking = 0.0  # steps that were computed again, see ``verifying``
+        self.degraded = 0.0  # share of the ranks that were missing x seconds without them
+        self._degrading: tuple[float, float] | None = None  # since when, and which share
         self.incidents = 0
         self._step_times: list[float] = []
 
@@ -106,6 +108,15 @@ class Account:
         if step_time is not None:
             self._step_times.append(step_time)
 
+    def trains(self, now: float, resized: tuple[int, int] | None) -> None:
+        """Note with how many of how many ranks the job trains from now on (None: all), or stands
+        still: ``(1, 1)``."""
+        if self._degrading is not None:
+            since, share = self._degrading
+            self.degraded += (now - since) * share
+        missing = 1.0 - resized[1] / resized[0] if resized is not None else 0.0
+        self._degrading = (now, missing) if missing > 0 else None
+
     def unproductive(self, now: float, step_time: float | None) -> float | None:
         """Seconds without new steps: start-up, recoveries, and steps done twice.
 
@@ -117,7 +128,7 @@ class Account:
         start_up = (self.first_step if self.first_step is not None else now) - self.started
         known = [*self._step_times, *([step_time] if step_time is not None else [])]
         again = self.lost_steps * statistics.median(known) if known else 0.0
-        return start_up + self.recovering + self.checking + again
+        return start_up + self.recovering + self.checking + self.degraded + again
 
 
 def roster(
@@ -167,10 +178,14 @@ def roster(
         "lost_steps": account.lost_steps,
         "unproductive_s": None if lost is None else round(lost, 3),
         "ettr": None if lost is None else ettr(now - account.started, lost),
-        "note": "",
+        "note": _note(state.world.resized),
         "code": state.code.version if state.code is not None else "",
         "checkpoint": {**checkpoint, "checked": checked} if checkpoint is not None else None,
     }
+
+
+def _note(resized: tuple[int, int] | None) -> str:
+    return "trains with {1} of its {0} ranks".format(*resized) if resized else ""
 
 
 def _user() -> str:

@@ -297,6 +297,11 @@ class StandbyRequests:
                 chosen[best.number] = place
         return chosen
 
+    def use(self, number: int) -> None:
+        """Note that the node of a request has a place."""
+        if (request := self._requests.get(number)) is not None:
+            request.used = True
+
     # -- leaving
 
     def drop(self, number: int) -> None:

@@ -20,8 +20,11 @@ class Prerequest:
         requests: StandbyRequests,
         node_watch: NodeWatch,
         over: Callable[[], bool],
+        lacking: Callable[[], list[int]] = list,
     ) -> None:
-        """``over``: True if the step is being ended, or has ended."""
+        """``over``: True if the step is being ended, or has ended; ``lacking``: numbers of ranks
+        of the places that the job goes on without."""
+        self._lacking = lacking
         self._members = members
         self._world = members.world
         self._requests = requests
@@ -50,4 +53,6 @@ class Prerequest:
 
     def _request(self, leaving: dict[int, str]) -> None:
         wanted = sorted((len(self._world.ranks[p]), name) for p, name in leaving.items())
+        if not self._over():
+            wanted += [(ranks, "") for ranks in self._lacking()]
         self._requests.prerequest(wanted[len(self._members.spares()) :], list(leaving.values()))

@@ -57,6 +57,18 @@ def test_what_the_ranks_were_restored_from_is_in_the_line() -> None:
     assert it.record(1, "0")["restored"] == list(it.restored)
 
 
+def test_ranks_that_kept_their_process_are_a_rung_of_their_own() -> None:
+    it = incident(diagnose([Failure("crash", 100.0, 99.9, "n1", rank=3, signal=9)]))
+    it.plan = Plan("restart", (), "no node is to blame", rung="in-place")
+    it.started(8, warm=1, kept=7)
+    assert "; 7 of 8 ranks kept their process, 1 started warm" in it.line()
+    record = it.record(1, "0")
+    assert (record["rung"], record["kept"], record["ranks"]) == ("rejoin", 7, 8)
+    it.plan = Plan("swap_spare", ("n1",), "a spare takes over", rung="spare")
+    it.started(8, warm=1, kept=4)
+    assert it.record(1, "0")["rung"] == "spare"
+
+
 def test_tests_of_the_machines_are_a_phase() -> None:
     it = incident()
     it.marks = {"decide": 100.1, "stop": 100.3, "test": 104.3, "replace": 104.4}

@@ -365,3 +365,33 @@ def test_a_line_that_fails_before_its_first_step_is_not_repeated(
     chosen = decide([diagnosis], vacant, replace(means(1), early=True))
     assert (chosen.action, chosen.code) == (action, 0)
     assert (chosen.rung == "early") is (action == "stop")
+
+
+def test_training_goes_on_with_fewer_where_nothing_replaces_a_lost_node() -> None:
+    """After spares and standby nodes, before a requeue; a mere suspect stays."""
+    fits: dict[str, Any] = {"not_fewer": lambda _names: ""}
+    for left in (means(), means(requeue=True)):
+        assert plan(lost("n1"), ("n1",), Budget(), replace(left, **fits)).rung == "shrink"
+    for left in (means(spares=1), means(companions=1)):
+        assert plan(lost("n1"), ("n1",), Budget(), replace(left, **fits)).rung != "shrink"
+    suspect = hang("n1")
+    assert plan(suspect, (), Budget(), replace(means(), **fits)).rung in ("in-place", "keep")
+
+
+def test_says_why_a_job_does_not_go_on_with_fewer() -> None:
+    why = replace(means(requeue=True), not_fewer=lambda names: f"no: {','.join(names)}")
+    found = plan(lost("n1"), ("n1",), Budget(), why)
+    assert (found.action, found.why.partition("; ")[2]) == (
+        "requeue",
+        "not with fewer nodes: no: n1",
+    )
+    off = plan(lost("n1"), ("n1",), Budget(), means(requeue=True))
+    assert off.why == "no node left to replace the lost one"
+
+
+def test_ranks_that_cannot_go_on_in_another_world_are_requeued() -> None:
+    failed = replace(means(requeue=True), resize_failed=True)
+    found = plan(crash("ValueError: mesh"), (), Budget(), failed)
+    assert (found.action, found.rung, found.cause) == ("requeue", "undo-resize", found.why)
+    assert plan(crash("x"), (), Budget(), replace(failed, requeue=False)).action == "restart"
+    assert plan(lost("n1"), ("n1",), Budget(), failed).rung == "requeue"

@@ -126,6 +126,28 @@ def test_a_standby_node_is_used_when_the_spare_does_not_answer(tmp_path: Any) ->
     asyncio.run(asyncio.wait_for(life(), 10))
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_plan_to_shrink_uses_a_spare_and_asks_for_no_other_node(
+    tmp_path: Any, back: bool
+) -> None:
+    async def life() -> None:
+        scene = Scene(tmp_path)
+        if back:
+            scene.back()
+        partition = scene.replacement._standby = cast(Any, StandbyPartition(scene.standby, 0))
+        scene.incident.plan = Plan("shrink", ("n2",), "")
+        gave_up: list[Any] = []
+        resizing: Any = SimpleNamespace(
+            shrink=lambda incident: gave_up.append(incident) or True, fill=lambda _incident: False
+        )
+        scene.replacement._resizing = resizing
+        assert await scene.replacement.fill(scene.incident)
+        assert (len(gave_up), partition.asked) == (0 if back else 1, 0)
+        assert scene.incident.swaps == ([("n2", "n3")] if back else [])
+
+    asyncio.run(asyncio.wait_for(life(), 10))
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_where_one_node_comes_for_two_the_most_necessary_place_gets_it(
     tmp_path: Any, place: int

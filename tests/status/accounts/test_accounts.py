@@ -272,3 +272,27 @@ def test_a_screen_of_any_width_shows_each_job() -> None:
         assert "LOST BY NODE" not in screen.file.getvalue()  # type: ignore[attr-defined]
         row = next(line for line in lines if line.startswith("7 "))
         assert row.split()[-1] == "1.0000" and ("llm" in row) is (width > 100)
+
+
+def test_missing_ranks_are_the_missing_share_of_the_time() -> None:
+    """3 of 4 for 300 s, then 2 of 4 for 100 s, then all again; an incident in it counts once."""
+    run = run_of(0, 1000, 0)
+    run.sizes = [(T + 100, 3, 4), (T + 400, 2, 4), (T + 500, 1, 1)]
+    done = of([run], [failed(200, {"detect": 4.0, "stop": 6.0}, lost_steps=0)])
+    assert phases(done) == {"detect": 4000, "stop": 6000, "degraded": 290_000 // 4 + 50_000}
+    assert sum(s.ms for s in done.segments) == 1_000_000
+    assert {r.name: r.ms for r in lost([done], SHARES["cause"])}["resized"] == 122_500
+    # As it goes, not all at the end: the curve of ETTR shows when.
+    part = since(done, ms(T + 220), ms(T + 280))
+    assert part is not None and abs(unproductive(part) - 15_000) < 16_000
+
+
+def test_sizes_are_read_without_trust() -> None:
+    lines = [
+        {"kind": "run", "time": 1.0, "step_id": "0", "ranks": 4},
+        {"kind": "world", "time": 2.0, "step_id": "0", "ranks": 3, "trains": 3, "of": 4},
+        {"kind": "world", "time": 3.0, "step_id": "0", "ranks": 3, "trains": "x", "of": -1},
+        {"kind": "world", "time": 4.0, "step_id": "0", "ranks": 4},
+    ]
+    (run,) = progress_from("\n".join(map(json.dumps, lines)).encode())
+    assert (run.sizes, run.ranks) == ([(2.0, 3, 4), (3.0, 1, 1), (4.0, 1, 1)], 4)

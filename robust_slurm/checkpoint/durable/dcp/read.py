@@ -32,6 +32,8 @@ from ..verify import Problem, verify_files
 from .metadata import TooManyBlocks, build, with_storage
 from .records import loads
 
+LOADERS = "the positions of the data loaders are not carried over"
+
 
 class Carried(NamedTuple):
     """Parts of a checkpoint that come along with the resharded state."""
@@ -96,7 +98,7 @@ def _notes(snapshot: Snapshot, saved: int, now: int) -> list[str]:
     if "rng" in kept:
         notes.append(f"{shapes}: every rank's random number generators start anew")
     if "loader" in kept:
-        notes.append(f"{shapes}: the positions of the data loaders are not carried over")
+        notes.append(f"{shapes}: {LOADERS}")
     if any(e.kind == "private" and e.fqn.startswith("model.") for e in snapshot.entries):
         notes.append(f"{shapes}: buffers of the model are those of rank {snapshot.rank}")
     return notes

@@ -15,6 +15,10 @@ from ..files import DurableError, explain, open_inside
 from ..parts import FileSpan, Outline, Part
 
 
+class UnreadTypeError(DurableError, ValueError):
+    """A record holds what torch.load does not read with ``weights_only``, its default."""
+
+
 def read_tensor(where: Path, part: Part | Outline, entry: Entry, place: FileSpan) -> torch.Tensor:
     """One block, in memory of its own. Raises DurableError."""
     found = _read(where, part, place, entry.name)
@@ -37,7 +41,7 @@ def loads(raw: BytesIO, name: str) -> Any:
     try:
         return torch.load(raw, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as err:
-        raise ValueError(
+        raise UnreadTypeError(
             f"{name} is of a type that is not loaded: {str(err).splitlines()[0]}"
         ) from None
 
@@ -49,6 +53,8 @@ def _read(where: Path, part: Part | Outline, place: FileSpan, name: str) -> Any:
             data.seek(place.offset)
             raw = BytesIO(data.read(place.length))
         return loads(raw, name)
+    except UnreadTypeError as err:
+        raise UnreadTypeError(f"reading {name} from {where / file}: {err}") from None
     except OSError as err:
         raise DurableError(explain(err, f"reading {name}", where / file)) from None
     except (RuntimeError, ValueError, EOFError) as err:

@@ -33,7 +33,7 @@ def describe_values(snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> 
 
     def tensor(ref: values.Ref) -> torch.Tensor:
         found = by_fqn.get(ref.fqn)
-        leaf = torch.empty(0) if found is None else found.view(found.shape)
+        leaf = torch.empty(0, device="cpu") if found is None else found.view(found.shape)
         seen[id(leaf)] = (ref.fqn, leaf)
         return leaf
 

@@ -279,7 +279,7 @@ def one_parameter_less() -> dict[str, Any]:
             r"model: the snapshot lacks 0\.weight, 0\.bias; only the snapshot has weight, bias",
         ),
         (lambda: linear(2, 2, dtype=torch.float64), r"model\.weight: saved as torch\.float32, it"),
-        (two_groups, "optimizer: saved with 1 parameter groups, it has 2"),
+        (two_groups, "optimizer: saved with 1 parameter group, it has 2"),
         (one_parameter_less, "group 0 was saved with 2 parameters, it has 1.*snapshot: bias"),
         (lambda: {**linear(2, 2), "extra.x": 1}, r"state: the snapshot lacks extra\.x"),
         (lambda: {"model": nn.Linear(2, 2)}, "state: only the snapshot has optimizer"),

@@ -215,6 +215,7 @@ def test_no_code_of_the_script_runs_in_a_backward_pass(
     store: FakeStore, made: Callable[[], Total | Gathered]
 ) -> None:
     script, own = Script(), made()
+    script.ckpt.close()
     ckpt = Checkpointer(model=script.model, optimizer=script.optimizer, extra={"own": own})
     ckpt.resume()
     for number in range(1, STEPS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from durable_snapshots import (
@@ -26,13 +27,24 @@ def test_export_as_safetensors(tmp_path: Path, tier: Path, trained_state: dict[s
     out = tmp_path / "all.safetensors"
     done = export(where, out)
     found = load_file(out)
-    assert done == (len(found), 0, out.stat().st_size)
+    assert done == (len(found), 0, out.stat().st_size, ())
     expected = {**flat(trained_state), "rng.torch": torch.arange(16, dtype=torch.uint8)}
     same(dict(sorted(found.items())), dict(sorted(expected.items())))
     export(where, tmp_path / "model.safetensors", "model")
     same(dict(sorted(load_file(tmp_path / "model.safetensors").items())),
          dict(sorted(trained_state["model"].items())))  # fmt: skip
     assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_what_torch_load_refuses_is_left_out_by_name(
+    tmp_path: Path, tier: Path, trained_state: dict[str, Any]
+) -> None:
+    state = {**trained_state, "extra": {"order": numpy.arange(3), "note": "kept"}}
+    where = store(tier, save_world(tmp_path, state, 1, sharded))
+    done = export(where, tmp_path / "all.pt")
+    whole = torch.load(tmp_path / "all.pt")
+    assert done.left_out == ("extra.order",)
+    assert whole["extra"] == {"note": "kept"}
 
 
 def test_export_as_pt(tmp_path: Path, tier: Path, trained_state: dict[str, Any]) -> None:

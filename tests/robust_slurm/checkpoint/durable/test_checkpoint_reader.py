@@ -151,6 +151,5 @@ def test_records_are_unpickled_without_running_anything(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DurableError, match="not loaded"):
         read.load_resharded(tier, 100, {"optimizer": {"lr": 1.0}})
-    with pytest.raises(DurableError, match="not loaded"):
-        export(where, tmp_path / "x.pt")
+    assert "optimizer.lr" in export(where, tmp_path / "x.pt").left_out
     assert not (tmp_path / "pwned").exists()

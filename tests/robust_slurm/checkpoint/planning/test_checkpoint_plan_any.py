@@ -23,6 +23,8 @@ copies = st.builds(
     ok=st.sampled_from([True, True, True, False]),
     why=st.sampled_from(["", "torn"]),
     epoch=st.integers(1, 2),
+    same=st.just(-1),  # else numbers are drawn for these as well: ranks that began anew, or differ
+    line=st.just(0),
 )
 
 

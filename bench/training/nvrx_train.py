@@ -1,0 +1,79 @@
+"""Workload ``nvrx``: the training of ``resilient`` in NVRx's in-process wrapper, beside it.
+
+One process for each rank and one in reserve, as the wrapper starts none. Its intervals are the
+quickest that it takes; gloo has no abort, so that its collectives get a short time limit in its
+place. It saves nothing: what is measured ends with the first step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.training.rank import Rank, parse
+from bench.training.torch_train import BATCH, WIDTH
+
+GLOO = timedelta(seconds=3)
+QUICK = timedelta(seconds=0.25)
+LAST_CALL = timedelta(seconds=0.5)
+
+
+def main() -> None:
+    args = parse()
+    inprocess: Any = import_module("nvidia_resiliency_ext.inprocess")
+    distributed: Any = import_module("torch.distributed")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+    )
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+    port = int(os.environ["MASTER_PORT"]) + 1  # the wrapper has the other one
+    first = os.environ["RANK"] == "0"
+    store = distributed.TCPStore("127.0.0.1", port, None, first, wait_for_workers=False)
+
+    def train(call_wrapper: Any = None) -> None:
+        rank = Rank(args.dir)
+        distributed.init_process_group(
+            "gloo",
+            store=distributed.PrefixStore(str(call_wrapper.iteration), store),
+            rank=rank.rank,
+            world_size=rank.world,
+            timeout=GLOO,
+        )
+        model = DistributedDataParallel(network)
+        for step in range(1, args.steps + 1):
+            began = time.perf_counter()
+            time.sleep(args.step_time)
+            generator = torch.Generator().manual_seed(step * rank.world + rank.rank)
+            batch = torch.randn(BATCH, WIDTH, generator=generator)
+            optimizer.zero_grad()
+            (model(batch) - batch).square().mean().backward()
+            optimizer.step()
+            rank.stepped(step, time.perf_counter() - began)
+
+    # Its wrapper finds the parameter that it fills in by this annotation.
+    train.__annotations__["call_wrapper"] = inprocess.CallWrapper
+    assignment = inprocess.rank_assignment
+    inprocess.Wrapper(
+        rank_assignment=inprocess.Compose(
+            assignment.MaxActiveWorldSize(int(os.environ["WORLD_SIZE"]) - 1),
+            assignment.ShiftRanks(),  # this one first
+        ),
+        monitor_thread_interval=QUICK,
+        monitor_process_interval=QUICK,
+        heartbeat_interval=QUICK,
+        progress_watchdog_interval=QUICK,
+        last_call_wait=LAST_CALL,
+    )(train)()
+
+
+if __name__ == "__main__":
+    main()

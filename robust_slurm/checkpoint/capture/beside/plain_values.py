@@ -1,0 +1,175 @@
+"""Plain values of ``extra``: restored in place where they can be, or the script must read them.
+
+A dict of averaged weights or a list of losses is the script's own object, which it goes on with. A
+number cannot be changed in place: if the script does not read it back, it goes on with that of its
+start, and the next save() would overwrite the right one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+import torch
+
+from ...copying.watch import same_bits
+from ..leaves import local_part
+
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+
+
+class Extra(dict[str, Any]):
+    """``Checkpointer.extra``: a dict that knows which restored values nobody has read."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self.objects: Mapping[str, Any] = {}
+        """Objects that are saved, by their keys; of a plain value, its PlainValue."""
+        self.unread: set[str] = set()
+        """Names of values that ``resume`` replaced by others."""
+
+    def restore(self, name: str, saved: Any) -> None:
+        """Set a value as it was saved, in place if possible."""
+        value, same = renewed(self.peek(name), saved, live_storages(self.objects))
+        super().__setitem__(name, value)
+        if not same:
+            self.unread.add(name)
+
+    def peek(self, name: str) -> Any:
+        """Return a value without counting that as read."""
+        return super().__getitem__(name)
+
+    def look(self) -> list[str]:
+        """save() begins; return what is wrong."""
+        found = []
+        for name in sorted(self.unread):
+            found.append(
+                f"extra.{name} was restored, and the script has not read it since resume(): a "
+                f"value of its own is still that of its start. Use ckpt.extra[{name!r}]"
+            )
+        self.unread.clear()
+        for name in super().__iter__():
+            saved = self.objects.get(f"extra.{name}", self)
+            if not isinstance(saved, PlainValue) and saved is not self.peek(name):
+                found.append(
+                    f"extra.{name} was set after the Checkpointer was made, and is not saved: pass "
+                    "it in extra= when the Checkpointer is made"
+                )
+        return found
+
+    def __getitem__(self, name: str) -> Any:
+        self.unread.discard(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.unread.discard(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.unread.discard(name)
+        return super().pop(name, *default)
+
+    def __iter__(self) -> Iterator[str]:  # dict(extra) and **extra read by these
+        self.unread.clear()
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.unread.clear()
+        return super().items()
+
+    def values(self) -> Any:
+        self.unread.clear()
+        return super().values()
+
+
+class PlainValue:
+    """A value of ``extra``, as an object with a state."""
+
+    def __init__(self, values: Extra, name: str) -> None:
+        self._values, self._name = values, name
+
+    def state_dict(self) -> Any:
+        return self._values.peek(self._name)
+
+    def load_state_dict(self, state: Any) -> None:
+        self._values.restore(self._name, state)
+
+
+def live_storages(found: Any) -> set[int]:
+    """Return the addresses of the storages of all models and optimizers among some objects."""
+    tensors: list[Any] = []
+    if isinstance(found, Mapping):
+        return set().union(*map(live_storages, found.values()))
+    if isinstance(found, list | tuple):
+        return set().union(*map(live_storages, found))
+    if isinstance(found, torch.nn.Module):
+        tensors = [*found.parameters(), *found.buffers()]
+    elif hasattr(found, "param_groups"):
+        tensors = [p for group in found.param_groups for p in group["params"]]
+        for part in getattr(found, "state", {}).values():
+            tensors += part.values() if isinstance(part, Mapping) else ()
+    local = (local_part(each) for each in tensors if isinstance(each, torch.Tensor))
+    return {each.untyped_storage().data_ptr() for each in local}
+
+
+def renewed(here: Any, saved: Any, live: Set[int] = frozenset()) -> tuple[Any, bool]:
+    """Return what holds ``saved`` now, and whether who holds ``here`` sees it.
+
+    Tensors, arrays and containers of the same type are written to; all else is replaced. So are
+    tensors in ``live`` storages: weights that a script put into extra (``model.state_dict()``), and
+    later replaced there by a copy of better ones, are no place for that copy.
+    """
+    numpy = sys.modules.get("numpy")
+    if isinstance(here, torch.Tensor):
+        return _into_tensor(here, saved, live)
+    if numpy is not None and isinstance(here, numpy.ndarray):
+        is_array = type(saved) is numpy.ndarray and here.flags.writeable
+        if is_array and (saved.dtype, saved.shape) == (here.dtype, here.shape):
+            here[...] = saved
+            return here, True
+        return saved, False
+    kind = type(here)
+    if kind is not type(saved):
+        return saved, False
+    if kind in _DICTS:
+        new = {
+            key: renewed(here[key], value, live)[0] if key in here else value
+            for key, value in saved.items()
+        }
+        here.clear()
+        here.update(new)
+    elif kind is list:
+        pairs = zip(here, saved, strict=False)
+        here[:] = [renewed(*pair, live)[0] for pair in pairs] + saved[len(here) :]
+    elif kind is deque and here.maxlen == saved.maxlen:
+        here.clear()
+        here.extend(saved)
+    elif kind is set:
+        here.clear()
+        here.update(saved)
+    elif kind is bytearray:
+        here[:] = saved
+    elif kind is tuple and len(here) == len(saved):
+        found = [renewed(*pair, live) for pair in zip(here, saved, strict=True)]
+        return tuple(value for value, _ in found), all(same for _, same in found)
+    else:
+        return saved, repr(here) == repr(saved)
+    return here, True
+
+
+def _into_tensor(here: torch.Tensor, saved: Any, live: Set[int]) -> tuple[Any, bool]:
+    fits = isinstance(saved, torch.Tensor)
+    fits = fits and (saved.dtype, saved.shape) == (here.dtype, here.shape)
+    if fits and local_part(here) is here and here.layout is torch.strided:
+        if here.untyped_storage().data_ptr() in live:
+            unchanged = same_bits(saved.cpu(), here)
+            return (here, True) if unchanged else (saved, False)
+        try:
+            with torch.no_grad():
+                here.copy_(saved)
+            return here, True
+        except RuntimeError:  # it overlaps itself, or was made in inference mode
+            pass
+    return saved, False

@@ -1,0 +1,74 @@
+"""State that a rank of a world of another size takes over: loaders' positions, share by share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from robust_slurm.resizing.shares import shares_of
+
+from ..format.layout import Snapshot
+from .assembly import Assembly, Source, StateError
+
+LOADER = "loader"
+
+
+class Taken(NamedTuple):
+    """The rank of the other world whose snapshot a rank goes on with."""
+
+    origin: int
+    shares: tuple[int, ...]
+    """The shares of the global batch that are this rank's now."""
+    anew: bool = False
+    """It was no rank there: random generators stay as the script has made them."""
+
+
+def fixed(loader: Any, shares: Sequence[int]) -> str:
+    """Return why a world of another size could not go on with these loaders; "" if it could.
+
+    A position is taken over only with its share: a loader that divides the data by the number of
+    ranks would go on elsewhere in another world.
+    """
+    if loader is None:
+        return ""
+    if isinstance(loader, Mapping) and set(loader) == set(shares):
+        return ""
+    return (
+        "its loader is not a dict with one for each share of the batch "
+        "(robust_slurm.world().shares)"
+    )
+
+
+def by_share(snapshot: Snapshot) -> Mapping[str, Any]:
+    """Return the positions that a rank saved, by share; {} if it saved none so."""
+    held = snapshot.values.get(LOADER) if isinstance(snapshot.values, dict) else None
+    found = held.get("d") if isinstance(held, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def same_shares(snapshot: Snapshot, original: int) -> bool:
+    """True if its rank saved the positions of just those of ``original`` shares that it had."""
+    own = shares_of(snapshot.rank, snapshot.world, original)
+    return set(by_share(snapshot)) == set(map(str, own))
+
+
+def take_over(saved: Assembly, sources: Sequence[Source], tree: Mapping[str, Any]) -> Any:
+    """Return the values that are restored: the origin's, with each share's loader of whoever had
+    it. Raises StateError."""
+    values = dict(saved.own.values)
+    loaders = tree.get(LOADER)
+    if loaders is None:
+        return values
+    if not isinstance(loaders, dict):
+        raise StateError(f"{LOADER}: its position is not saved by shares: see docs/resize.md")
+    parts: dict[str, Any] = {}
+    for source in sources:
+        theirs = by_share(source.snapshot)
+        for name in loaders:
+            if name in theirs and name not in parts:
+                parts[name] = theirs[name]
+                saved.adopt(f"{LOADER}.{name}", source)
+    if missing := [name for name in loaders if name not in parts]:
+        raise StateError(f"{LOADER}: no snapshot has the position of share {', '.join(missing)}")
+    values[LOADER] = {"d": parts}
+    return values

@@ -1,0 +1,171 @@
+"""Gets a rank out of torch's collectives, from another thread, and takes its process groups down.
+
+NCCL communicators are aborted. gloo has no abort (that of torch 2.13 does nothing): its sockets are
+shut down, upon which its collectives raise. They are known from the process groups' making: torch's
+two functions that open sockets are wrapped while ``resilient`` runs. Where torch has other ones, a
+rank that waits in gloo does not answer in time, and is replaced as before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from robust_slurm.auto import teardown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+_C10D = "torch.distributed.distributed_c10d"
+_MAKERS = ("_new_process_group_helper", "rendezvous")
+_BROKEN = re.compile(
+    r"gloo|NCCL|TCPStore|[Cc]onnection (was )?(closed|reset|refused)|Broken pipe|Socket|"
+    r"process group|remote process|aborted"
+)
+_TCP = (socket.AF_INET, socket.AF_INET6)
+_LISTENS = socket.SO_ACCEPTCONN
+_kept: list[Any] = []
+_DISTRIBUTED = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+
+
+def by_peers(error: BaseException) -> bool:
+    """True for an error that another rank's end, or an abort, brings about in a collective (pure).
+
+    It only decides whether an order to rejoin is waited for; without one the error is raised.
+    """
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    if any(kind in _DISTRIBUTED for kind in kinds):
+        return True
+    # Of a subclass of RuntimeError that a program has made nothing is assumed.
+    return type(error) is RuntimeError and bool(_BROKEN.search(str(error)))
+
+
+class Sockets:
+    """The sockets of this process that torch's process groups have opened."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._before: list[set[str]] = []  # of each maker that runs now
+        self._made: list[Any] = []  # process groups, see ``next_round``
+        self._restore: list[Callable[[], None]] = []
+
+    def watch(self) -> None:
+        """Wrap torch's functions, if the script has imported torch and that has them."""
+        if "torch" not in sys.modules:
+            return
+        import torch.distributed
+
+        c10d: Any = sys.modules.get(_C10D)
+        if c10d is None or not torch.distributed.is_available():
+            return
+        for name in _MAKERS:
+            made = getattr(c10d, name, None)
+            if callable(made):
+                setattr(c10d, name, self._watched(made))
+                self._restore.append(partial(setattr, c10d, name, made))
+
+    def unwatch(self) -> None:
+        _kept.extend(self._made)
+        while self._restore:
+            self._restore.pop()()
+
+    def _watched(self, made: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self._opening():
+                found = made(*args, **kwargs)
+            if hasattr(found, "__next__"):
+                return self._each(found)
+            self._made.append(found)
+            return found
+
+        return watched
+
+    def _each(self, found: Iterator[Any]) -> Iterator[Any]:
+        """Watch each step of a generator."""
+        while True:
+            with self._opening():
+                try:
+                    item = next(found)
+                except StopIteration:
+                    return
+            yield item
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        before = _tcp()
+        self._before.append(before)
+        try:
+            yield
+        finally:
+            self._before.remove(before)
+            self._known |= _tcp() - before
+
+    def shut(self) -> None:
+        """Shut them all down: what waits on them raises. From any thread."""
+        known = self._known.copy()
+        for before in list(self._before):
+            known |= _tcp() - before
+        for number, name in _descriptors():
+            if name in known:
+                with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+                    if one.family in _TCP and not one.getsockopt(socket.SOL_SOCKET, _LISTENS):
+                        one.shutdown(socket.SHUT_RDWR)
+
+    def next_round(self) -> None:
+        """Forget the sockets. The groups are kept until those that follow have been in use.
+
+        Whoever lets go of one that gloo's thread is busy with holds the GIL and waits for that
+        thread, which may wait for the GIL (torch 2.13): so it must not be DDP.
+        """
+        self._known.clear()
+        _kept[:], self._made = self._made, []
+
+
+def abort_nccl() -> bool:
+    """Abort all NCCL communicators, as one group call; False if there are none. Raises anything."""
+    c10d: Any = sys.modules.get(_C10D)
+    if c10d is None or not teardown.groups(c10d):
+        return False
+    teardown.abort(c10d)
+    return True
+
+
+def has_nccl() -> bool:
+    c10d: Any = sys.modules.get(_C10D)
+    return c10d is not None and bool(teardown.groups(c10d))
+
+
+def initialized() -> bool:
+    """True if this process has a process group."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return bool(distributed and distributed.is_available() and distributed.is_initialized())
+
+
+def take_down() -> None:
+    """Take all process groups out of torch's tables, in the training's thread. Raises anything."""
+    if not initialized():
+        return
+    c10d: Any = sys.modules[_C10D]
+    abort = getattr(c10d, "_abort_process_group", None)  # does not wait for other ranks
+    (abort or c10d.destroy_process_group)()
+
+
+def _tcp() -> set[str]:
+    return {name for _, name in _descriptors()}
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    """Yield this process's sockets: the number and the name that the kernel gives it."""
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are what is wanted
+        try:
+            name = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115
+        except OSError:  # closed meanwhile
+            continue
+        if name.startswith("socket:"):
+            yield int(entry), name

@@ -1,0 +1,68 @@
+"""Makes a rank of one epoch a rank of the next: environment, heartbeat, checkpoints.
+
+What a module of ours keeps about the epoch in this process is reset here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from robust_slurm import heartbeat, layout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_CHECKPOINTER = "robust_slurm.checkpoint.training.checkpointer"
+_SNAPSHOT = "robust_slurm.checkpoint.copying.snapshot"
+
+
+def checkpointers() -> list[Any]:
+    """The Checkpointers of this process that are not closed."""
+    module: Any = sys.modules.get(_CHECKPOINTER)
+    alive = list(module._alive) if module is not None else []
+    return [each for each in alive if not each._closed and not each._closing]
+
+
+def silence(*, discard: bool) -> None:
+    """From now on this rank reports and saves no step. From any thread.
+
+    ``discard``: collectives are about to return as if they had succeeded, so that what is being
+    copied may be wrong.
+    """
+    heartbeat._end()
+    snapshot: Any = sys.modules.get(_SNAPSHOT)
+    if discard and snapshot is not None:
+        snapshot.halted.set()
+
+
+def close_checkpointers() -> None:
+    """Finish the copies under way and flush nothing: as when a rank is ended."""
+    for each in checkpointers():
+        each._close(0.0)
+
+
+def begin(order: Mapping[str, Any]) -> None:
+    """Be a rank of the next epoch. Raises KeyError, TypeError, ValueError for an odd order."""
+    for name in order["unset"]:
+        os.environ.pop(str(name), None)
+    for name, value in order["set"].items():
+        os.environ[str(name)] = str(value)
+    snapshot: Any = sys.modules.get(_SNAPSHOT)
+    if snapshot is not None:
+        snapshot.halted.clear()
+    _begin_heartbeat()
+
+
+def _begin_heartbeat() -> None:
+    heartbeat._detach()
+    heartbeat._beats = heartbeat._auto_steps = heartbeat._phases = 0
+    heartbeat._explicit = heartbeat._saves = heartbeat._nan = False
+    heartbeat._saves_first = None
+    heartbeat._saved_last = heartbeat._used = layout.NO_STEP
+    heartbeat._proven = heartbeat._assumed = layout.NO_STEP
+    heartbeat._stack.clear()
+    heartbeat._off = heartbeat._ended = False
+    heartbeat.rejoined = True

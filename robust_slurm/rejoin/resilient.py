@@ -1,0 +1,162 @@
+"""``resilient``: what a rank runs again, in the same process, when another rank is replaced."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import threading
+import traceback
+
+from robust_slurm import claim, heartbeat
+
+from . import collectives, renew
+from .offer import Interrupted, Offer, path_beside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+PATIENCE = 5.0  # s that a rank whose peers' connections broke waits for the order; then it raises
+ENDED = 143  # exit code of a rank that cannot rejoin: robust-task starts another one in its place
+
+
+def resilient(train_fn: F) -> F:
+    """Keep this process when another rank is replaced: ``train_fn`` runs again from its start.
+
+    ::
+
+        model = build_model().cuda()           # once; weights and CUDA context stay
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        @robust_slurm.resilient
+        def train():
+            dist.init_process_group("nccl")
+            ddp = DDP(model)
+            ckpt = robust_slurm.Checkpointer(model=ddp, optimizer=optimizer, loader=make_loader())
+            for step in range(ckpt.resume(), steps):
+                ...
+
+        train()
+
+    What belongs to one process group (DDP, FSDP, the Checkpointer, the loader) is made in the
+    function, and nothing before it may use torch.distributed. When robust-srun recovers from a
+    fault, a rank in the function leaves its collective, waits for the replaced ranks, and the
+    function begins again with the new epoch's environment; ``resume`` then restores the last step
+    that all ranks have. A rank that does not come back within ``rejoin_limit`` is restarted, as
+    every rank is without this. Outside robust-srun the function is just called.
+    """
+
+    @functools.wraps(train_fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        why_not = _why_not()
+        if why_not is not None:
+            if why_not:
+                _say(f"{train_fn.__name__} runs as without resilient(): {why_not}")
+            return train_fn(*args, **kwargs)
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # else its watchdog kills us
+        sockets = collectives.Sockets()
+        sockets.watch()
+        try:
+            return _rounds(lambda: train_fn(*args, **kwargs), sockets)
+        finally:
+            gc.unfreeze()
+            sockets.unwatch()
+
+    return run  # type: ignore[return-value]
+
+
+def _why_not() -> str | None:
+    """Why this process can never rejoin; "" where nobody expects it to, None if it can."""
+    if "ROBUST_BEAT_DIR" not in os.environ or os.environ.get("ROBUST_REPLAY") == "1":
+        return ""
+    if os.environ.get("TORCHELASTIC_RUN_ID"):
+        return "below torchrun all ranks are restarted"
+    if threading.current_thread() is not threading.main_thread():
+        return "it is not called in the main thread"
+    if collectives.initialized():
+        return "torch.distributed was initialised before it; do that in the function"
+    if renew.checkpointers():
+        return "a Checkpointer was made before it; make it in the function"
+    return None
+
+
+def _rounds(call: Callable[[], Any], sockets: collectives.Sockets) -> Any:
+    offer = _offer(sockets)
+    gc.freeze()  # a search for garbage takes as long as torch is large, else
+    while True:
+        result, error = None, None
+        try:
+            result = call()
+        except BaseException as raised:  # noqa: BLE001 - raised again, unless this rank rejoins
+            error = raised
+        if error is not None and not offer.ordered.is_set() and collectives.by_peers(error):
+            _wait_for_order(offer)
+        if not offer.end():
+            if error is not None:
+                raise error
+            return result
+        offer = _rejoin(offer, sockets, error)
+        result = error = None
+
+
+def _offer(sockets: collectives.Sockets) -> Offer:
+    def leave() -> None:
+        renew.silence(discard=collectives.has_nccl())
+        sockets.shut()
+        collectives.abort_nccl()
+
+    return Offer(path_beside(claim.record_path(heartbeat.epoch(), None)), leave)
+
+
+def _wait_for_order(offer: Offer) -> None:
+    """The peers are broken: robust-srun knows why, or soon will."""
+    try:
+        with heartbeat.phase("rejoin"):
+            offer.ordered.wait(PATIENCE)
+    except Interrupted:  # that is the order
+        pass
+
+
+def _rejoin(offer: Offer, sockets: collectives.Sockets, error: BaseException | None) -> Offer:
+    """Become a rank of the next epoch. A rank that cannot ends here, and is replaced."""
+    try:
+        renew.close_checkpointers()
+        _let_go(error)
+        collectives.take_down()
+        sockets.next_round()
+        offer.ready()
+        # Meanwhile the others start. DDP may be in a circle, and its hooks on the weights must go.
+        error = None
+        gc.collect()
+        gc.freeze()
+        order = offer.wait()
+        if order is None:
+            os._exit(ENDED)
+        renew.begin(order)
+        following = _offer(sockets)
+        offer.going()
+    except BaseException as raised:  # noqa: BLE001 - robust-task starts another one
+        _say(f"this rank cannot rejoin: {type(raised).__name__}: {raised}")
+        os._exit(ENDED)
+    return following
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Let go of what the function's frames hold: process groups, hooks, loaders."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(f"robust-slurm: {text}\n")
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        pass  # no usable stderr

@@ -1,0 +1,86 @@
+"""``robust_slurm.world()`` and ``accumulate()``: keep the global batch while nodes are missing.
+
+Standard library only, Python 3.9 syntax.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+
+from .shares import read_resized, shares_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+RESIZED = "ROBUST_RESIZED"
+
+
+class TrainingWorld:
+    """The ranks of the running training. ``shares``: those of the global batch that are this
+    rank's to compute; ``scale``: factor of the loss of each, so that the mean of all ranks'
+    gradients is that of the whole batch."""
+
+    def __init__(self, rank: int, size: int, original: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.original = original
+        """Number of ranks that the job began with, and of shares."""
+        self.shares = shares_of(rank, size, original)
+        self.scale = size / original
+
+    @property
+    def resized(self) -> bool:
+        """True while the job trains with fewer ranks than it began with."""
+        return self.size != self.original
+
+    def __repr__(self) -> str:
+        return (
+            f"TrainingWorld(rank={self.rank}, size={self.size}, original={self.original}, "
+            f"shares={self.shares})"
+        )
+
+
+def world() -> TrainingWorld:
+    """Return the world of this rank: its size, the size that the job began with, its shares.
+
+    With ``--robust-min-nodes`` the job may go on with fewer ranks than it began with; else, and
+    outside robust-srun, each rank has the one share of its own number.
+    """
+    rank, size = _number("RANK", "SLURM_PROCID"), _number("WORLD_SIZE", "SLURM_NTASKS")
+    if rank is None or size is None or not 0 <= rank < size:
+        rank, size = 0, 1
+    found = read_resized(os.environ.get(RESIZED, ""))
+    original = found[0] if found is not None and found[1] == size else size
+    return TrainingWorld(rank, size, original)
+
+
+def accumulate(model: Any = None) -> Iterator[int]:
+    """Yield the shares of this rank, one after the other; call ``backward`` once for each.
+
+    ::
+
+        for share in robust_slurm.accumulate(model):
+            loss = loss_of(model(batch(step, share)))
+            (loss * robust_slurm.world().scale).backward()
+        optimizer.step()
+
+    ``model``: a DistributedDataParallel, whose gradients are then summed up over the ranks at the
+    last share only.
+    """
+    shares = world().shares
+    quiet = getattr(model, "no_sync", nullcontext)
+    for share in shares[:-1]:
+        with quiet():
+            yield share
+    yield shares[-1]
+
+
+def _number(*names: str) -> int | None:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return None

@@ -1,0 +1,100 @@
+"""Ends all that runs below the shim of one slot, and finds what survives SIGKILL."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes import process_tree, starting
+from srun_wrapper.agent.processes.stop_stages import StopStages
+
+KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
+CHECK = 0.01
+UNBORN = 1.0  # s for a process that is killed in its start to end, until nobody waits for it
+ANSWER = 1.0  # s for a file system to answer, when a process survives SIGKILL
+
+
+class Emptying:
+    """``begin`` starts it; ``emptied`` is given the pids that survive, when it is over."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        *,
+        running: Callable[[], bool],
+        kill: Callable[[], None],
+        reap: Callable[[], None],
+        staying: Callable[[], list[int]],
+        look: Callable[[list[int], float, Callable[[tuple[str, ...]], None]], None],
+        emptied: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        """``running``: the rank's own process is there; ``kill`` sends SIGKILL to all below the
+        shim but what is ``staying``; ``reap`` collects what has ended; ``look`` finds the file
+        systems in use by these pids that do not answer within so many seconds."""
+        self._loop = loop
+        self._running = running
+        self._kill = kill
+        self._reap = reap
+        self._staying = staying
+        self._look = look
+        self._emptied = emptied
+        self._kill_at = self._stuck_at = math.inf
+        self._asking = False
+        self.active = False
+        self.stages: StopStages | None = None
+        self._next_check = loop.later(0.0, self.check)
+
+    def begin(self, stages: StopStages | None) -> None:
+        """End everything, the rank by these stages."""
+        self.active = True
+        self.stages = stages or self.stages
+        self._kill_at = self._stuck_at = math.inf
+        self.check()
+
+    def check(self) -> None:
+        """Go on as far as is time; called for every child that ends, too."""
+        self._next_check.cancel()
+        if not self.active:
+            return
+        self._next_check = self._loop.later(CHECK, self.check)  # whatever fails below
+        now = time.monotonic()
+        if not self._running() or self.stages is None or self.stages.due(now):
+            # The rank itself is gone, or has had its time: nothing it started may stay.
+            if self._kill_at == math.inf:
+                self._kill_at, self._stuck_at = now, now + KILL_DEADLINE
+            self._kill()
+            self._reap()
+        spared = self._staying()
+        if now >= self._kill_at + UNBORN:
+            spared += starting.unborn()
+        if process_tree.childless(spared):
+            self._over(())
+        elif now >= self._stuck_at:
+            self._stuck(process_tree.descendants(os.getpid(), spared))
+
+    def _stuck(self, pids: list[int]) -> None:
+        """They survive SIGKILL: wait on while a file system that they use does not answer."""
+        if self._asking:
+            return
+
+        def answered(silent: tuple[str, ...]) -> None:
+            self._asking = False
+            if not self.active:
+                return
+            if silent:
+                self._stuck_at = time.monotonic() + ANSWER
+                self.check()
+            elif pids and not process_tree.childless([*self._staying(), *starting.unborn()]):
+                self._over(tuple(pids)[:16])
+            else:
+                self.check()
+
+        self._asking = True
+        self._look(pids, ANSWER, answered)
+
+    def _over(self, stuck: tuple[int, ...]) -> None:
+        self.active = False
+        self._emptied(stuck)

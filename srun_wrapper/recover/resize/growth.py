@@ -1,0 +1,84 @@
+"""Grow back at a step boundary: all ranks stand after one step, and the world begins anew with it.
+
+Where no snapshots are taken, or steps are verified (``verify_every`` has ranks stand as well), the
+world grows at the next recovery only.
+"""
+
+from __future__ import annotations
+
+import time
+
+from srun_wrapper.checkpoints.verify.standing import NOWHERE, Standing
+from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.incident import Incident
+from srun_wrapper.decide.ladder import Plan
+from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
+from srun_wrapper.recover.resize.resizing import Resizing
+
+AGAIN = 10.0  # s until ranks are asked to stand again after some went past the step
+
+
+class Growth:
+    """Watches for nodes that could take places again, and has the ranks stand for them."""
+
+    def __init__(self, state: JobState, resizing: Resizing, standing: Standing) -> None:
+        self._state = state
+        self._resizing = resizing
+        self._standing = standing
+        self._next = 0.0
+        self._told = False
+        self.due = False
+        """The ranks stand, and nodes are there: the world can grow."""
+
+    @property
+    def held_up(self) -> bool:
+        """True if ranks stand and wait for others or for us: no step comes, and that is no hang."""
+        return self._standing.since is not None
+
+    def look(self, now: float) -> None:
+        """Have the ranks stand once nodes are there; called while they run."""
+        state, standing = self._state, self._standing
+        if state.config.min_nodes and not self._told and standing.world and standing.all_saved:
+            self._told = True
+            if why := self._resizing.unfit():
+                say(f"min_nodes: this job cannot go on with fewer nodes: {why}")
+        if state.config.verify_every or not state.config.min_nodes or self.due:
+            return
+        standing.release_stragglers(now)
+        if not self._resizing.ready or state.world.is_ending() or state.signalled:
+            if standing.step != NOWHERE:
+                standing.release(now)
+        elif standing.step != NOWHERE:
+            where = standing.where(now)
+            if where == "all":
+                self.due = True
+                state.changed.set()
+            elif where == "over":
+                standing.release(now)
+                self._next = now + AGAIN
+        elif (
+            standing.all_saved
+            and standing.world
+            and now >= self._next
+            and state.pace.step_time() is not None
+            and not state.stopped()
+        ):
+            standing.order(1)
+
+    def begin(self) -> None:
+        """Forget what the ranks of the last epoch were asked, as another one begins."""
+        self.due = False
+        self._standing.forget()
+
+    def ordered(self, number: str) -> Incident:
+        """Open the incident of a restart with more nodes: it blames nobody."""
+        now = time.monotonic()
+        line = "nodes came for the places that lacked one"
+        diagnosis = Diagnosis(
+            "grow", "ordered", (), (line,), "grow", Failure("grow", now, now, ""), rule="grow"
+        )
+        incident = Incident(number, self._state.world.epoch, diagnosis, now, now)
+        incident.plan = Plan("restart", (), "training goes on with more nodes", rung="grow")
+        return incident

@@ -1,0 +1,198 @@
+"""Train on with fewer nodes, and with all again: carried out on the job's nodes and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from robust_slurm.resizing.change import Resize, fewer, more
+from srun_wrapper.checkpoints.enrolments import Enrolments
+from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.steps import Launch
+from srun_wrapper.command.torchrun import numbers_nodes
+from srun_wrapper.decide.incident import Incident
+from srun_wrapper.decide.ladder import OFF
+from srun_wrapper.job.model import Node, Role
+from srun_wrapper.job.reporting.journal import Journal
+from srun_wrapper.job.state import JobState
+
+DATA = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
+"""Dimensions of a mesh along which only copies of the model are; its only one must be of these."""
+
+
+class Resizing:
+    """Makes the world smaller when nothing can replace a node, and larger when nodes are there."""
+
+    def __init__(
+        self,
+        state: JobState,
+        enrolments: Enrolments,
+        launch: Launch,
+        journal: Journal,
+        mesh: Callable[[], dict[str, int]],
+        use: Callable[[int], None] = lambda _number: None,
+    ) -> None:
+        """``mesh``: as the ranks or the user named it, or {}; ``use``: note that the standby node
+        of a request has a place."""
+        self._use = use
+        self._state = state
+        self._world = state.world
+        self._enrolments = enrolments
+        self._launch = launch
+        self._journal = journal
+        self._mesh = mesh
+        self._full: list[tuple[int, ...]] = []  # ranks of each place, as the job began
+        self._trained: list[tuple[int, ...]] = []  # as _full: those that a torchrun starts
+        self._home: list[int] = []  # the place in it of each place of the present world
+        self._lacking: list[tuple[int, ...]] = []  # places in it that lack a node, in sets
+        self._tried = 0  # epoch of another size than the one before it, until it makes a step
+
+    @property
+    def wanted(self) -> list[int]:
+        """Numbers of ranks of the places that lack a node."""
+        return [len(self._full[place]) for places in self._lacking for place in places]
+
+    @property
+    def failed(self) -> bool:
+        """True if the ranks have made no step since the world's size has changed."""
+        if self._world.epoch < self._tried:
+            return False
+        if self._state.progress.beats:
+            self._tried = 0
+        return self._tried > 0
+
+    def unfit(self) -> str:
+        """Return why the job could not go on without its last node; "" if it could."""
+        return self.without([self._world.places[-1].name])
+
+    # -- fewer
+
+    def without(self, names: Sequence[str]) -> str:
+        """Return why the job cannot go on without these nodes; "" if it can."""
+        try:
+            self._smaller([p for p, n in enumerate(self._world.places) if n.name in names])
+        except ValueError as err:
+            return str(err)
+        return ""
+
+    def shrink(self, incident: Incident) -> bool:
+        """Give up the vacant places. False: the job cannot go on without them."""
+        vacant = [place for place, node in enumerate(self._world.places) if node.gone]
+        if not vacant:
+            return True
+        try:
+            slots, trained = self._smaller(vacant)
+        except ValueError as err:
+            self._journal.news(f"no smaller world: {err}")
+            return False
+        if not self._full:
+            self._full, self._home = list(self._world.ranks), list(range(len(self._world.ranks)))
+            self._trained = self._ranks()
+        self._lacking += [tuple(self._home[p] for p in places) for places in slots.left]
+        self._home = [self._home[place] for place in slots.places]
+        self._carry(incident, [self._world.places[p] for p in slots.places], slots, trained)
+        return True
+
+    def _smaller(self, vacant: Sequence[int]) -> tuple[Resize, Resize]:
+        """Return the change for the task slots and for the training's ranks. Raises ValueError."""
+        least = self._state.config.min_nodes
+        if not least:
+            raise ValueError(OFF)
+        if numbers_nodes(self._launch.command.command, self._launch.env):
+            raise ValueError("this torchrun numbers its nodes itself: use --rdzv-backend=static")
+        if self._launch.feed in (Feed.ONE, Feed.OWN):
+            raise ValueError("its ranks read input of their own")
+        ranks, slots = self._ranks(), self._world.ranks
+        groups = self._groups(sum(map(len, ranks)))
+        trained = fewer(ranks, vacant, groups, least)
+        places = [place for place in range(len(slots)) if place not in trained.places]
+        of_slots = [range(sum(map(len, slots)))] if len(slots) > 1 else []
+        return replace(fewer(slots, places, of_slots, least), left=trained.left), trained
+
+    def _ranks(self) -> list[tuple[int, ...]]:
+        """Return the training's ranks of each place: of a torchrun more than the task slots."""
+        return self._enrolments.places() or list(self._world.ranks)
+
+    def _groups(self, world: int) -> list[Sequence[int]]:
+        """Return the groups of ranks that are known to hold the same state. Raises ValueError."""
+        mesh, known = self._mesh(), self._enrolments
+        many = {name: size for name, size in mesh.items() if size > 1}
+        if not DATA.issuperset(many):
+            raise ValueError(f"the mesh has more than data parallelism ({', '.join(many)})")
+        if known.ranks:
+            if known.places() is None or sum(map(len, known.places() or ())) != world:
+                raise ValueError("some ranks have no Checkpointer")
+            if why := known.fixed():
+                raise ValueError(why)
+            if len(groups := known.groups()) != 1:
+                raise ValueError("the ranks do not all hold the same state")
+            return list(groups)
+        if many:
+            return [range(world)]
+        raise ValueError(
+            "nothing says that all ranks hold the same: name a mesh (--robust-mesh=dp=N), or use "
+            "a Checkpointer"
+        )
+
+    # -- more
+
+    def fill(self, incident: Incident) -> bool:
+        """Give nodes that are idle in the job the places that lack one. False: there are none."""
+        free = [n for n in self._state.nodes.values() if self._idle(n)]
+        come: dict[int, Node] = {}
+        for places in list(self._lacking):
+            fit = self._fitting(places, [n for n in free if n not in come.values()])
+            if fit:
+                come |= fit
+                self._lacking.remove(places)
+        if not come:
+            return False
+        world = self._world
+        slots = more(world.ranks, self._full, self._home, come)
+        trained = more(self._ranks(), self._trained, self._home, come)
+        self._home = sorted([*self._home, *come])
+        for node in come.values():
+            self._use(node.companion)
+        before = list(world.places)
+        at = zip(self._home, slots.places, strict=True)
+        nodes = [come[home] if old < 0 else before[old] for home, old in at]
+        self._carry(incident, nodes, slots, trained)
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """True if idle nodes could take places that lack one."""
+        free = [n for n in self._state.nodes.values() if self._idle(n)] if self._lacking else []
+        return any(self._fitting(places, free) for places in self._lacking)
+
+    @staticmethod
+    def _idle(node: Node) -> bool:
+        return node.role is Role.SPARE and node.connection is not None
+
+    def _fitting(self, places: Sequence[int], free: Sequence[Node]) -> dict[int, Node]:
+        """Return a node for each of the places; {} if one has none."""
+        found: dict[int, Node] = {}
+        for place in sorted(places, key=lambda p: -len(self._full[p])):
+            fits = (n for n in free if n not in found.values())
+            node = next((n for n in fits if n.slots >= len(self._full[place])), None)
+            if node is None:
+                return {}
+            found[place] = node
+        return found
+
+    # -- either
+
+    def _carry(
+        self, incident: Incident, nodes: Sequence[Node], slots: Resize, trained: Resize
+    ) -> None:
+        state, original = self._state, sum(map(len, self._trained))
+        self._enrolments.resize(trained, original, nodes)
+        state.members.resize(nodes, slots)
+        resized = (original, trained.new) if trained.new != original else None
+        self._world.resized = resized
+        self._tried = self._world.epoch + 1
+        before = incident.resized[0] if incident.resized else trained.old
+        incident.resized = (before, trained.new) if before != trained.new else None
+        self._journal.event(
+            "resized", old=trained.old, new=trained.new, nodes=[n.name for n in nodes]
+        )

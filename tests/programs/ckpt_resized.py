@@ -1,0 +1,130 @@
+"""DDP that keeps its global batch in worlds of any size: a loader for each share of the batch.
+
+Without robust-srun (``--bare``) a run goes on from what the run before it left in ``--before``, in
+a world of another size: the same change of the world, made without a fault.
+"""
+
+# ruff: noqa: E402 - imports after the first statement, see there
+from __future__ import annotations
+
+import gc
+
+gc.disable()  # torch's modules are no garbage; unsearched they load faster
+
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ckpt_training import (
+    BATCH,
+    HOLD,
+    WIDTH,
+    Journal,
+    Samples,
+    join_world,
+    options,
+    seed,
+)
+from teardown import leave
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import robust_slurm
+
+args = options("before", "original", "from")
+rank, size = join_world()
+if args.original:
+    os.environ["ROBUST_RESIZED"] = f"{args.original}:{size}"
+whole = robust_slurm.world()
+seed(1)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 1)))
+model(torch.zeros(2, WIDTH)).sum().backward()  # DDP orders its buckets anew after this one
+model.zero_grad(set_to_none=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+loaders: dict[int, Any] = {
+    share: StatefulDataLoader(
+        Samples(),
+        batch_size=BATCH,
+        sampler=DistributedSampler(
+            Samples(), num_replicas=whole.original, rank=share, shuffle=True, seed=5
+        ),
+    )
+    for share in whole.shares
+}
+journal = Journal(args, rank)
+
+
+def state_sum() -> str:
+    """Digest parameters and optimizer state: what is equal on all ranks."""
+    total = 0
+    found = [*model.state_dict().values()]
+    for _, state in sorted(optimizer.state_dict()["state"].items()):
+        found += [value for _, value in sorted(state.items())]
+    for tensor in found:
+        total = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), total)
+    return f"{total:08x}"
+
+
+ckpt = None
+begun = int(getattr(args, "from") or 0)
+if not args.bare:
+    ckpt = robust_slurm.Checkpointer(
+        model=model, optimizer=optimizer, loader=loaders, directory=args.directory
+    )
+    begun = ckpt.resume()
+elif args.before:
+    kept = torch.load(Path(args.before) / "model.pt")
+    model.module.load_state_dict(kept["model"])
+    optimizer.load_state_dict(kept["optimizer"])
+    for share, loader in loaders.items():
+        loader.load_state_dict(torch.load(Path(args.before) / f"loader-{share}.pt"))
+journal.write(resumed=begun, size=whole.size, state=state_sum())
+
+
+def endless(share: int) -> Any:
+    while True:
+        yield from loaders[share]
+
+
+batches = {share: endless(share) for share in whole.shares}
+for step in range(begun + 1, args.steps + 1):
+    held = args.dir / f"held.{journal.epoch}.{step}.{rank}"
+    if f"{journal.epoch}:{step}" in args.hold.split(",") and not held.exists():
+        held.touch()
+        time.sleep(HOLD)
+    optimizer.zero_grad(set_to_none=True)
+    mean, seen = torch.zeros(()), {}
+    for share in robust_slurm.accumulate(model):
+        ids, inputs, targets = next(batches[share])
+        loss = (model(inputs) - targets).square().mean()
+        (loss * whole.scale).backward()
+        mean += loss.detach()
+        seen[share] = ids.tolist()
+    optimizer.step()
+    dist.all_reduce(mean)
+    state = state_sum()
+    found = (mean / whole.original).item()
+    journal.write(step=step, loss=found.hex(), ids=seen, state=state, size=whole.size)
+    robust_slurm.beat(step, loss=found)
+    time.sleep(args.pause)
+    if ckpt is not None:
+        ckpt.save(step)
+    journal.write(saved=step)
+if args.bare:
+    for share, loader in loaders.items():
+        torch.save(loader.state_dict(), args.dir / f"loader-{share}.pt")
+    if rank == 0:
+        kept = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(kept, args.dir / "model.pt")
+if ckpt is not None:
+    ckpt.close()
+journal.write(end=True)
+dist.barrier()
+dist.destroy_process_group()
+leave()

@@ -1,0 +1,61 @@
+"""``robust_slurm.world()`` and ``accumulate()``, by the environment of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import robust_slurm
+
+NAMES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "ROBUST_RESIZED")
+
+
+@pytest.mark.parametrize(
+    ("env", "shares", "scale"),
+    [
+        ({}, (0,), 1.0),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, (2,), 1.0),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (1,), 1.0),
+        ({"RANK": "0", "WORLD_SIZE": "3", "ROBUST_RESIZED": "4:3"}, (0, 3), 0.75),
+        ({"RANK": "1", "WORLD_SIZE": "3", "ROBUST_RESIZED": "4:3"}, (1,), 0.75),
+        # A process of another world in it, such as a data server alone, has its own batch.
+        ({"RANK": "0", "WORLD_SIZE": "1", "ROBUST_RESIZED": "4:3"}, (0,), 1.0),
+        ({"RANK": "7", "WORLD_SIZE": "3", "ROBUST_RESIZED": "4:3"}, (0,), 1.0),
+        ({"RANK": "0", "WORLD_SIZE": "3", "ROBUST_RESIZED": "3:4"}, (0,), 1.0),
+    ],
+)
+def test_the_shares_of_a_rank(
+    env: dict[str, str], shares: tuple[int, ...], scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    world = robust_slurm.world()
+    assert (world.shares, world.scale, world.resized) == (shares, scale, scale != 1.0)
+    assert tuple(robust_slurm.accumulate()) == shares
+
+
+class Quiet:
+    """A model that notes at which shares it does not talk to others."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.on = True
+        yield
+        self.on = False
+
+
+def test_gradients_are_summed_up_at_the_last_share_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "ROBUST_RESIZED": "6:2"}.items():
+        monkeypatch.setenv(name, value)
+    model = Quiet()
+    assert [(share, model.on) for share in robust_slurm.accumulate(model)] == [
+        (0, True), (2, True), (4, False),
+    ]  # fmt: skip
+    assert not model.on

@@ -1,0 +1,226 @@
+"""A job of four nodes goes on with fewer, and with all again: nodes, environment, restores."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from checkpointed_job import CheckpointedJob
+from made_job import made_launch, made_node
+from msgspec import structs
+from plan_places import held
+
+from robust_slurm.checkpoint.planning import plan as planner
+from robust_slurm.checkpoint.planning.sound import NO_TRUST
+from robust_slurm.checkpoint.store.events import Restore
+from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.incident import Incident
+from srun_wrapper.decide.ladder import OFF
+from srun_wrapper.job.model import Node, Role
+from srun_wrapper.orders.starting import start_orders
+from srun_wrapper.protocol.checkpoint_messages import StoreReady
+from srun_wrapper.recover.resize.resizing import Resizing
+
+ALL = (0, 1, 2, 3)
+
+
+class Scene:
+    """The job, with ``min_nodes`` 2 unless said; its ranks hold the same."""
+
+    def __init__(self, *command: str, enrol: bool = True, mesh: Any = None, **config: Any) -> None:
+        self.job = CheckpointedJob(**{"min_nodes": 2} | config)
+        self.state = self.job.state
+        launch = made_launch(*(command or ("train.py",)))
+        self.used: list[int] = []
+        self.job.checkpoints.replicas.place_all = lambda: None  # type: ignore[method-assign]
+        self.resizing = Resizing(
+            self.state, self.job.enrolments, launch, self.job.journal, lambda: mesh or {},
+            self.used.append,
+        )  # fmt: skip
+        for rank in ALL if enrol else ():
+            self.job.enrol(rank, needs=ALL)
+
+    def lose(self, *names: str) -> Incident:
+        for node in self.state.world.places:
+            if node.name in names:
+                self.state.lose(node, "no word")
+        self.state.failures.clear()
+        return self.incident()
+
+    def incident(self) -> Incident:
+        now = time.monotonic()
+        root = Failure("node_lost", now, now, "n1")
+        return Incident("0-1", 1, Diagnosis("node_lost", "node", (), (), "", root), now, now)
+
+    def come(self, index: int, companion: int = 0) -> Node:
+        node = made_node(index, role=Role.SPARE)
+        node.companion = companion
+        self.state.members.join(node)
+        self.job.checkpoints.heard(node, StoreReady(1, 0, 8000 + index))
+        return node
+
+    def restoring(self, *copies: tuple[int, int, int]) -> Restoring:
+        """Plan from snapshots (owner, step, world) that any of the nodes holds."""
+        made = self.job.restoring
+        holders = [
+            planner.Holder(
+                f"12.0.{i}/0", node.name, node.address, 8000 + i,
+                [held(o, s, world=w, epoch=10 - w, needs=tuple(range(w)))
+                 for o, s, w in copies if (o + 1) % 4 == i],
+            )
+            for i, node in enumerate(self.job.nodes)
+        ]  # fmt: skip
+        made._plan, made._earlier = made._newest(holders, made._seats(), [], set(), None, NO_TRUST)
+        made._shards = made._plan.all_shards()
+        return made
+
+    def order(self, node: Node) -> Restore:
+        found = self.job.restoring.of(node)
+        assert found is not None
+        return found
+
+
+def snapshots(step: int, world: int) -> list[tuple[int, int, int]]:
+    return [(owner, step, world) for owner in range(world)]
+
+
+def test_the_others_go_on_with_new_numbers_and_their_own_snapshots() -> None:
+    scene = Scene()
+    incident = scene.lose("n1")
+    assert scene.resizing.without(["n1"]) == ""
+    assert scene.resizing.shrink(incident)
+    state = scene.state
+    assert [node.name for node in state.world.places] == ["n0", "n2", "n3"]
+    assert state.world.ranks == [(0,), (1,), (2,)] and not state.vacant()
+    assert incident.resized == (4, 3) and "resized 4→3" in incident.line()
+    scene.restoring(*snapshots(10, 4))
+    order = scene.order(state.world.places[1])
+    assert (order.step, order.origins, order.anew) == (10, {0: 0, 1: 2, 2: 3}, ())
+    assert order.shards.keys() == set(ALL)
+    start = start_orders(state, 1.0, "lost", {}, 10, scene.job.restoring.of)[1][1]
+    rank = start.env | start.ranks[0].env
+    wanted = {
+        "RANK": "1", "WORLD_SIZE": "3", "NODE_RANK": "1", "SLURM_NTASKS": "3", "SLURM_NNODES": "3",
+        "SLURM_JOB_NODELIST": "n[0,2-3]", "SLURM_TASKS_PER_NODE": "1(x3)", "SLURM_PROCID": "1",
+        "SLURM_NODEID": "1", "ROBUST_RESIZED": "4:3",
+    }  # fmt: skip
+    assert {name: rank[name] for name in wanted} == wanted
+
+
+def test_a_second_loss_before_a_step_goes_back_to_the_first_world() -> None:
+    scene = Scene()
+    assert scene.resizing.shrink(scene.lose("n1"))
+    scene.state.new_epoch()
+    assert scene.resizing.shrink(scene.lose("n2"))
+    scene.restoring(*snapshots(10, 4))
+    order = scene.order(scene.state.world.places[1])
+    assert order.origins == {0: 0, 1: 3} and order.shards.keys() == set(ALL)
+    assert scene.state.world.resized == (4, 2)
+    assert scene.resizing.without(["n3"]) == "1 node would be left, min_nodes is 2"
+
+
+def test_the_newest_step_wins_whichever_world_saved_it() -> None:
+    scene = Scene()
+    assert scene.resizing.shrink(scene.lose("n1"))
+    scene.restoring(*snapshots(10, 4), *snapshots(12, 3))
+    order = scene.order(scene.state.world.places[0])
+    assert (order.step, order.origins) == (12, {})
+    scene.restoring(*snapshots(10, 4), *snapshots(12, 3)[:2])
+    assert scene.order(scene.state.world.places[0]).step == 10
+
+
+def test_a_node_that_comes_takes_the_place_that_lacks_one() -> None:
+    scene = Scene()
+    assert scene.resizing.shrink(scene.lose("n1"))
+    scene.state.new_epoch()
+    assert scene.resizing.wanted == [1] and not scene.resizing.ready
+    assert not scene.resizing.fill(scene.incident())
+    node = scene.come(7, companion=5)
+    assert scene.resizing.ready
+    incident = scene.incident()
+    assert scene.resizing.fill(incident)
+    world = scene.state.world
+    assert [n.name for n in world.places] == ["n0", "n7", "n2", "n3"]
+    assert (world.ranks, world.resized) == ([(0,), (1,), (2,), (3,)], None)
+    assert (incident.resized, scene.used, node.role) == ((3, 4), [5], Role.ACTIVE)
+    scene.restoring(*snapshots(20, 3))
+    order = scene.order(node)
+    assert (order.origins, order.anew) == ({0: 0, 1: 1, 2: 1, 3: 2}, (1,))
+    assert order.shards.keys() == {0, 1, 2}
+    assert not scene.resizing.wanted and not scene.resizing.ready
+
+
+def test_ranks_that_make_no_step_in_the_new_world_are_known() -> None:
+    scene = Scene()
+    assert not scene.resizing.failed
+    assert scene.resizing.shrink(scene.lose("n1"))
+    scene.state.new_epoch()
+    assert scene.resizing.failed
+    scene.state.progress.beats = 1
+    assert not scene.resizing.failed
+
+
+@pytest.mark.parametrize(
+    ("scene", "why"),
+    [
+        ({"min_nodes": 0}, OFF),
+        ({"min_nodes": 4}, "3 nodes would be left, min_nodes is 4"),
+        ({"mesh": {"pp": 2, "dp": 2}}, "more than data parallelism"),
+        ({"mesh": {"dp_shard": 4}}, "more than data parallelism"),
+        ({"enrol": False}, "nothing says that all ranks hold the same"),
+        ({"enrol": False, "mesh": {"dp": 4}}, ""),
+        ({"mesh": {"dp": 4}}, ""),
+    ],
+)
+def test_what_must_be_known_before_a_job_goes_on_with_fewer(scene: Any, why: str) -> None:
+    found = Scene(**scene).resizing.without(["n1"])
+    assert why in found and bool(why) == bool(found)
+
+
+def test_a_torchrun_that_numbers_its_nodes_itself_is_refused() -> None:
+    scene = Scene("torchrun", "--rdzv-backend=c10d", "train.py")
+    assert "--rdzv-backend=static" in scene.resizing.without(["n1"])
+
+
+def test_ranks_with_input_of_their_own_keep_their_numbers() -> None:
+    scene = Scene()
+    scene.resizing._launch = replace(scene.resizing._launch, feed=Feed.OWN)
+    assert "input of their own" in scene.resizing.without(["n1"])
+
+
+def test_a_state_that_is_not_shared_or_is_fixed_is_refused() -> None:
+    scene = Scene(enrol=False)
+    for rank in ALL:
+        scene.job.enrol(rank)
+    assert "do not all hold the same" in scene.resizing.without(["n1"])
+    scene = Scene()
+    each = scene.job.enrolments.ranks[2]
+    each.said = structs.replace(each.said, fixed="its parameters are distributed tensors (FSDP)")
+    assert "distributed tensors" in scene.resizing.without(["n1"])
+
+
+def test_ranks_of_a_torchrun_are_renumbered_with_its_nodes() -> None:
+    """One slot a node, two ranks each."""
+    scene = Scene("torchrun", "train.py", enrol=False)
+    for rank in range(4):
+        scene.job.enrol(rank, needs=tuple(range(8)))
+    known = scene.job.enrolments
+    for rank in range(8):
+        base = known.ranks[rank % 4]
+        said = structs.replace(base.said, rank=rank, world=8, needs=tuple(range(8)))
+        known.ranks[rank] = replace(known.ranks[rank // 2] if rank < 2 else base, said=said)
+    for rank in range(8):
+        place = rank // 2
+        node = scene.job.nodes[place]
+        at = replace(known.ranks[rank].at, node=node)
+        known.ranks[rank] = replace(known.ranks[rank], place=place, at=at)
+    assert scene.resizing.shrink(scene.lose("n1"))
+    assert scene.state.world.ranks == [(0,), (1,), (2,)]
+    assert scene.state.world.resized == (8, 6)
+    assert {r: e.place for r, e in known.ranks.items()} == {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}
+    assert known.earlier[0].owners[2] == (4, 2)  # and of share 2, which is its own now: rank 2
