@@ -10,7 +10,7 @@ import torch
 
 from ..copying import gpu
 from ..copying.portions import Portions, turn
-from ..copying.sample import Sample, on_host
+from ..copying.sample import TensorSample, on_host
 from ..copying.snapshot import CHUNK, pieces
 from ..copying.watch import WHOLE
 from ..format.crc import crc32
@@ -128,7 +128,7 @@ class Fingerprint:
     def __init__(self, tensors: Sequence[tuple[Entry, torch.Tensor]]) -> None:
         self._tensors = list(tensors)
         self._names = checksum((entry, None) for entry, _ in self._tensors)
-        self._sample = Sample([tensor for _, tensor in self._tensors])
+        self._sample = TensorSample([tensor for _, tensor in self._tensors])
         self._portions = Portions(self._sample.tensors)
 
     @property

@@ -17,7 +17,7 @@ from ..format.layout import Entry
 from .assembly import Assembly, Fill, Source, StateError, Step, run_all
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
-from .object_state import ObjectState, PlainValue, ScalerState
+from .object_state import ObjectState, ReturnedValue, ScalerState
 from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
@@ -278,7 +278,7 @@ class State:
         return {
             section.key: section.restored
             for section in self._all()
-            if isinstance(section, PlainValue)
+            if isinstance(section, ReturnedValue)
         }
 
     def restore_positions(self, sources: Sequence[Source], original: int) -> bool:
