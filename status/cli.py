@@ -21,7 +21,7 @@ from robust_slurm.config import Config, ConfigError, load
 from robust_slurm.slurm import Slurm, SlurmError
 from status import show, suspicions
 from status.options import build_parser, contradiction
-from status.source import Source, ask_slurm, demo, real
+from status.source import RecordSource, ask_slurm, demo, real
 
 
 def main(
@@ -57,7 +57,7 @@ def _show(args: argparse.Namespace, config: Config, slurm: Slurm | None, out: IO
         return watch(lambda to: _answer(args, source, to), args.watch, out)
 
 
-def _answer(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
+def _answer(args: argparse.Namespace, source: RecordSource, out: IO[str]) -> int:
     where, as_json = source.state_dir, args.json
     if args.accounts:
         from status.show_accounts import show_accounts

@@ -15,7 +15,7 @@ from standby.pool.stock import read_pool
 from status.accounts.gather import read_histories, with_spans
 from status.accounts.timeline import JobAccount, account
 from status.model import JobReport, SlurmView, StatusReport, job_report, job_row, report
-from status.source import Source, ask_slurm
+from status.source import RecordSource, ask_slurm
 from status.views.attention import Attention, attention
 
 JSON_VERSION = 1
@@ -31,7 +31,7 @@ class Cluster:
     wrong: bool  # there is no such state directory, or it cannot be read
 
 
-def read_cluster(source: Source, mine: bool = False, since: float | None = None) -> Cluster:
+def read_cluster(source: RecordSource, mine: bool = False, since: float | None = None) -> Cluster:
     """``mine``: only the reader's jobs; ``since``: ended ones, too, that were heard since then."""
     pool, wrong = read_pool(source.state_dir)
     view = ask_slurm(source.door, with_places=pool is not None)
@@ -54,7 +54,7 @@ def read_cluster(source: Source, mine: bool = False, since: float | None = None)
     return Cluster(done, tuple(files.accusations), tuple(look), source.wrong)
 
 
-def show_all(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
+def show_all(args: argparse.Namespace, source: RecordSource, out: IO[str]) -> int:
     """Print the screen, the table of nodes (--nodes), or that of the bad ones (--bad)."""
     found = read_cluster(source, args.mine, moment(args.since, source.now))
     if args.json:
@@ -95,7 +95,7 @@ class NoRecordError(CommandError):
     """Nothing is recorded of this job."""
 
 
-def read_job(job_id: int, source: Source, with_account: bool) -> OneJob:
+def read_job(job_id: int, source: RecordSource, with_account: bool) -> OneJob:
     """Read a job. Raises NoRecordError, after lines on stderr, if nothing is recorded of it."""
     view = ask_slurm(source.door, with_nodes=False)
     files: StateFiles = read_state(source.state_dir, view.owners, job_id)
@@ -121,7 +121,7 @@ def read_job(job_id: int, source: Source, with_account: bool) -> OneJob:
 
 
 def read_accounts(
-    source: Source, view: SlurmView, only: int | None = None
+    source: RecordSource, view: SlurmView, only: int | None = None
 ) -> tuple[list[JobAccount], list[str]]:
     """The accounts of all jobs, newest first, or of one; and what could not be read."""
     now = source.now
@@ -132,7 +132,7 @@ def read_accounts(
     return [account(one, now) for one in found], problems
 
 
-def show_job(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
+def show_job(args: argparse.Namespace, source: RecordSource, out: IO[str]) -> int:
     """Print a job with its incidents, or why it was restarted (--why)."""
     with_account = args.why or args.json
     found = read_job(args.subject, source, with_account)

@@ -8,17 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from status.accounts.segments import PHASES
-from status.accounts.sums import SHARES, Lost, Total, curve, ettr, hours, lost, since, total
+from status.accounts.sums import SHARES, LostTime, Total, curve, ettr, hours, lost, since, total
 from status.accounts.sums import unproductive as unproductive_of
 from status.accounts.timeline import JobAccount, ms
 from status.accounts.weeks import Week, day, weekly
 from status.show import moment, print_json, read_accounts
-from status.source import Source, ask_slurm
+from status.source import RecordSource, ask_slurm
 
 _RISKY = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes such a text for a formula
 
 
-def show_accounts(args: argparse.Namespace, source: Source, out: IO[str]) -> int:
+def show_accounts(args: argparse.Namespace, source: RecordSource, out: IO[str]) -> int:
     """Print the accounts of all jobs, or of one; return the exit code."""
     view = ask_slurm(source.door, with_nodes=False)
     accounts, problems = read_accounts(source, view, args.subject)
@@ -102,7 +102,7 @@ def _total(of: Total) -> dict[str, Any]:
     }
 
 
-def _lost(row: Lost) -> dict[str, Any]:
+def _lost(row: LostTime) -> dict[str, Any]:
     seconds, gpu_hours = row.ms / 1000, row.gpu_hours
     return {
         "name": row.name, "seconds": seconds, "gpu_hours": gpu_hours, "incidents": row.incidents,
@@ -144,7 +144,7 @@ def _week_rows(weeks: Sequence[Week]) -> Iterator[tuple[object, ...]]:
         share = "" if of.ettr is None else f"{of.ettr:.6f}"
         gpu = (f"{hours(of.gpu_ms):.3f}", f"{hours(of.lost_gpu_ms):.3f}")
         about = (day(week.begin), of.jobs, of.incidents, *gpu, share)
-        for row in week.causes or (Lost("", 0, 0, 0),):
+        for row in week.causes or (LostTime("", 0, 0, 0),):
             yield (*about, safe(row.name), f"{row.gpu_hours:.6f}")
 
 

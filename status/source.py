@@ -24,7 +24,7 @@ DEMO_USER = "ada"  # in the sample cluster, the one who looks
 
 
 @dataclass(frozen=True)
-class Source:
+class RecordSource:
     """``user``: the name of a record's owner; ``own``: of the one who looks."""
 
     state_dir: Path
@@ -73,23 +73,23 @@ _CURE = (
 
 
 @contextmanager
-def real(config: Config, slurm: Slurm | None) -> Iterator[Source]:
+def real(config: Config, slurm: Slurm | None) -> Iterator[RecordSource]:
     """The state directory and Slurm of the settings. Raises SlurmError."""
     door = slurm if slurm is not None else connect(config.slurm_backend, DEADLINE_S)
     try:
-        yield Source(config.state_dir, config.standby_partition, door, _own())
+        yield RecordSource(config.state_dir, config.standby_partition, door, _own())
     finally:
         door.close()
 
 
 @contextmanager
-def demo(at: float | None = None) -> Iterator[Source]:
+def demo(at: float | None = None) -> Iterator[RecordSource]:
     """The sample cluster as of now; ``at``: as of that moment, for ever."""
     from status import recorded
 
     with TemporaryDirectory(prefix="robust-status-demo-") as directory:
         door = recorded.write(Path(directory), at)
-        yield Source(Path(directory), "standby", door, DEMO_USER, _claimed, at)
+        yield RecordSource(Path(directory), "standby", door, DEMO_USER, _claimed, at)
 
 
 def _claimed(uid: int, claimed: str) -> str:

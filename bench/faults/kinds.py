@@ -246,7 +246,7 @@ SHARED = [
         causes=(),
         make=lambda pick: {
             "fault": lambda job: _flap(job, pick),
-            "expected": Expected(flaps=frozenset({pick.node})),
+            "expected": Expected(flaps=frozenset({pick.node}), gone=frozenset({pick.node})),
             "epilog": True,  # as in the outages of two nodes
         },
     ),

@@ -119,6 +119,7 @@ def gate_drain(lab: Lab) -> float:
     lab.exec(HEAD, ["scancel", str(job)], check=True)
     if not reason.startswith("robust:node:disk-full:/tmp:"):
         raise BenchError(f"{GATED} was not drained by the gate: reason {reason!r}")
+    _return_to_service(lab)
     return took
 
 
@@ -128,6 +129,11 @@ def sweep_undrain(lab: Lab) -> float:
     _sweep(lab)
     if "DRAIN" not in lab.nodes()[GATED]:
         raise BenchError(f"{GATED} has a full disk, and the sweep did not drain it")
+    return _return_to_service(lab)
+
+
+def _return_to_service(lab: Lab) -> float:
+    """Repair the node and have the sweep undrain it; return the seconds from the sweep on."""
     lab.heal(GATED)
     began = time.monotonic()
     _sweep(lab)

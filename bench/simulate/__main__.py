@@ -15,7 +15,7 @@ from bench.simulate.lab import predictions
 from bench.simulate.paper import ettr_checks, was_checks
 from standby.simulate import assumed
 from standby.simulate.approaches import APPROACHES, ours, p99_pool
-from standby.simulate.events import Approach, Cluster, Kind, Time
+from standby.simulate.events import Approach, Kind, SimulatedCluster, Time
 from standby.simulate.mixes import MIXES, scaled
 from standby.simulate.study import accounts
 
@@ -29,12 +29,14 @@ def _runs(results: Results) -> range:
     return range(results.runs or (QUICK_RUNS if results.quick else RUNS))
 
 
-def _cluster(mix: Sequence[Kind], nodes: int = NODES) -> Cluster:
+def _cluster(mix: Sequence[Kind], nodes: int = NODES) -> SimulatedCluster:
     refill, step = assumed.REFILL_H.median, assumed.STEP.median
-    return Cluster(nodes, DAYS, p99_pool(mix, nodes, refill), refill, step)
+    return SimulatedCluster(nodes, DAYS, p99_pool(mix, nodes, refill), refill, step)
 
 
-def _add(results: Results, name: str, one: Approach, cluster: Cluster, mix: Sequence[Kind]) -> None:
+def _add(
+    results: Results, name: str, one: Approach, cluster: SimulatedCluster, mix: Sequence[Kind]
+) -> None:
     ettrs = [account.ettr for account in accounts(one, cluster, mix, _runs(results))]
     results.metrics[f"{name}.ettr"] = summarise(ettrs, "share")
 
@@ -65,7 +67,7 @@ def scenarios(results: Results) -> list[Check]:
     mix = MIXES[MIX][1]
     cluster, own = _cluster(mix), ours(NODES)
     ten_minutes = assumed.assumed("a step of a minute came before", 600.0)
-    changed: Mapping[str, tuple[Approach, Cluster, Sequence[Kind]]] = {
+    changed: Mapping[str, tuple[Approach, SimulatedCluster, Sequence[Kind]]] = {
         "save_stall_20ms": (_stall(own, 0.020), cluster, mix),
         "save_stall_29ms": (_stall(own, 0.029), cluster, mix),
         "step_5s": (ours(NODES, 5.0), cluster._replace(step_s=5.0), mix),

@@ -12,7 +12,7 @@ from bench.common import REPOSITORY, Results
 from bench.simulate.checks import Check
 from standby.simulate.approaches import ours
 from standby.simulate.assumed import NONE
-from standby.simulate.events import DAY, Cluster, Fault, Kind, Time, simulate
+from standby.simulate.events import DAY, Kind, SimulatedCluster, SimulatedFault, Time, simulate
 
 RECORDS = REPOSITORY / "docs" / "bench"
 POINTS = 0.02
@@ -91,7 +91,7 @@ def predict(source: Metrics, target: Metrics) -> float:
     at, given = 0.0, []
     for number, (kind, cost) in enumerate(zip(order, spent, strict=True)):
         at += pause
-        given.append(Fault(at, Kind(kind, kind, 0.0), number))
+        given.append(SimulatedFault(at, Kind(kind, kind, 0.0), number))
         at += cost
     slow = _slow(source)
     stall = STEP * slow / (1.0 - slow)
@@ -100,7 +100,7 @@ def predict(source: Metrics, target: Metrics) -> float:
         detect=every, decide=NONE, stop=NONE, test={}, restore=NONE, start=NONE, wrong=0.0,
         save=_time(stall),
     )  # fmt: skip
-    return simulate(approach, Cluster(4, wall / DAY, 0, 1.0, STEP), (), 0, given).ettr
+    return simulate(approach, SimulatedCluster(4, wall / DAY, 0, 1.0, STEP), (), 0, given).ettr
 
 
 def _time(seconds: float) -> Time:

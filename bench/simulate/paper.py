@@ -11,7 +11,7 @@ from bench.scheduling.model import SWITCH, SWITCH_WEIGHT, weights
 from bench.simulate.checks import Check
 from standby.simulate import assumed
 from standby.simulate.approaches import at, byterobust, hot_update, reschedule
-from standby.simulate.events import Approach, Cluster, Kind, respond
+from standby.simulate.events import Approach, Kind, SimulatedCluster, respond
 from standby.simulate.study import accounts
 from standby.size.count import LossSource, losses, pool
 from standby.size.paper import RATES, SETTINGS
@@ -24,7 +24,7 @@ SCHEDULING = ("test", "replace", "restore", "start")
 
 
 def ettr_checks(
-    results: Results, cluster: Cluster, mix: Sequence[Kind], seeds: Sequence[int]
+    results: Results, cluster: SimulatedCluster, mix: Sequence[Kind], seeds: Sequence[int]
 ) -> list[Check]:
     """Its ETTR by the means of its tables, and by the largest numbers in them.
 

@@ -13,7 +13,7 @@ from robust_slurm.state_dir.requeue_plan import RequeuePlan
 LOOK_S = (0.3, 0.3, 0.5, 0.5, 1.0)  # pauses between looks; the last one repeats
 
 
-class Door(Protocol):
+class SlurmDoor(Protocol):
     """The part of the door to Slurm that is used here."""
 
     def job(self, job_id: int | str) -> Job: ...
@@ -21,12 +21,12 @@ class Door(Protocol):
     def update_job(self, job_id: int | str, *, start_time: float | str) -> None: ...
 
 
-class Follower:
+class JobFollower:
     """One job; ``until``: monotonic seconds at which it is left to Slurm."""
 
     def __init__(
         self,
-        door: Door,
+        door: SlurmDoor,
         name: str,
         uid: int,
         until: float,

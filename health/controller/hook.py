@@ -129,14 +129,14 @@ def ended(event: HookEvent, site: HookSite) -> None:
 
 def _follow(event: HookEvent, site: HookSite, jobs: int | None) -> None:
     from health.controller.decide import is_robust
-    from health.controller.follow import Follower
+    from health.controller.follow import JobFollower
     from robust_slurm.slurm import Slurm
 
     refill = _due(event, site)
     ours = jobs is not None and records.has_run(jobs, event.job, event.uid)
     door = Slurm(deadline_s=SLURM_S, ping_first=True)
     until = time.monotonic() + LIFE_S - SLURM_S
-    follower = Follower(door, event.name, event.uid, until, ran_s=event.ran_s)
+    follower = JobFollower(door, event.name, event.uid, until, ran_s=event.ran_s)
     job = follower.look()
     if job is not None and (ours or is_robust(job.raw.get("AdminComment", ""))):
         made = follower.start(

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from health.active_tests import BY_NAME, TESTS
 from health.check import Condition
 from health.finding import ACTIONS, STATUSES, Finding
-from health.node.system import Event, Output
+from health.node.system import CommandOutput, Event
 from robust_slurm import commands
 from robust_slurm.text import one_line
 
@@ -81,7 +81,7 @@ def argv(
     return [*words, *(["--config", config] if config else []), *tests]
 
 
-def answer(output: Output) -> ActiveAnswer:
+def answer(output: CommandOutput) -> ActiveAnswer:
     """Read the process's output and exit code as an answer about its node."""
     said = one_line((output.err.strip() or output.out.strip())[-300:])
     if output.code == -signal.SIGKILL:

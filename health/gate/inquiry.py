@@ -54,7 +54,6 @@ LEMON = Condition(
     "service",
     "jobs of different users failed here repeatedly ([lemon]), but every check passes",
 )
-CONDITIONS = (FAILED, BROKEN, LEMON)
 
 
 class Inquiry:

@@ -58,7 +58,6 @@ FILES = Condition(
     "none",
     "files or memory of the job's user could not be removed",
 )
-CONDITIONS = (LEFT, STUCK, HUNG, FAILED, FILES)
 # Drains that only another look at the same user's processes can lift.
 UNCLEARED = (LEFT.check, STUCK.check, HUNG.check, FAILED.check)
 
@@ -116,18 +115,6 @@ def clear(
             text = one_line("; ".join(stayed))
             findings.append(FILES.found(f"not removed of uid {uid}: {text}"))
     return Cleared(int(said["ended"]), int(removed), findings)
-
-
-def still_there(job: int, uid: int, mode: str, steps: Iterable[int], deadline_s: float) -> bool:
-    """True if any leftover of the job is visible now, or if this cannot be determined."""
-
-    def any_left() -> bool:
-        found = processes.scan(uid)
-        alone = not processes.others(found, steps, job, uid)
-        return bool(processes.leftovers(found, job, uid, mode, alone, processes.own_unit()))
-
-    answer, error = call_in_child(any_left, deadline_s)
-    return bool(error or answer)
 
 
 def end_leftovers(

@@ -128,7 +128,7 @@ class Lost(TypedDict, total=False):
     error: str
 
 
-class Snapshot(TypedDict, total=False):
+class GpuSnapshot(TypedDict, total=False):
     """``stage`` is "done", or what was being asked when it hung or failed ("init", "gpu3 ecc")."""
 
     stage: str

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from health.children.child import Child, fork, where_it_hangs, write_all
 from health.node.stuck import Stuck
-from health.node.system import Output
+from health.node.system import CommandOutput
 
 _OUTPUT_LIMIT = 1 << 20  # bytes kept of each stream of a command
 _LISTED = 16  # entries that prove that a listing works
@@ -91,7 +91,7 @@ def _write(path: str) -> None:
 
 def run(
     argv: Sequence[str], deadline_s: float, started: Callable[[int], None] | None = None
-) -> Output:
+) -> CommandOutput:
     """A program (absolute path) in its own session, without our environment and descriptors.
 
     ``started`` is called with its number.
@@ -135,7 +135,7 @@ def run(
                 argv[0],
             )
         texts = [streams[fd].decode("utf-8", "replace") for fd in (out_read, err_read)]
-        return Output(code, *texts)
+        return CommandOutput(code, *texts)
     finally:
         child.stop()
         os.close(out_read)

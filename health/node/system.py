@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from health.node.gpu_snapshot import Snapshot
+from health.node.gpu_snapshot import GpuSnapshot
 
 READ_LIMIT = 4 << 20  # bytes of one file; the rest is cut off
 
@@ -45,7 +45,7 @@ class Usage(NamedTuple):
     whole: bool
 
 
-class Entry(NamedTuple):
+class PathEntry(NamedTuple):
     """The result of lstat on one path."""
 
     kind: str  # "file", "dir", "link", "socket", "char", "block", "fifo"
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
     mtime: float  # only kept: recordings of nodes have it
 
 
-class Output(NamedTuple):
+class CommandOutput(NamedTuple):
     """The result of a command. ``code`` is -N after signal N."""
 
     code: int
@@ -111,7 +111,7 @@ class System(Protocol):
         """The target of a symbolic link, as it is written."""
         ...
 
-    def entry(self, path: str) -> Entry:
+    def entry(self, path: str) -> PathEntry:
         """lstat of one path."""
         ...
 
@@ -130,7 +130,7 @@ class System(Protocol):
         """
         ...
 
-    def command(self, argv: Sequence[str], deadline_s: float) -> Output:
+    def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
         """Run a program (absolute path). TimeoutError at the deadline, OSError if not there.
 
         As root, PermissionError for a program that others could change.
@@ -141,7 +141,7 @@ class System(Protocol):
         """The kernel's messages since boot, as far back as its buffer reaches."""
         ...
 
-    def nvml(self) -> Snapshot:
+    def nvml(self) -> GpuSnapshot:
         """The state of all GPUs by NVML: collected once, by a process of its own."""
         ...
 

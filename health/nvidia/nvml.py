@@ -16,10 +16,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from health.children.child import Child, fork, where_it_hangs, write_all
-from health.node.gpu_snapshot import Snapshot
+from health.node.gpu_snapshot import GpuSnapshot
 from health.node.stuck import Stuck
 
-_EARLY_S = 60.0
 _LIMIT = 8 << 20  # bytes of all answers together
 _STUCK = "nvml"
 # A call into the driver ends before the signal is heeded: the start of a GPU takes it seconds.
@@ -128,7 +127,7 @@ class Collector:
             self.deadline = min(now + self.dies_s, self.limit)
         self._give_up()
 
-    def wait(self) -> Snapshot:
+    def wait(self) -> GpuSnapshot:
         """The snapshot, at the deadline at the latest, or ``dies_s`` later if it hangs."""
         poll = select.poll()
         if not self.done:
@@ -189,15 +188,7 @@ def driver_loaded() -> bool:
     return os.path.exists("/proc/driver/nvidia/version")  # noqa: PTH110
 
 
-def early() -> Collector | None:
-    """Begin to ask NVML before anything else is imported or known; None without a driver.
-
-    For LiveSystem, which sets its deadline.
-    """
-    return Collector(_EARLY_S, Stuck()) if driver_loaded() else None
-
-
-def empty(stage: str, error: str = "") -> Snapshot:
+def empty(stage: str, error: str = "") -> GpuSnapshot:
     """A snapshot in which nothing was learnt yet."""
     return {
         "stage": stage,

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from health.node import kmsg
-from health.node.gpu_snapshot import Snapshot
-from health.node.system import Context, Disk, Entry, Event, LogRecord, Output, Usage
+from health.node.gpu_snapshot import GpuSnapshot
+from health.node.system import CommandOutput, Context, Disk, Event, LogRecord, PathEntry, Usage
 from health.nvidia.nvml import Collector
 from health.recording import tree
 from health.run.lane import FamilyResult
@@ -50,7 +50,7 @@ class RecordingSystem:
     def start_nvml(self, deadline_s: float) -> Collector:
         return self._system.start_nvml(deadline_s)
 
-    def take_nvml(self, snapshot: Snapshot) -> None:
+    def take_nvml(self, snapshot: GpuSnapshot) -> None:
         self._write(tree.NVML, json.dumps(snapshot, indent=1) + "\n")
         self._system.take_nvml(snapshot)
 
@@ -138,7 +138,7 @@ class RecordingSystem:
     def link(self, path: str) -> str:
         return self._ask("link", path, lambda: self._system.link(path))
 
-    def entry(self, path: str) -> Entry:
+    def entry(self, path: str) -> PathEntry:
         return self._ask("entry", path, lambda: self._system.entry(path))
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
@@ -152,7 +152,7 @@ class RecordingSystem:
         key = tree.probe_key(path, write)
         self._ask("probe", key, lambda: self._system.probe(path, write, deadline_s))
 
-    def command(self, argv: Sequence[str], deadline_s: float) -> Output:
+    def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
         key = tree.command_key(argv)
         return self._ask("command", key, lambda: self._system.command(argv, deadline_s))
 
@@ -162,7 +162,7 @@ class RecordingSystem:
         self._write(tree.KMSG, text)
         return records
 
-    def nvml(self) -> Snapshot:
+    def nvml(self) -> GpuSnapshot:
         return self._system.nvml()
 
     def history(self) -> list[Event]:

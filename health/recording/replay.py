@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from health.check import EVERYWHERE, Check, Where
 from health.node import kmsg
-from health.node.gpu_snapshot import Snapshot
-from health.node.system import Context, Disk, Entry, Event, LogRecord, Output, Usage
+from health.node.gpu_snapshot import GpuSnapshot
+from health.node.system import CommandOutput, Context, Disk, Event, LogRecord, PathEntry, Usage
 from health.nvidia.nvml import empty
 from health.recording import replay_meta, tree
 from health.run.lane import FamilyResult
@@ -131,14 +131,14 @@ class ReplaySystem:
     def link(self, path: str) -> str:
         return str(self._known("link", path))
 
-    def entry(self, path: str) -> Entry:
+    def entry(self, path: str) -> PathEntry:
         kept = self._call("entry", path)
         if kept is not None:
-            return cast(Entry, self._made(Entry, kept, path))
+            return cast(PathEntry, self._made(PathEntry, kept, path))
         info = os.stat(self._place(path))  # noqa: PTH116
         directory = os.path.isdir(self._place(path))  # noqa: PTH112
         kind, mode = ("dir", 0o755) if directory else ("file", 0o644)
-        return Entry(kind, mode, 0, info.st_size, self._now - self._uptime)
+        return PathEntry(kind, mode, 0, info.st_size, self._now - self._uptime)
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
         kept = self._call("usage", tree.usage_key(tops))
@@ -170,15 +170,15 @@ class ReplaySystem:
             os.stat(self._place(path))  # noqa: PTH116
         self._call("probe", key)
 
-    def command(self, argv: Sequence[str], deadline_s: float) -> Output:
+    def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
         key = tree.command_key(argv)
-        return cast(Output, self._made(Output, self._known("command", key), key))
+        return cast(CommandOutput, self._made(CommandOutput, self._known("command", key), key))
 
     def kernel_log(self) -> list[LogRecord]:
         self._call("once", "kernel_log")
         return kmsg.parse(self._text(tree.KMSG))
 
-    def nvml(self) -> Snapshot:
+    def nvml(self) -> GpuSnapshot:
         return self._nvml
 
     def history(self) -> list[Event]:
@@ -222,13 +222,13 @@ class ReplaySystem:
                 raise BadTree(f"{self._root}/{tree.CALLS}: {kind} is not a JSON object")
         return found
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> GpuSnapshot:
         found = self._json(tree.NVML)
         for key in ("devices", "lost"):
             gpus = found.get(key, [])
             if not isinstance(gpus, list) or not all(isinstance(gpu, dict) for gpu in gpus):
                 raise BadTree(f"{self._root}/{tree.NVML}: {key} is not a list of JSON objects")
-        return cast(Snapshot, found) if found else empty("init", "no-library")
+        return cast(GpuSnapshot, found) if found else empty("init", "no-library")
 
     def _made(self, kind: Any, kept: Any, key: str) -> Any:
         """An answer of several fields."""

@@ -10,10 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health.node import kmsg
-from health.node.gpu_snapshot import Snapshot
+from health.node.gpu_snapshot import GpuSnapshot
 from health.node.probe import probe, run
 from health.node.stuck import Stuck
-from health.node.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output, Usage
+from health.node.system import (
+    READ_LIMIT,
+    CommandOutput,
+    Context,
+    Disk,
+    Event,
+    LogRecord,
+    PathEntry,
+    Usage,
+)
 from health.nvidia.nvml import Collector, driver_loaded
 from health.settings import Settings
 
@@ -47,18 +56,13 @@ def _number(text: str, otherwise: int) -> int:
 
 
 class LiveSystem:
-    """One look at this node: the time is taken once, NVML is asked once.
+    """One look at this node: the time is taken once, NVML is asked once."""
 
-    ``collector``: what ``nvml.early`` began, so that it works while the checks are imported.
-    """
-
-    def __init__(
-        self, settings: Settings, context: Context, collector: Collector | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, context: Context) -> None:
         self.settings = settings
         self._context = context
-        self._collector = collector
-        self._snapshot: Snapshot | None = None
+        self._collector: Collector | None = None
+        self._snapshot: GpuSnapshot | None = None
         self._log: list[LogRecord] | None = None
         self._boot_id = self.read("/proc/sys/kernel/random/boot_id").strip()
         self._now = time.time()
@@ -92,11 +96,11 @@ class LiveSystem:
     def link(self, path: str) -> str:
         return os.readlink(path)  # noqa: PTH115
 
-    def entry(self, path: str) -> Entry:
+    def entry(self, path: str) -> PathEntry:
         info = os.lstat(path)
         kind = _KINDS.get(stat.S_IFMT(info.st_mode), "file")
         mode = stat.S_IMODE(info.st_mode)
-        return Entry(kind, mode, info.st_uid, info.st_size, info.st_mtime)
+        return PathEntry(kind, mode, info.st_uid, info.st_size, info.st_mtime)
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
         from health.node.leftover_files import walk
@@ -121,7 +125,7 @@ class LiveSystem:
     def probe(self, path: str, write: bool, deadline_s: float) -> None:
         probe(path, write, deadline_s, self.stuck)
 
-    def command(self, argv: Sequence[str], deadline_s: float) -> Output:
+    def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
         if os.geteuid() == 0 and argv:
             from health.node.rootfiles import check_program
 
@@ -148,11 +152,11 @@ class LiveSystem:
 
         return wanted(self)
 
-    def take_nvml(self, snapshot: Snapshot) -> None:
+    def take_nvml(self, snapshot: GpuSnapshot) -> None:
         """Set the answer of ``nvml`` from now on."""
         self._snapshot = snapshot
 
-    def nvml(self) -> Snapshot:
+    def nvml(self) -> GpuSnapshot:
         if self._snapshot is None:
             deadline_s = float(self.settings.gate["nvml_deadline"])
             self._snapshot = self.start_nvml(deadline_s).wait()

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from health.check import Check, Where
 from health.finding import Finding, Status, worst
-from health.node.gpu_snapshot import Snapshot
+from health.node.gpu_snapshot import GpuSnapshot
 from health.node.stuck import Stuck
 from health.node.system import System
 from health.nvidia.nvml import Collector
@@ -37,7 +37,7 @@ class RunSystem(System, Protocol):
 
     def start_nvml(self, deadline_s: float) -> Collector: ...
 
-    def take_nvml(self, snapshot: Snapshot) -> None: ...
+    def take_nvml(self, snapshot: GpuSnapshot) -> None: ...
 
 
 def run(

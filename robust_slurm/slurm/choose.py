@@ -10,8 +10,6 @@ from robust_slurm.slurm.client import Client
 from robust_slurm.slurm.door import Slurm
 from robust_slurm.slurm.errors import SlurmError
 
-BACKENDS = ("auto", "commands", "pyslurm")
-
 _CLIENTS: tuple[type[Client], ...] = (Slurm, PySlurm)  # checked by mypy: both keep the contract
 
 

@@ -99,6 +99,7 @@ class Slurm(Objects):
         comment: str | None = None,
         num_nodes: int | None = None,
         required: Sequence[str] | None = None,
+        within: float | None = None,
     ) -> None:
         """Change a job in one request; None leaves a field as it is.
 
@@ -106,6 +107,7 @@ class Slurm(Objects):
         that the job insists on) clears the list; ``start_time`` is seconds since 1970 or Slurm's
         own words ("now"). All but ``requeue`` and ``comment`` are refused (``conflict``) while
         the job runs; ``conflict`` may take 5 s to come (see errors.py on the second update).
+        ``within``: seconds for this request, instead of the door's deadline.
         """
         argv: tuple[str, ...] = ("scontrol", "update", f"JobId={job_argument(job_id)}")
         changes: list[str] = []
@@ -124,7 +126,8 @@ class Slurm(Objects):
         if required is not None:
             changes.append(f"ReqNodeList={self._folded(argv, required)}")
         if changes:
-            self._run((*argv, *changes), retry=True)
+            until = None if within is None else time.monotonic() + within
+            self._run((*argv, *changes), until=until, retry=True)
 
     def submit(
         self,

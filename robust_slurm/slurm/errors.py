@@ -181,9 +181,9 @@ class SlurmError(Exception):
         """True if Slurm has not judged the request: slurmctld, munge or the network is away.
 
         ``version`` counts: a slurmctld that is being started or upgraded, or whose own munged is
-        down, answers with protocol and authentication errors, too.
+        down, answers with protocol and authentication errors, too. So does a stray refusal.
         """
-        return self.kind in ("timeout", "unreachable", "version")
+        return self.kind in ("timeout", "unreachable", "version") or self.stray
 
     @property
     def stray(self) -> bool:

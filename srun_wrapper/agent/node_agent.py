@@ -17,6 +17,7 @@ from srun_wrapper.agent.beats import NodeBeats
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.probe import Probe
 from srun_wrapper.agent.connections.shims import Shims
+from srun_wrapper.agent.connections.signs import Signs
 from srun_wrapper.agent.connections.silence import LOST_HOST, MUTE, SilenceVerdict
 from srun_wrapper.agent.connections.uplink import Uplink
 from srun_wrapper.agent.counters.gpus import GpuReader
@@ -95,17 +96,15 @@ class Agent:
             died=self._shim_died, lost=lambda local: self._event(SlotLost(0, local)),
         )  # fmt: skip
         self._files = NodeFiles(
-            loop,
-            lambda: list(self._shims.pids.values()),
-            paths,
+            loop, lambda: list(self._shims.pids.values()), paths,
             lambda mounts, starting: self._event(Stalled(0, mounts, starting)),
             self._answer_inspection,
-        )
+        )  # fmt: skip
         self._counters = Counters(
             loop, lambda grown: self._event(Counted(0, grown, self._counters.promised)),
             gpus=GpuReader(loop).read,
         )  # fmt: skip
-        self._answers = Answers(self._to_server)
+        self._answers = Answers(lambda answer: self._uplink.send(answer))
         self._finished = False
         self.mute = MUTE  # s without a word of robust-srun while its host answers
         self.lost_host = LOST_HOST  # s without an answer of that host until it is lost
@@ -117,6 +116,7 @@ class Agent:
             loop, place.server, place.port, key, self._introduce, self._from_server
         )
         self._probe = Probe(loop, key, place.server, self._answer_peer)
+        self._signs = Signs(loop, self._uplink.send)
         if place.local_tasks == 1:
             self._uplink.connect()
         self._next_tick = self._loop.later(0.0, self._tick)
@@ -169,7 +169,7 @@ class Agent:
                 self._saved.pop(message.rank, None)
             self._event(message)  # of the slot's store
         else:
-            self._to_server(message)
+            self._uplink.send(message)
 
     def _exited(self, local: int, message: Exited) -> None:
         """In observe mode the node's shims end by themselves, as its ranks did."""
@@ -217,9 +217,6 @@ class Agent:
         self._numbers += 1
         message.number = self._numbers
         self._unacked.append(message)
-        self._to_server(message)
-
-    def _to_server(self, message: Message) -> None:
         self._uplink.send(message)
 
     # -- the supervisor
@@ -241,6 +238,7 @@ class Agent:
                 self._start.epoch if self._start else 0,
                 self._acked,
                 self._life,
+                vouches=True,
             )
         )
         for event in self._unacked:
@@ -251,6 +249,8 @@ class Agent:
             order = decode_to_agent(payload)
         except msgspec.MsgspecError as err:
             link.close(f"order not understood: {err}")
+            return
+        if self._signs.takes(order):
             return
         if isinstance(order, Ack):
             self._acked = order.seen
@@ -340,7 +340,7 @@ class Agent:
     def _send_report(self, beats: tuple[RankBeat, ...]) -> None:
         saved = tuple(self._saved.values())
         self._saved.clear()
-        self._to_server(Report(self._start.epoch if self._start else 0, beats, saved))
+        self._uplink.send(Report(self._start.epoch if self._start else 0, beats, saved))
 
     def close(self) -> None:
         """Give sockets back; pending messages to the shims have been sent."""

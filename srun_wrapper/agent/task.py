@@ -34,6 +34,7 @@ from srun_wrapper.agent.node_agent import Agent
 from srun_wrapper.agent.place import SECRETS, Place, place_from, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
+from srun_wrapper.agent.processes.starting import never_vfork
 from srun_wrapper.agent.rank_launcher import SlotOptions
 from srun_wrapper.agent.slot import Slot
 from srun_wrapper.agent.snapshot_store import SnapshotStore
@@ -338,6 +339,7 @@ def main() -> None:
         sys.exit(2)
     for name in SECRETS:
         os.environ.pop(name, None)
+    never_vfork()
     shim = lambda life: Shim(place, key, options, sys.argv[3:], life).run()  # noqa: E731
     guarded(shim, end_like, f"{place.node}: the robust-task of local task {place.local}")
 

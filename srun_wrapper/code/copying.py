@@ -45,7 +45,7 @@ class SnapshotManifest(msgspec.Struct):
 
 
 @dataclass
-class Copier:
+class FileCopier:
     """Copies from ``source`` to ``tree``; ``earlier``: an earlier tree and its manifest."""
 
     source: str

@@ -21,7 +21,7 @@ class CodeError(Exception):
 
 
 @dataclass
-class Listing:
+class CodeListing:
     """Paths relative to the directory."""
 
     files: set[str] = field(default_factory=set)  # and symbolic links
@@ -30,11 +30,11 @@ class Listing:
     note: str = ""  # why git's rules are not used, in words
 
 
-def look(source: str, exclude: Sequence[str]) -> Listing:
+def look(source: str, exclude: Sequence[str]) -> CodeListing:
     """List the directory. ``exclude``: relative paths that stay live. Raises CodeError."""
     why = _git_refuses(source)
     if why:
-        found = Listing(set(_walk(source, "")), note=why)
+        found = CodeListing(set(_walk(source, "")), note=why)
     else:
         found = _git_listing(source)
         found.commit = _git(source, "rev-parse", "-q", "--verify", "HEAD", fails="").strip()
@@ -50,7 +50,7 @@ def look(source: str, exclude: Sequence[str]) -> Listing:
     return found
 
 
-def _check_names(source: str, found: Listing) -> None:
+def _check_names(source: str, found: CodeListing) -> None:
     """Raises CodeError for names that no record can hold, and for a directory without code."""
     for name in sorted(found.files | found.live):
         try:
@@ -94,14 +94,14 @@ def _git_refuses(source: str) -> str:
     return said[0] if said else "git refuses"
 
 
-def _git_listing(source: str) -> Listing:
-    found = Listing()
+def _git_listing(source: str) -> CodeListing:
+    found = CodeListing()
     listed = _git(source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for path in filter(None, listed.split("\0")):
         name = path.rstrip("/")
         full = f"{source}/{name}"
         if os.path.isdir(full) and not os.path.islink(full):  # noqa: PTH112, PTH114 - plain strings
-            inner = Listing(set(_walk(full, ""))) if _git_refuses(full) else _git_listing(full)
+            inner = CodeListing(set(_walk(full, ""))) if _git_refuses(full) else _git_listing(full)
             found.files |= {f"{name}/{f}" for f in inner.files}
             found.live |= {f"{name}/{f}" for f in inner.live}
         else:

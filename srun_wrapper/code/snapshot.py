@@ -17,8 +17,8 @@ import msgspec
 
 from robust_slurm.state_dir import job_dirs
 from robust_slurm.text import counted
-from srun_wrapper.code.copying import Copier, SnapshotManifest, digest_of
-from srun_wrapper.code.listing import CodeError, Listing, clean, look
+from srun_wrapper.code.copying import FileCopier, SnapshotManifest, digest_of
+from srun_wrapper.code.listing import CodeError, CodeListing, clean, look
 from srun_wrapper.code.versions import Version, name_of
 
 MOST_FILES = 100_000
@@ -54,7 +54,7 @@ def take(asked: Asked) -> tuple[Version, str]:
     except OSError as err:
         raise CodeError(f"cannot write {store}: {err.strerror or err}; set code_store") from None
     try:
-        copier = Copier(asked.source, str(tree), earlier(store, asked.earlier))
+        copier = FileCopier(asked.source, str(tree), earlier(store, asked.earlier))
         listing = _copy(copier, asked)
         commit = listing.commit if listing.commit and clean(asked.source) else ""
         if commit and copier.changed(look(asked.source, asked.exclude).files):
@@ -131,7 +131,7 @@ def remove_tree(tree: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
 
 
-def _copy(copier: Copier, asked: Asked) -> Listing:
+def _copy(copier: FileCopier, asked: Asked) -> CodeListing:
     """Copy all files, and again those that were edited meanwhile. Raises CodeError."""
     stale: set[str] = set()
     for turn in range(ROUNDS):
@@ -150,7 +150,7 @@ def _copy(copier: Copier, asked: Asked) -> Listing:
     )
 
 
-def _check_size(asked: Asked, listing: Listing) -> None:
+def _check_size(asked: Asked, listing: CodeListing) -> None:
     """Raises CodeError naming the largest entries if this is more than code."""
     sizes: dict[str, int] = {}
     for name in listing.files:
@@ -182,7 +182,7 @@ def largest(sizes: Mapping[str, int], by_bytes: bool) -> str:
     return ", ".join(f"{name} ({count})" for name, count in shown)
 
 
-def _link_live(listing: Listing, copier: Copier, source: str, tree: Path) -> list[str]:
+def _link_live(listing: CodeListing, copier: FileCopier, source: str, tree: Path) -> list[str]:
     """Link what stays live into the snapshot, where its folder is part of it."""
     done = []
     for name in sorted(listing.live)[:MOST_FILES]:
@@ -193,7 +193,7 @@ def _link_live(listing: Listing, copier: Copier, source: str, tree: Path) -> lis
     return done
 
 
-def _seal(tree: Path, copier: Copier) -> None:
+def _seal(tree: Path, copier: FileCopier) -> None:
     """Make all folders read-only, but for a place for the byte code of each folder's modules."""
     with_modules = {n.rpartition("/")[0] for n in copier.entries if n.endswith(".py")}
     for name in with_modules:

@@ -25,7 +25,7 @@ AFTERMATH = 2.0  # s after the last return that one more node may need: ports co
 class Silence:
     """One node that is silent. Times are monotonic seconds.
 
-    ``kind``: no answer of its host to three attempts, or an answer of its kernel only.
+    ``kind``: no answer of its host to any attempt, or an answer of its kernel only.
     ``proven``: when the attempt that failed for good was begun; None: its answer is still open.
     """
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from srun_wrapper.command.rank_env import fold_hosts
 from srun_wrapper.decide.shared_cause import Kind, SharedCauses, SharedEvent, Silence
 from srun_wrapper.detect.outage import OutsideHosts, begins, ends, expires
+from srun_wrapper.detect.suspects import Suspects
 from srun_wrapper.job.model import AgentKey, Node, Role
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.server import probe
 
 LATE = 0.25  # s that a report may be late, or half an interval, before it is missed
 PROBE_TIMEOUT = 0.75
-PROBED_AGAIN = (0.25, 0.5)  # s after the first attempt: two lost packets must not cost a node
+PROBED_AGAIN = (0.1, 0.2, 0.3, 0.4, 0.5)  # s after the first attempt: packets are lost
 ASK_AGAIN = 0.5  # s until a node is asked again; who is stopped takes nobody out of its queue
 MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
 UNANSWERED = 0.1  # s; a host that lives answers in a tenth of this, however busy it is
@@ -48,6 +49,8 @@ class NodeWatch:
         self._looked: float | None = None
         self.disturbed = float("-inf")  # when a shared cause was last at work, or this slept
         config = state.config
+        self.suspects = Suspects(state, self._unreachable)
+        self._said: dict[AgentKey, tuple[float, str]] = {}  # last word, why it is lost
         self._causes: SharedCauses[AgentKey] = SharedCauses(
             {"unreachable": config.outage_wait, "mute": config.stall_limit}
         )
@@ -80,6 +83,8 @@ class NodeWatch:
 
     def doubted(self, node: Node, now: float) -> bool:
         """True if the node may need replacing; not if its report is late and its host answers."""
+        if self.suspects.doubted(node, now):
+            return True
         unanswered = node.unreachable > 0 or (node.probing and now - node.asked_at > UNANSWERED)
         patience = self.patience() + (0.0 if unanswered else LONG)
         return _broken(node, now) or now - node.last_word > patience
@@ -146,6 +151,8 @@ class NodeWatch:
             return
         if node.second_way is False or (node.second_way is None and node.turned_away):
             answer = "accepted"
+        if answer == "unreachable" and self.suspects.vouched(node, now):
+            answer = "accepted"  # to others: only a way to it is broken
         if node.unreachable and answer != "unreachable":
             node.reachable_at = now
         node.unreachable = node.unreachable + 1 if answer == "unreachable" else 0
@@ -172,6 +179,14 @@ class NodeWatch:
         self._judge(now)
 
     # -- the verdict
+
+    def _unreachable(self, node: Node, asked: float, why: str) -> None:
+        """Other nodes cannot reach this one either."""
+        if not node.gone:
+            self._said[node.key] = node.last_word, why
+            node.unreachable += 1
+            node.silence = Silence("unreachable", node.last_word, asked)
+            self._judge(time.monotonic())
 
     def _judge(self, now: float) -> None:
         silent, keys, own, answered = self._scene(now)
@@ -213,7 +228,13 @@ class NodeWatch:
 
     def _give_up(self, node: Node, now: float, *, shared: bool) -> None:
         silent, where = now - node.last_word, f"{node.address}:{node.hello.probe_port}"
-        if node.silence is not None and node.silence.kind == "unreachable":
+        if self.suspects.vouched(node, now):
+            why = f"no report for {silent:.1f} s; other nodes reach {where}, robust-srun does not"
+            self._state.lose_silent(node, why, shared=True)  # no evidence against the node
+            return
+        if (said := self._said.get(node.key)) and said[0] == node.last_word:
+            why = said[1]
+        elif node.silence is not None and node.silence.kind == "unreachable":
             times = node.unreachable * (1 + len(PROBED_AGAIN))
             why = f"no report for {silent:.1f} s and {times} probes of {where} unanswered"
         elif node.second_way:

@@ -20,6 +20,9 @@ from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.looking_messages import Look, Machine
+from srun_wrapper.protocol.peer_messages import PeerAsk as PeerAsk
+from srun_wrapper.protocol.peer_messages import PeerSay as PeerSay
+from srun_wrapper.protocol.peer_messages import Pulse, Reach, Reached
 
 # ---------------------------------------------------------------- shim <-> its node's agent
 
@@ -55,6 +58,7 @@ class Hello(Message):
     epoch: int  # epoch its ranks run in; 0 when none was started yet
     seen: int = 0  # highest event number it has already had acknowledged
     life: int = 0  # how many agents of this node have died before it
+    vouches: bool = False  # it knows ``Reach``; an older one closes the connection on it
 
 
 class RankBeat(msgspec.Struct, array_like=True):
@@ -186,6 +190,7 @@ class Ack(Message):
 
     seen: int
     interval: float  # s between reports from now on
+    pulse: float = 0.0  # s between two signs of life besides; 0: none
 
 
 class RankStart(msgspec.Struct, array_like=True):
@@ -308,20 +313,6 @@ class WorkerEnded(Event):
     tail: str
 
 
-# ---------------------------------------------------------------- agent <-> agent
-
-
-class PeerAsk(Message):
-    job_id: int
-
-
-class PeerSay(Message):
-    """``silent``: seconds since this agent last heard the supervisor."""
-
-    index: int
-    silent: float
-
-
 _FromSlot = (
     Started
     | Exited
@@ -338,8 +329,9 @@ _FromSlot = (
 _ToSlot = Start | Stop | Signal | Inspect | LookCloser | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
-FromAgent = Hello | Report | SlotLost | Signalled | Stalled | Counted | PeerAsk | _FromSlot
-ToAgent = Ack | _ToSlot
+_FromNode = Hello | Report | Pulse | SlotLost | Signalled | Stalled | Counted | PeerAsk | Reached
+FromAgent = _FromNode | _FromSlot
+ToAgent = Ack | Reach | _ToSlot
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_shim = msgspec.msgpack.Decoder(FromShim).decode

@@ -68,6 +68,7 @@ class LastRung:
                     self._reports.evidence(),
                     self._config.standby_partition if standby else "",
                     self._launch.options.size,
+                    self.restarts,
                     self._reports.not_bad(),
                     say,
                     self._reports.requeue,

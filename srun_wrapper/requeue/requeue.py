@@ -22,6 +22,9 @@ HELPER_MINUTES = 5
 # A start in the very second in which the old run was ended dies of "Job credential revoked", and
 # the job with it: that is what Slurm's own two minutes are for. Seconds are enough.
 REVOKED = 3
+# s for the last request of a job that Slurm is about to kill. 22.05 refuses it after 5 s if the job
+# was shrunk, and all KillWait would be gone before robust-srun has recorded the incident.
+LAST = 2.0
 
 # Plain sh: the helper may land on a node where the user's python is not yet there. It ends as
 # soon as the job is pending with its old run completed, or gone.
@@ -113,12 +116,14 @@ def put_back(
     bad: Sequence[BadNode],
     standby: str,
     size: Mapping[str, str],
+    restarts: int,
     silent: Sequence[str] = (),
     report: Callable[[str], None] = lambda _text: None,
     record: Callable[[RequeuePlan], None] = lambda _plan: None,
 ) -> Returned:
     """Requeue a running batch job of ours without the nodes ``bad``.
 
+    ``restarts``: of this run. Slurm counts one more as soon as somebody has requeued the job.
     ``silent``: nodes that do not answer and are not bad: released, but not excluded.
     ``record`` keeps the plan of the new start, for whoever starts the job before the helper does.
     ``size``: the variables ``resubmit.SIZE``, as before lost nodes were released from the job.
@@ -127,7 +132,8 @@ def put_back(
 
     Some releases take no second update of a job (see SlurmError). Requeued with a dead node in
     it, it would not complete for SlurmdTimeout: a copy of it is submitted instead, the job
-    itself cancelled, and the copy's id returned.
+    itself cancelled, and the copy's id returned. Never of a job that does not run any more: it
+    is in the queue already, or somebody has ended it.
 
     It may be called again after an error with ``away``: what was done before is not done twice.
     """
@@ -148,43 +154,54 @@ def put_back(
     # batch host cannot be released, and lives.
     gone = {*lost, *silent} - {job.batch_host}
     keep = [n for n in job.nodes if n not in gone]
-    try:
-        if not job.requeue:
-            slurm.update_job(name, requeue=True)
-        if keep and len(keep) < len(job.nodes):
-            slurm.shrink(job_id, keep)
-    except SlurmError as err:
-        if err.kind != "conflict":
-            raise
-        new = submit_copy(slurm, job, limits, partition, size)
-        with contextlib.suppress(SlurmError):  # scancel may die of the signal that it asks for
-            slurm.cancel(job.id)
-        return Returned(new, exclude)
     wanted = max(int(size.get("SLURM_JOB_NUM_NODES", "0")), job.num_nodes)
     required: list[str] | None = [] if set(lost) & set(_required(job)) else None
-    changes = [f"Partition={partition}", f"ExcNodeList={','.join(exclude)}", f"NumNodes={wanted}"]
-    changes += ["ReqNodeList="] if required is not None else []
-    changes += [f"StartTime=now+{limits.delay or REVOKED}"]
-    helper = helper_args(job, f"robust-requeue-{job.id}", [*exclude, *lost, *silent])
-    args = [f"--partition={partition}", *helper]
-    try:
-        slurm.submit(helper_script(name, changes, job.restarts), args=args)
-    except SlurmError as err:
-        if err.away:
-            raise
-        helper_error: SlurmError | None = err
-    else:
-        helper_error = None
-    not_before = time.time() + limits.delay if limits.delay else 0.0
-    record(RequeuePlan(job.restarts, exclude, wanted, not_before))
-    try:
-        slurm.requeue(name)
-    except SlurmError:  # scontrol may die of the signal that it asks for, as part of this job
-        if slurm.job(job_id).running:
-            raise
+    if job.running:
+        try:
+            if not job.requeue:
+                slurm.update_job(name, requeue=True)
+            if keep and len(keep) < len(job.nodes):
+                slurm.shrink(job_id, keep)
+        except SlurmError as err:
+            if err.kind != "conflict" or err.away:
+                raise
+            job = slurm.job(job_id)
+            if job.running:
+                new = submit_copy(slurm, job, limits, partition, size)
+                with contextlib.suppress(SlurmError):  # scancel may die of the signal it asks for
+                    slurm.cancel(job.id)
+                return Returned(new, exclude)
+    helper_error: SlurmError | None = None
+    if job.running:
+        changes = [f"Partition={partition}", f"ExcNodeList={','.join(exclude)}"]
+        changes += [f"NumNodes={wanted}", *(["ReqNodeList="] if required is not None else [])]
+        changes += [f"StartTime=now+{limits.delay or REVOKED}"]
+        helper = helper_args(job, f"robust-requeue-{job.id}", [*exclude, *lost, *silent])
+        args = [f"--partition={partition}", *helper]
+        try:
+            slurm.submit(helper_script(name, changes, job.restarts), args=args)
+        except SlurmError as err:
+            if err.away:
+                raise
+            helper_error = err
+        not_before = time.time() + limits.delay if limits.delay else 0.0
+        record(RequeuePlan(job.restarts, exclude, wanted, not_before))
+        try:
+            slurm.requeue(name)
+        except SlurmError:  # scontrol may die of the signal that it asks for, as part of this job
+            if slurm.job(job_id).running:
+                raise
+    elif job.restarts <= restarts:
+        message = f"the job does not run any more ({job.state})"
+        raise SlurmError("conflict", ("scontrol", "requeue", name), message)
     with contextlib.suppress(SlurmError):  # the helper does the same; SIGTERM may be quicker
         slurm.update_job(
-            name, partition=partition, exclude=exclude, num_nodes=wanted, required=required
+            name,
+            partition=partition,
+            exclude=exclude,
+            num_nodes=wanted,
+            required=required,
+            within=LAST,
         )
     if helper_error is not None:
         report(

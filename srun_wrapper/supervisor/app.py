@@ -245,6 +245,7 @@ class Supervisor:
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
             watcher = asyncio.create_task(self._build_watches().run())
+            self._start_beside(self.node_watch.suspects.run(say))
             if await self.restoring.prepare():
                 self.epochs.start("")
             code = await self._life.run()

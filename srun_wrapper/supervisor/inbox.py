@@ -36,6 +36,7 @@ from srun_wrapper.protocol.messages import (
     Warmup,
     WorkerEnded,
 )
+from srun_wrapper.protocol.peer_messages import Pulse
 from srun_wrapper.protocol.server import Connection
 
 _log = logging.getLogger("robust-srun.nodes")
@@ -115,7 +116,7 @@ class Inbox:
             )
 
     def _acknowledge(self, node: Node) -> None:
-        self._state.bus.send_once(node, Ack(node.seen, self._state.interval))
+        self._state.bus.send_once(node, Ack(node.seen, self._state.interval, self._state.pulse))
 
     def _warm_up(self, node: Node) -> None:
         """A node without ranks imports what those of the others have imported."""
@@ -139,6 +140,8 @@ class Inbox:
         if node.role is Role.DEAD and node.silent_as is not None:
             # Its kernel still had that to send. An agent that lives connects anew: then it is back.
             connection.close()
+            return
+        if isinstance(message, Pulse):
             return
         if isinstance(message, Event):
             if message.number > node.seen:

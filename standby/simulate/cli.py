@@ -16,7 +16,7 @@ from robust_slurm.command_line.progress import Progress
 from robust_slurm.command_line.run import run
 from standby.simulate import assumed
 from standby.simulate.approaches import APPROACHES, p99_pool
-from standby.simulate.events import Approach, Cluster, Kind
+from standby.simulate.events import Approach, Kind, SimulatedCluster
 from standby.simulate.ledger import LedgerError, mix
 from standby.simulate.mixes import MIXES, scaled
 from standby.simulate.study import as_data, study
@@ -55,7 +55,7 @@ def _simulate(args: argparse.Namespace, out: IO[str]) -> int:
     expected = sum(kind.per_1000 for kind in kinds) / 1000.0 * args.nodes * args.days
     if expected > MOST_FAULTS:
         raise SizeError(f"{expected:,.0f} faults in a run: at most {MOST_FAULTS:,} are simulated")
-    cluster = Cluster(args.nodes, args.days, pool, args.refill, args.step)
+    cluster = SimulatedCluster(args.nodes, args.days, pool, args.refill, args.step)
     seeds = range(args.seed, args.seed + args.runs)
     with Progress("simulating", 0):
         found = study(cluster, kinds, what, seeds, _approaches(args))

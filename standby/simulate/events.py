@@ -71,7 +71,7 @@ class Kind(NamedTuple):
     nodes: int = 1
 
 
-class Cluster(NamedTuple):
+class SimulatedCluster(NamedTuple):
     """The job and its surroundings."""
 
     nodes: int
@@ -117,7 +117,7 @@ class Approach(NamedTuple):
         yield from (("restore", self.restore), ("start", self.start), ("save", self.save))
 
 
-class Fault(NamedTuple):
+class SimulatedFault(NamedTuple):
     """One fault; ``number`` of its kind gives it its own random numbers."""
 
     at: float
@@ -137,7 +137,7 @@ class Stretch(NamedTuple):
         return math.fsum(self.phases.values())
 
 
-class Account(NamedTuple):
+class SimulatedTime(NamedTuple):
     """The time of one simulated job; ``lost`` by cause and phase sums to ``wall`` − productive."""
 
     wall: float
@@ -195,7 +195,7 @@ class Account(NamedTuple):
         return (end - begin - gone) * self._share()
 
 
-def faults(mix: Sequence[Kind], cluster: Cluster, seed: int) -> list[Fault]:
+def faults(mix: Sequence[Kind], cluster: SimulatedCluster, seed: int) -> list[SimulatedFault]:
     """Draw the faults of a job, in the order of time."""
     found = []
     for kind in mix:
@@ -203,7 +203,7 @@ def faults(mix: Sequence[Kind], cluster: Cluster, seed: int) -> list[Fault]:
         dice = Random(f"{seed}/{kind.name}")
         at, number = 0.0, 0
         while rate > 0.0 and (at := at + dice.expovariate(1.0) / rate) < cluster.days * DAY:
-            found.append(Fault(at, kind, number))
+            found.append(SimulatedFault(at, kind, number))
             number += 1
     return sorted(found)
 
@@ -242,11 +242,11 @@ def respond(
 
 def simulate(
     approach: Approach,
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     mix: Sequence[Kind],
     seed: int = 0,
-    given: Sequence[Fault] | None = None,
-) -> Account:
+    given: Sequence[SimulatedFault] | None = None,
+) -> SimulatedTime:
     """Run the job through the faults of the mix, or through those that are given."""
     wall = cluster.days * DAY
     begun = {"start": approach.start.median}
@@ -280,8 +280,12 @@ def _cut(stretch: Stretch, wall: float) -> Stretch:
 
 
 def _account(
-    approach: Approach, cluster: Cluster, stretches: Sequence[Stretch], count: int, short_of: int
-) -> Account:
+    approach: Approach,
+    cluster: SimulatedCluster,
+    stretches: Sequence[Stretch],
+    count: int,
+    short_of: int,
+) -> SimulatedTime:
     wall = cluster.days * DAY
     lost: defaultdict[tuple[str, str], float] = defaultdict(float)
     for stretch in stretches:
@@ -291,4 +295,4 @@ def _account(
     period = approach.interval or cluster.step_s
     stall = training * approach.save.mean / (period + approach.save.mean)
     lost[SAVING, "save"] += stall
-    return Account(wall, training - stall, dict(lost), tuple(stretches), count, short_of)
+    return SimulatedTime(wall, training - stall, dict(lost), tuple(stretches), count, short_of)

@@ -9,13 +9,22 @@ from typing import Any, NamedTuple
 
 from standby.simulate.approaches import APPROACHES
 from standby.simulate.assumed import GUESSES
-from standby.simulate.events import DAY, HOUR, MEASURED, Account, Approach, Cluster, Kind, simulate
+from standby.simulate.events import (
+    DAY,
+    HOUR,
+    MEASURED,
+    Approach,
+    Kind,
+    SimulatedCluster,
+    SimulatedTime,
+    simulate,
+)
 
 CURVE_DAYS = (1, 7, 30, 60, 90)
 BELOW = (99, 90, 50)
 
 
-class Row(NamedTuple):
+class StudyRow(NamedTuple):
     """One approach over all runs; ETTRs as shares."""
 
     name: str
@@ -32,11 +41,11 @@ class Row(NamedTuple):
 class Study(NamedTuple):
     """All approaches under the same faults, and ours in detail: seconds of one run, on average."""
 
-    cluster: Cluster
+    cluster: SimulatedCluster
     mix: str
     runs: int
     faults: float
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     pools: Mapping[int, float]  # ETTR of ours
     causes: Mapping[str, float]
     phases: Mapping[str, float]
@@ -45,14 +54,14 @@ class Study(NamedTuple):
 
 
 def accounts(
-    approach: Approach, cluster: Cluster, mix: Sequence[Kind], seeds: Sequence[int]
-) -> list[Account]:
+    approach: Approach, cluster: SimulatedCluster, mix: Sequence[Kind], seeds: Sequence[int]
+) -> list[SimulatedTime]:
     """Return one run for each seed."""
     return [simulate(approach, cluster, mix, seed) for seed in seeds]
 
 
 def study(
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     mix: Sequence[Kind],
     what: str,
     seeds: Sequence[int],
@@ -84,11 +93,11 @@ def study(
     )
 
 
-def _row(approach: Approach, runs: Sequence[Account]) -> Row:
+def _row(approach: Approach, runs: Sequence[SimulatedTime]) -> StudyRow:
     ettrs = [run.ettr for run in runs]
     lost = fmean((run.wall - run.productive) / 60.0 / max(1, run.faults) for run in runs)
     days = [day for day in CURVE_DAYS if day * DAY <= runs[0].wall]
-    return Row(
+    return StudyRow(
         approach.name,
         approach.what,
         fmean(ettrs),
@@ -101,7 +110,7 @@ def _row(approach: Approach, runs: Sequence[Account]) -> Row:
     )
 
 
-def _mean(runs: Sequence[Account], part: int) -> dict[str, float]:
+def _mean(runs: Sequence[SimulatedTime], part: int) -> dict[str, float]:
     sums: defaultdict[str, float] = defaultdict(float)
     for run in runs:
         for key, seconds in run.by(part).items():
@@ -117,7 +126,7 @@ def _assumed(approach: Approach) -> Iterator[tuple[str, str]]:
     yield from GUESSES
 
 
-def gpu_hours(seconds: float, cluster: Cluster, gpus: int) -> float:
+def gpu_hours(seconds: float, cluster: SimulatedCluster, gpus: int) -> float:
     """Return what all GPUs of the job together lose in this time."""
     return seconds / HOUR * cluster.nodes * gpus
 

@@ -70,7 +70,7 @@ class _Productive:
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostTime:
     """Time and GPU time that something cost. ``incidents``: how many had a part in it."""
 
     name: str
@@ -124,7 +124,7 @@ SHARES: dict[str, Share] = {
 }
 
 
-def lost(accounts: Iterable[JobAccount], share: Share) -> list[Lost]:
+def lost(accounts: Iterable[JobAccount], share: Share) -> list[LostTime]:
     """Unproductive time by name, the largest GPU time first."""
     times: dict[str, list[int]] = {}
     seen: dict[str, set[tuple[int, int]]] = {}
@@ -138,7 +138,7 @@ def lost(accounts: Iterable[JobAccount], share: Share) -> list[Lost]:
                 entry[1] += gpu_ms
                 if one.incident >= 0:
                     seen.setdefault(name, set()).add((job.job_id, one.incident))
-    rows = [Lost(name, t[0], t[1], len(seen.get(name, ()))) for name, t in times.items()]
+    rows = [LostTime(name, t[0], t[1], len(seen.get(name, ()))) for name, t in times.items()]
     return sorted(rows, key=lambda row: (-row.gpu_ms, -row.ms, row.name))
 
 

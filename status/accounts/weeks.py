@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from status.accounts.sums import SHARES, Lost, Total, lost, since, total
+from status.accounts.sums import SHARES, LostTime, Total, lost, since, total
 from status.accounts.timeline import JobAccount, ms
 
 MOST_WEEKS = 520
@@ -20,7 +20,7 @@ class Week:
 
     begin: int  # ms since 1970
     total: Total
-    causes: tuple[Lost, ...]
+    causes: tuple[LostTime, ...]
 
 
 def weekly(accounts: Sequence[JobAccount]) -> list[Week]:

@@ -10,10 +10,10 @@ from status.metrics.families import Family, families
 from status.metrics.text import exposition
 from status.report.write import replace_text
 from status.show import print_json, read_accounts, read_cluster
-from status.source import Source, ask_slurm
+from status.source import RecordSource, ask_slurm
 
 
-def write_metrics(path: Path, source: Source, out: IO[str], as_json: bool = False) -> int:
+def write_metrics(path: Path, source: RecordSource, out: IO[str], as_json: bool = False) -> int:
     """Write the metrics; also while Slurm does not answer, which they then say."""
     made, wrong = collect(source)
     try:
@@ -25,7 +25,7 @@ def write_metrics(path: Path, source: Source, out: IO[str], as_json: bool = Fals
     return 1 if wrong else 0
 
 
-def collect(source: Source) -> tuple[list[Family], bool]:
+def collect(source: RecordSource) -> tuple[list[Family], bool]:
     """The metrics now, and whether Slurm or the records could not be read."""
     found = read_cluster(source)
     view = ask_slurm(source.door, with_nodes=False)

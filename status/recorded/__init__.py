@@ -33,7 +33,7 @@ def write(directory: Path, now: float | None = None) -> Slurm:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(content, separators=(",", ":")) + "\n")
     (directory / "jobs").chmod(0o700)
-    return Slurm(_Answers(shifted(answers, by)), environ={})
+    return Slurm(_RecordedAnswers(shifted(answers, by)), environ={})
 
 
 def shifted(value: Any, by: float) -> Any:
@@ -49,7 +49,7 @@ def shifted(value: Any, by: float) -> Any:
     return value
 
 
-class _Answers:
+class _RecordedAnswers:
     """Runs no command: answers those that robust-status uses."""
 
     def __init__(self, recorded: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from status.accounts.sums import SHARES, curve, ettr, hours, lost, total, unprod
 from status.accounts.timeline import JobAccount
 from status.model import JobReport
 from status.report.charts import LEFT, RIGHT, WIDTH, Axis, Box, Marker, Plot, Tick, plot
-from status.report.parts import MOST_INCIDENTS, Place, Told, clock, incidents_told, places_of
+from status.report.parts import MOST_INCIDENTS, Told, WorldPlace, clock, incidents_told, places_of
 from status.views.overview import duration
 
 KINDS = {  # colours of phases, see the template
@@ -82,7 +82,7 @@ class Page:
     tables: tuple[tuple[str, tuple[Row, ...]], ...]
     told: tuple[Told, ...]
     left_out: int
-    places: tuple[Place, ...]
+    places: tuple[WorldPlace, ...]
     places_left_out: int
     notes: tuple[str, ...]
     made: str

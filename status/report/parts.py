@@ -24,7 +24,7 @@ class Told(NamedTuple):
     lines: tuple[tuple[str, str], ...]
 
 
-class Place(NamedTuple):
+class WorldPlace(NamedTuple):
     """A place of the world: its ranks, the nodes that held them, and the restarts between."""
 
     number: int
@@ -58,7 +58,7 @@ def incidents_told(job: JobAccount, log: str, recovering: bool) -> tuple[Told, .
     return tuple(shown)
 
 
-def places_of(runs: Sequence[JobRun], incidents: Sequence[Incident]) -> tuple[Place, ...]:
+def places_of(runs: Sequence[JobRun], incidents: Sequence[Incident]) -> tuple[WorldPlace, ...]:
     """The places of the newest run's world, at its beginning and now."""
     placings = runs[-1].placings if runs else []
     first: dict[int, tuple[str, str]] = {}
@@ -75,7 +75,7 @@ def places_of(runs: Sequence[JobRun], incidents: Sequence[Incident]) -> tuple[Pl
             first.setdefault(place, (node, ranks))
             now[place] = (node, ranks)
     return tuple(
-        Place(
+        WorldPlace(
             place,
             now[place][1],
             first[place][0],

@@ -12,7 +12,7 @@ from typing import IO
 from robust_slurm.command_line.errors import CommandError
 from status.report.page import Page, as_context, page
 from status.show import OneJob, print_json, read_job
-from status.source import Source
+from status.source import RecordSource
 
 EXTRA = "jinja2 is not installed; install it: pip install 'robust-slurm[report]'"
 
@@ -22,7 +22,7 @@ class ReportError(CommandError):
 
 
 def write_report(
-    job_id: int, path: Path, source: Source, out: IO[str], as_json: bool = False
+    job_id: int, path: Path, source: RecordSource, out: IO[str], as_json: bool = False
 ) -> int:
     """Write the page of a job to a file, and print where it is; return the exit code."""
     found = read_job(job_id, source, with_account=True)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from status.accounts.sums import SHARES, Lost, Total, curve, ettr, hours, lost, total
+from status.accounts.sums import SHARES, LostTime, Total, curve, ettr, hours, lost, total
 from status.accounts.sums import unproductive as unproductive_of
 from status.accounts.timeline import JobAccount
 from status.accounts.weeks import Week, day
@@ -110,7 +110,7 @@ def _fitting(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
     return shown
 
 
-def _lost(name: str, rows: Sequence[Lost]) -> Table:
+def _lost(name: str, rows: Sequence[LostTime]) -> Table:
     table = _table(f"LOST BY {name.upper()}")
     for head in ("TIME", "GPU-HOURS", "INCIDENTS"):
         table.add_column(head, justify="right", no_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from robust_slurm.state_dir.records import Incident
 from robust_slurm.text import counted
@@ -193,7 +193,3 @@ def _clock(when: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
     except (OverflowError, OSError, ValueError):
         return "at an unknown time"
-
-
-def joined(told: Iterable[str]) -> str:
-    return "\n\n".join(told)

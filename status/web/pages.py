@@ -14,7 +14,7 @@ from status.metrics.families import Family
 from status.metrics.textfile import collect
 from status.report.write import ReportError, fill, rendered, version
 from status.show import JSON_VERSION, Cluster, NoRecordError, read_cluster, read_job
-from status.source import Source
+from status.source import RecordSource
 from status.views.overview import duration, node_word
 
 FRESH_S = 5.0  # a page is made anew after so long, however often it is asked for
@@ -37,7 +37,7 @@ class Pages:
     """Makes the pages, and keeps each for FRESH_S: visitors cannot make Slurm busy."""
 
     def __init__(
-        self, source: Source, encode: Encode, clock: Callable[[], float] = time.monotonic
+        self, source: RecordSource, encode: Encode, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._source = source
         self._encode = encode

@@ -25,7 +25,7 @@ from robust_slurm.command_line.run import run
 from robust_slurm.config import ConfigError, load
 from robust_slurm.slurm import SlurmError
 from status.metrics.families import Family
-from status.source import Source, demo, real
+from status.source import RecordSource, demo, real
 from status.web.pages import Encode, Pages, Response
 
 PORT = 9812
@@ -146,7 +146,9 @@ def encoder() -> Encode | None:
     return encode
 
 
-def server(source: Source, listen: str, port: int, allowed: Sequence[str] = ()) -> StatusServer:
+def server(
+    source: RecordSource, listen: str, port: int, allowed: Sequence[str] = ()
+) -> StatusServer:
     """A server that is bound, and not started. Raises OSError, and ImportError without extra."""
     encode = encoder()
     if encode is None:

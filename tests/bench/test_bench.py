@@ -149,7 +149,7 @@ def test_another_action_than_measured_is_refused() -> None:
 def test_every_case_of_recovery_exists() -> None:
     names = [name for group in recovery.WORKLOADS.values() for name in group]
     made = recovery.make_cases(None, names)  # type: ignore[arg-type]
-    assert [*made, recovery.PLAIN] == [*names[:4], *names[5:], recovery.PLAIN]
+    assert sorted([*made, recovery.PLAIN]) == sorted(names)
     assert {name for pair in recovery.RATIOS for name in pair} <= set(names)
 
 

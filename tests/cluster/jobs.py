@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from waiting import until
 
 from lab import Lab, LabError
 from lab.keeper.ranks import Process, scan
+from robust_slurm.slurm.values import expand
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from srun_wrapper.decide.incident import PHASES
 
@@ -53,6 +55,7 @@ class Training:
     job: int = 0
     no_kill: bool = True
     user: bool = True  # or root
+    looks: int = 0  # at the end of robust-srun, at nodes that it has lost
 
     @property
     def state(self) -> Path:
@@ -138,8 +141,12 @@ class Training:
     # -- waiting
 
     def until(self, condition: Callable[[], Any], what: str, timeout: float = WAIT) -> None:
+        def asked() -> Any:
+            self._hurry()
+            return condition()
+
         try:
-            until(condition, what, timeout)
+            until(asked, what, timeout)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
@@ -179,7 +186,25 @@ class Training:
         states = (f"{n} {r.get('State')} {r.get('Reason', '')}" for n, r in nodes.items())
         return [f"--- Slurm: {job.get('JobState')} {job.get('Reason')}; {', '.join(states)}"]
 
+    def _hurry(self) -> None:
+        """Signal a robust-srun that is done and looks for 10 s whether a lost node answers.
+
+        One that the lab has crashed will not, and the tests would wait for minutes in all.
+        """
+        looks = re.findall(r"^robust-srun: waiting up to \S+ s for .* of (\S+):", self.out(), re.M)
+        if len(looks) > self.looks:
+            self.looks = len(looks)
+            faults = self.lab.faults()
+            if all(faults.get(node) == "crashed" for node in expand(looks[-1])):
+                for process in self.processes("bin/robust-srun"):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGTERM)
+
     # -- its processes
+
+    def go_on(self) -> None:
+        """Let it go on where ``--hold`` has it stay, from now on."""
+        (self.dir / "go").touch()
 
     def processes(self, word: str = "", rank: int | None = None) -> list[Process]:
         """Return its processes on any node: with ``word`` in the command line, of one rank."""

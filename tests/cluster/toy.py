@@ -28,7 +28,7 @@ parser.add_argument("--step-time", type=float, default=0.03)
 parser.add_argument("--save", type=int, default=5)
 parser.add_argument("--fault", default="")
 numbers = lambda text: [int(n) for n in text.split(",")]  # noqa: E731
-parser.add_argument("--hold", type=numbers, default=[], help="stay after each, once, to be killed")
+parser.add_argument("--hold", type=numbers, default=[], help="stay after each, once")
 parser.add_argument("--at", type=numbers, default=[])
 parser.add_argument("--rank", type=int, default=1, help="-1: all")
 parser.add_argument("--epoch", type=numbers, default=[1])
@@ -178,8 +178,8 @@ while step < args.steps:
             temporary = checkpoint.with_suffix(".tmp")
             temporary.write_text(json.dumps({"step": step, "loss": loss}))
             temporary.replace(checkpoint)
-        if stay:
-            time.sleep(3600)
+        while stay and not (args.dir / "go").exists():  # to be killed, or told to go on
+            time.sleep(0.02)
 if rank == 0:
     (args.dir / "final.json").write_text(json.dumps({"step": step, "loss": loss}))
 if args.fault == "linger" and rank == args.rank:

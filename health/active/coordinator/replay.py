@@ -15,7 +15,7 @@ the bad machine is where the bad group of one meets that of the other. Here
 - a fault that does not show every time: a group that failed has a bad machine for certain, one
   that went well only makes that less likely. In a bad group the machines that went well least
   often are in question, and rounds go on until some number of them in a row shows nothing.
-  ``repeats`` and ``least_chance`` say what that number is worth.
+  ``least_chance`` says what that number is worth.
 
 What it cannot find: a fault that shows only with all machines (a full switch, the spine, one rank
 too many for the memory of a store) or only after more steps than are replayed; one that needs the
@@ -250,20 +250,6 @@ def over(layout: Layout, rounds: Sequence[Round], quiet: int) -> str:
 
 
 # -- faults that do not show every time
-
-
-def repeats(p: float, confidence: float = 0.95) -> int:
-    """Replays after which a fault that shows in one with chance ``p`` has shown, so surely."""
-    if not 0 < p <= 1 or not 0 <= confidence < 1:
-        raise ValueError(f"chance {p}, confidence {confidence}: use 0 < p <= 1, 0 <= c < 1")
-    if p == 1:
-        return 1
-    return max(1, math.ceil(math.log1p(-confidence) / math.log1p(-p) - 1e-9))
-
-
-def confidence(p: float, replays: int) -> float:
-    """Chance that a fault which shows with chance ``p`` shows in one of so many replays."""
-    return 1.0 - math.pow(1.0 - p, replays)
 
 
 def least_chance(replays: int, confidence: float = 0.95) -> float:

@@ -6,7 +6,7 @@ import re
 
 from health.check import Check, Condition
 from health.finding import Finding
-from health.node.gpu_snapshot import Device, Lost, Snapshot
+from health.node.gpu_snapshot import Device, GpuSnapshot, Lost
 from health.node.system import System
 from health.nvidia import gpus
 
@@ -83,7 +83,7 @@ def run(system: System) -> list[Finding]:
     return found
 
 
-def _named(system: System, snapshot: Snapshot) -> list[Lost]:
+def _named(system: System, snapshot: GpuSnapshot) -> list[Lost]:
     """The lost GPUs, those without an address with the one that is left over on the PCI bus.
 
     NVML numbers GPUs in the order of their addresses; where the numbers of both differ, or more
@@ -105,7 +105,7 @@ def _named(system: System, snapshot: Snapshot) -> list[Lost]:
     return [gpu if gpu.get("pci") else gpu | {"pci": named[gpu.get("index")]} for gpu in lost]
 
 
-def _whole(snapshot: Snapshot) -> list[Finding]:
+def _whole(snapshot: GpuSnapshot) -> list[Finding]:
     error, stage = snapshot.get("error", ""), snapshot.get("stage", "")
     if snapshot.get("hung"):
         gpu = re.match(r"gpu\d+", stage)

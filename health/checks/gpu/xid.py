@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from health.check import Check, Condition, Setting
 from health.finding import ACTIONS, ActionName, Finding
-from health.node.gpu_snapshot import Snapshot
+from health.node.gpu_snapshot import GpuSnapshot
 from health.node.kernlog import ago, quoted
 from health.node.system import Event, System
 from health.nvidia import xid
@@ -115,7 +115,7 @@ def rules(options: Mapping[str, Any]) -> StateRules:
     return StateRules(overrides, **{key: options[key] for key in same})
 
 
-def driver(snapshot: Snapshot) -> Driver:
+def driver(snapshot: GpuSnapshot) -> Driver:
     """The state that NVML reports now, in the form that node_state needs."""
     from health.history.state import Driver
 
@@ -129,7 +129,7 @@ def driver(snapshot: Snapshot) -> Driver:
     )
 
 
-def _located(snapshot: Snapshot) -> list[Any]:
+def _located(snapshot: GpuSnapshot) -> list[Any]:
     both = [*snapshot.get("devices", []), *snapshot.get("lost", [])]
     return [one for one in both if "pci" in one and "index" in one]
 

@@ -161,7 +161,7 @@ class GlobalGenerators(GeneratorState):
         rng.restore(state)
 
 
-class PlainValue:
+class ReturnedValue:
     """A value that is given back, not restored in place; but a tensor is, if it still fits."""
 
     def __init__(self, key: str, value: Any) -> None:

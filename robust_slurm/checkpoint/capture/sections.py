@@ -17,7 +17,7 @@ from .object_state import (
     GlobalGenerators,
     LoaderState,
     ObjectState,
-    PlainValue,
+    ReturnedValue,
     ScalerState,
 )
 from .optimizer_state import OptimizerState
@@ -105,7 +105,7 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
         raise TypeError(
             f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()"
         )
-    return PlainValue(key, found)
+    return ReturnedValue(key, found)
 
 
 def kind_of(key: str) -> str:

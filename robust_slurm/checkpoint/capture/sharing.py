@@ -10,12 +10,13 @@ import torch
 
 from ..copying import gpu
 from ..copying.portions import Portions, turn
-from ..copying.sample import Sample, on_host
+from ..copying.sample import TensorSample, on_host
 from ..copying.snapshot import CHUNK, pieces
 from ..copying.watch import WHOLE
 from ..format.crc import crc32
 from ..format.layout import Entry
 from ..planning.alike import mark
+from .leaves import Item, Leaf
 
 KEEPERS = 64
 
@@ -127,7 +128,7 @@ class Fingerprint:
     def __init__(self, tensors: Sequence[tuple[Entry, torch.Tensor]]) -> None:
         self._tensors = list(tensors)
         self._names = checksum((entry, None) for entry, _ in self._tensors)
-        self._sample = Sample([tensor for _, tensor in self._tensors])
+        self._sample = TensorSample([tensor for _, tensor in self._tensors])
         self._portions = Portions(self._sample.tensors)
 
     @property
@@ -173,3 +174,29 @@ def _sum(tensor: torch.Tensor) -> torch.Tensor:
         for part in torch.split(piece.reshape(-1), CHUNK // 8)
     ]
     return torch.stack(few).sum()
+
+
+def is_shared(leaf: Leaf, share: Share | None) -> bool:
+    """True if the ranks that share hold this tensor alike."""
+    if share is None or not leaf.shareable:
+        return False
+    return share.blocks or leaf.item.entry.kind != "block"
+
+
+class LeafList(NamedTuple):
+    """A list of leaves, taken apart once: a list that changes is another list."""
+
+    leaves: list[Leaf]
+    items: list[Item]
+    shared: list[Leaf]
+    own: list[Item]
+    """Items of leaves that are not shared."""
+
+    @classmethod
+    def of(cls, leaves: list[Leaf], share: Share | None) -> LeafList:
+        return cls(
+            leaves,
+            [leaf.item for leaf in leaves],
+            [leaf for leaf in leaves if is_shared(leaf, share)],
+            [leaf.item for leaf in leaves if not is_shared(leaf, share)],
+        )

@@ -17,34 +17,15 @@ from ..format.layout import Entry
 from .assembly import Assembly, Fill, Source, StateError, Step, run_all
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
-from .object_state import ObjectState, PlainValue, ScalerState
+from .object_state import ObjectState, ReturnedValue, ScalerState
 from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
-from .sharing import Fingerprint, Share, SharedPart, checksum, cut, divide
+from .sharing import Fingerprint, LeafList, Share, SharedPart, checksum, cut, divide, is_shared
 from .taken_over import LOADER, Taken, same_shares, take_over
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
-
-
-class LeafList(NamedTuple):
-    """A list of leaves, taken apart once: a list that changes is another list."""
-
-    leaves: list[Leaf]
-    items: list[Item]
-    shared: list[Leaf]
-    own: list[Item]
-    """Items of leaves that are not shared."""
-
-    @classmethod
-    def of(cls, leaves: list[Leaf], share: Share | None) -> LeafList:
-        return cls(
-            leaves,
-            [leaf.item for leaf in leaves],
-            [leaf for leaf in leaves if _is_shared(leaf, share)],
-            [leaf.item for leaf in leaves if not _is_shared(leaf, share)],
-        )
 
 
 class Glimpse(NamedTuple):
@@ -255,7 +236,7 @@ class State:
         # Of these alone: to ask a loader for its position now would begin its pass too early.
         self.look([key for key in self._tree if kind_of(key) in TRAINED])
         found = (leaf for section in self._all() for leaves in section.leaves for leaf in leaves)
-        items = [leaf.item for leaf in found if _is_shared(leaf, self.share)]
+        items = [leaf.item for leaf in found if is_shared(leaf, self.share)]
         same = self._together if restored else frozenset()
         return checksum((i.entry, None if i.entry.fqn in same else i.tensor) for i in items)
 
@@ -297,7 +278,7 @@ class State:
         return {
             section.key: section.restored
             for section in self._all()
-            if isinstance(section, PlainValue)
+            if isinstance(section, ReturnedValue)
         }
 
     def restore_positions(self, sources: Sequence[Source], original: int) -> bool:
@@ -346,13 +327,6 @@ def _looks_at_itself(found: object) -> bool:
     """True if its state_dict() is known to ask nothing else: a scheduler, or our own."""
     ours = type(found).__module__.startswith("robust_slurm.")
     return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
-
-
-def _is_shared(leaf: Leaf, share: Share | None) -> bool:
-    """True if the ranks that share hold this tensor alike."""
-    if share is None or not leaf.shareable:
-        return False
-    return share.blocks or leaf.item.entry.kind != "block"
 
 
 def _tensors(leaves: list[list[Leaf]]) -> dict[str, torch.Tensor]:

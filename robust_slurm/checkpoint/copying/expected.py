@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .portions import Portions, differing, sums, views
-from .sample import Sample, on_host
+from .sample import TensorSample, on_host
 from .slots import Slot
 
 
@@ -25,7 +25,7 @@ class Expected:
     def unlike(self, slot: Slot) -> list[int]:
         """Indices of the tensors of which ``slot.late`` holds something else, ascending."""
         if slot.sample is None or slot.sample.order != self._order:
-            slot.sample = Sample(slot.late, self._order)
+            slot.sample = TensorSample(slot.late, self._order)
         found = set(slot.sample.differing(on_host(self._items), on_host(slot.sample.take())))
         if self._portion:
             saved = on_host(sums(views(slot.late, self._portion)))

@@ -14,7 +14,7 @@ from typing import Any
 from . import gpu
 
 
-class Mark:
+class WorkMark:
     """This moment: the work that the calling thread has done, and what it has queued, end here."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Mark:
         """True if the device has come so far: ``since`` waits for nothing."""
         return self._event is None or bool(self._event.query())
 
-    def since(self, other: Mark) -> float:
+    def since(self, other: WorkMark) -> float:
         """Seconds from ``other`` to this one. Waits until the device has passed both."""
         if self._event is not None and self._device == other._device:
             try:

@@ -22,7 +22,7 @@ class _Item(NamedTuple):
     """Items from the first one of the tensor in memory."""
 
 
-class Sample:
+class TensorSample:
     """Two items of each of ``tensors``, which keep their memory meanwhile."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], order: Sequence[int] | None = None) -> None:
@@ -59,7 +59,7 @@ class Joint:
 
     def __init__(self, ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
         self.ones, self.others = ones, others
-        self._sample = Sample([*ones, *others])
+        self._sample = TensorSample([*ones, *others])
         count = len(ones)
         self.order = [i - count for i in self._sample.order if i >= count]
         """That of the sample of ``others`` alone."""

@@ -21,7 +21,7 @@ from ..format.advice import populate
 from ..format.layout import SUFFIX, Entry, FileLayout, Snapshot, encode_header, lay_out
 from ..format.sizes import megabytes
 from . import gpu
-from .sample import Sample
+from .sample import TensorSample
 
 OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step
 
@@ -79,7 +79,7 @@ class Slot:
         self.late: list[torch.Tensor] = []
         self.early: list[torch.Tensor] = []
         """Views of the file, in the order of Form.late and Form.early."""
-        self.sample: Sample | None = None
+        self.sample: TensorSample | None = None
         """Sample of ``late``, made when the last copy into the slot needed it."""
         self.unpinned = ""
         """Reason why CUDA could not register its memory, and the cost of that."""

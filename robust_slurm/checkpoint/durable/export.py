@@ -27,8 +27,6 @@ from .merge import Merged, Whole, merge
 from .parts import Outline
 from .verify import Read, verify
 
-SUFFIXES = (".safetensors", ".pt")
-
 
 class Exported(NamedTuple):
     """Summary of an export."""

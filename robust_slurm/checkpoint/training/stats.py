@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..copying.mark import Mark
+from ..copying.mark import WorkMark
 from ..planning.interval import Cost
 
 
@@ -51,10 +51,10 @@ class _Window:
     def __init__(self, step: int, replica_s: float) -> None:
         """``replica_s``: total of waiting for replicas by now."""
         self.step, self.replica_s = step, replica_s
-        self.began = Mark()
+        self.began = WorkMark()
         self.stood_s = 0.0
         """Time that training stood still, by the spans that are added up."""
-        self.spans: deque[tuple[int, Mark, Mark]] = deque()
+        self.spans: deque[tuple[int, WorkMark, WorkMark]] = deque()
         """The others: 1 or, of what does not count, -1; begin; end."""
 
     def add(self, *, all_of_them: bool) -> None:
@@ -85,7 +85,7 @@ class Meter:
     @contextmanager
     def standing(self) -> Iterator[None]:
         """Training stands still meanwhile, for a snapshot."""
-        begin = Mark()
+        begin = WorkMark()
         try:
             yield
         finally:
@@ -95,13 +95,13 @@ class Meter:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Training stands still meanwhile, which is no cost of a snapshot."""
-        begin = Mark()
+        begin = WorkMark()
         yield
         self._add(-1, begin)
 
-    def _add(self, sign: int, begin: Mark) -> None:
+    def _add(self, sign: int, begin: WorkMark) -> None:
         if self._now is not None:
-            self._now.spans.append((sign, begin, Mark()))
+            self._now.spans.append((sign, begin, WorkMark()))
 
     def cost(self, replica_s: float) -> Callable[[], Cost]:
         """Another snapshot begins now: what gives the cost of the last one, in the copy thread.

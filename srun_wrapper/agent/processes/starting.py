@@ -20,8 +20,13 @@ from srun_wrapper.agent.processes import process_tree
 
 T = TypeVar("T")
 
-# vfork() holds the interpreter's lock until the child is through exec: all threads would wait.
-subprocess._USE_VFORK = False  # type: ignore[misc]
+
+def never_vfork() -> None:
+    """Start all processes by fork(): for robust-task alone, since in a large process it is slow.
+
+    vfork() holds the interpreter's lock until the child is through exec: all threads would wait.
+    """
+    subprocess._USE_VFORK = False  # type: ignore[misc]
 
 
 class Cancelled(OSError):

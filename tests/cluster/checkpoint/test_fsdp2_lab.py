@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 
 EXAMPLE = REPOSITORY / "examples" / "fsdp2.py"
 WORLD = 4  # the file asks for 2 nodes and starts 2 ranks on each
-STEPS = 60
+STEPS = 40
 WAIT = 150.0  # s; importing torch in every rank is most of it
 Losses = list[tuple[int, str]]
 _RUN = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"

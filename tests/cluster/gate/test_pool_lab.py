@@ -47,7 +47,7 @@ def test_a_companion_comes_from_the_pool(pool: Pool) -> None:
         pool.wait_state(job, "RUNNING")
     assert sorted(pool.use().values()) == sorted(f"lent to job {job}" for job in low)
 
-    training = start(lab, 2, steps=1000)
+    training = start(lab, 2, toy="--hold 8,20")
     training.wait_step(8)
     lab.crash("n2")
     training.until(training.incidents, "its incident")
@@ -59,6 +59,7 @@ def test_a_companion_comes_from_the_pool(pool: Pool) -> None:
     assert sorted(lab.job(job)["JobState"] for job in low) == ["PENDING", "RUNNING"]
     pool.run("apply", "--yes", "--size", "0")
     assert pool.partition("standby")["Nodes"] == came
+    training.go_on()
     training.check_done()
     until(lambda: sum(text == "free" for text in pool.use().values()) == 1, "n3 or n4 free")
 

@@ -10,6 +10,7 @@ from waiting import until
 from lab import Cluster, Lab
 
 SOON = 40.0  # s; plain Slurm needs 121 s and more
+QUICK_LOSS = "--robust-outage-wait=5"  # agents give an unreachable batch host up after 10 s
 
 
 def stopped(training: Training, code: int, incidents: int) -> None:
@@ -124,7 +125,7 @@ def test_standby_exhausted_then_requeued(new_lab: LabFactory) -> None:
 def test_standby_disabled_then_requeued(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=0)
     robust = "--robust-standby-partition="
-    training = start(lab, 2, 2, robust=robust, sbatch="--no-requeue", toy="--hold 8")
+    training = start(lab, 2, 2, robust=robust, sbatch="--no-requeue --array=7", toy="--hold 8")
     training.wait_step(8)
     crashed = lab.crash("n2")
     goes_on_without(training, "n2", crashed)
@@ -158,7 +159,9 @@ def goes_on_as_another_job(training: Training, bad: list[str], crashed: float) -
 @pytest.mark.parametrize("spares", [0, 1])
 def test_batch_host_lost(new_lab: LabFactory, spares: int) -> None:
     lab = new_lab(nodes=4)
-    training = start(lab, 3 - spares, spares=spares, sbatch="-J alone", toy="--hold 8")
+    training = start(
+        lab, 3 - spares, spares=spares, robust=QUICK_LOSS, sbatch="-J alone", toy="--hold 8"
+    )
     training.wait_step(8)
     crashed = lab.crash("n1")
     goes_on_as_another_job(training, ["n1"], crashed)
@@ -166,23 +169,25 @@ def test_batch_host_lost(new_lab: LabFactory, spares: int) -> None:
 
 def test_batch_host_lost_with_only_a_companion_left(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=4)
-    training = start(lab, 2, 2, sbatch="-J alone", steps=250)
+    training = start(lab, 2, 2, robust=QUICK_LOSS, sbatch="-J alone", toy="--hold 8,20")
     training.wait_step(8)
     lab.crash("n2")
     training.wait_says("s1 took the ranks of n2")
     crashed = lab.crash("n1")
+    training.go_on()
     goes_on_as_another_job(training, ["n1", "n2"], crashed)
 
 
 def test_nothing_left_for_a_second_lost_node(new_lab: LabFactory) -> None:
     """22.05 takes no second update of a job, so a requeue of it would take minutes."""
     lab = new_lab(nodes=5, standby=0)
-    training = start(lab, 2, spares=1, sbatch="-J alone", steps=300)
+    training = start(lab, 2, spares=1, sbatch="-J alone", toy="--hold 8,20")
     training.wait_step(8)
     lab.crash("n2")
     training.wait_says("n3 took the ranks of n2")
     training.until(lambda: training.events("released"), "release of n2")
     crashed = lab.crash("n3")
+    training.go_on()
     training.until(lambda: len(training.incidents()) == 2, "record")
     check_incident(training.incidents()[1], action="requeue", outcome="requeued")
     if lab.spec.slurm == "22.05":

@@ -216,7 +216,7 @@ def test_node_lost_during_the_recovery(new_lab: LabFactory) -> None:
 
 def test_two_crashes_one_after_another(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=4, standby=0)
-    training = start(lab, 2, spares=2, steps=250)
+    training = start(lab, 2, spares=2, toy="--hold 8,30")
     for count, (victim, step) in enumerate([("n2", 8), ("", 30)], start=1):
         training.wait_step(step)
         taken = victim or training.incidents()[0]["swaps"][0][1]

@@ -61,7 +61,7 @@ def test_killed_ranks_start_warm(lab: Cluster) -> None:
 
 def test_ranks_start_warm_on_a_spare_and_beside_a_companion(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=1)
-    training = start(lab, 2, 2, toy=f"{SLOW} --hold 10", steps=400, spares=1, robust=WARM)
+    training = start(lab, 2, 2, toy=f"{SLOW} --hold 10,20,30", spares=1, robust=WARM)
     training.wait_step(10)
     wait_warm(training, n1=2, n2=2, n3=2)
     lab.crash("n2")
@@ -70,6 +70,7 @@ def test_ranks_start_warm_on_a_spare_and_beside_a_companion(new_lab: LabFactory)
     lab.crash("n3")
     training.wait_says("s1 took the ranks of n3")
     wait_warm(training, n1=2, s1=2)  # for the next time
+    training.go_on()
     training.check_done()
     spare, companion = training.incidents()
     assert (spare["action"], spare["warm"], spare["ranks"]) == ("swap_spare", 4, 4)
@@ -105,13 +106,16 @@ def test_two_jobs_and_one_standby(new_lab: LabFactory) -> None:
     """Both lose a node at once: one gets the standby, the other is queued without its bad node."""
     lab = new_lab(nodes=5, standby=1)
     options = {"robust": f"{WARM} --robust-standby-wait=8", "sbatch": "--exclusive"}
-    jobs = [start(lab, 2, toy=SLOW, steps=150, **options) for _ in range(2)]
+    jobs = [start(lab, 2, toy=f"{SLOW} --hold 5,20", **options) for _ in range(2)]
     for job in jobs:
         job.wait_step(5)
     lost = [sorted(warm(job))[1] for job in jobs]
     for name in lost:
         lab.crash(name)
     for job in jobs:
+        job.until(job.incidents, "its incident")
+    for job in jobs:
+        job.go_on()
         job.until((job.dir / "final.json").exists, "end of the training", 200.0)
         job.wait_end()
     for job in jobs:

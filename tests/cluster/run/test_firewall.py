@@ -46,7 +46,7 @@ FATAL: dict[str, Callable[[Training], object]] = {
 def test_death_behind_a_firewall_is_seen(new_lab: LabFactory, what: str) -> None:
     lab = new_lab(standby=0)
     firewall(lab, "n2")
-    training = start(lab, 2, spares=1, steps=500)
+    training = start(lab, 2, spares=1, toy="--hold 8")
     behind_firewall(training, "n2")
     training.wait_step(8)
     FATAL[what](training)

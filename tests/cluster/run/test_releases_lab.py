@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from jobs import start
 
+from bench.releases import contract
 from bench.releases.cells import gate_drain, requeue, site
-from lab.slurm import releases
+from lab.slurm import pyslurm_root, releases
 
 OTHERS = [name for name in releases.SUITES if name != releases.host_release()]
 
@@ -31,3 +32,9 @@ def test_the_core_of_a_release(release: str) -> None:
         lab.heal("n2")
         assert requeue(lab) > 0
         assert gate_drain(lab) > 0
+
+
+def test_pyslurm_keeps_the_contract() -> None:
+    if not pyslurm_root.ROOT.is_dir():
+        pytest.skip("no pyslurm: `python -m lab.slurm.pyslurm_root --source FILE` builds it once")
+    assert contract.contract() > 0

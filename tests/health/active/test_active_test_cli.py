@@ -279,6 +279,7 @@ def test_keep(
     assert path.read_bytes() == b"the worker says hello\n"
 
 
+@pytest.mark.slow
 def test_this_machine_for_real(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

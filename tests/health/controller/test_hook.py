@@ -13,7 +13,7 @@ import pytest
 from test_decide import job
 
 from health.controller import hook, pool
-from health.controller.follow import Follower
+from health.controller.follow import JobFollower
 from health.controller.hook import HookEvent, HookSite, event_of, site_of
 from robust_slurm.slurm import Job, SlurmError
 from robust_slurm.state_dir.requeue_plan import RequeuePlan
@@ -100,7 +100,7 @@ def followed(door: FakeDoor, plan: RequeuePlan | None | Exception = None, s: flo
 
     pauses: list[float] = []
     until = time.monotonic() + s
-    follower = Follower(door, "12", 20001, until, lambda pause: pauses.append(pause))
+    follower = JobFollower(door, "12", 20001, until, lambda pause: pauses.append(pause))
     return follower.start(read), len(pauses)
 
 

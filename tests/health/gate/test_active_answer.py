@@ -20,7 +20,7 @@ from health.gate.active_answer import (
     passed_since,
     suspicious,
 )
-from health.node.system import Event, Output
+from health.node.system import CommandOutput, Event
 from robust_slurm import commands
 
 NOW = 1_800_000_000.0
@@ -31,10 +31,10 @@ def row(**changes: Any) -> dict[str, Any]:
     return found | {"evidence": "2 of 9 products differ", "action": "service"} | changes
 
 
-def output(code: int, *rows: Any, out: str | None = None, **more: Any) -> Output:
+def output(code: int, *rows: Any, out: str | None = None, **more: Any) -> CommandOutput:
     data = {"findings": {"n1": list(rows)}, "cleared": [] if rows else ["n1"], **more}
     data.setdefault("measured", [{"test": "gemm"}, {"test": "local", "error": "no time"}])
-    return Output(code, json.dumps(data) if out is None else out, "")
+    return CommandOutput(code, json.dumps(data) if out is None else out, "")
 
 
 UNABLE = row(status="ERROR", check="active-error", action="none", **{"class": "tool"})
@@ -60,13 +60,13 @@ UNABLE = row(status="ERROR", check="active-error", action="none", **{"class": "t
         (output(0, out="Segmentation fault"), "broken", ["WARN"], "invalid answer"),
         (output(0, out="[" * 100_000), "broken", ["WARN"], "invalid answer"),
         (output(0, out="[]"), "broken", ["WARN"], "invalid answer"),
-        (Output(1, "", "No module named torch"), "broken", ["WARN"], "No module named torch"),
-        (Output(2, "", "usage: …"), "broken", ["WARN"], "exit code 2: usage"),
-        (Output(-signal.SIGSEGV, "", ""), "broken", ["WARN"], "exit code -11"),
-        (Output(-signal.SIGKILL, "", ""), "owed", [], "were stopped"),
+        (CommandOutput(1, "", "No module of torch"), "broken", ["WARN"], "No module of torch"),
+        (CommandOutput(2, "", "usage: …"), "broken", ["WARN"], "exit code 2: usage"),
+        (CommandOutput(-signal.SIGSEGV, "", ""), "broken", ["WARN"], "exit code -11"),
+        (CommandOutput(-signal.SIGKILL, "", ""), "owed", [], "were stopped"),
     ],
 )  # fmt: skip
-def test_answers(given: Output, result: str, statuses: list[str], told: str) -> None:
+def test_answers(given: CommandOutput, result: str, statuses: list[str], told: str) -> None:
     found = answer(given)
     assert (found.result, [f.status for f in found.findings]) == (result, statuses)
     assert told in found.told
@@ -83,12 +83,12 @@ _JSON = st.recursive(
 @given(st.sampled_from([0, 1, 3]), _JSON, _JSON)
 def test_no_answer_of_another_form_closes(code: int, findings: Any, cleared: Any) -> None:
     text = json.dumps({"findings": findings, "cleared": cleared})
-    assert not any(f.status == "FAIL" for f in answer(Output(code, text, "")).findings)
+    assert not any(f.status == "FAIL" for f in answer(CommandOutput(code, text, "")).findings)
 
 
 @given(st.sampled_from([0, 1, 3]), st.text())
 def test_no_other_text_does(code: int, text: str) -> None:
-    assert answer(Output(code, text, "")).result in ("broken", "passed")
+    assert answer(CommandOutput(code, text, "")).result in ("broken", "passed")
 
 
 def test_evidence_is_one_short_printable_line() -> None:

@@ -192,13 +192,3 @@ def test_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert process.wait(5) == -signal.SIGTERM
     finally:
         process.kill()
-
-
-@isolated
-def test_still_there() -> None:
-    assert not cleanup.still_there(7, UID, "user", [], 10.0)
-    mine = sleeper()
-    assert cleanup.still_there(7, UID, "user", [], 10.0)
-    mine.kill()
-    mine.wait()
-    assert not cleanup.still_there(7, UID, "user", [], 10.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from health.children import child
-from health.node.gpu_snapshot import Snapshot
+from health.node.gpu_snapshot import GpuSnapshot
 from health.node.stuck import Stuck
 from health.nvidia import nvml
 from health.nvidia.nvml import Collector
@@ -89,7 +89,7 @@ def test_what_cannot_be_killed_is_remembered_and_not_started_again(
         first = Collector(3.0, stuck)
         first.dies_s = 0.2
         pid = first._child.pid  # type: ignore[union-attr]
-        snapshot: Snapshot = first.wait()
+        snapshot: GpuSnapshot = first.wait()
     assert snapshot["hung"] and snapshot["stage"].startswith("gpu3 ecc (state S")
     assert snapshot["killed"] is False and snapshot["waited"] >= 1.0
     again = Collector(20.0, stuck)

@@ -20,7 +20,7 @@ from health.checks import ALL
 from health.children.child import write_all
 from health.finding import Finding
 from health.gate.verdict import judge
-from health.node.system import Context, Output, System
+from health.node.system import CommandOutput, Context, System
 from health.nvidia import nvml
 from health.recording.record import RecordingSystem
 from health.recording.replay import BadTree, ReplaySystem
@@ -130,7 +130,7 @@ def test_every_answer_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert finding.evidence == said[finding.check], finding.check
     same(report, again)
     assert said["read"] == repr("one\r\ntwo\ufffd\n") and "ENOENT" not in said["read-odd"]
-    assert said["command"] == repr(Output(0, "a b\n", ""))
+    assert said["command"] == repr(CommandOutput(0, "a b\n", ""))
     assert said["read-none"].startswith("FileNotFoundError 2")
     assert said["command-slow"].startswith("TimeoutError 110")
 

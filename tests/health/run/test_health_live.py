@@ -17,7 +17,6 @@ from health.node import probe
 from health.node.probe import run
 from health.node.stuck import Stuck
 from health.node.system import READ_LIMIT, Context
-from health.nvidia.nvml import Collector
 from health.run.live import LiveSystem, context
 
 LONG_S = 30.0
@@ -147,13 +146,6 @@ def test_a_fleet_record_that_others_can_write_is_not_read(
     (tmp_path / "spool/fleet.json").chmod(0o666)
     with pytest.raises(PermissionError):
         system.fleet()
-
-
-def test_a_collector_that_began_earlier_gets_the_sites_deadline(system: LiveSystem) -> None:
-    early = Collector(60.0, needed=lambda: False)
-    known = LiveSystem(system.settings, system.context, early)
-    assert known.nvml()["stage"] == "done"
-    assert early.deadline <= time.monotonic() + float(system.settings.gate["nvml_deadline"])
 
 
 # Commands.

@@ -18,7 +18,7 @@ from health.check import EVERYWHERE, Check, Condition, Where
 from health.children import child
 from health.finding import Finding
 from health.gate.verdict import judge
-from health.node.gpu_snapshot import Snapshot
+from health.node.gpu_snapshot import GpuSnapshot
 from health.node.stuck import Stuck
 from health.node.system import System
 from health.nvidia import nvml
@@ -46,7 +46,7 @@ class Node(FakeSystem):
     def start_nvml(self, deadline_s: float) -> Collector:
         return Collector(deadline_s, self.stuck)
 
-    def take_nvml(self, snapshot: Snapshot) -> None:
+    def take_nvml(self, snapshot: GpuSnapshot) -> None:
         self.snapshot = snapshot
 
 

@@ -239,9 +239,9 @@ def test_a_stray_refusal_is_no_answer() -> None:
     slurm, runner = door({"update": [*stray, *stray, OK]})
     slurm.update_job(5, partition="train,standby")
     assert len(runner.calls) == 5
-    slurm = Slurm(Recorded({"update": stray[0]}), deadline_s=0.5, environ=ENVIRON)
+    slurm = Slurm(Recorded({"update": stray[0]}), environ=ENVIRON)
     with pytest.raises(SlurmError) as caught:
-        slurm.update_job(5, partition="train,standby")
+        slurm.update_job(5, partition="train,standby", within=0.5)
     assert caught.value.kind == "conflict" and "try again" in caught.value.hint
 
 

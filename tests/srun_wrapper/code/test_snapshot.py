@@ -251,17 +251,17 @@ def test_an_edit_while_it_copies_is_never_half_in(
 ) -> None:
     """All files of a snapshot were there at one moment: an edit of two files is whole or absent."""
     proj = top / "proj"
-    inner = copying.Copier.copy
+    inner = copying.FileCopier.copy
     edits = iter([1])
 
-    def copy(self: copying.Copier, paths: object) -> None:
+    def copy(self: copying.FileCopier, paths: object) -> None:
         inner(self, paths)  # type: ignore[arg-type]
         for _ in edits:
             (proj / "train.py").write_text("import pkg, new\n")
             (proj / "new.py").write_text("n = 1\n")
             (proj / "pkg" / "__init__.py").unlink()
 
-    monkeypatch.setattr(copying.Copier, "copy", copy)
+    monkeypatch.setattr(copying.FileCopier, "copy", copy)
     version, _ = take(asked(top))
     assert content(tree(top, version)) == {"train.py": b"import pkg, new\n", "new.py": b"n = 1\n"}
 
@@ -296,13 +296,13 @@ def test_a_file_changed_just_before_it_was_read_is_read_again(
 
 def test_a_file_that_never_rests_is_named(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = top / "proj" / "train.py"
-    inner = copying.Copier.changed
+    inner = copying.FileCopier.changed
 
-    def changed(self: copying.Copier, paths: object) -> set[str]:
+    def changed(self: copying.FileCopier, paths: object) -> set[str]:
         path.write_text(path.read_text() + "\n")
         return inner(self, paths)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(copying.Copier, "changed", changed)
+    monkeypatch.setattr(copying.FileCopier, "changed", changed)
     with pytest.raises(CodeError, match=r"change all the time \(train.py\)"):
         take(asked(top))
     assert not list((top / "store").glob(".tmp-*"))

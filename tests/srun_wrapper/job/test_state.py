@@ -11,6 +11,7 @@ from made_job import Job, Line, as_connection, beat, hello
 
 from srun_wrapper.job.model import Role
 from srun_wrapper.job.progress import Progress
+from srun_wrapper.job.state import PULSE
 from srun_wrapper.protocol.messages import (
     Ack,
     Exited,
@@ -31,7 +32,7 @@ def test_a_job_comes_together() -> None:
     job = Job()
     assert job.state.step_id == "0"
     assert [n.name for n in job.state.spares()] == ["n2"]
-    assert job.lines[0].sent == [Ack(0, 0.25)]
+    assert job.lines[0].sent == [Ack(0, 0.25, PULSE)]
     assert job.state.vacant() == ()
     for i in range(2):
         for local in range(2):
@@ -49,7 +50,7 @@ def test_a_crash_is_a_failure_once() -> None:
     assert (failure.signal, failure.tail) == (9, "last words")
     assert failure.facts == ("kernel: x",)
     assert failure.at - failure.last_good == pytest.approx(0.25)
-    assert job.lines[1].sent[-1] == Ack(1, 0.25)
+    assert job.lines[1].sent[-1] == Ack(1, 0.25, PULSE)
 
 
 @pytest.mark.parametrize(("code", "signum"), [(3, 0), (0, 9), (0, 10)])
@@ -154,14 +155,14 @@ def test_orders_survive_a_lost_connection(
     node.order, node.stopped = order, stopped
     job.inbox.closed(as_connection(job.lines[0]))
     line = job.join(0, epoch)
-    assert line.sent == [Ack(0, 0.25), *([order] if order is not None and again else [])]
+    assert line.sent == [Ack(0, 0.25, PULSE), *([order] if order is not None and again else [])]
 
 
 def test_a_new_connection_replaces_the_old() -> None:
     job = Job()
     job.say(0, Started(5, 1, 0, 1))
     old, new = job.lines[0], job.join(0, epoch=1)
-    assert old.closed and new.sent[0] == Ack(5, 0.25)
+    assert old.closed and new.sent[0] == Ack(5, 0.25, PULSE)
     job.inbox.closed(as_connection(old))
     assert cast(object, job.node(0).connection) is new
     job.inbox.closed(as_connection(new))

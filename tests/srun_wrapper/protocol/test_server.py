@@ -53,7 +53,7 @@ def test_messages_of_a_newer_robust_task_are_left_out(
     caplog.set_level(logging.WARNING, "robust-srun")
     for _ in range(2):
         shim.call(lambda: shim.agent._event(Remembered(0, "text")))
-        shim.call(lambda: shim.agent._to_server(Hinted()))
+        shim.call(lambda: shim.agent._uplink.send(Hinted()))
     shim.call(lambda: shim.agent._event(Signalled(0, 12)))
     wait(lambda: bool(supervisor.of(Signalled)))
     assert len(supervisor.connections) == 1 and not supervisor.connections[0].closed

@@ -322,7 +322,7 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
     incident.plan = Plan("requeue", names, "")
 
     def put_back(_slurm: Any, job: int, bad: Any, *others: Any) -> Any:
-        asked[:] = [sorted(one.node for one in bad), others[2]]
+        asked[:] = [sorted(one.node for one in bad), others[3]]
         return Returned(job, ("n2", "n9"))
 
     async def call(_what: str, order: Callable[[], Any], whole: bool) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from robust_slurm.slurm import Job, Node, Slurm, SlurmError
-from robust_slurm.slurm.errors import Kind
+from robust_slurm.slurm.errors import Kind, classify
 from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.exclusions import BadNode
 from srun_wrapper.requeue.requeue import helper_script, partitions_for, put_back
@@ -71,9 +71,11 @@ class Recorder:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.able = ["n1", "n2", "n3", "n4", "s1"]
         self.others: list[Job] = []  # the user has more
+        self.later: Job | None = None  # what it is after a refusal
 
     def _call(self, called: str, /, **args: Any) -> None:
         if called == self._fail:
+            self._job = self.later or self._job
             raise SlurmError(self._kind, (called,), f"{called} refused")
         self.calls.append((called, args))
 
@@ -127,7 +129,7 @@ def run(
 ) -> Recorder:
     recorder = Recorder(the_job, fail)
     assert (
-        put_back(cast(Slurm, recorder), 12, [BadNode(name) for name in bad], standby, SIZE).job
+        put_back(cast(Slurm, recorder), 12, [BadNode(name) for name in bad], standby, SIZE, 0).job
         == 12
     )
     return recorder
@@ -155,6 +157,7 @@ def test_put_back_in_the_right_order() -> None:
     assert update["partition"] == "train,standby"
     assert tuple(update["exclude"]) == ("n9", "n2")
     assert update["num_nodes"] == 3
+    assert update["within"] < 5  # 22.05 needs 5 s to refuse it, and Slurm is ending this process
     submitted = done.args("submit")
     assert "--exclude=n9,n2" in submitted["args"]
     assert "scontrol update JobId=12 " in submitted["script"]
@@ -180,6 +183,7 @@ def test_the_plan_is_kept_before_the_requeue() -> None:
         bad,
         "standby",
         SIZE,
+        2,
         record=lambda plan: kept.append((plan, len(recorder.calls))),
     )
     assert kept == [(RequeuePlan(2, ("n9", "n2"), 3), recorder.names().index("requeue"))]
@@ -213,17 +217,20 @@ def test_the_batch_host_is_kept_though_bad() -> None:
 
 def test_a_job_that_takes_no_second_update_is_copied() -> None:
     recorder = Recorder(job(), "shrink", "conflict")
-    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE).job == 13
+    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 0).job == 13
     assert recorder.names() == ["submit", "cancel"]
     submitted = recorder.args("submit")
     assert "train" in submitted["script"]
     assert {"--exclude=n9,n2", "--partition=train,standby"} <= set(submitted["args"])
     with pytest.raises(SlurmError, match="shrink refused"):
-        put_back(cast(Slurm, Recorder(job(), "shrink")), 12, [BadNode("n2")], "standby", SIZE)
+        put_back(cast(Slurm, Recorder(job(), "shrink")), 12, [BadNode("n2")], "standby", SIZE, 0)
 
 
 def test_scontrol_killed_by_its_own_requeue_is_no_error() -> None:
-    assert run(job(running=False), fail="requeue").names() == ["shrink", "submit", "update_job"]
+    recorder = Recorder(job(), "requeue")
+    recorder.later = job(running=False)
+    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 0).job == 12
+    assert recorder.names() == ["shrink", "submit", "update_job"]
 
 
 def test_scancel_killed_by_its_own_signal_is_no_error() -> None:
@@ -233,13 +240,13 @@ def test_scancel_killed_by_its_own_signal_is_no_error() -> None:
             raise SlurmError("other", ("scancel",), "exit code -15, no message")
 
     recorder = Ending(job(), "shrink", "conflict")
-    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE).job == 13
+    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 0).job == 13
 
 
 def test_without_a_helper_it_only_takes_longer() -> None:
     recorder, said = Recorder(job(), "submit"), list[str]()
     bad = [BadNode("n2")]
-    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, (), said.append).job == 12
+    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, 0, (), said.append).job == 12
     assert "requeue" in recorder.names()
     assert len(said) == 1 and "starts only in about two minutes" in said[0]
 
@@ -247,13 +254,55 @@ def test_without_a_helper_it_only_takes_longer() -> None:
 def test_what_an_unanswered_request_has_done_is_not_done_twice() -> None:
     """slurmctld may have carried it out although the answer was lost."""
     recorder = Recorder(job(state="PENDING", running=False))
-    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE).job == 12
+    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 0).job == 12
     assert not recorder.calls
     recorder = Recorder(job(), "shrink", "conflict")
     copy = {"id": 13, "comment": "robust: goes on for job 12"}
     recorder.others = [job(**copy | {"id": 9, "finished": True}), job(**copy)]
-    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE).job == 13
+    assert put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 0).job == 13
     assert recorder.names() == ["cancel"]
+
+
+COMPLETING = {"state": "COMPLETING", "running": False}
+
+
+@pytest.mark.parametrize("seen", ["at once", "after a refusal"])
+def test_a_job_that_is_being_requeued_is_not_copied(seen: str) -> None:
+    """slurmctld counts a restart with the request; a job that completes is not shrunk any more."""
+    requeued = job(**COMPLETING, restarts=1)
+    if seen == "at once":
+        recorder = Recorder(requeued, "shrink", "conflict")
+    else:
+        recorder = Recorder(job(), "shrink", "conflict")
+        recorder.later = requeued
+    back = put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 0)
+    assert back == (12, ("n9", "n2"))
+    assert recorder.names() == ["update_job"]  # the new run excludes n2, and is not started twice
+
+
+@pytest.mark.parametrize("seen", ["at once", "after a refusal"])
+def test_a_job_that_somebody_has_ended_does_not_come_back(seen: str) -> None:
+    ended = job(**COMPLETING, restarts=1)
+    recorder = Recorder(ended if seen == "at once" else job(restarts=1), "shrink", "conflict")
+    recorder.later = ended
+    with pytest.raises(SlurmError, match=r"does not run any more \(COMPLETING\)"):
+        put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 1)
+    assert not recorder.calls
+
+
+def test_a_refusal_for_no_reason_is_no_second_update() -> None:
+    """An errno that slurmctld had left over, or that its client got from this machine."""
+
+    class Stray(Recorder):
+        def shrink(self, job_id: int, keep: Sequence[str]) -> None:
+            error = classify(("scontrol",), 1, "", "Resource temporarily unavailable for job 12")
+            assert error is not None
+            raise error
+
+    recorder = Stray(job())
+    with pytest.raises(SlurmError) as caught:
+        put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 0)
+    assert caught.value.away and not recorder.calls
 
 
 @pytest.mark.parametrize("call", ["update_job", "shrink", "submit", "requeue"])
@@ -261,7 +310,7 @@ def test_slurm_away_is_no_refusal(call: str) -> None:
     """It is raised as such, to be tried again, and nothing else is done instead."""
     recorder = Recorder(job(requeue=False), call, "unreachable")
     with pytest.raises(SlurmError) as caught:
-        put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE)
+        put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 0)
     assert caught.value.away and "cancel" not in recorder.names()
     assert call == "requeue" or "requeue" not in recorder.names()
 
@@ -271,7 +320,7 @@ def test_enough_nodes_remain_for_the_requeued_job() -> None:
     bad = [BadNode("n2", time=1.0), BadNode("n1", time=2.0)]
     recorder, said = Recorder(job()), list[str]()
     recorder.able = ["n1", "n2", "n3", "n4"]
-    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, (), said.append).job == 12
+    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, 0, (), said.append).job == 12
     assert tuple(recorder.args("update_job")["exclude"]) == ("n9", "n1")
     assert "StartTime=now+33" in recorder.args("submit")["script"]
     assert "--exclude=n9,n1,n2" in recorder.args("submit")["args"]  # the helper itself
@@ -281,7 +330,7 @@ def test_enough_nodes_remain_for_the_requeued_job() -> None:
     ]
     recorder = Recorder(job(), "shrink", "conflict")
     recorder.able = ["n1", "n2", "n3", "n4"]
-    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE) == (13, ("n9", "n1"))
+    assert put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, 0) == (13, ("n9", "n1"))
     assert {"--exclude=n9,n1", "--begin=now+33"} <= set(recorder.args("submit")["args"])
 
 
@@ -289,7 +338,7 @@ def test_what_an_earlier_run_has_excluded_is_not_the_users_wish() -> None:
     recorder = Recorder(job(exclude=("n9", "n4")))
     recorder.able = ["n1", "n2", "n3", "n4"]
     bad = [BadNode("n4", time=1.0), BadNode("n2", time=2.0)]
-    put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE)
+    put_back(cast(Slurm, recorder), 12, bad, "standby", SIZE, 0)
     assert tuple(recorder.args("update_job")["exclude"]) == ("n9", "n2")
 
 

@@ -27,8 +27,8 @@ from standby.simulate.events import (
     SAVING,
     WISH,
     Approach,
-    Cluster,
     Kind,
+    SimulatedCluster,
     Time,
     faults,
     respond,
@@ -38,7 +38,7 @@ from standby.simulate.mixes import MIXES, scaled
 
 RECORDS = Path(__file__).resolve().parents[3] / "docs" / "bench"
 MIX = MIXES["byterobust"][1]
-CLUSTER = Cluster(1200, 90.0, 4, 24.0, 10.0)
+CLUSTER = SimulatedCluster(1200, 90.0, 4, 24.0, 10.0)
 
 
 def numbers() -> Iterator[tuple[str, Time]]:
@@ -116,7 +116,7 @@ def test_no_mix_breaks_the_accounts(
     rate: float, days: float, pool: int, name: str, shows: str, machine: float, nodes: int
 ) -> None:
     mix = [Kind("one", shows, rate, machine, 1.0 - machine, nodes=nodes)]
-    account = simulate(APPROACHES[name](64, 10.0), Cluster(64, days, pool, 1.0, 2.0), mix)
+    account = simulate(APPROACHES[name](64, 10.0), SimulatedCluster(64, days, pool, 1.0, 2.0), mix)
     assert -1e-9 <= account.ettr <= 1.0
     assert account.productive + sum(account.lost.values()) == pytest.approx(account.wall)
     ends = 0.0

@@ -15,7 +15,7 @@ from robust_slurm.slurm import Slurm
 from robust_slurm.slurm.run import Completed
 from status.metrics.text import exposition
 from status.metrics.textfile import collect, write_metrics
-from status.source import Source, demo
+from status.source import RecordSource, demo
 from status.web.serve import encoder
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -90,7 +90,7 @@ def test_hostile_records_make_few_and_valid_series(
     lines = [incident(symptom=f"s{n}", cause=f"c{n}") for n in range(500)]
     (job / "incidents.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     down = Slurm(lambda *_: Completed(1, "", "down"), environ={})
-    source = Source(tmp_path, "standby", down, at=NOW)
+    source = RecordSource(tmp_path, "standby", down, at=NOW)
     made, wrong = collect(source)
     told_ = samples(exposition(made))
     assert wrong and told_["robust_slurm_slurm_up", ()] == 0

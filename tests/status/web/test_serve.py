@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from status_records import NOW
 
-from status.source import Source, demo
+from status.source import RecordSource, demo
 from status.web.pages import MOST_CACHED, Pages
 from status.web.serve import StatusServer, host_name, main, server
 
@@ -132,7 +132,7 @@ def test_it_says_what_it_cannot_do(
 
 def test_a_source_stands_still_where_it_is_told() -> None:
     with demo(NOW) as source:
-        assert isinstance(source, Source) and source.now == NOW
+        assert isinstance(source, RecordSource) and source.now == NOW
 
 
 def test_a_reader_that_goes_away_is_no_error(

@@ -10,7 +10,7 @@ from fake_system import NOW, FakeSystem
 from health.checks.host import clock, cpu, disk, memory, mounts, processes, services, slurmd
 from health.checks.network import ethernet, infiniband
 from health.finding import Finding
-from health.node.system import Disk, Entry
+from health.node.system import Disk, PathEntry
 
 GIB = 1 << 30
 CHECKS = tuple(
@@ -94,7 +94,7 @@ def process(
             f"{base}/stack": stack,
             f"{base}/status": f"Name:\t{name}\nSigPnd:\t0000000000000000\nShdPnd:\t{pending}\n",
         },
-        "entries": {base: Entry("dir", 0o555, uid, 0, NOW)},
+        "entries": {base: PathEntry("dir", 0o555, uid, 0, NOW)},
     }
 
 
@@ -184,8 +184,8 @@ def healthy(
     """The node; ``more`` files, files ``without``; other keywords are FakeSystem's and are laid
     over what the healthy node has."""
     tree = files()
-    entries: dict[str, Entry] = {
-        "/run/munge/munge.socket.2": Entry("socket", 0o777, 0, 0, NOW),
+    entries: dict[str, PathEntry] = {
+        "/run/munge/munge.socket.2": PathEntry("socket", 0o777, 0, 0, NOW),
         **overrides.pop("entries", {}),
     }
     for one in (process(1, "systemd"), process(900, "munged", uid=990), *processes):

@@ -22,8 +22,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health import checks
-from health.node.gpu_snapshot import Snapshot
-from health.node.system import READ_LIMIT, Context, Disk, Entry, Event, LogRecord, Output, Usage
+from health.node.gpu_snapshot import GpuSnapshot
+from health.node.system import (
+    READ_LIMIT,
+    CommandOutput,
+    Context,
+    Disk,
+    Event,
+    LogRecord,
+    PathEntry,
+    Usage,
+)
 
 GIB = 1 << 30
 NOW = 1_700_000_000.0
@@ -53,13 +62,13 @@ class FakeSystem:
         *,
         links: Mapping[str, str] | None = None,
         dirs: Sequence[str] = (),
-        entries: Mapping[str, Entry] | None = None,
+        entries: Mapping[str, PathEntry] | None = None,
         fail: Mapping[str, OSError] | None = None,
         disks: Mapping[str, Disk | OSError] | None = None,
         probes: Mapping[str, OSError | None] | None = None,
-        commands: Mapping[tuple[str, ...], Output | OSError] | None = None,
+        commands: Mapping[tuple[str, ...], CommandOutput | OSError] | None = None,
         kmsg: Sequence[LogRecord] | OSError = (),
-        snapshot: Snapshot | None = None,
+        snapshot: GpuSnapshot | None = None,
         history: Sequence[Event] = (),
         fleet: Mapping[str, Any] | None = None,
         options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -78,7 +87,7 @@ class FakeSystem:
         self.probes = dict(probes or {})
         self.commands = dict(commands or {})
         self.kmsg = kmsg
-        self.snapshot: Snapshot = (
+        self.snapshot: GpuSnapshot = (
             snapshot if snapshot is not None else {"stage": "done", "count": 0, "devices": []}
         )
         self.events = list(history)
@@ -135,20 +144,20 @@ class FakeSystem:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
         raise _absent(path)
 
-    def entry(self, path: str) -> Entry:
+    def entry(self, path: str) -> PathEntry:
         self._ask("entry", path)
         place = self._place(path)
         if place in self.entries:
             return self.entries[place]
         if place in self.links:
-            return Entry("link", 0o777, 0, len(self.links[place]), self._now)
+            return PathEntry("link", 0o777, 0, len(self.links[place]), self._now)
         value = self.files.get(place)
         if isinstance(value, OSError):
             raise value
         if value is not None:
-            return Entry("file", 0o644, 0, len(value), self._now)
+            return PathEntry("file", 0o644, 0, len(value), self._now)
         if self._is_dir(place):
-            return Entry("dir", 0o755, 0, 4096, self._now)
+            return PathEntry("dir", 0o755, 0, 4096, self._now)
         raise _absent(path)
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
@@ -178,7 +187,7 @@ class FakeSystem:
         if error is not None:
             raise error
 
-    def command(self, argv: Sequence[str], deadline_s: float) -> Output:
+    def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
         self._ask("command", argv[0])
         value = self.commands.get(tuple(argv))
         if value is None:
@@ -193,7 +202,7 @@ class FakeSystem:
             raise self.kmsg
         return list(self.kmsg)
 
-    def nvml(self) -> Snapshot:
+    def nvml(self) -> GpuSnapshot:
         self.asked["nvml"] += 1
         return self.snapshot
 

@@ -9,11 +9,11 @@ from fake_system import NOW, UPTIME, FakeSystem, log
 
 from health.checks.gpu import xid
 from health.finding import Finding
-from health.node.gpu_snapshot import Snapshot
+from health.node.gpu_snapshot import GpuSnapshot
 from health.node.system import Event, LogRecord
 
 GPUS = ["0000:1b:00.0", "0000:3b:00.0"]
-SNAPSHOT: Snapshot = {
+SNAPSHOT: GpuSnapshot = {
     "stage": "done",
     "driver": "580.95.05",
     "count": 2,
@@ -113,14 +113,14 @@ def test_what_programs_did_is_told_for_an_hour_only() -> None:
 
 def test_nvml_says_that_nothing_is_needed_any_more() -> None:
     devices: list[Any] = [{"index": 1, "pci": GPUS[1], "recovery_action": 0}]
-    snapshot: Snapshot = {**SNAPSHOT, "devices": devices}
+    snapshot: GpuSnapshot = {**SNAPSHOT, "devices": devices}
     lines = [
         line(95, "Uncontained"),
         line(154, "GPU recovery action changed from 0x0 (None) to 0x1 (x)"),
     ]
     system = FakeSystem(kmsg=log(*lines, time=UPTIME - 300), snapshot=snapshot)
     assert run(system) == []
-    hung: Snapshot = {"stage": "init", "hung": True, "devices": []}
+    hung: GpuSnapshot = {"stage": "init", "hung": True, "devices": []}
     (found,) = run(FakeSystem(kmsg=log(*lines, time=UPTIME - 300), snapshot=hung))
     assert (found.check, found.device) == ("xid-95", GPUS[1])
 
@@ -166,7 +166,7 @@ PAGE = "Dynamic Page Retirement: Fatal error, unable to retire page (0x000000000
 def test_a_gpu_that_retires_pages_is_told_so() -> None:
     """The catalogue covers Ampere and later; on Volta and Turing 63 and 64 are about pages."""
     devices: list[Any] = [{"index": n, "pci": pci} | OLDER for n, pci in enumerate(GPUS)]
-    snapshot: Snapshot = {**SNAPSHOT, "driver": "535.183.06", "devices": devices}
+    snapshot: GpuSnapshot = {**SNAPSHOT, "driver": "535.183.06", "devices": devices}
     (found,) = run(FakeSystem(kmsg=log(line(64, PAGE), time=UPTIME - 300), snapshot=snapshot))
     assert (found.check, found.action) == ("xid-64", "reset-gpu")
     assert "Xid 64 (memory page could not be retired), 1 x" in found.evidence

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from health.checks.host import bmc
-from health.node.system import Entry, Output
+from health.node.system import CommandOutput, PathEntry
 
 NOW = 1_763_740_800.0  # 2025-11-21 16:00 UTC
 TOOL = "/usr/bin/ipmitool"
@@ -23,7 +23,7 @@ SUPPLY = "  32 | {} | 15:02:11 | Power Supply #0x64 | Failure detected | Asserte
 
 def node(**answers: Any) -> FakeSystem:
     """``answers``: chassis, info, events, each a text, an Output or an error; and the device."""
-    device = answers.pop("device", Entry("char", 0o600, 0, 0, NOW))
+    device = answers.pop("device", PathEntry("char", 0o600, 0, 0, NOW))
     texts = {"chassis": WELL, "info": INFO, "events": "SEL has no entries\n", **answers}
     commands = {}
     for key, words in (
@@ -32,7 +32,7 @@ def node(**answers: Any) -> FakeSystem:
         ("events", ("sel", "list", "last", "20")),
     ):
         said = texts[key]
-        commands[TOOL, *words] = Output(0, said, "") if isinstance(said, str) else said
+        commands[TOOL, *words] = CommandOutput(0, said, "") if isinstance(said, str) else said
     return FakeSystem(entries={"/dev/ipmi0": device} if device else {}, commands=commands, now=NOW)
 
 
@@ -41,7 +41,7 @@ def node(**answers: Any) -> FakeSystem:
     [
         ({}, []),
         ({"device": None}, []),
-        ({"device": Entry("file", 0o600, 0, 0, NOW)}, []),
+        ({"device": PathEntry("file", 0o600, 0, 0, NOW)}, []),
         ({"chassis": FileNotFoundError(errno.ENOENT, "none")}, []),  # no ipmitool
         ({"chassis": WELL.replace("Fault    : false", "Fault    : true")}, ["bmc-chassis"]),
         ({"chassis": "odd\n:\n"}, []),
@@ -49,7 +49,10 @@ def node(**answers: Any) -> FakeSystem:
         ({"events": SUPPLY.format("11/21/2025")}, ["bmc-event"]),
         ({"chassis": TimeoutError(errno.ETIMEDOUT, "late")}, ["bmc-unread"]),
         ({"events": TimeoutError(errno.ETIMEDOUT, "late")}, ["bmc-unread"]),
-        ({"chassis": Output(1, "", "Could not open device at /dev/ipmi0\n")}, ["bmc-unread"]),
+        (
+            {"chassis": CommandOutput(1, "", "Could not open device at /dev/ipmi0\n")},
+            ["bmc-unread"],
+        ),
         ({"chassis": PermissionError(errno.EPERM, "could be changed")}, ["bmc-unread"]),
     ],
 )

@@ -15,7 +15,7 @@ from health.checks.host import disk
 from health.node import leftover_files
 from health.node.leftover_files import holdings
 from health.node.mountinfo import visible
-from health.node.system import Disk, Entry
+from health.node.system import Disk, PathEntry
 
 run = disk.CHECK.run
 GIB = 1 << 30
@@ -26,8 +26,8 @@ def space(free: int, total: int = 1000 * GIB, inodes_free: int = 5_000_000) -> D
     return Disk(total, free, 6_000_000, inodes_free, False)
 
 
-def owned(uid: int, size: int, kind: str = "file", mode: int = 0o600) -> Entry:
-    return Entry(kind, mode, uid, size, NOW)
+def owned(uid: int, size: int, kind: str = "file", mode: int = 0o600) -> PathEntry:
+    return PathEntry(kind, mode, uid, size, NOW)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_size(count: int, text: str) -> None:
     assert disk.size(count) == text
 
 
-def leftovers(uid: int, size: int) -> dict[str, Entry]:
+def leftovers(uid: int, size: int) -> dict[str, PathEntry]:
     return {"/tmp/data": owned(uid, 4096, "dir"), "/tmp/data/x": owned(uid, size)}
 
 
@@ -97,7 +97,7 @@ def leftovers(uid: int, size: int) -> dict[str, Entry]:
         (leftovers(0, 500 * GIB), ("disk-full", "node", "none")),  # root's
     ],
 )
-def test_who_fills_it(entries: dict[str, Entry], found: tuple[str, str, str]) -> None:
+def test_who_fills_it(entries: dict[str, PathEntry], found: tuple[str, str, str]) -> None:
     [finding] = run(healthy(entries=entries, disks={"/tmp": space(100 * MIB)}))
     assert (finding.check, finding.cls, finding.action) == found
     assert (finding.status, finding.device) == ("FAIL", "/tmp")
@@ -142,7 +142,7 @@ DECOYS = {f"/tmp/a{n}": owned(1003, 0) for n in range(3000)}
      {"/tmp/many": owned(1003, 2 * MIB, "dir"), "/tmp/many/z": owned(1003, 500 * GIB)}],
     ids=["decoys", "one huge directory"],
 )  # fmt: skip
-def test_a_user_cannot_hide_what_fills_it(entries: dict[str, Entry]) -> None:
+def test_a_user_cannot_hide_what_fills_it(entries: dict[str, PathEntry]) -> None:
     [finding] = run(healthy(entries=entries, disks={"/tmp": space(100 * MIB)}))
     assert (finding.check, finding.cls) == ("disk-full-leftovers", "user")
 
@@ -306,7 +306,7 @@ def test_raid(alive: str, members: str, found: list[Any]) -> None:
 TABLE = visible(MOUNTINFO)
 
 
-def look(entries: dict[str, Entry], path: str = "/tmp", total: int = 1000 * GIB) -> Any:
+def look(entries: dict[str, PathEntry], path: str = "/tmp", total: int = 1000 * GIB) -> Any:
     return holdings(FakeSystem(entries=entries, dirs=["/tmp"]), path, TABLE, total)
 
 

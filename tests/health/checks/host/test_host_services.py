@@ -11,7 +11,7 @@ from fake_host import SLURM_CONF, SPOOL, healthy, ids, process
 from fake_system import NOW, context
 
 from health.checks.host import clock, cpu, services, slurmd
-from health.node.system import Entry, Output
+from health.node.system import CommandOutput, PathEntry
 
 FAIL, WARN = "FAIL", "WARN"
 
@@ -61,20 +61,20 @@ def test_judge_unit(load: str, active: str, sub: str, state: str) -> None:
     ],
 )
 def test_fabric_manager_of_a_node_with_switches(answer: Any, found: list[Any]) -> None:
-    output = Output(0, answer, "") if isinstance(answer, str) else answer
+    output = CommandOutput(0, answer, "") if isinstance(answer, str) else answer
     system = healthy(without=(CGROUP,), commands={show(FABRIC): output})
     assert ids(services.CHECK.run(system)) == found
 
 
 def test_fabric_manager_asks_for_its_own_action() -> None:
-    output = Output(0, said("loaded", "failed", "failed"), "")
+    output = CommandOutput(0, said("loaded", "failed", "failed"), "")
     [finding] = services.CHECK.run(healthy(without=(CGROUP,), commands={show(FABRIC): output}))
     assert finding.action == "restart-fabric-manager"
 
 
 def test_fabric_manager_seen_as_a_process_of_another_container() -> None:
     """It is there: who keeps it is no matter."""
-    output = Output(0, said("not-found", "inactive", "dead"), "")
+    output = CommandOutput(0, said("not-found", "inactive", "dead"), "")
     manager = process(1200, "nv-fabricmanager")
     system = healthy((manager,), without=(CGROUP,), commands={show(FABRIC): output})
     assert services.CHECK.run(system) == []
@@ -132,7 +132,7 @@ def test_all_required_units_are_asked_for_at_once() -> None:
             said("loaded", "activating", "start"),
         ]
     )
-    system = healthy(commands={show(*units): Output(0, answer, "")}, options=options)
+    system = healthy(commands={show(*units): CommandOutput(0, answer, "")}, options=options)
     assert ids(services.CHECK.run(system)) == [
         (FAIL, "service-down", "beegfs-client.service"),
         (FAIL, "service-down", "wrong.service"),
@@ -142,7 +142,7 @@ def test_all_required_units_are_asked_for_at_once() -> None:
 
 def test_an_answer_about_other_units_proves_nothing() -> None:
     options = {"services": {"required": ["sssd"]}}
-    output = Output(1, "", "Failed to connect to bus")
+    output = CommandOutput(1, "", "Failed to connect to bus")
     system = healthy(commands={show("sssd.service"): output}, options=options)
     assert ids(services.CHECK.run(system)) == [(WARN, "service-unknown", "sssd.service")]
 
@@ -188,7 +188,7 @@ def test_imex(
     links: dict[str, str], more: dict[str, str], answer: Any, fleet: dict[str, Any],
     required: list[str], found: list[Any],
 ) -> None:  # fmt: skip
-    output = Output(0, said(*answer), "") if isinstance(answer, tuple) else answer
+    output = CommandOutput(0, said(*answer), "") if isinstance(answer, tuple) else answer
     commands = {show(IMEX): output} if output else {}
     options = {"services": {"required": required}}
     system = healthy(more=more, commands=commands, fleet=fleet, options=options)
@@ -280,7 +280,7 @@ def test_cpu(more: dict[str, str], options: dict[str, Any], found: list[Any]) ->
 # --- slurmd -------------------------------------------------------------------------------------
 
 CONF = "/etc/slurm/slurm.conf"
-SOCKET = Entry("socket", 0o777, 0, 0, NOW)
+SOCKET = PathEntry("socket", 0o777, 0, 0, NOW)
 
 
 def fail(code: int) -> OSError:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from health.checks.host import nvme_smart
 from health.checks.host.nvme_smart import Health, parse
-from health.node.system import Output
+from health.node.system import CommandOutput
 
 run = nvme_smart.CHECK.run
 CLI = {"critical_warning": 0, "avail_spare": 100, "percent_used": 3, "media_errors": "0"}
@@ -57,7 +57,9 @@ def test_any_text_is_a_log_or_a_value_error(said: str) -> None:
 
 
 def node(
-    commands: dict[tuple[str, ...], Output | OSError], state: str = "live", transport: str = "pcie"
+    commands: dict[tuple[str, ...], CommandOutput | OSError],
+    state: str = "live",
+    transport: str = "pcie",
 ) -> FakeSystem:
     base = "/sys/class/nvme/nvme0"
     files: dict[str, str | OSError] = {f"{base}/state": state, f"{base}/transport": transport}
@@ -82,19 +84,19 @@ SMARTCTL = ("/usr/bin/smartctl", "--json", "-A", "/dev/nvme0")
     ],
 )
 def test_what_a_drive_says(log: dict[str, Any], found: list[str]) -> None:
-    system = node({NVME: Output(0, json.dumps(log), "")})
+    system = node({NVME: CommandOutput(0, json.dumps(log), "")})
     assert ids(run(system)) == [("WARN", check, "nvme0") for check in found]
 
 
 def test_the_bits_are_named() -> None:
-    [finding] = run(node({NVME: Output(0, json.dumps(CLI | {"critical_warning": 12}), "")}))
+    [finding] = run(node({NVME: CommandOutput(0, json.dumps(CLI | {"critical_warning": 12}), "")}))
     assert "0x0c: reliability degraded" in finding.evidence
     assert "read-only mode; spare 100 %" in finding.evidence
 
 
 def test_smartctl_where_there_is_no_nvme_cli() -> None:
     log = CTL | {"critical_warning": 8}
-    system = node({SMARTCTL: Output(4, smartctl(log), "")})
+    system = node({SMARTCTL: CommandOutput(4, smartctl(log), "")})
     assert ids(run(system)) == [("WARN", "nvme-warning", "nvme0")]
 
 
@@ -103,10 +105,10 @@ def test_smartctl_where_there_is_no_nvme_cli() -> None:
     [
         (TimeoutError(errno.ETIMEDOUT, "timed out"), "no answer in 1 s"),
         (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
-        (Output(1, "", "Unable to open"), "Expecting value"),
+        (CommandOutput(1, "", "Unable to open"), "Expecting value"),
     ],
 )
-def test_a_log_that_cannot_be_read_is_told(answer: Output | OSError, evidence: str) -> None:
+def test_a_log_that_cannot_be_read_is_told(answer: CommandOutput | OSError, evidence: str) -> None:
     [finding] = run(node({NVME: answer}))
     assert (finding.check, finding.status, finding.cls) == ("nvme-smart-unread", "WARN", "tool")
     assert evidence in finding.evidence
@@ -131,11 +133,11 @@ def test_many_slow_drives_are_no_node_that_hangs(monkeypatch: pytest.MonkeyPatch
     clock = [0.0]
 
     class Slow(FakeSystem):
-        def command(self, argv: Sequence[str], deadline_s: float) -> Output:
+        def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
             if argv[0] != NVME[0]:
                 raise FileNotFoundError(argv[0])
             clock[0] += 0.9
-            return Output(0, json.dumps(CLI), "")
+            return CommandOutput(0, json.dumps(CLI), "")
 
     monkeypatch.setattr(nvme_smart.time, "monotonic", lambda: clock[0])
     files: dict[str, str | OSError] = {}

@@ -14,7 +14,7 @@ from job_leftovers import OTHER, needs_root
 
 from health.checks.host import site as family
 from health.finding import Finding
-from health.node.system import Output
+from health.node.system import CommandOutput
 from health.run.live import LiveSystem
 from health.run.live import context as live_context
 from health.settings import load
@@ -23,7 +23,7 @@ from health.settings_merge import COMMAND, Commands, fit
 ARGV = ["/usr/local/sbin/check-home", "-q"]
 
 
-def system(answer: Output | OSError, place: str = "prolog", **more: Any) -> FakeSystem:
+def system(answer: CommandOutput | OSError, place: str = "prolog", **more: Any) -> FakeSystem:
     commands = {"home": {**COMMAND, "argv": ARGV, **more}}
     return FakeSystem(
         commands={tuple(ARGV): answer},
@@ -42,24 +42,24 @@ def warn(text: str) -> Finding:
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        (Output(0, "all well", ""), []),
-        (Output(1, "\n no\thome \nmore\n", ""), [FAIL]),
-        (Output(1, "", "no home"), [FAIL]),
-        (Output(1, "", ""), [FAIL._replace(evidence=f"{ARGV[0]}: exit code 1")]),
-        (Output(127, "", "not found"), [warn("exit code 127: not found")]),
-        (Output(-11, "", ""), [warn("exit code -11")]),
+        (CommandOutput(0, "all well", ""), []),
+        (CommandOutput(1, "\n no\thome \nmore\n", ""), [FAIL]),
+        (CommandOutput(1, "", "no home"), [FAIL]),
+        (CommandOutput(1, "", ""), [FAIL._replace(evidence=f"{ARGV[0]}: exit code 1")]),
+        (CommandOutput(127, "", "not found"), [warn("exit code 127: not found")]),
+        (CommandOutput(-11, "", ""), [warn("exit code -11")]),
         (TimeoutError(errno.ETIMEDOUT, "did not end within 1 s"), [warn("did not end within 1 s")]),
         (PermissionError(1, "belongs to uid 7"), [warn("belongs to uid 7")]),
     ],
 )
-def test_how_a_command_ends(answer: Output | OSError, found: list[Finding]) -> None:
+def test_how_a_command_ends(answer: CommandOutput | OSError, found: list[Finding]) -> None:
     assert family.CHECK.run(system(answer)) == found
 
 
 def test_class_and_action_are_the_sites() -> None:
-    (found,) = family.CHECK.run(system(Output(1, "", ""), action="reboot"))
+    (found,) = family.CHECK.run(system(CommandOutput(1, "", ""), action="reboot"))
     assert (found.cls, found.action) == ("node", "reboot")
-    (found,) = family.CHECK.run(system(Output(1, "", ""), **{"class": "user"}))
+    (found,) = family.CHECK.run(system(CommandOutput(1, "", ""), **{"class": "user"}))
     assert found.cls == "user"
 
 
@@ -67,11 +67,11 @@ def test_class_and_action_are_the_sites() -> None:
     ("where", "runs"), [("prolog", True), ("epilog", False), ("sweep", False), ("deep", True)]
 )
 def test_where_it_runs(where: str, runs: bool) -> None:
-    assert bool(family.CHECK.run(system(Output(1, "", ""), where, where=["prolog"]))) is runs
+    assert bool(family.CHECK.run(system(CommandOutput(1, "", ""), where, where=["prolog"]))) is runs
 
 
 def test_all_together_have_a_time() -> None:
-    one = system(Output(1, "", ""))
+    one = system(CommandOutput(1, "", ""))
     options = {**one.options("site"), "prolog_deadline": 0.0}
     one = FakeSystem(options={"site": options}, context=context("prolog"))
     assert family.CHECK.run(one) == [warn("no time was left for it")]

@@ -12,7 +12,7 @@ from torch.multiprocessing import get_context
 from robust_slurm.checkpoint.copying import snapshot as copying
 from robust_slurm.checkpoint.copying.expected import Expected
 from robust_slurm.checkpoint.copying.portions import Portions
-from robust_slurm.checkpoint.copying.sample import Sample
+from robust_slurm.checkpoint.copying.sample import TensorSample
 from robust_slurm.checkpoint.copying.slots import Form, Slot, map_file
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
 from robust_slurm.checkpoint.format.dtypes import NAME
@@ -33,11 +33,11 @@ def form_of(tensors: list[torch.Tensor], late: list[int]) -> Form:
     )  # fmt: skip
 
 
-def everything(tensors: list[torch.Tensor], sample: Sample | None = None) -> Expected:
+def everything(tensors: list[torch.Tensor], sample: TensorSample | None = None) -> Expected:
     """All portions at once."""
     portions = Portions(tensors)
     portions.runs = [[run for portion in portions.runs for run in portion]]
-    sample = sample or Sample(tensors)
+    sample = sample or TensorSample(tensors)
     return Expected(sample.take(), sample.order, portions, 0)
 
 
@@ -115,7 +115,7 @@ def test_a_write_to_a_few_items_shows_in_the_sum(tmp_path: Path, tensor: torch.T
 def test_a_tensor_whose_memory_moves_is_found_again(tmp_path: Path) -> None:
     """Move a tensor like weights sent to another process: the old memory is gone then."""
     tensor = torch.arange(1 << 20, dtype=torch.float32)
-    form, sample = form_of([tensor], [0]), Sample([tensor])
+    form, sample = form_of([tensor], [0]), TensorSample([tensor])
     sample.take()
     place = tensor.data_ptr()
     get_context("spawn").SimpleQueue().put(tensor)

@@ -12,7 +12,7 @@ from checkpointed_training import Training, fake_store
 from fake_checkpoint_store import FakeStore
 from fake_cuda import FakeCuda, install
 
-from robust_slurm.checkpoint.copying.mark import Mark
+from robust_slurm.checkpoint.copying.mark import WorkMark
 from robust_slurm.checkpoint.copying.slots import map_file
 from robust_slurm.checkpoint.format.layout import read_snapshot
 from robust_slurm.checkpoint.training.stats import Meter, Stats
@@ -137,7 +137,7 @@ def test_few_events_are_kept_however_few_steps_are_saved(cuda: FakeCuda) -> None
     meter.begin(1)
     meter.cost(0.0)  # of what was before; step 1 is saved
     for step in range(2, 100):
-        begin = Mark()
+        begin = WorkMark()
         with meter.standing():
             cuda.compute.busy(0.01)
         begin.since(begin)  # the device comes as far as a step back

@@ -65,6 +65,7 @@ def _resume(made: Made, only: str = "") -> Resume:
     return plan(places, seats, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1], ids=["rank 0 had written", "rank 1 had written"])
 def test_a_durable_step_is_never_made_of_two_timelines(
     tmp_path: Path, torch_forks: TorchForks, first: int

@@ -90,5 +90,6 @@ def test_what_a_store_says_of_a_step(tmp_path: Path) -> None:
         assert second == first._replace(epoch=1)
         store.stand_at(-1)
         again.wait("stand", step=-1)
-        store.begin(2, Restore(3, "memory", {}))
+        (held,) = [h.file for h in store.stock() if h.step == 3]
+        store.begin(2, Restore(3, "memory", {0: held}))
         assert FakeRank(store, 0, epoch=2).wait("welcome")["stand"] == -1

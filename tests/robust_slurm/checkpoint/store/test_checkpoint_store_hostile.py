@@ -164,6 +164,7 @@ def test_many_alarms_are_not_all_passed_on(alone: tuple[Store, Events]) -> None:
     assert len([e for e in events if type(e).__name__ == "Alarm"]) == 100
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_read_does_not_stop_the_others(
     alone: tuple[Store, Events], monkeypatch: pytest.MonkeyPatch
 ) -> None:

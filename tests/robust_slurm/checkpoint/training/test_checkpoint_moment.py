@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from robust_slurm.checkpoint.capture.state import Share, State
-from robust_slurm.checkpoint.copying.sample import Sample
+from robust_slurm.checkpoint.copying.sample import TensorSample
 from robust_slurm.checkpoint.copying.slots import Slot
 from robust_slurm.checkpoint.copying.snapshot import Copy, TornError
 from robust_slurm.checkpoint.format.layout import Snapshot
@@ -36,9 +36,9 @@ def test_one_sample_serves_the_other_ranks_and_the_copy(
     state = State({"model": model, "optimizer": optimizer}, rank=rank, share=share)
     moments = Moments(state, ABOUT, steady=True)
     form, _values, late, early = moments.look()
-    taken: list[Sample] = []
-    take = Sample.take
-    monkeypatch.setattr(Sample, "take", lambda self: (taken.append(self), take(self))[1])
+    taken: list[TensorSample] = []
+    take = TensorSample.take
+    monkeypatch.setattr(TensorSample, "take", lambda self: (taken.append(self), take(self))[1])
     same, expected = moments.read(late, 5, whole=False, copied=False)
     assert len(taken) == 1
     assert same() == state.fingerprint(whole=False, step=5)()

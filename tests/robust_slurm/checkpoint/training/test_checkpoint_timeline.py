@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
 from checkpoint_stores import Events, stores
 from torch_forks import TorchForks
 from waiting import until
@@ -48,6 +49,7 @@ def _lines(where: list[tuple[Store, Events]]) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_all_ranks_follow_the_store_that_has_seen_the_epoch_before(
     tmp_path: Path, torch_forks: TorchForks
 ) -> None:

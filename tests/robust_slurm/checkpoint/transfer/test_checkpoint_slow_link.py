@@ -53,6 +53,7 @@ class Training:
         return (time.perf_counter() - began) / steps
 
 
+@pytest.mark.slow
 def test_the_interval_widens_until_training_is_not_slowed(
     peers: tuple[StoreProcess, StoreProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_the_interval_widens_until_training_is_not_slowed(
     training.ckpt.close()
 
 
+@pytest.mark.slow
 def test_the_interval_narrows_when_the_link_recovers(
     peers: tuple[StoreProcess, StoreProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:

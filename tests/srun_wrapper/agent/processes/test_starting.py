@@ -49,6 +49,11 @@ class Starts:
         until(over, "the start to be over", every=0.0)
 
 
+def test_only_robust_task_starts_all_its_processes_by_fork() -> None:
+    """A worker of the tests is large: fork() would take it ten times as long as vfork()."""
+    assert subprocess._USE_VFORK  # type: ignore[attr-defined]
+
+
 def test_a_process_is_started_and_dies_with_us() -> None:
     one = Starts(["sleep", "100"])
     one.wait()
