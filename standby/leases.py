@@ -80,20 +80,28 @@ def leasable(
 def obstacle(
     partition: str, pool: str, partitions: Mapping[str, Partition], config: Mapping[str, str]
 ) -> str:
-    """Return why a lease in this partition would keep the node from others; "" if none would."""
+    """Return why a lease in this partition would keep the node from others; "" if none would.
+
+    A partition of that name may be somebody else's: it must be as ``settings`` makes it.
+    """
     for name in (partition, held(partition), pool):
         if name not in partitions or partitions[name].state != "UP":
             return f"there is no partition {name!r} that is up"
     low, high = partitions[partition].raw, partitions[pool].raw
     if not _tier(low) < _tier(high):
         return f"partition {partition} has no lower PriorityTier than {pool}"
-    if low.get("PreemptMode") not in ("CANCEL", "REQUEUE"):
-        return f"jobs of partition {partition} are not preempted: its PreemptMode is not CANCEL"
+    for name, wanted in settings(partition).items():
+        for key in ("PreemptMode", "OverSubscribe"):
+            if partitions[name].raw.get(key) != wanted[key]:
+                return f"partition {name} has not {key}={wanted[key]}"
+    if not _tier(low) < _tier(partitions[held(partition)].raw):
+        return f"partition {partition} has no lower PriorityTier than {held(partition)}"
+    for name in (pool, held(partition)):
+        if not set(partitions[partition].nodes) <= set(partitions[name].nodes):
+            return f"partition {partition} has nodes that {name} has not"
     on = config.get("PreemptMode", "OFF").upper().split(",")[0] not in ("", "OFF")
     if not on or config.get("PreemptType") != "preempt/partition_prio":
         return "Slurm preempts no jobs by PriorityTier (PreemptType=preempt/partition_prio)"
-    if partitions[held(partition)].raw.get("PreemptMode") != "OFF":
-        return f"jobs of partition {held(partition)} are preempted: its PreemptMode is not OFF"
     return ""
 
 

@@ -57,8 +57,14 @@ ON = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
         ("", {}, ON, ""),
         ("lease", {"State": "DOWN"}, ON, "no partition 'lease' that is up"),
         ("lease", {"PriorityTier": "100"}, ON, "no lower PriorityTier than standby"),
-        ("lease", {"PreemptMode": "OFF"}, ON, "lease are not preempted"),
-        ("lease-held", {"PreemptMode": "CANCEL"}, ON, "lease-held are preempted"),
+        ("lease", {"PreemptMode": "OFF"}, ON, "lease has not PreemptMode=CANCEL"),
+        ("lease", {"PreemptMode": "REQUEUE"}, ON, "lease has not PreemptMode=CANCEL"),
+        ("lease", {"OverSubscribe": "NO"}, ON, "lease has not OverSubscribe=FORCE:1"),
+        ("lease", {"Nodes": "s[1-2]"}, ON, "lease has nodes that standby has not"),
+        ("lease-held", {"Nodes": "s2"}, ON, "lease has nodes that lease-held has not"),
+        ("lease-held", {"PreemptMode": "CANCEL"}, ON, "lease-held has not PreemptMode=OFF"),
+        ("lease-held", {"OverSubscribe": "EXCLUSIVE"}, ON, "lease-held has not OverSubscribe"),
+        ("lease-held", {"PriorityTier": "0"}, ON, "no lower PriorityTier than lease-held"),
         ("", {}, {**ON, "PreemptType": "preempt/none"}, "Slurm preempts no jobs"),
         ("", {}, {**ON, "PreemptMode": "OFF"}, "Slurm preempts no jobs"),
     ],
@@ -73,7 +79,7 @@ def test_no_lease_that_would_keep_a_node(
     if name:
         given[name] = {**given[name], **changed}
     partitions = {
-        n: partition_from({"State": "UP", **words, "PartitionName": n, "Nodes": "s1"})
+        n: partition_from({"State": "UP", "Nodes": "s1", **words, "PartitionName": n})
         for n, words in given.items()
     }
     found = leases.obstacle("lease", "standby", partitions, config)
