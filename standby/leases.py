@@ -8,6 +8,7 @@ never preempted, so the node is nobody else's. (A running job cannot change its 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -68,13 +69,13 @@ def entitled(found: Iterable[LeaseWish], nodes: int) -> frozenset[int]:
     return frozenset(wish.job for wish in order[:nodes])
 
 
-def leasable(
-    partition: Partition, nodes: Mapping[str, Node], leased: Iterable[str], taken: Iterable[str]
-) -> int:
-    """Number of nodes that leases can share: idle ones, and ``leased`` ones without ranks."""
+def leasable(nodes: Iterable[Node], leased: Iterable[str], taken: Iterable[str]) -> int:
+    """Number of nodes that leases can share: idle ones, and ``leased`` ones without ranks.
+
+    Not one that is drained: Slurm gives it to nobody when it is given back.
+    """
     kept = set(leased) - set(taken)
-    here = (nodes[name] for name in partition.nodes if name in nodes)
-    return sum(node.idle or node.name in kept for node in here)
+    return sum(node.idle or (node.usable and node.name in kept) for node in nodes)
 
 
 def obstacle(
@@ -110,10 +111,30 @@ def _tier(raw: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else 1
 
 
-def smallest(nodes: Sequence[Node]) -> tuple[int, int]:
-    """Processors and MB of memory that each of the nodes has."""
-    memory = [_number(n, "RealMemory") - _number(n, "MemSpecLimit") for n in nodes]
-    return min((n.cpus for n in nodes), default=1), max(0, min(memory, default=0))
+class Alike(NamedTuple):
+    """Nodes of the same number of processors, and the MB of memory that each of them has."""
+
+    nodes: Sequence[Node]
+    cpus: int
+    memory: int
+
+
+def alike(nodes: Iterable[Node]) -> Alike:
+    """Return the nodes of the size that most have, of two sizes the larger.
+
+    A lease has all processors of its node, and asks for them before it knows which node that is.
+    """
+    usable = [node for node in nodes if node.usable]
+    counts = Counter(map(_cpus, usable))
+    cpus = max(counts, key=lambda size: (counts[size], size), default=1)
+    same = [node for node in usable if _cpus(node) == cpus]
+    memory = [_number(n, "RealMemory") - _number(n, "MemSpecLimit") for n in same]
+    return Alike(same, cpus, max(0, min(memory, default=0)))
+
+
+def _cpus(node: Node) -> int:
+    """Processors for jobs: without those that CoreSpecCount reserves."""
+    return _number(node, "CPUEfctv") or node.cpus
 
 
 def _number(node: Node, key: str) -> int:

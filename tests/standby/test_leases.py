@@ -42,10 +42,28 @@ def test_a_claim_counts_for_a_running_job_of_the_same_user() -> None:
 
 
 def test_nodes_that_leases_can_share() -> None:
-    states = {"s1": "IDLE", "s2": "ALLOCATED", "s3": "ALLOCATED", "s4": "IDLE+DRAIN"}
-    nodes = {n: node_from({"NodeName": n, "State": s}) for n, s in states.items()}
-    partition = partition_from({"PartitionName": "lease", "Nodes": "s[1-4]"})
-    assert leases.leasable(partition, nodes, ["s2", "s3"], ["s3"]) == 2  # s1, and s2's lease
+    states = {
+        "s1": "IDLE",
+        "s2": "ALLOCATED",
+        "s3": "ALLOCATED",
+        "s4": "IDLE+DRAIN",
+        "s5": "ALLOCATED+DRAIN",
+    }
+    nodes = [node_from({"NodeName": n, "State": s}) for n, s in states.items()]
+    leased = ["s2", "s3", "s5"]
+    assert leases.leasable(nodes, leased, ["s3"]) == 2  # s1, and s2's lease
+
+
+def test_leases_have_nodes_of_one_size() -> None:
+    sizes = {"s1": (16, 16, 900), "s2": (16, 14, 800), "s3": (16, 14, 700), "s4": (32, 32, 600)}
+    nodes = [
+        node_from({"NodeName": n, "State": "IDLE", "CPUTot": str(all_of_them),
+                   "CPUEfctv": str(for_jobs), "RealMemory": str(memory)})
+        for n, (all_of_them, for_jobs, memory) in sizes.items()
+    ]  # fmt: skip
+    found = leases.alike(nodes)
+    assert ([n.name for n in found.nodes], found.cpus, found.memory) == (["s2", "s3"], 14, 700)
+    assert leases.alike([]) == ([], 1, 0)
 
 
 ON = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
