@@ -9,13 +9,19 @@ never preempted, so the node is nobody else's. (A running job cannot change its 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from robust_slurm.slurm import Node, Partition, Placement, StandbyClaim
 
 LEASE_TIER, HELD_TIER = 0, 1  # PriorityTier; the pool's is higher than both
 SHARED = "FORCE:1"  # OverSubscribe: the two jobs of a node share its processors
+_EXEMPT: Mapping[str, Callable[[str], bool]] = {
+    "PreemptMode": lambda text: "PRIORITY" in text.upper().split(","),
+    "PreemptExemptTime": lambda text: text not in ("", "(null)", "NONE", "00:00:00"),
+    "PreemptParameters": lambda text: "min_exempt_priority" in text,
+}
+"""Settings of slurm.conf by which a job may be spared in spite of its partition."""
 
 
 class LeaseWish(NamedTuple):
@@ -103,6 +109,9 @@ def obstacle(
     on = config.get("PreemptMode", "OFF").upper().split(",")[0] not in ("", "OFF")
     if not on or config.get("PreemptType") != "preempt/partition_prio":
         return "Slurm preempts no jobs by PriorityTier (PreemptType=preempt/partition_prio)"
+    for key, exempt in _EXEMPT.items():
+        if exempt(config.get(key, "")):
+            return f"Slurm exempts jobs from being preempted: {key}={config[key]}"
     return ""
 
 

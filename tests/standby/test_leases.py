@@ -85,6 +85,10 @@ ON = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
         ("lease-held", {"PriorityTier": "0"}, ON, "no lower PriorityTier than lease-held"),
         ("", {}, {**ON, "PreemptType": "preempt/none"}, "Slurm preempts no jobs"),
         ("", {}, {**ON, "PreemptMode": "OFF"}, "Slurm preempts no jobs"),
+        ("", {}, {**ON, "PreemptExemptTime": "00:00:00", "PreemptParameters": "(null)"}, ""),
+        ("", {}, {**ON, "PreemptExemptTime": "01:00:00"}, "PreemptExemptTime=01:00:00"),
+        ("", {}, {**ON, "PreemptMode": "REQUEUE,PRIORITY"}, "PreemptMode=REQUEUE,PRIORITY"),
+        ("", {}, {**ON, "PreemptParameters": "x,min_exempt_priority=9"}, "min_exempt_priority=9"),
     ],
 )
 def test_no_lease_that_would_keep_a_node(
