@@ -20,6 +20,7 @@ from srun_wrapper.recover.standby import leases as standby_leases
 from srun_wrapper.recover.standby.lease_argv import LeaseSize, hold_argv
 from srun_wrapper.recover.standby.leases import Leases
 from srun_wrapper.recover.standby.request import Barred, Requester, StandbyRequest, outcome
+from srun_wrapper.recover.standby.unfit import UnfitNodes
 from standby import leases
 
 standby_job = standby_requests.standby_job
@@ -266,3 +267,15 @@ def test_the_memory_of_a_node_is_not_asked_for_where_it_is_not_known() -> None:
     known = hold_argv(of, "lease-held", "s1", 5, LeaseSize(8, 1000))
     assert {"--mem=64M", "--mincpus=8"} <= set(known)
     assert not any("--mem" in word for word in hold_argv(of, "held", "s1", 5, LeaseSize(8, 1)))
+
+
+@pytest.mark.parametrize(("code", "unfit"), [(2, ["s1"]), (143, [])])
+def test_a_lease_that_is_taken_back_while_it_starts_leaves_its_node_fit(
+    code: int, unfit: list[str]
+) -> None:
+    ended: Any = SimpleNamespace(returncode=code)
+    request = StandbyRequest(1, 2, [], [], process=ended, lease=True, node="s1")
+    nodes = UnfitNodes()
+    nodes.note_ended(request)
+    assert nodes.names() == unfit
+    assert not nodes.to_report(True)
