@@ -279,3 +279,30 @@ def test_a_lease_that_is_taken_back_while_it_starts_leaves_its_node_fit(
     nodes.note_ended(request)
     assert nodes.names() == unfit
     assert not nodes.to_report(True)
+
+
+def test_a_lease_that_is_taken_back_when_it_is_to_get_ranks(lease_job: LeaseJob) -> None:
+    """Another node comes in its place, and nothing is said against this one."""
+    job = lease_job.job
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        job.comes(1)
+        ((_, node),) = job.requests.leases()
+        assert node is not None
+
+        async def taken(count: int) -> None:
+            if count == 3:  # the job that keeps its node; another standby node is still awaited
+                job.state.members.move(node, Role.RELEASED)
+                job.state.changed.set()
+            elif count == 4:
+                job.comes(2)
+                job.comes(3)
+
+        job.on_start = taken
+        came = await job.standby.take({1: (2, "n2"), 2: (2, "n3")})
+        assert sorted(each.name for each in came.values()) == ["s2", "s3"]
+        assert not job.requests.unfit.names()
+
+    play(job, scene)
