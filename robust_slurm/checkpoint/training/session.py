@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
+
 from robust_slurm import heartbeat
 
 from ..capture.shards import is_dtensor
@@ -250,7 +252,8 @@ class Session:
 
     def _fixed(self, models: Iterable[Any]) -> str:
         """Return why a world of another size could not go on with this state; "" if it could."""
-        if any(is_dtensor(p) for model in models for p in model.parameters()):
+        modules = (model for model in models if isinstance(model, torch.nn.Module))
+        if any(is_dtensor(p) for module in modules for p in module.parameters()):
             return "its parameters are distributed tensors (FSDP)"
         return fixed(self._objects.get("loader"), shares())
 
