@@ -16,6 +16,7 @@ from fake_checkpoint_store import FakeStore
 from odd_scripts import (
     Added,
     Best,
+    BestArrays,
     Conjugates,
     DefaultDevice,
     EqualValues,
@@ -23,6 +24,7 @@ from odd_scripts import (
     Masters,
     ModelInExtra,
     NoModel,
+    NoModule,
     Number,
     OtherSchedule,
     Own,
@@ -47,8 +49,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
 @pytest.mark.parametrize(
     "script",
     [
-        Temperature, NoModel, ModelInExtra, Masters, Own, Schedulers, Conjugates, EqualValues,
-        Expanded, DefaultDevice, Best,
+        Temperature, NoModel, NoModule, ModelInExtra, Masters, Own, Schedulers, Conjugates,
+        EqualValues, Expanded, DefaultDevice, Best, BestArrays,
     ],
 )  # fmt: skip
 def test_it_is_resumed_to_the_bit(
