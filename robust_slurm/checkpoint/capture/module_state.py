@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..copying.watch import same_bits
 from . import module_tree
 from .assembly import Assembly, StateError, Step
 from .leaves import Batch, Leaf, Leaves, Memory, local_part, memory_of
@@ -189,8 +188,9 @@ class ModuleState:
             if ref is None:
                 raise StateError(f"{self.key}.{name}: what was saved is no tensor")
             steps.append(saved.into(tensors[name], ref))
-            other = placed.setdefault(memory_of(local_part(tensors[name])), ref)
-            if other.fqn != ref.fqn and tensors[name].numel() and not _alike(saved, ref, other):
+            local = local_part(tensors[name])
+            other = placed.setdefault(memory_of(local), ref) if local.numel() else ref
+            if other.fqn != ref.fqn and not _alike(saved, ref, other):
                 raise StateError(
                     f"{ref.fqn} and {other.fqn} are one tensor here, but were saved as two"
                 )
@@ -240,9 +240,8 @@ class ModuleState:
 
 def _alike(saved: Assembly, one: Ref, other: Ref) -> bool:
     """True if two saved tensors hold the same bits."""
-    first, second = saved.find(one.fqn), saved.find(other.fqn)
-    blocks = [*first.blocks, *second.blocks]
-    return len(blocks) == 2 and same_bits(*(source.tensors[e.name] for e, source in blocks))
+    first, second = saved.whole(one.fqn), saved.whole(other.fqn)
+    return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (first, second)))
 
 
 def _live(places: list[TreeModule]) -> tuple[dict[str, torch.Tensor], dict[str, nn.Module]]:
