@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import operator
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, SupportsIndex
 
@@ -21,7 +23,7 @@ from ..copying.turns import Turns
 from . import mesh as meshes
 from .options import options
 from .resuming import CheckpointError, named
-from .session import SOCKET, Session
+from .session import NUMBER, SOCKET, Session
 from .stats import Stats
 
 __all__ = ["CheckpointError", "Checkpointer"]
@@ -190,9 +192,9 @@ class Checkpointer:
         """Find the world and the store, the first time."""
         if self._session is None:
             place = os.environ.get(SOCKET) or self._options.directory
-            if place and any(
-                each is not self and each._place == place and not each._closed for each in _alive
-            ):
+            if self._rivals(place):
+                _close_dropped(self)
+            if self._rivals(place):
                 raise CheckpointError(
                     "this process has another Checkpointer that saves to the same place: each "
                     "would resume from the other's steps. Give all objects to one, as in "
@@ -203,6 +205,10 @@ class Checkpointer:
                 self._objects, self._mesh, self._options, steady=self._steady, stats=self.stats
             )
         return self._session
+
+    def _rivals(self, place: str) -> bool:
+        """True if another one of this process saves there."""
+        return any(each._place == place != "" for each in _open() if each is not self)
 
     def _hook(self, optimizers: Iterable[Any]) -> list[Any]:
         """Have every given optimizer tell before it changes anything."""
@@ -258,9 +264,10 @@ class Checkpointer:
     def _say(self, text: str) -> None:
         if self._session is not None:
             self._session.say(text)
-        elif text not in self._said and sys.stderr is not None:
-            self._said.add(text)
-            sys.stderr.write(f"robust-slurm: {text}\n")
+        elif (kind := NUMBER.sub("#", text)) not in self._said:
+            self._said.add(kind)
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # no usable stderr
+                sys.stderr.write(f"robust-slurm: {text}\n")
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid or self._closed:
@@ -305,6 +312,25 @@ class Checkpointer:
 
 
 _alive: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+def _open() -> list[Checkpointer]:
+    return [each for each in list(_alive) if not (each._closing or each._closed)]
+
+
+def _close_dropped(but: Checkpointer) -> None:
+    """Close those to which the script has no reference left: a function has raised that made one,
+    and is called again, as accelerate does with a smaller batch."""
+    gc.collect()
+    found = [each for each in _open() if each is not but]
+    (none,) = _references([object()])
+    for each, count in zip(found, _references(found), strict=True):
+        if count == none + 1:  # that of atexit
+            each._close_after_crash()
+
+
+def _references(objects: Sequence[object]) -> list[int]:
+    return [sys.getrefcount(each) for each in objects]
 
 
 def _after_fork() -> None:

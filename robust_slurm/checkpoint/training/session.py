@@ -32,7 +32,7 @@ from .stats import Stats
 from .unanswered import FileLook, reported
 
 SOCKET = "ROBUST_CKPT_SOCKET"
-_NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
+NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
 STAND = 900.0  # s; robust-srun gives its word earlier, or has ended
 REPLAY = "ROBUST_REPLAY"
 """Set in a replay: a few steps in a small world, of which nothing may be saved or restored."""
@@ -150,7 +150,7 @@ class Session:
     def say(self, text: str) -> None:
         """Once for each kind: to the supervisor, which counts the ranks that say the same, and by
         rank 0, or where nobody counts, to the user. From any thread."""
-        kind = _NUMBER.sub("#", text)
+        kind = NUMBER.sub("#", text)
         if kind in self._said:
             return
         self._said.add(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -195,6 +196,21 @@ def test_a_second_one_for_the_same_place_is_refused(store: FakeStore) -> None:
     assert Script().resume() == 0
 
 
+def test_one_that_nobody_refers_to_is_closed_when_another_begins(store: FakeStore) -> None:
+    """As where a function raises, and is called again with a smaller batch."""
+
+    def train(*, fails: bool) -> None:
+        ckpt = Checkpointer(**Script().given())
+        ckpt.resume()
+        if fails:
+            raise MemoryError
+        ckpt.close()
+
+    with contextlib.suppress(MemoryError):
+        train(fails=True)
+    train(fails=False)
+
+
 def test_closed_or_forked_it_says_that_nothing_is_saved(
     store: FakeStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +232,6 @@ def test_closed_or_forked_it_says_that_nothing_is_saved(
     script.ckpt.save(1)
     script.ckpt.save(2)
     err = capfd.readouterr().err
-    assert err.count("step 1 is not saved: this Checkpointer belongs to the process") == 1
+    assert err.count("is not saved: this Checkpointer belongs to the process") == 1
     assert err.count("refused: this Checkpointer belongs to the process") == 1
-    assert err.count("step 1 and later ones are not saved: the Checkpointer is closed") == 1
+    assert err.count("later ones are not saved: the Checkpointer is closed") == 1
