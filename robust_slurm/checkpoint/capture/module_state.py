@@ -50,6 +50,7 @@ class ModuleState:
         self._saved_parameters: dict[str, Encoded] = {}
         self._saved_others: dict[str, Encoded] = {}
         self._encoded: Encoded = None
+        self._text = ""  # of the others in it
         self.names: dict[torch.Tensor, str] = {}
         """Parameter → its name; another object whenever the tree of modules changed."""
         self._restored: dict[str, Encoded] = {}
@@ -73,8 +74,9 @@ class ModuleState:
             self._plain = True
         others = self._saved_others
         # By text: to Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
-        if not same or (others is not before and repr(others) != repr(before)):
-            self._encoded = {"d": {**self._saved_parameters, **others}}
+        text = self._text if others is before else repr(others)
+        if not same or text != self._text:
+            self._encoded, self._text = {"d": {**self._saved_parameters, **others}}, text
         return self._encoded
 
     def _same(self) -> bool:

@@ -19,7 +19,7 @@ from ..capture.beside.plain_values import Extra, PlainValue
 from ..capture.sections import has_state
 from ..capture.state import State
 from ..capture.unsupported import checked
-from ..copying.turns import Turns
+from ..copying.turns import DEADLINE, Turns
 from . import mesh as meshes
 from .options import options
 from .resuming import CheckpointError, named
@@ -82,19 +82,19 @@ class Checkpointer:
         self._mesh = mesh
         world = meshes.world()
         meshes.check_mesh(mesh, world.size)
-        self.extra = Extra(extra or {})
+        self.extra = self._values = Extra(extra or {})
         """By name, as given; plain values are those that ``resume`` finds."""
         self.stats = Stats()
         optimizer = checked(optimizer)
         given = {"model": model, "optimizer": optimizer, "loader": loader}
         self._objects: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         for name, value in self.extra.items():
-            object_ = value if has_state(value) else PlainValue(self.extra, name)
+            object_ = value if has_state(value) else PlainValue(self._values, name)
             self._objects[f"extra.{name}"] = object_
         if not self._objects:
             raise ValueError("nothing to save: pass model=, optimizer=, loader= or extra=")
         self._objects["rng"] = None
-        self.extra.objects = self._objects
+        self._values.objects = self._objects
         State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
         self._session: Session | None = None
         self._said: set[str] = set()
@@ -159,7 +159,7 @@ class Checkpointer:
                 return
             heartbeat._saved_step(number)
             session = self._start()
-            for text in self.extra.look():
+            for text in self._values.look(self.extra):
                 session.say(text)
             session.save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
@@ -218,7 +218,11 @@ class Checkpointer:
             this = me()
             if this is None or this._closed:
                 return
-            this._turns.step()
+            if not this._turns.step():
+                this._say(
+                    f"a save() in another thread has not ended in {DEADLINE:.0f} s; the optimizer "
+                    "steps without it"
+                )
             session = this._session
             if session is None or session.saver is None:
                 return
@@ -300,8 +304,9 @@ class Checkpointer:
             self._closed = True
             for handle in self._handles:
                 handle.remove()
-            self._objects = self.extra.objects = {}
-            self.extra = Extra({n: v for n, v in self.extra.items() if not has_state(v)})
+            self._objects = self._values.objects = {}
+            plain = {n: v for n, v in self.extra.items() if not has_state(v)}
+            self.extra = self._values = Extra(plain)
             if session is not None:
                 session.release()
 

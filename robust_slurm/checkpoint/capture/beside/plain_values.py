@@ -44,9 +44,14 @@ class Extra(dict[str, Any]):
         """Return a value without counting that as read."""
         return super().__getitem__(name)
 
-    def look(self) -> list[str]:
-        """save() begins; return what is wrong."""
+    def look(self, now: object) -> list[str]:
+        """save() begins; return what is wrong. ``now``: the Checkpointer's ``extra``."""
         found = []
+        if now is not self:
+            found.append(
+                "ckpt.extra was replaced by another dict, which is not saved: set its values one "
+                "by one"
+            )
         for name in sorted(self.unread):
             found.append(
                 f"extra.{name} was restored, and the script has not read it since resume(): a "

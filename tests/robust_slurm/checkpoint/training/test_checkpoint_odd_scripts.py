@@ -6,12 +6,15 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from checkpoint_files import source, write
 from checkpointed_training import fake_store
 from fake_checkpoint_store import FakeStore
 from odd_scripts import (
@@ -39,6 +42,8 @@ from odd_scripts import (
 from torch import nn
 
 from robust_slurm import Checkpointer, CheckpointError
+from robust_slurm.checkpoint.capture.state import State
+from robust_slurm.checkpoint.copying import turns
 
 
 @pytest.fixture
@@ -235,3 +240,40 @@ def test_closed_or_forked_it_says_that_nothing_is_saved(
     assert err.count("is not saved: this Checkpointer belongs to the process") == 1
     assert err.count("refused: this Checkpointer belongs to the process") == 1
     assert err.count("later ones are not saved: the Checkpointer is closed") == 1
+
+
+def test_extra_is_a_dict_to_a_script(store: FakeStore, capfd: pytest.CaptureFixture[str]) -> None:
+    ckpt = Checkpointer(model=nn.Linear(2, 2), extra={"n": 1, "set": frozenset((0, 8)), "w": [1]})
+    ckpt.resume()
+    for name, value in (("n", 2), ("set", frozenset((8, 0))), ("w", [2])):
+        ckpt.extra.restore(name, value)
+    assert ckpt.extra.setdefault("n", 3) == 2
+    assert type(deepcopy(ckpt.extra)) is dict
+    assert type(ckpt.extra.copy()) is dict and ckpt.extra.unread == set()
+    ckpt.extra = {"n": 5}  # type: ignore[assignment]
+    ckpt.save(1)
+    ckpt.save(2)
+    ckpt.close()
+    assert capfd.readouterr().err.count("ckpt.extra was replaced by another dict") == 1
+    assert [m["step"] for m in store.said("saved")] == [1, 2]
+
+
+def test_a_step_waits_for_no_save_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for a lock that the stepping thread holds."""
+    monkeypatch.setattr(turns, "DEADLINE", 0.01)
+    both = turns.Turns()
+    with both.save() as alone, ThreadPoolExecutor(1) as other:
+        assert alone and other.submit(both.step).result(30) is False
+
+
+def test_what_an_earlier_version_has_not_saved_is_named(store: FakeStore) -> None:
+    script = Temperature()
+    script.step(1)
+    state = State(script.given(), rank=0)
+    items, values = state.capture()
+    del values["optimizer"]["d"]["parameters"]
+    path = write(store.path.parent / "earlier", items, values)
+    again = State(Temperature(again=True).given(), rank=0)
+    again.restore([source(path)])
+    (note,) = again.notes
+    assert "without 1 parameter of this optimizer that no model has" in note
