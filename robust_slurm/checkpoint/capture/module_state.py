@@ -52,7 +52,7 @@ class ModuleState:
         self._encoded: Encoded = None
         self._text = ""  # of the others in it
         self.names: dict[torch.Tensor, str] = {}
-        """Parameter → its name; another object whenever the tree of modules changed."""
+        """Parameter → its name; another object whenever these changed."""
         self._restored: dict[str, Encoded] = {}
         self.trusting = False
         """``collect`` takes parameters that are the same objects for unchanged."""
@@ -107,7 +107,9 @@ class ModuleState:
             self._shape = Shape(self._places)
         else:
             self._ask()
-        self.names = module_tree.parameter_names(self.top)
+        names = module_tree.parameter_names(self.top)
+        if names != self.names:
+            self.names = names
         self._plain = plain
 
     def _collect_parameters(self) -> None:
