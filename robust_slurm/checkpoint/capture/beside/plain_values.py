@@ -35,7 +35,8 @@ class Extra(dict[str, Any]):
 
     def restore(self, name: str, saved: Any) -> None:
         """Set a value as it was saved, in place if possible."""
-        value, same = renewed(self.peek(name), saved, live_storages(self.objects))
+        live = _NONE if _is_plain(saved) else live_storages(self.objects)
+        value, same = renewed(self.peek(name), saved, live)
         super().__setitem__(name, value)
         if not same:
             self.unread.add(name)
