@@ -168,8 +168,8 @@ def renewed(here: Any, saved: Any, live: Mapping[int, int] = _NONE) -> tuple[Any
         here.update(new)
     elif kind is list:
         pairs = zip(here, saved, strict=False)
-        new = [b if _is_plain(b) else renewed(a, b, live)[0] for a, b in pairs]
-        here[:] = new + saved[len(here) :]
+        first = [b if _is_plain(b) else renewed(a, b, live)[0] for a, b in pairs]
+        here[:] = first + saved[len(here) :]
     elif kind is deque and here.maxlen == saved.maxlen:
         here.clear()
         here.extend(saved)

@@ -202,7 +202,7 @@ def test_a_second_one_for_the_same_place_is_refused(store: FakeStore) -> None:
 
 
 def test_one_that_nobody_refers_to_is_closed_when_another_begins(store: FakeStore) -> None:
-    """As where a function raises, and is called again with a smaller batch."""
+    """A function raises, and is called again with a smaller batch."""
 
     def train(*, fails: bool) -> None:
         ckpt = Checkpointer(**Script().given())
