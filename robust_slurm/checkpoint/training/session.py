@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
+
 from robust_slurm import heartbeat
 
 from ..capture.shards import is_dtensor
@@ -30,7 +32,7 @@ from .stats import Stats
 from .unanswered import FileLook, reported
 
 SOCKET = "ROBUST_CKPT_SOCKET"
-_NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
+NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
 STAND = 900.0  # s; robust-srun gives its word earlier, or has ended
 REPLAY = "ROBUST_REPLAY"
 """Set in a replay: a few steps in a small world, of which nothing may be saved or restored."""
@@ -148,7 +150,7 @@ class Session:
     def say(self, text: str) -> None:
         """Once for each kind: to the supervisor, which counts the ranks that say the same, and by
         rank 0, or where nobody counts, to the user. From any thread."""
-        kind = _NUMBER.sub("#", text)
+        kind = NUMBER.sub("#", text)
         if kind in self._said:
             return
         self._said.add(kind)
@@ -250,7 +252,8 @@ class Session:
 
     def _fixed(self, models: Iterable[Any]) -> str:
         """Return why a world of another size could not go on with this state; "" if it could."""
-        if any(is_dtensor(p) for model in models for p in model.parameters()):
+        modules = (model for model in models if isinstance(model, torch.nn.Module))
+        if any(is_dtensor(p) for module in modules for p in module.parameters()):
             return "its parameters are distributed tensors (FSDP)"
         return fixed(self._objects.get("loader"), shares())
 
