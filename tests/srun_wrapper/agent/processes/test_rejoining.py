@@ -100,6 +100,15 @@ def test_one_that_is_killed_while_it_waits_is_replaced(drive: Any) -> None:
     assert not driver.get(Started).kept
 
 
+def test_one_that_waits_is_ended_when_no_process_is_trusted_any_more(drive: Any) -> None:
+    """… as by another failure in between: so its machine can be tested."""
+    driver, _ = begin(drive)
+    for limit in (LIMIT, 0.0):
+        driver.order(Stop(1, 0.2, limit))
+        driver.get(Stopped)
+    assert driver.below() == []
+
+
 def test_an_error_of_the_program_ends_it_at_once(drive: Any) -> None:
     code = SLEEPY.format(pause=0.01).replace("time.sleep", "int('x');")
     driver = drive(sys.executable, "-c", code)
