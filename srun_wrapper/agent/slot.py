@@ -226,7 +226,7 @@ class Slot:
             pid = running.process.pid
             self._emit(Started(0, order.epoch, self._local, pid, kept=True))
 
-        return self._rejoining.send(self._launcher.renew(order, rank), going)
+        return self._rejoining.send(self._launcher.renew(order, rank, running.pumps), going)
 
     # -- stopping
 

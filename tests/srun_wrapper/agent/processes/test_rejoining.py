@@ -109,6 +109,21 @@ def test_one_that_waits_is_ended_when_no_process_is_trusted_any_more(drive: Any)
     assert driver.below() == []
 
 
+def test_its_end_is_not_explained_by_what_was_before(drive: Any) -> None:
+    """Not by its last words in the epoch before, and not by torch's file of then."""
+    says = "    print('a line of', os.environ['ROBUST_EPOCH'], file=sys.stderr)\n    for step"
+    code = SLEEPY.format(pause=0.01).replace("    for step", says)
+    driver, first = begin(drive, code)
+    driver.wait(lambda: "a line of 1" in driver.stderr())
+    left = driver.base / "error-0.json"
+    left.write_text("{}")
+    assert next_epoch(driver, start(2)).pid == first.pid
+    driver.wait(lambda: "a line of 2" in driver.stderr())
+    assert not left.exists()
+    os.kill(first.pid, signal.SIGKILL)
+    assert driver.get(Exited).tail == "a line of 2\n"
+
+
 def test_an_error_of_the_program_ends_it_at_once(drive: Any) -> None:
     code = SLEEPY.format(pause=0.01).replace("time.sleep", "int('x');")
     driver = drive(sys.executable, "-c", code)
