@@ -11,7 +11,7 @@ import torch
 from checkpointed_training import Training, fake_store, restart
 from fake_checkpoint_store import FakeStore
 
-from robust_slurm import Checkpointer, CheckpointError
+from robust_slurm import Checkpointer, CheckpointError, heartbeat
 
 
 @pytest.fixture
@@ -34,6 +34,31 @@ def test_a_restart_from_memory_goes_on_bit_by_bit(store: FakeStore) -> None:
     assert second.ckpt.extra["note"] == "after 6"
     assert second.run(7, 8) == losses[6:]
     second.ckpt.close()
+
+
+def test_a_rank_that_stays_trains_as_a_new_one(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """… though the fault came in an evaluation; and it begins with nothing that is not restored."""
+    training = Training()
+    training.ckpt.resume()
+    training.run(1, 2)
+    training.ckpt.close()
+    (file,) = [m["file"] for m in store.wait("saved", 2) if m["step"] == 2]
+    training.model.eval()
+    monkeypatch.setattr(heartbeat, "rejoined", True)
+    given = {"model": training.model, "optimizer": training.optimizer}
+    extra = {"schedule": training.schedule, "note": ""}
+    with (
+        pytest.raises(CheckpointError, match="later state"),
+        Checkpointer(**given, extra=extra) as nothing,
+    ):
+        nothing.resume()
+    restart(store, 2, file)
+    monkeypatch.setattr(heartbeat, "rejoined", True)
+    with Checkpointer(**given, extra=extra) as ckpt:
+        assert ckpt.resume() == 2
+    assert all(module.training for module in training.model.modules())
 
 
 def test_after_a_restart_the_slots_of_abandoned_steps_go_first(store: FakeStore) -> None:
