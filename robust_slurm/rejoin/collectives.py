@@ -114,6 +114,8 @@ class Sockets:
         for number, name in _descriptors():
             if name in known:
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+                    if _name(one.fileno()) != name:
+                        continue  # another thread has closed it, and opened something else
                     if one.family in _TCP and not one.getsockopt(socket.SOL_SOCKET, _LISTENS):
                         one.shutdown(socket.SHUT_RDWR)
 
@@ -164,8 +166,12 @@ def _descriptors() -> Iterator[tuple[int, str]]:
     """Yield this process's sockets: the number and the name that the kernel gives it."""
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are what is wanted
         try:
-            name = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115
+            name = _name(entry)
         except OSError:  # closed meanwhile
             continue
         if name.startswith("socket:"):
             yield int(entry), name
+
+
+def _name(descriptor: int | str) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
