@@ -30,6 +30,9 @@ def train():
         time.sleep({pause})
 train()
 """
+TWICE = SLEEPY.format(pause=0.01).replace(
+    "def train():", "def before(): pass\nbefore()\n@robust_slurm.resilient\ndef train():"
+)
 PLAIN = "import time; print('begins', flush=True); time.sleep(600)"
 LIMIT = 20.0  # s for a rank to answer, on a machine that does other things too
 AT_ONCE = 0.3
@@ -81,6 +84,7 @@ def test_it_stays_with_the_environment_of_the_next_epoch(drive: Any) -> None:
         (start(2), SLEEPY.format(pause=0.01), 0.0),  # not asked
         (start(2), SLEEPY.format(pause=600), AT_ONCE),  # in C: it does not answer
         (start(2), PLAIN, LIMIT),
+        (start(2), TWICE, LIMIT),  # a new one would begin with another function
     ],
 )
 def test_it_is_replaced(drive: Any, order: Start, code: str, limit: float) -> None:

@@ -1,0 +1,29 @@
+"""``resilient`` calls the function in any case, and lets go of what it held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from robust_slurm.rejoin import resilient as module
+
+
+def test_a_rank_that_cannot_be_asked_trains_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROBUST_BEAT_DIR", str(tmp_path / "gone"))
+    monkeypatch.setattr(module, "_called", False)
+    assert module.resilient(lambda: 7)() == 7
+    assert "runs as without resilient(): FileNotFoundError" in capfd.readouterr().err
+
+
+def test_errors_that_have_each_other_as_causes_are_let_go() -> None:
+    one, other, context = ValueError("one"), ValueError("other"), ValueError("context")
+    one.__cause__, other.__cause__, one.__context__ = other, one, context
+    try:
+        raise context
+    except ValueError:
+        pass
+    module._let_go(one)
+    assert context.__traceback__ is None
