@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from robust_slurm import heartbeat, layout
+from robust_slurm.auto import flights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def begin(order: Mapping[str, Any]) -> None:
     snapshot: Any = sys.modules.get(_SNAPSHOT)
     if snapshot is not None:
         snapshot.halted.clear()
+    flights.since = time.time_ns()  # what the collectives of before still wait for says nothing
     _begin_heartbeat()
 
 
