@@ -10,7 +10,7 @@ import sys
 import time
 
 from robust_slurm import heartbeat, layout
-from robust_slurm.auto import flights
+from robust_slurm.auto import flights, listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def begin(order: Mapping[str, Any]) -> None:
     snapshot: Any = sys.modules.get(_SNAPSHOT)
     if snapshot is not None:
         snapshot.halted.clear()
+    listen.end()
     flights.since = time.time_ns()  # what the collectives of before still wait for says nothing
     _begin_heartbeat()
 

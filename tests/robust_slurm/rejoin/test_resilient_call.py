@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from robust_slurm.auto import flights, listen
 from robust_slurm.rejoin import resilient as module
 
 
@@ -27,3 +29,12 @@ def test_errors_that_have_each_other_as_causes_are_let_go() -> None:
         pass
     module._let_go(one)
     assert context.__traceback__ is None
+
+
+def test_threads_of_the_epoch_before_end(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    listen.listen(str(tmp_path / "1-0.calls"), 1, flights._wait, None, None)
+    (thread,) = set(threading.enumerate()) - before
+    listen.end()
+    thread.join(30.0)
+    assert not thread.is_alive()
