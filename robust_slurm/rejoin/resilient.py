@@ -124,7 +124,8 @@ def _offer(sockets: collectives.Sockets) -> Offer:
         sockets.shut()
         collectives.abort_nccl()
 
-    return Offer(path_beside(claim.record_path(heartbeat.epoch(), None)), leave)
+    path = path_beside(claim.record_path(heartbeat.epoch(), None))
+    return Offer(path, leave, collectives.has_nccl)
 
 
 def _wait_for_order(offer: Offer) -> None:
