@@ -30,6 +30,8 @@ _BROKEN = re.compile(
 )
 _TCP = (socket.AF_INET, socket.AF_INET6)
 _LISTENS = socket.SO_ACCEPTCONN
+SERVICES = 1024
+"""Ports below belong to services, as that of HTTPS; gloo and torch's store use none of them."""
 _kept: list[Any] = []
 _DISTRIBUTED = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 
@@ -116,7 +118,8 @@ class Sockets:
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
                     if _name(one.fileno()) != name:
                         continue  # another thread has closed it, and opened something else
-                    if one.family in _TCP and not one.getsockopt(socket.SOL_SOCKET, _LISTENS):
+                    listens = one.getsockopt(socket.SOL_SOCKET, _LISTENS)
+                    if one.family in _TCP and not listens and not _to_service(one):
                         one.shutdown(socket.SHUT_RDWR)
 
     def next_round(self) -> None:
@@ -175,3 +178,10 @@ def _descriptors() -> Iterator[tuple[int, str]]:
 
 def _name(descriptor: int | str) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+
+
+def _to_service(one: socket.socket) -> bool:
+    try:
+        return int(one.getpeername()[1]) < SERVICES
+    except OSError:  # not connected yet
+        return False
