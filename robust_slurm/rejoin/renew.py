@@ -41,8 +41,13 @@ def silence(*, discard: bool) -> None:
 
 
 def close_checkpointers() -> None:
-    """Finish the copies under way and flush nothing: as when a rank is ended."""
+    """Finish the copies under way and flush nothing: as when a rank is ended.
+
+    Raises RuntimeError where nothing will put the objects back to the step to go on from.
+    """
     for each in checkpointers():
+        if each._session is not None and not each._resumed:
+            raise RuntimeError("its Checkpointer saves, but resume() was not called")
         each._close(0.0)
 
 

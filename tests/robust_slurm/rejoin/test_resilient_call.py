@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from robust_slurm.auto import flights, listen
+from robust_slurm.rejoin import renew
 from robust_slurm.rejoin import resilient as module
 
 
@@ -38,3 +40,13 @@ def test_threads_of_the_epoch_before_end(tmp_path: Path) -> None:
     listen.end()
     thread.join(30.0)
     assert not thread.is_alive()
+
+
+def test_a_rank_that_never_resumes_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights would stay as they are, where a new process begins with fresh ones."""
+    saves = SimpleNamespace(_session=object(), _resumed=False, _close=lambda _deadline: None)
+    monkeypatch.setattr(renew, "checkpointers", lambda: [saves])
+    with pytest.raises(RuntimeError, match=r"resume\(\)"):
+        renew.close_checkpointers()
+    saves._resumed = True
+    renew.close_checkpointers()
