@@ -12,6 +12,7 @@ from checkpointed_training import Training, fake_store, restart
 from fake_checkpoint_store import FakeStore
 
 from robust_slurm import Checkpointer, CheckpointError, heartbeat
+from robust_slurm.checkpoint.capture.state import State
 
 
 @pytest.fixture
@@ -153,3 +154,15 @@ def test_resume_is_called_once_and_first(store: FakeStore) -> None:
     with pytest.raises(CheckpointError, match="once"):
         training.ckpt.resume()
     training.ckpt.close()
+
+
+def test_a_scaler_has_not_unscaled_what_is_dropped() -> None:
+    """A rank that stays was thrown out of a step after unscale_()."""
+    model, scaler = torch.nn.Linear(2, 1), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objects = {"optimizer": optimizer, "extra.scaler": scaler, "model": model}
+    for _ in range(2):
+        scaler.scale(model(torch.ones(2)).sum()).backward()
+        scaler.unscale_(optimizer)
+        State(objects, rank=0).drop_gradients()
+        assert model.weight.grad is None
