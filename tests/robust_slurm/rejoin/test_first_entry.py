@@ -1,4 +1,4 @@
-"""What a rank that stays finds as a new one does, and what it cannot put back."""
+"""A rank that stays finds what a new one does; what it cannot put back, it notices."""
 
 from __future__ import annotations
 

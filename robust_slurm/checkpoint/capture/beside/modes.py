@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 _first: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""As this process's first resume() found them."""
+"""By module, what this process's first resume() found."""
 
 
 def note_modes(models: Iterable[Any], *, rejoined: bool) -> None:
