@@ -15,6 +15,7 @@ import torch
 
 from robust_slurm import heartbeat
 
+from ..capture.beside.modes import note_modes
 from ..capture.shards import is_dtensor
 from ..capture.state import State
 from ..capture.taken_over import fixed
@@ -25,7 +26,7 @@ from ..store.own_store import OwnStore
 from . import mesh as meshes
 from .client import Client, StoreGoneError
 from .options import Options
-from .resuming import from_durable, from_memory, named, shares
+from .resuming import CheckpointError, from_durable, from_memory, named, shares
 from .room import check_room, estimate
 from .saver import Saver
 from .stats import Stats
@@ -73,6 +74,12 @@ class Session:
         here = self.client is not None and not self._line
         plan = self.client.welcome.get("restore") if self.client is not None and here else None
         in_memory = plan is not None and plan["tier"] == "memory"
+        rejoined, heartbeat.rejoined = heartbeat.rejoined, False
+        if rejoined and not in_memory:
+            raise CheckpointError(
+                "the objects of this process hold a later state than the one to go on from, which "
+                "is not in memory; the next start is by new processes"
+            )
         if self.client is not None and plan is not None and in_memory:
             step = from_memory(self._state, self.client, plan)
         else:
@@ -83,8 +90,9 @@ class Session:
                 )  # fmt: skip
         for note in self._state.notes if self.world.rank == 0 else ():
             self.say(note)
-        if heartbeat.rejoined:
+        if rejoined:
             self._state.drop_gradients()  # of the step that was cut off
+        note_modes(named(self._objects.get("model")).values(), rejoined=rejoined)
         if self.saver is not None:
             self._try_to_capture()
             self.saver.abandon(step, at_once=in_memory)
