@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 from robust_slurm.resizing.change import Resize, fewer, more
 from srun_wrapper.checkpoints.enrolments import Enrolments
@@ -57,9 +58,13 @@ class Resizing:
         """True if the ranks have made no step since the world's size has changed."""
         if self._world.epoch < self._tried:
             return False
-        if self._state.progress.beats:
-            self._tried = 0
+        self.note_steps()
         return self._tried > 0
+
+    def note_steps(self) -> None:
+        """Note that ranks make steps in this world; called while they run."""
+        if self._world.epoch >= self._tried and self._state.progress.beats:
+            self._tried = 0
 
     def unfit(self) -> str:
         """Return why the job could not go on without its last node; "" if it could."""
@@ -128,6 +133,8 @@ class Resizing:
                 raise ValueError("the ranks do not all hold the same state")
             return list(groups)
         if many:
+            if (named := prod(many.values())) != (sum(map(len, self._trained)) or world):
+                raise ValueError(f"the mesh has {named} ranks, {world} are known")
             return [range(world)]
         raise ValueError(
             "nothing says that all ranks hold the same: name a mesh (--robust-mesh=dp=N), or use "
@@ -190,6 +197,7 @@ class Resizing:
         state.members.resize(nodes, slots)
         resized = (original, trained.new) if trained.new != original else None
         self._world.resized = resized
+        state.pace.tempo.forget()
         self._tried = self._world.epoch + 1
         before = incident.resized[0] if incident.resized else trained.old
         incident.resized = (before, trained.new) if before != trained.new else None
