@@ -55,7 +55,9 @@ class Replacement:
         else:
             done = await self._fill(incident)
         if done and self._resizing is not None and not self._over():
+            before = list(self._world.places)
             self._resizing.fill(incident)
+            self._came.update(n.name for n in self._world.places if n not in before)
         return done
 
     async def _fill(self, incident: Incident) -> bool:
