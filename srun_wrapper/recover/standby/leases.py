@@ -119,7 +119,8 @@ class Leases:
             self._give_back(own, f"{count} nodes for {len(wishes)} jobs")
         elif any(node is not None and node.name not in partition.nodes for _, node in own):
             self._give_back(own, "its node has left the pool")
-        elif not own and not state.failures:
+        elif not own and not state.failures and state.world.resized is None:
+            # A job that lacks nodes waits for one of the pool, which would preempt its own lease.
             usable = [nodes[n] for n in partition.nodes if n in nodes and nodes[n].usable]
             self._size = size = LeaseSize(*leases.smallest(usable))
             tasks = max(map(len, state.world.ranks), default=1)
