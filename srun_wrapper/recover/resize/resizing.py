@@ -108,6 +108,8 @@ class Resizing:
         if self._launch.feed in (Feed.ONE, Feed.OWN):
             raise ValueError("its ranks read input of their own")
         ranks, slots = self._ranks(), self._world.ranks
+        if len(ranks) != len(slots):
+            raise ValueError("some nodes have no rank with a Checkpointer")
         groups = self._groups(sum(map(len, ranks)))
         trained = fewer(ranks, vacant, groups, least)
         places = [place for place in range(len(slots)) if place not in trained.places]
@@ -145,6 +147,8 @@ class Resizing:
 
     def fill(self, incident: Incident) -> bool:
         """Give nodes that are idle in the job the places that lack one. False: there are none."""
+        if not self.ready:
+            return False
         free = [n for n in self._state.nodes.values() if self._idle(n)]
         come: dict[int, Node] = {}
         for places in list(self._lacking):
@@ -152,8 +156,6 @@ class Resizing:
             if fit:
                 come |= fit
                 self._lacking.remove(places)
-        if not come:
-            return False
         world = self._world
         slots = more(world.ranks, self._full, self._home, come)
         trained = more(self._ranks(), self._trained, self._home, come)
@@ -169,7 +171,12 @@ class Resizing:
     @property
     def ready(self) -> bool:
         """True if idle nodes could take places that lack one."""
-        free = [n for n in self._state.nodes.values() if self._idle(n)] if self._lacking else []
+        if not self._lacking:
+            return False
+        known = [len(own) for own in self._ranks()]
+        if known != [len(self._trained[place]) for place in self._home]:
+            return False  # the script has another world than it had
+        free = [n for n in self._state.nodes.values() if self._idle(n)]
         return any(self._fitting(places, free) for places in self._lacking)
 
     @staticmethod

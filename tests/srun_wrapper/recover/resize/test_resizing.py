@@ -237,6 +237,23 @@ def test_a_state_that_is_not_shared_or_is_fixed_is_refused() -> None:
     assert "distributed tensors" in scene.resizing.without(["n1"])
 
 
+def test_ranks_that_are_not_where_they_were_are_no_slip() -> None:
+    """A script whose Checkpointers have a world of their own: on three of the four nodes."""
+    scene = Scene(enrol=False)
+    for rank in ALL[:3]:
+        scene.job.enrol(rank, needs=ALL[:3])
+        each = scene.job.enrolments.ranks[rank]
+        each.said = structs.replace(each.said, world=3)
+    assert "some nodes have no rank" in scene.resizing.without(["n3"])
+    scene = Scene()
+    assert scene.resizing.shrink(scene.lose("n1"))
+    scene.come(7, companion=5)
+    assert scene.resizing.ready
+    for rank, place in ((1, 0), (2, 1)):
+        scene.job.enrolments.ranks[rank].place = place
+    assert not scene.resizing.ready and not scene.resizing.fill(scene.incident())
+
+
 def test_ranks_of_a_torchrun_are_renumbered_with_its_nodes() -> None:
     """One slot a node, two ranks each."""
     scene = Scene("torchrun", "train.py", enrol=False)
