@@ -161,7 +161,25 @@ def test_a_node_with_which_the_world_grows_has_just_joined(tmp_path: Any) -> Non
         )
         scene.replacement._resizing = resizing
         assert await scene.replacement.fill(scene.incident)
-        assert scene.replacement.just_joined() == {"n9"}
+        assert scene.replacement.just_joined() == {"n9"} and not scene.incident.swaps
+
+    asyncio.run(asyncio.wait_for(life(), 10))
+
+
+def test_a_node_that_comes_as_its_place_is_given_up_is_a_swap(tmp_path: Any) -> None:
+    """Not a lost node that answers again: that is what neither a swap nor a resize would mean."""
+
+    async def life() -> None:
+        scene = Scene(tmp_path)
+        scene.incident.plan = Plan("shrink", ("n2",), "")
+        members, places = scene.state.members, scene.state.world.places
+        resizing: Any = SimpleNamespace(
+            shrink=lambda _incident: not places.remove(scene.nodes[1]),
+            fill=lambda _incident: members.arrange([scene.nodes[0], scene.standby]),
+        )
+        scene.replacement._resizing = resizing
+        assert await scene.replacement.fill(scene.incident)
+        assert scene.incident.swaps == [("n2", "n9")]
 
     asyncio.run(asyncio.wait_for(life(), 10))
 
