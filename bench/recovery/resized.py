@@ -68,7 +68,8 @@ class Resized:
 
     def _standby(self, state: str) -> None:
         argv = ["scontrol", "update", f"nodename={STANDBY}", f"state={state}"]
-        self._lab.exec("head", [*argv, *(["reason=bench"] if state == "drain" else [])])
+        words = [*argv, *(["reason=bench"] if state == "drain" else [])]
+        self._lab.exec("head", words, user=False, check=True)
 
     def close(self) -> None:
         """Nothing runs between two faults."""

@@ -210,6 +210,11 @@ class World:
     def size(self) -> int:
         return sum(len(ranks) for ranks in self.ranks)
 
+    @property
+    def uneven(self) -> bool:
+        """True if some ranks compute more shares of the batch than others."""
+        return self.resized is not None and self.resized[0] % self.resized[1] > 0
+
     def rank_at(self, node: Node, local: int) -> Rank | None:
         """The rank of a slot; beyond the slots, the torchrun rank with that LOCAL_RANK."""
         place = self.place_of(node)

@@ -259,7 +259,7 @@ class State:
         if not isinstance(values, dict):
             raise StateError("the snapshot holds no state")
         if taken is not None:
-            values = take_over(saved, sources, self._tree)
+            values = take_over(saved, sources, self._tree, taken.shares)
         fits("state", values, self._tree)
         steps = [
             step

@@ -151,7 +151,8 @@ class Leases:
         wishes = leases.wishes(leases.LeaseWish(state.job_id, len(job.nodes)), open_claims, jobs)
         if state.job_id not in leases.entitled(wishes, count):
             self._give_back(own, f"{count} nodes for {len(wishes)} jobs")
-        elif not own and not state.failures:
+        elif not own and not state.failures and state.world.resized is None:
+            # A job that lacks nodes waits for one of the pool, which would preempt its own lease.
             self._size = size = LeaseSize(found.cpus, found.memory)
             tasks = max(map(len, state.world.ranks), default=1)
             other = [n for n in sorted(able) if nodes[n] not in found.nodes]  # of another size

@@ -93,6 +93,38 @@ def test_a_lease_is_used_before_anything_is_asked_for(lease_job: LeaseJob) -> No
     play(job, scene)
 
 
+def test_a_lease_with_which_the_world_grows_is_kept(lease_job: LeaseJob) -> None:
+    """It came before the job lost a node, or while it lacked one."""
+    job = lease_job.job
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        job.comes(1)
+        job.requests.use(1)
+        job.requests.use(1)
+        await asked(job, 2)
+        assert {"--partition=lease-held", "--nodelist=s1"} <= set(job.asked[1])
+
+    play(job, scene)
+    assert len(job.asked) == 2
+
+
+def test_a_job_that_lacks_a_node_asks_for_no_lease(lease_job: LeaseJob) -> None:
+    """Its request for a node of the pool waits in the queue, and would preempt it."""
+    job = lease_job.job
+
+    async def scene() -> None:
+        job.state.world.resized = (4, 3)
+        await lease_job.look()
+        assert not job.asked
+        job.state.world.resized = None
+        await lease_job.look()
+        await asked(job, 1)
+
+    play(job, scene)
+
+
 def test_own_requests_do_not_take_the_lease_away(lease_job: LeaseJob) -> None:
     job = lease_job.job
 
