@@ -1,4 +1,4 @@
-"""What ``programs/ckpt_resized.py`` has done, held against runs with the same sizes of the world at
+"""Hold what ``programs/ckpt_resized.py`` has done against runs with the same sizes of the world at
 the same steps, in which the changes were made by hand and no fault."""
 
 from __future__ import annotations
