@@ -105,11 +105,14 @@ def _rounds(
     while True:
         result, error = None, None
         try:
-            result = call()
-        except BaseException as raised:  # noqa: BLE001 - raised again, unless this rank rejoins
-            error = raised
-        if error is not None and not offer.ordered.is_set() and collectives.by_peers(error):
-            _wait_for_order(offer)
+            try:
+                result = call()
+            except BaseException as raised:  # noqa: BLE001 - raised again, unless it rejoins
+                error = raised
+            if error is not None and not offer.ordered.is_set() and collectives.by_peers(error):
+                _wait_for_order(offer)
+        except Interrupted as late:  # the function is over already
+            error = error or late
         if not offer.end():
             if error is not None:
                 raise error
