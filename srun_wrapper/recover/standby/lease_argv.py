@@ -30,6 +30,8 @@ def lease_argv(
     """Return srun's argv for a lease: as for a standby node, but another job may be beside it."""
     memory = [f"--mem={size.memory - ROOM}M"] if size.memory > ROOM else []
     words = {"--exclusive": [f"--mincpus={size.cpus}"], "--mem=0": memory}
+    # From 24.11 on no node has both --mincpus and --ntasks-per-node; of one node it says no more.
+    words[f"--ntasks-per-node={tasks}"] = []
     argv = steps.companion_argv(launch, job, partition, tasks, exclude, minutes)
     return [word for each in argv for word in words.get(each, [each])]
 

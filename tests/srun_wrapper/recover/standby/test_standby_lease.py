@@ -17,7 +17,7 @@ from robust_slurm.slurm.model import node_from, partition_from
 from srun_wrapper.command import steps
 from srun_wrapper.job.model import Role
 from srun_wrapper.recover.standby import leases as standby_leases
-from srun_wrapper.recover.standby.lease_argv import LeaseSize, hold_argv
+from srun_wrapper.recover.standby.lease_argv import LeaseSize, hold_argv, lease_argv
 from srun_wrapper.recover.standby.leases import Leases
 from srun_wrapper.recover.standby.request import Barred, Requester, StandbyRequest, outcome
 from srun_wrapper.recover.standby.unfit import UnfitNodes
@@ -292,6 +292,14 @@ def test_it_is_said_when_slurm_lets_the_job_that_keeps_the_node_wait(
         assert "s1 may be taken away for another job" in said
 
     play(job, scene)
+
+
+def test_a_lease_asks_for_nothing_that_newer_releases_refuse() -> None:
+    """From 24.11 on no node has both --mincpus and --ntasks-per-node."""
+    of: Any = SimpleNamespace(id=7, account="", qos="", tres_per_node=None, cpus_per_task=1)
+    argv = lease_argv(made_launch(), of, "lease", 2, [], 5, LeaseSize(8, 1000))
+    assert {"--nodes=1", "--ntasks=2", "--mincpus=8", "--mem=936M"} <= set(argv)
+    assert not any(word.startswith(("--ntasks-per-node", "--exclusive")) for word in argv)
 
 
 def test_the_memory_of_a_node_is_not_asked_for_where_it_is_not_known() -> None:
