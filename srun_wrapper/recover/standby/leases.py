@@ -61,6 +61,7 @@ class Leases:
         self._off = not self._pool or not self._partition or requester.launch.observed is not None
         self._obstacle = ""
         self._told = False
+        self._cold = 0  # number of the last request that no lease served
         self._had = False
         self._next = 0.0
         self._job: Job | None = None
@@ -75,6 +76,7 @@ class Leases:
         busy = self._looking is not None and not self._looking.done()
         if self._off or busy or not self._state.progress.beats:
             return
+        self._tell()
         has = any(not request.used for request, _ in self._requests.leases())
         if self._had and not has:
             self._next = min(self._next, now + SOON)
@@ -143,7 +145,16 @@ class Leases:
         self._next = time.monotonic() + SOON
         if request.lease:
             self._beside(self._hold(request))
-        elif self._obstacle and not self._told and not self._off:
+        else:
+            self._cold = request.number
+
+    def _tell(self) -> None:
+        """Say once what a node that has taken a place without a lease has cost."""
+        nodes = self._state.nodes.values()
+        came = self._cold and any(
+            n.companion == self._cold and n.role is Role.ACTIVE for n in nodes
+        )
+        if came and self._obstacle and not self._told:
             self._told = True
             say(
                 "the standby node starts cold; an idle one can wait warm, as a spare does "
