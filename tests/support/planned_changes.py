@@ -1,5 +1,5 @@
-"""What ``programs/ckpt_resized.py`` has done, held against runs with the same sizes of the world at
-the same steps, in which the changes were made by hand and no fault."""
+"""Holds the steps of ``programs/ckpt_resized.py`` against those of runs without a fault, in
+which the world had the same sizes at the same steps."""
 
 from __future__ import annotations
 

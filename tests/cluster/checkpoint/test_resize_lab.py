@@ -42,6 +42,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     training.until(lambda: steps_in(training, 2) >= AGAIN, "steps with 3 ranks", WAIT)
     training.until(lambda: resized(training), "the incident is over")
     assert "trains with 3 of its 4 ranks" in status(lab, training), training.story()
+    assert not training.says("the standby node starts cold"), "there is none"
     standby(lab, "resume")
     training.until(lambda: steps_in(training, 3) >= AGAIN, "steps with 4 ranks again", WAIT)
     training.until(lambda: len(resized(training)) > 1, "the incident is over")
@@ -55,7 +56,6 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     assert (grown["suspects"], grown["lost_steps"]) == ([], 0), training.story()
     took = shrunk["phases"]["total"] - shrunk["phases"]["first_step"]  # imports torch
     assert took < 10.0, shrunk["phases"]
-    assert not training.says("the standby node starts cold"), "there was none"
     assert len(training.incidents()) == 2 and set(training.accusations()) == {"n2"}
     assert set(expand(training.nodes())) == {"n1", "n3", "n4"}
     worlds = [event["nodes"] for event in training.events("epoch")]
