@@ -86,6 +86,7 @@ class Node:
     def heard(self, now: float) -> None:
         """Its agent has said something."""
         self.last_word = now
+        self.ask_again = 0.0
         self.unreachable = 0
         self.silence = None
 

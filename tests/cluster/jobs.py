@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from waiting import until
 
 from lab import Lab, LabError
 from lab.keeper.ranks import Process, scan
+from robust_slurm import process_stat
 from robust_slurm.slurm.values import expand
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from srun_wrapper.decide.incident import PHASES
@@ -189,22 +191,25 @@ class Training:
     def _hurry(self) -> None:
         """Signal a robust-srun that is done and looks for 10 s whether a lost node answers.
 
-        One that the lab has crashed will not, and the tests would wait for minutes in all.
+        One that the lab has crashed will not, and the tests would wait for minutes in all. A
+        robust-srun that began after that line, the script's next one, is left alone.
         """
         looks = re.findall(r"^robust-srun: waiting up to \S+ s for .* of (\S+):", self.out(), re.M)
         if len(looks) > self.looks:
             self.looks = len(looks)
             faults = self.lab.faults()
             if all(faults.get(node) == "crashed" for node in expand(looks[-1])):
+                said = time.time() - (self.dir / "out").stat().st_mtime
                 for process in self.processes("bin/robust-srun"):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGTERM)
+                    with contextlib.suppress(OSError, ValueError):
+                        if age(process.pid) > said + 2:
+                            os.kill(process.pid, signal.SIGTERM)
 
     # -- its processes
 
     def go_on(self) -> None:
         """Let it go on where ``--hold`` has it stay, from now on."""
-        (self.dir / "go").touch()
+        (self.dir / "go-on").touch()
 
     def processes(self, word: str = "", rank: int | None = None) -> list[Process]:
         """Return its processes on any node: with ``word`` in the command line, of one rank."""
@@ -266,6 +271,12 @@ def command_line(pid: int) -> str:
     except OSError:
         return ""
     return raw.replace(b"\0", b" ").decode(errors="replace")
+
+
+def age(pid: int) -> float:
+    """Seconds since it was started. Raises OSError or ValueError if it has ended."""
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return uptime - process_stat.read(pid).start / os.sysconf("SC_CLK_TCK")
 
 
 def prepared(lab: Lab, world: int, steps: int = 40) -> Training:

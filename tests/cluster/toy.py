@@ -178,7 +178,7 @@ while step < args.steps:
             temporary = checkpoint.with_suffix(".tmp")
             temporary.write_text(json.dumps({"step": step, "loss": loss}))
             temporary.replace(checkpoint)
-        while stay and not (args.dir / "go").exists():  # to be killed, or told to go on
+        while stay and not (args.dir / "go-on").exists():  # to be killed, or told to go on
             time.sleep(0.02)
 if rank == 0:
     (args.dir / "final.json").write_text(json.dumps({"step": step, "loss": loss}))

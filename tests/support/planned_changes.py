@@ -1,5 +1,5 @@
-"""Holds the steps of ``programs/ckpt_resized.py`` against those of runs without a fault, in
-which the world had the same sizes at the same steps."""
+"""Hold what ``programs/ckpt_resized.py`` has done against runs with the same sizes of the world at
+the same steps, in which the changes were made by hand and no fault."""
 
 from __future__ import annotations
 

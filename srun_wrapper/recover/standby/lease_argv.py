@@ -34,18 +34,12 @@ def lease_argv(
     return [word for each in argv for word in words.get(each, [each])]
 
 
-def hold_argv(job: Job, partition: str, node: str, minutes: int, cpus: int) -> list[str]:
+def hold_argv(job: Job, partition: str, node: str, minutes: int, size: LeaseSize) -> list[str]:
     """Return srun's argv for a job that does nothing on a node of a lease, and is not preempted.
 
     All processors: then there is no part of the node for which it would pay to end the lease.
     """
     argv = ["srun", "--quiet", f"--partition={partition}", f"--nodelist={node}", "--nodes=1"]
-    argv += [
-        "--ntasks=1",
-        f"--mincpus={cpus}",
-        f"--mem={ROOM}M",
-        f"--time={minutes}",
-        "--no-kill",
-        "--input=none",
-    ]
+    argv += ["--ntasks=1", f"--mincpus={size.cpus}", f"--time={minutes}", "--no-kill"]
+    argv += ["--input=none", *([f"--mem={ROOM}M"] if size.memory > ROOM else [])]
     return [*argv, *steps.of_job(job), "sleep", "infinity"]

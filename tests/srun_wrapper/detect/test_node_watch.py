@@ -154,6 +154,9 @@ def test_one_that_answers_is_not_asked_all_the_time(
     nodes.look(time.monotonic())  # would need a running loop to ask anybody
     assert not job.node(1).probing
     assert job.node(1).role is Role.ACTIVE
+    assert job.node(1).ask_again
+    job.node(1).heard(time.monotonic())
+    assert not job.node(1).ask_again, "its next silence is another one"
 
 
 def test_a_node_that_falls_silent_while_it_is_asked_whether_it_can_be_asked(

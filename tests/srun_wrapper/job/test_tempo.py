@@ -20,7 +20,7 @@ def after(*parts: tuple[int, float], window: float = 8.0) -> Tempo:
 
 
 def test_steps_of_another_size_are_not_held_against_those_before() -> None:
-    """A job has gone on with fewer nodes: each rank has more to do in a step."""
+    """Each rank has more to do in a step, after a job has gone on with fewer nodes."""
     tempo = after((40, 0.5), (2, 1.0))
     tempo.forget()
     for _ in range(40):

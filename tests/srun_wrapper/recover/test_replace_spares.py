@@ -149,7 +149,7 @@ def test_a_plan_to_shrink_uses_a_spare_and_asks_for_no_other_node(
 
 
 def test_a_node_with_which_the_world_grows_has_just_joined(tmp_path: Any) -> None:
-    """A node that cannot start its rank is proven unfit then, and leaves alone: as after a swap."""
+    """A node that cannot start its rank is proven unfit, and leaves alone: as after a swap."""
 
     async def life() -> None:
         scene = Scene(tmp_path)
