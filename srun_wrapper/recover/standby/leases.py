@@ -63,6 +63,7 @@ class Leases:
         self._pool, self._partition = config.standby_partition, config.lease_partition
         self._off = not self._pool or not self._partition or requester.launch.observed is not None
         self._obstacle = ""
+        self._cold = 0  # number of the last request that no lease served
         self._told = self._told_refused = False
         self._mine: StandbyRequest | None = None  # the lease without ranks, or the request for it
         self._short = 0  # so many in a row ended soon, and unused
@@ -79,6 +80,7 @@ class Leases:
         busy = self._looking is not None and not self._looking.done()
         if self._off or busy or not self._state.progress.beats:
             return
+        self._tell()
         if self._mine is not None and self._own() is None:
             self._ended(self._mine, now)
         if now < self._next:
@@ -193,7 +195,16 @@ class Leases:
         self._next = time.monotonic() + SOON
         if request.lease:
             self._beside(self._hold(request))
-        elif self._obstacle and not self._told and not self._off:
+        else:
+            self._cold = request.number
+
+    def _tell(self) -> None:
+        """Say once what a node that has taken a place without a lease has cost."""
+        nodes = self._state.nodes.values()
+        came = self._cold and any(
+            n.companion == self._cold and n.role is Role.ACTIVE for n in nodes
+        )
+        if came and self._obstacle and not self._told:
             self._told = True
             say(
                 "the standby node starts cold; an idle one can wait warm, as a spare does "
