@@ -31,7 +31,7 @@ PATIENCE = 1.0  # s to wait for them
 _MOST = 15.0
 """Times as long as it ran that a thread may pause: steps may be slower for another reason."""
 _LONGEST = 2.0  # s of one pause
-IN_ALL = 20.0
+IN_ALL = 5.0
 """s of all pauses: then idle priority must do, and a noisy machine gets its warm interpreter."""
 _BIT = 0.05  # s between two looks in a pause
 _GONE = 10  # times a step's time without a step: there is no training to disturb, but a restart

@@ -24,7 +24,7 @@ _LAST = 5.0  # s for a thread that has ended to leave /proc
 _FENV = 64  # bytes; fenv_t has 32 on x86-64, 16 at most elsewhere
 _GROUP = "/proc/self/autogroup"
 _TRIES, _TURN = 20, 0.11  # one change of an autogroup in 0.1 s is allowed, of all on the machine
-SHARES = ((0.0, 19), (8.0, 10), (16.0, 5), (24.0, 0))
+SHARES = ((0.0, 19), (2.0, 10), (4.0, 5), (6.0, 0))
 """Niceness of the session from so many seconds on: others may leave it nothing at all."""
 
 
