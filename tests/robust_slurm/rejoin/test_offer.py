@@ -20,8 +20,8 @@ def test_nothing_is_computed_with_what_an_abort_returns(tmp_path: Path) -> None:
     offer = Offer(str(tmp_path / "line"), lambda: left.append(offer._out.wait(LONG)), lambda: True)
     with socket.socket(socket.AF_UNIX) as robust_task:
         robust_task.connect(str(tmp_path / "line"))
-        robust_task.sendall(PAUSE)
         with pytest.raises(Interrupted):
+            robust_task.sendall(PAUSE)
             while not left:
                 time.sleep(0.001)
         assert offer.end()
