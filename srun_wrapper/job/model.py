@@ -164,8 +164,8 @@ class World:
     inner: dict[tuple[int, int], Rank] = field(default_factory=dict)
     # Place by id(node), as the epoch began: asked for every heartbeat of every rank.
     _place: dict[int, int] = field(default_factory=dict, repr=False)
-    # How many ranks of this epoch have been started (of them warm, or kept from the epoch before),
-    # made a step (or ended), have ended.
+    # Numbers of ranks of this epoch that have been started (of them warm, or kept from the epoch
+    # before), have made a step (or ended), have ended.
     started: int = 0
     warm: int = 0
     kept: int = 0

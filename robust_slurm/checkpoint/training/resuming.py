@@ -214,7 +214,7 @@ def _positions(state: State, loaders: Any, directory: str, step: int) -> bool:
         return False
     where = tier.step_dir(directory, step)
     manifest = tier.read_manifest(where)
-    # Who would have the last share and the one after it tell how many there were.
+    # The ranks that would have the last share and the one after it tell how many there were.
     wanted = (*whole.shares, whole.original - 1, whole.original)
     ranks = sorted({holder(share, manifest.world) for share in wanted})
     parts = [tier.read_rank(where, manifest, rank) for rank in ranks]
