@@ -54,9 +54,8 @@ class Patience:
         """``limit``: the setting; 0: off."""
         self.off = limit <= 0
         self._limit = limit
-        self._ended: list[
-            tuple[float, float]
-        ] = []  # when, how long; each longer than those after it
+        self._ended: list[tuple[float, float]] = []
+        """When, and how long; each longer than those after it."""
 
     def note(self, length: float, now: float) -> None:
         """A node that nobody could reach has answered after ``length`` seconds of silence."""
