@@ -53,7 +53,7 @@ _proven = layout.NO_STEP  # newest such step of a finite loss
 _assumed = layout.NO_STEP  # the value of _proven that no loss has shown, but a resume
 _stack: list[bytes] = []
 _ended = False
-rejoined = False  # this process was a rank of an earlier epoch (see ``rejoin``)
+rejoined = False  # this process was a rank of an earlier epoch, and is to resume (``rejoin``)
 _warned = False
 _fork_hook = False
 

@@ -8,13 +8,20 @@ never preempted, so the node is nobody else's. (A running job cannot change its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from robust_slurm.slurm import Node, Partition, Placement, StandbyClaim
 
 LEASE_TIER, HELD_TIER = 0, 1  # PriorityTier; the pool's is higher than both
 SHARED = "FORCE:1"  # OverSubscribe: the two jobs of a node share its processors
+_EXEMPT: Mapping[str, Callable[[str], bool]] = {
+    "PreemptMode": lambda text: "PRIORITY" in text.upper().split(","),
+    "PreemptExemptTime": lambda text: text not in ("", "(null)", "NONE", "00:00:00"),
+    "PreemptParameters": lambda text: "min_exempt_priority" in text,
+}
+"""Settings of slurm.conf by which a job may be spared in spite of its partition."""
 
 
 class LeaseWish(NamedTuple):
@@ -68,32 +75,43 @@ def entitled(found: Iterable[LeaseWish], nodes: int) -> frozenset[int]:
     return frozenset(wish.job for wish in order[:nodes])
 
 
-def leasable(
-    partition: Partition, nodes: Mapping[str, Node], leased: Iterable[str], taken: Iterable[str]
-) -> int:
-    """Number of nodes that leases can share: idle ones, and ``leased`` ones without ranks."""
+def leasable(nodes: Iterable[Node], leased: Iterable[str], taken: Iterable[str]) -> int:
+    """Number of nodes that leases can share: idle ones, and ``leased`` ones without ranks.
+
+    Not one that is drained: Slurm gives it to nobody when it is given back.
+    """
     kept = set(leased) - set(taken)
-    here = (nodes[name] for name in partition.nodes if name in nodes)
-    return sum(node.idle or node.name in kept for node in here)
+    return sum(node.idle or (node.usable and node.name in kept) for node in nodes)
 
 
 def obstacle(
     partition: str, pool: str, partitions: Mapping[str, Partition], config: Mapping[str, str]
 ) -> str:
-    """Return why a lease in this partition would keep the node from others; "" if none would."""
+    """Return why a lease in this partition would keep the node from others; "" if none would.
+
+    A partition of that name may be somebody else's: it must be as ``settings`` makes it.
+    """
     for name in (partition, held(partition), pool):
         if name not in partitions or partitions[name].state != "UP":
             return f"there is no partition {name!r} that is up"
     low, high = partitions[partition].raw, partitions[pool].raw
     if not _tier(low) < _tier(high):
         return f"partition {partition} has no lower PriorityTier than {pool}"
-    if low.get("PreemptMode") not in ("CANCEL", "REQUEUE"):
-        return f"jobs of partition {partition} are not preempted: its PreemptMode is not CANCEL"
+    for name, wanted in settings(partition).items():
+        for key in ("PreemptMode", "OverSubscribe"):
+            if partitions[name].raw.get(key) != wanted[key]:
+                return f"partition {name} has not {key}={wanted[key]}"
+    if not _tier(low) < _tier(partitions[held(partition)].raw):
+        return f"partition {partition} has no lower PriorityTier than {held(partition)}"
+    for name in (pool, held(partition)):
+        if not set(partitions[partition].nodes) <= set(partitions[name].nodes):
+            return f"partition {partition} has nodes that {name} has not"
     on = config.get("PreemptMode", "OFF").upper().split(",")[0] not in ("", "OFF")
     if not on or config.get("PreemptType") != "preempt/partition_prio":
         return "Slurm preempts no jobs by PriorityTier (PreemptType=preempt/partition_prio)"
-    if partitions[held(partition)].raw.get("PreemptMode") != "OFF":
-        return f"jobs of partition {held(partition)} are preempted: its PreemptMode is not OFF"
+    for key, exempt in _EXEMPT.items():
+        if exempt(config.get(key, "")):
+            return f"Slurm exempts jobs from being preempted: {key}={config[key]}"
     return ""
 
 
@@ -102,10 +120,30 @@ def _tier(raw: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else 1
 
 
-def smallest(nodes: Sequence[Node]) -> tuple[int, int]:
-    """Processors and MB of memory that each of the nodes has."""
-    memory = [_number(n, "RealMemory") - _number(n, "MemSpecLimit") for n in nodes]
-    return min((n.cpus for n in nodes), default=1), max(0, min(memory, default=0))
+class Alike(NamedTuple):
+    """Nodes of the same number of processors, and the MB of memory that each of them has."""
+
+    nodes: Sequence[Node]
+    cpus: int
+    memory: int
+
+
+def alike(nodes: Iterable[Node]) -> Alike:
+    """Return the nodes of the size that most have, of two sizes the larger.
+
+    A lease has all processors of its node, and asks for them before it knows which node that is.
+    """
+    usable = [node for node in nodes if node.usable]
+    counts = Counter(map(_cpus, usable))
+    cpus = max(counts, key=lambda size: (counts[size], size), default=1)
+    same = [node for node in usable if _cpus(node) == cpus]
+    memory = [_number(n, "RealMemory") - _number(n, "MemSpecLimit") for n in same]
+    return Alike(same, cpus, max(0, min(memory, default=0)))
+
+
+def _cpus(node: Node) -> int:
+    """Processors for jobs: without those that CoreSpecCount reserves."""
+    return _number(node, "CPUEfctv") or node.cpus
 
 
 def _number(node: Node, key: str) -> int:

@@ -151,7 +151,8 @@ def print_job(report: JobReport, out: Console) -> None:
         out.print("phases in seconds")
         for incident in report.incidents:
             stuck = incident.evidence[:_HANG] if incident.symptom == "hang" else ()
-            told = (*stuck, *incident.amended, *incident.counters, *incident.tests)
+            sized = ("resized {}→{}".format(*incident.resized),) if incident.resized else ()
+            told = (*sized, *stuck, *incident.amended, *incident.counters, *incident.tests)
             for line in (*told, *incident.restored):
                 out.print(f"{_clock(incident.time)} {line}")
     else:

@@ -12,7 +12,8 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -101,6 +102,25 @@ def recovered(
     return {"detect": found[0].detected - at, **phases, "total": end - at}
 
 
+@contextmanager
+def crash_of(lab: Lab, victim: str, training: Training) -> Iterator[Callable[[], float]]:
+    """Yield what crashes the node. At the end the job is cancelled, and the node is well again."""
+    crashed = False
+
+    def crash() -> float:
+        nonlocal crashed
+        crashed = True
+        return lab.crash(victim)
+
+    try:
+        yield crash
+    finally:
+        training.scancel()
+        if crashed:
+            lab.heal(victim)
+        training.cancel()
+
+
 class LongJob:
     """A training that lives through many faults, started when it is first needed."""
 
@@ -163,21 +183,9 @@ class NodeCrash:
             self._lab, self._workload, NODES, self._per_node, where, self._spares, options
         )
         action = "swap_spare" if self._spares else "swap_companion"
-        crashed = False
-
-        def crash() -> float:
-            nonlocal crashed
-            crashed = True
-            return self._lab.crash(victim)
-
-        try:
-            ranks = (NODES + self._spares + self._lease) * self._per_node if self._warm else 0
+        ranks = (NODES + self._spares + self._lease) * self._per_node if self._warm else 0
+        with crash_of(self._lab, victim, training) as crash:
             return recovered(training, crash, action, ranks)
-        finally:
-            training.scancel()
-            if crashed:
-                self._lab.heal(victim)
-            training.cancel()
 
     def close(self) -> None:
         """Nothing runs between two faults."""

@@ -10,7 +10,7 @@ import itertools
 import time
 
 from bench.common import BenchError
-from bench.recovery.cases import CRASH_NODES, NODES, RECOVERY, recovered, robust_job
+from bench.recovery.cases import CRASH_NODES, NODES, RECOVERY, crash_of, recovered, robust_job
 from bench.training.job import Training
 from lab import Lab
 from srun_wrapper.decide.incident import PHASES
@@ -32,22 +32,12 @@ class Resized:
         victim, where = next(self._victims), ",".join(CRASH_NODES[:NODES])
         self._standby("drain")
         training = robust_job(self._lab, "saved", NODES, 1, where, options=OPTIONS)
-        crashed = False
-
-        def crash() -> float:
-            nonlocal crashed
-            crashed = True
-            return self._lab.crash(victim)
-
         try:
-            phases = recovered(training, crash, "shrink", NODES)
-            return self._grown(training) if self._grow else phases
+            with crash_of(self._lab, victim, training) as crash:
+                phases = recovered(training, crash, "shrink", NODES)
+                return self._grown(training) if self._grow else phases
         finally:
-            training.scancel()
             self._standby("resume")
-            if crashed:
-                self._lab.heal(victim)
-            training.cancel()
 
     def _grown(self, training: Training) -> dict[str, float]:
         time.sleep(SOME_STEPS)
@@ -68,7 +58,8 @@ class Resized:
 
     def _standby(self, state: str) -> None:
         argv = ["scontrol", "update", f"nodename={STANDBY}", f"state={state}"]
-        self._lab.exec("head", [*argv, *(["reason=bench"] if state == "drain" else [])])
+        words = [*argv, *(["reason=bench"] if state == "drain" else [])]
+        self._lab.exec("head", words, user=False, check=True)
 
     def close(self) -> None:
         """Nothing runs between two faults."""

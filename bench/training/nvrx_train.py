@@ -14,11 +14,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.training.rank import Rank, parse
-from bench.training.torch_train import BATCH, WIDTH
+from bench.training.torch_train import make_batch, make_network
 
 GLOO = timedelta(seconds=3)
 QUICK = timedelta(seconds=0.25)
@@ -31,9 +30,7 @@ def main() -> None:
     distributed: Any = import_module("torch.distributed")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)
-    )
+    network = make_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
     port = int(os.environ["MASTER_PORT"]) + 1  # the wrapper has the other one
     first = os.environ["RANK"] == "0"
@@ -52,8 +49,7 @@ def main() -> None:
         for step in range(1, args.steps + 1):
             began = time.perf_counter()
             time.sleep(args.step_time)
-            generator = torch.Generator().manual_seed(step * rank.world + rank.rank)
-            batch = torch.randn(BATCH, WIDTH, generator=generator)
+            batch = make_batch(step * rank.world + rank.rank)
             optimizer.zero_grad()
             (model(batch) - batch).square().mean().backward()
             optimizer.step()

@@ -12,21 +12,18 @@ import time
 from datetime import timedelta
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import robust_slurm
 from bench.training.rank import Rank, parse
-from bench.training.torch_train import BATCH, WIDTH
+from bench.training.torch_train import make_batch, make_network
 
 
 def main() -> None:
     args = parse()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)
-    )
+    network = make_network()
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
 
     @robust_slurm.resilient
@@ -38,8 +35,7 @@ def main() -> None:
         for step in range(checkpointer.resume() + 1, args.steps + 1):
             began = time.perf_counter()
             time.sleep(args.step_time)
-            generator = torch.Generator().manual_seed(step * rank.world + rank.rank)
-            batch = torch.randn(BATCH, WIDTH, generator=generator)
+            batch = make_batch(step * rank.world + rank.rank)
             optimizer.zero_grad()
             loss = (model(batch) - batch).square().mean()
             loss.backward()

@@ -23,6 +23,18 @@ WIDTH = 256
 BATCH = 64
 
 
+def make_network() -> nn.Module:
+    """The model that all workloads of this kind train."""
+    return nn.Sequential(
+        nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+    )
+
+
+def make_batch(seed: int) -> torch.Tensor:
+    """BATCH samples of WIDTH numbers, the same for the same seed."""
+    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
 def main() -> None:
     args = parse()
     rank = Rank(args.dir)
@@ -30,9 +42,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=30))
-    network = nn.Sequential(
-        nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.LayerNorm(WIDTH)
-    )
+    network = make_network()
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     checkpoint = args.dir / "checkpoint.pt"
@@ -45,8 +55,7 @@ def main() -> None:
     while step < args.steps:
         began = time.perf_counter()
         time.sleep(args.step_time)
-        generator = torch.Generator().manual_seed(step * rank.world + rank.rank)
-        batch = torch.randn(BATCH, WIDTH, generator=generator)
+        batch = make_batch(step * rank.world + rank.rank)
         optimizer.zero_grad()
         loss = (model(batch) - batch).square().mean()
         loss.backward()

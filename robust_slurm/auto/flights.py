@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _C10D = "torch.distributed.distributed_c10d"
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # torch 2.5 and later; 2.8 and later
 _SEND = 2.0  # s for robust-task to take the answer
+since = 0
+"""Wall-clock time, in ns, from which on this process is of its epoch; see ``rejoin``."""
 
 
 def path_beside(beat_path: str) -> str:
@@ -66,7 +68,8 @@ def _answer(c10d: Any, native: Any) -> bytes:
     import json
     import time
 
-    head = {"rank": c10d.get_rank(), "now": time.time_ns(), "groups": _members(c10d)}
+    head: dict[str, Any] = {"rank": c10d.get_rank(), "now": time.time_ns(), "since": since}
+    head["groups"] = _members(c10d)
     lines = [json.dumps(head).encode()]
     for name in _DUMPS:
         dump = getattr(native, name, None)

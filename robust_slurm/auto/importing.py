@@ -16,6 +16,7 @@ _THREADS_END_AT_FORK = ("numpy", "scipy")  # OpenBLAS ends its pool before a for
 _NO_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
 """The variable that pyarrow's allocator reads when it is loaded, and what keeps it from starting a
 thread then. So no thread has to be trusted to survive a fork; Arrow frees pages without it, too."""
+_NOT_MAIN = ("main thread", "event loop in thread")
 _NEVER = ("__main__", "sitecustomize", "usercustomize", "robust_slurm")
 
 
@@ -50,7 +51,10 @@ def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
                 continue
         try:
             import_module(name)
-        except Exception:  # noqa: BLE001 - the rank's to see, if it imports this at all
+        except Exception as error:  # the rank's to see, if it imports this at all
+            # In the main thread it would not have failed, and half of it has been done by now.
+            if any(sign in str(error) for sign in _NOT_MAIN):
+                raise RuntimeError(f"importing {name} needs the main thread: {error}") from error
             continue
         now = _threads()
         if now > threads and top not in _THREADS_END_AT_FORK:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_lines: list[Any] = []
+
+
 def listen(path: str, backlog: int, answer: Callable[..., None], *args: Any) -> None:
     """Listen at ``path``, and call ``answer(socket, *args)`` in a thread. Raises OSError."""
     import socket
@@ -25,4 +28,16 @@ def listen(path: str, backlog: int, answer: Callable[..., None], *args: Any) -> 
         pass
     line.bind(path)
     line.listen(backlog)
+    _lines.append(line)
     threading.Thread(target=answer, args=(line, *args), name="robust-slurm", daemon=True).start()
+
+
+def end() -> None:
+    """Wake all threads that accept, with an OSError: this process is of another epoch now."""
+    import socket
+
+    while _lines:
+        try:
+            _lines.pop().shutdown(socket.SHUT_RDWR)
+        except OSError:  # closed
+            pass

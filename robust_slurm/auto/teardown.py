@@ -59,6 +59,9 @@ def _wait(line: socket.socket, c10d: Any, silence: Callable[[], None]) -> None:
     while True:
         try:
             asker, _ = line.accept()
+        except OSError:  # of an epoch that is over
+            return
+        try:
             if asker.recv(1) == ABORT:
                 _serve(asker, c10d, silence)
                 return

@@ -104,6 +104,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
     with open(order["lock"], "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one interpreter of a node at a time
         sources = run_idle(lambda: _prepare(order, learnt, before, known), session=True)
+    _freeze()
     send(link, {"ready": 1, "arguments": len(sys.argv) - 1})
     while True:
         request, fds = _wait(link, sources, script)
@@ -165,8 +166,15 @@ def _prepare(
     sources = Sources(known, sys.argv[0], since)
     _flush()
     gc.collect()
-    gc.freeze()  # its pages stay shared with the ranks
     return sources
+
+
+def _freeze() -> None:
+    """Keep the pages shared with the ranks. Frozen objects are found by nobody: ``run_idle`` looks
+    for some, so this comes after it."""
+    import gc
+
+    gc.freeze()
 
 
 def _flush() -> None:

@@ -30,6 +30,8 @@ _BROKEN = re.compile(
 )
 _TCP = (socket.AF_INET, socket.AF_INET6)
 _LISTENS = socket.SO_ACCEPTCONN
+SERVICES = 1024
+"""Ports below belong to services, as that of HTTPS; gloo and torch's store use none of them."""
 _kept: list[Any] = []
 _DISTRIBUTED = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 
@@ -114,7 +116,10 @@ class Sockets:
         for number, name in _descriptors():
             if name in known:
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
-                    if one.family in _TCP and not one.getsockopt(socket.SOL_SOCKET, _LISTENS):
+                    if _name(one.fileno()) != name:
+                        continue  # another thread has closed it, and opened something else
+                    listens = one.getsockopt(socket.SOL_SOCKET, _LISTENS)
+                    if one.family in _TCP and not listens and not _to_service(one):
                         one.shutdown(socket.SHUT_RDWR)
 
     def next_round(self) -> None:
@@ -164,8 +169,19 @@ def _descriptors() -> Iterator[tuple[int, str]]:
     """Yield this process's sockets: the number and the name that the kernel gives it."""
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are what is wanted
         try:
-            name = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115
+            name = _name(entry)
         except OSError:  # closed meanwhile
             continue
         if name.startswith("socket:"):
             yield int(entry), name
+
+
+def _name(descriptor: int | str) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+
+
+def _to_service(one: socket.socket) -> bool:
+    try:
+        return int(one.getpeername()[1]) < SERVICES
+    except OSError:  # not connected yet
+        return False

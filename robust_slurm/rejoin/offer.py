@@ -42,10 +42,14 @@ def path_beside(beat_path: str) -> str:
 class Offer:
     """One round: from the start of the function to its end, or to the order to rejoin."""
 
-    def __init__(self, path: str, leave: Callable[[], None]) -> None:
-        """``leave``: get the training's thread out of a collective; may be called again. Made in
-        that thread. Raises OSError."""
+    def __init__(
+        self, path: str, leave: Callable[[], None], silently: Callable[[], bool] = bool
+    ) -> None:
+        """``leave``: get the training's thread out of a collective; may be called again.
+        ``silently``: what comes out of it then may look as if it had succeeded. Made in that
+        thread. Raises OSError."""
         self._leave = leave
+        self._silently = silently
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
         self._out = threading.Event()
@@ -121,11 +125,14 @@ class Offer:
         self._leave_now()
         while not self._out.wait(wait):
             self._leave_now()
-            with self._lock:  # once it is out, nothing may be raised in it
-                if not self._out.is_set():
-                    _raise_in(self._thread)
+            self._interrupt()
             wait = AGAIN
         self._done.set()
+
+    def _interrupt(self) -> None:
+        with self._lock:  # once it is out, nothing may be raised in it
+            if not self._out.is_set():
+                _raise_in(self._thread)
 
     def _asked(self, line: socket.socket) -> bool:
         asker, _ = line.accept()
@@ -144,6 +151,8 @@ class Offer:
 
     def _leave_now(self) -> None:
         try:
+            if self._silently():  # before the program can compute, or save, anything with it
+                self._interrupt()
             self._leave()
         except Exception:  # noqa: BLE001 - then the rank does not answer, and is replaced
             pass

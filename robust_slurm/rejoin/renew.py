@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from robust_slurm import heartbeat, layout
+from robust_slurm.auto import flights, listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,8 +41,13 @@ def silence(*, discard: bool) -> None:
 
 
 def close_checkpointers() -> None:
-    """Finish the copies under way and flush nothing: as when a rank is ended."""
+    """Finish the copies under way and flush nothing: as when a rank is ended.
+
+    Raises RuntimeError where nothing will put the objects back to the step to go on from.
+    """
     for each in checkpointers():
+        if each._session is not None and not each._resumed:
+            raise RuntimeError("its Checkpointer saves, but resume() was not called")
         each._close(0.0)
 
 
@@ -53,6 +60,8 @@ def begin(order: Mapping[str, Any]) -> None:
     snapshot: Any = sys.modules.get(_SNAPSHOT)
     if snapshot is not None:
         snapshot.halted.clear()
+    listen.end()
+    flights.since = time.time_ns()  # what the collectives of before still wait for says nothing
     _begin_heartbeat()
 
 

@@ -11,7 +11,7 @@ import traceback
 
 from robust_slurm import claim, heartbeat
 
-from . import collectives, renew
+from . import collectives, entry, renew
 from .offer import Interrupted, Offer, path_beside
 
 TYPE_CHECKING = False
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 5.0  # s that a rank whose peers' connections broke waits for the order; then it raises
 ENDED = 143  # exit code of a rank that cannot rejoin: robust-task starts another one in its place
+_called = False
+"""A new rank comes first to the first call, so that no other one may be run again."""
 
 
 def resilient(train_fn: F) -> F:
@@ -53,16 +55,25 @@ def resilient(train_fn: F) -> F:
 
     @functools.wraps(train_fn)
     def run(*args: Any, **kwargs: Any) -> Any:
+        global _called
         why_not = _why_not()
+        sockets = collectives.Sockets()
+        if why_not is None:
+            _called = True
+            try:
+                first = entry.FirstEntry()
+                sockets.watch()
+                offer = _offer(sockets)  # last, as it may be asked from now on
+            except Exception as error:  # noqa: BLE001 - it trains, and is replaced like any other
+                why_not = f"{type(error).__name__}: {error}"
+                sockets.unwatch()
         if why_not is not None:
             if why_not:
-                _say(f"{train_fn.__name__} runs as without resilient(): {why_not}")
+                _say(f"{_name(train_fn)} runs as without resilient(): {why_not}")
             return train_fn(*args, **kwargs)
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # else its watchdog kills us
-        sockets = collectives.Sockets()
-        sockets.watch()
         try:
-            return _rounds(lambda: train_fn(*args, **kwargs), sockets)
+            return _rounds(lambda: train_fn(*args, **kwargs), sockets, offer, first)
         finally:
             gc.unfreeze()
             sockets.unwatch()
@@ -78,6 +89,8 @@ def _why_not() -> str | None:
         return "below torchrun all ranks are restarted"
     if threading.current_thread() is not threading.main_thread():
         return "it is not called in the main thread"
+    if _called:
+        return "another call was before it, at which a new rank would begin"
     if collectives.initialized():
         return "torch.distributed was initialised before it; do that in the function"
     if renew.checkpointers():
@@ -85,22 +98,26 @@ def _why_not() -> str | None:
     return None
 
 
-def _rounds(call: Callable[[], Any], sockets: collectives.Sockets) -> Any:
-    offer = _offer(sockets)
+def _rounds(
+    call: Callable[[], Any], sockets: collectives.Sockets, offer: Offer, first: entry.FirstEntry
+) -> Any:
     gc.freeze()  # a search for garbage takes as long as torch is large, else
     while True:
         result, error = None, None
         try:
-            result = call()
-        except BaseException as raised:  # noqa: BLE001 - raised again, unless this rank rejoins
-            error = raised
-        if error is not None and not offer.ordered.is_set() and collectives.by_peers(error):
-            _wait_for_order(offer)
+            try:
+                result = call()
+            except BaseException as raised:  # noqa: BLE001 - raised again, unless it rejoins
+                error = raised
+            if error is not None and not offer.ordered.is_set() and collectives.by_peers(error):
+                _wait_for_order(offer)
+        except Interrupted as late:  # the function is over already
+            error = error or late
         if not offer.end():
             if error is not None:
                 raise error
             return result
-        offer = _rejoin(offer, sockets, error)
+        offer = _rejoin(offer, sockets, first, error)
         result = error = None
 
 
@@ -110,7 +127,8 @@ def _offer(sockets: collectives.Sockets) -> Offer:
         sockets.shut()
         collectives.abort_nccl()
 
-    return Offer(path_beside(claim.record_path(heartbeat.epoch(), None)), leave)
+    path = path_beside(claim.record_path(heartbeat.epoch(), None))
+    return Offer(path, leave, collectives.has_nccl)
 
 
 def _wait_for_order(offer: Offer) -> None:
@@ -122,13 +140,16 @@ def _wait_for_order(offer: Offer) -> None:
         pass
 
 
-def _rejoin(offer: Offer, sockets: collectives.Sockets, error: BaseException | None) -> Offer:
+def _rejoin(
+    offer: Offer, sockets: collectives.Sockets, first: entry.FirstEntry, error: BaseException | None
+) -> Offer:
     """Become a rank of the next epoch. A rank that cannot ends here, and is replaced."""
     try:
         renew.close_checkpointers()
         _let_go(error)
         collectives.take_down()
         sockets.next_round()
+        first.check()
         offer.ready()
         # Meanwhile the others start. DDP may be in a circle, and its hooks on the weights must go.
         error = None
@@ -138,6 +159,7 @@ def _rejoin(offer: Offer, sockets: collectives.Sockets, error: BaseException | N
         if order is None:
             os._exit(ENDED)
         renew.begin(order)
+        first.put_back()
         following = _offer(sockets)
         offer.going()
     except BaseException as raised:  # noqa: BLE001 - robust-task starts another one
@@ -148,10 +170,19 @@ def _rejoin(offer: Offer, sockets: collectives.Sockets, error: BaseException | N
 
 def _let_go(error: BaseException | None) -> None:
     """Let go of what the function's frames hold: process groups, hooks, loaders."""
-    while error is not None:
+    found, seen = [error], set()
+    while found:
+        error = found.pop()
+        if error is None or id(error) in seen:
+            continue
+        seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
-        error = error.__cause__ or error.__context__
+        found += error.__cause__, error.__context__
+
+
+def _name(train_fn: Callable[..., Any]) -> str:
+    return str(getattr(train_fn, "__name__", train_fn))
 
 
 def _say(text: str) -> None:

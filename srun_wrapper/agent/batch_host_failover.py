@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Job, Slurm, SlurmError
@@ -32,6 +33,7 @@ from srun_wrapper.requeue.requeue import helper_args, known_partitions, limits_f
 from srun_wrapper.requeue.resubmit import submit_copy
 from srun_wrapper.requeue.slurm_wait import Outage, call_waiting
 
+T = TypeVar("T")
 ASK = 1.0  # s for one peer to answer
 AGREE = 2.0  # s; a peer that has heard nothing for this long agrees
 DEADLINE = 8.0  # s per Slurm command
@@ -181,15 +183,22 @@ def let_go(slurm: Slurm, job: Job) -> None:
         slurm.cancel(job.id)
 
 
-def release_companion(place: Place, of: int, report: Callable[[str], None]) -> None:
+def release_companion(
+    place: Place, of: int, report: Callable[[str], None], wait: float = 0.0
+) -> None:
     """A standby allocation ends with the job ``of`` that it was requested for; and so does what
-    keeps its node, if it was a lease."""
-    slurm = Slurm(deadline_s=DEADLINE)
+    keeps its node, if it was a lease. Waits for Slurm, ``wait`` seconds at most."""
+    slurm, outage = Slurm(deadline_s=DEADLINE), Outage(wait)
+    what = f"release the standby allocation {place.job_id}"
+
+    def ask(request: Callable[[], T]) -> T:
+        return call_waiting(outage, what, request, report) if wait else request()
+
     try:
         with contextlib.suppress(SlurmError):
-            for job in slurm.allotted(companion_name(of)):
+            for job in ask(lambda: slurm.allotted(companion_name(of))):
                 if place.node in job.nodes and job.state == "RUNNING" and job.id != place.job_id:
                     slurm.cancel(job.id)
-        slurm.cancel(place.job_id)
+        ask(lambda: slurm.cancel(place.job_id))
     except SlurmError as err:
-        report(f"cannot release the standby allocation {place.job_id}: {err}")
+        report(f"cannot {what}: {err}")

@@ -35,7 +35,8 @@ def last_duty(
         )
     if place.companion:
         of = job_of(place, start) if start is not None else place.job_id
-        batch_host_failover.release_companion(place, of, report)
+        wait = options.slurm_wait if verdict is SilenceVerdict.HOST_LOST else 0.0
+        batch_host_failover.release_companion(place, of, report, wait)
 
 
 def _report(node: str, job_dir: Path | None, text: str) -> None:

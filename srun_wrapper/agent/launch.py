@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from robust_slurm.record import create
+from srun_wrapper.agent.processes.end_report import error_file
 from srun_wrapper.agent.streams.pump import Pump
 from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.protocol.code import Code
@@ -53,6 +55,16 @@ class RankLaunch:
     env: dict[str, str]
     record: Path
     directory: str = ""  # working directory; "": the shim's own
+
+
+def begin_record(record: Path, order: Start, rank: RankStart) -> None:
+    """Make a rank's record of an epoch. What the slot's last rank has told in files is removed.
+
+    Raises OSError, ValueError.
+    """
+    error_file(record.parent, rank.local).unlink(missing_ok=True)
+    record.unlink(missing_ok=True)  # of a rank that was to go on in this epoch
+    create(str(record), epoch=order.epoch, local_rank=rank.local, rank=rank.rank)
 
 
 def world_fds(order: Start, env: Mapping[str, str]) -> tuple[int, ...]:

@@ -12,12 +12,11 @@ from pathlib import Path
 from robust_slurm import looked
 from robust_slurm.auto import HOOK_DIR, launched
 from robust_slurm.auto.learnt import path_beside
-from robust_slurm.record import create
 from robust_slurm.resizing.world import RESIZED
 from srun_wrapper.agent.launch import RankLaunch as RankLaunch
 from srun_wrapper.agent.launch import Running as Running
 from srun_wrapper.agent.launch import SlotOptions as SlotOptions
-from srun_wrapper.agent.launch import check_snapshot, world_fds
+from srun_wrapper.agent.launch import begin_record, check_snapshot, world_fds
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes.end_report import error_env, error_file
 from srun_wrapper.agent.processes.starting import Starting
@@ -122,9 +121,7 @@ class Launcher:
         directory = order.code.directory if order.code is not None else ""
         launch = RankLaunch(order, rank, command, env, record, directory)
         try:
-            error_file(self._run_dir, self._local).unlink(missing_ok=True)
-            record.unlink(missing_ok=True)  # of a rank that was to go on in this epoch
-            create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
+            begin_record(record, order, rank)
         except (OSError, ValueError) as err:
             self._on_failed(launch, err)
             return
@@ -138,15 +135,17 @@ class Launcher:
         else:
             self.spawn(launch)
 
-    def renew(self, order: Start, rank: RankStart) -> dict[str, str] | None:
+    def renew(self, order: Start, rank: RankStart, pumps: list[Pump]) -> dict[str, str] | None:
         """Prepare an epoch for a rank that goes on in it; what changes in its environment."""
         record = self._run_dir / f"{order.epoch}-{self._local}.beat"
         if self._store is not None:
             self._store.begin(order)
         try:
-            create(str(record), epoch=order.epoch, local_rank=self._local, rank=rank.rank)
+            begin_record(record, order, rank)
         except (OSError, ValueError):
             return None
+        for pump in pumps:
+            pump.forget()
         return order.env | rank.env | (order.code.variables() if order.code else {})
 
     def _command(self, code: Code | None) -> list[str]:

@@ -193,6 +193,8 @@ class Slot:
         rejoining, options = self._rejoining, self._options
         if self._running is None or self._stopping or options.regex or options.inherit:
             return False
+        if order.rejoin <= 0 or (self._stdin is not None and self._stdin.used()):
+            return False
 
         def asked(waits: bool) -> None:
             if not waits:
@@ -224,7 +226,7 @@ class Slot:
             pid = running.process.pid
             self._emit(Started(0, order.epoch, self._local, pid, kept=True))
 
-        return self._rejoining.send(self._launcher.renew(order, rank), going)
+        return self._rejoining.send(self._launcher.renew(order, rank, running.pumps), going)
 
     # -- stopping
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from robust_slurm.checkpoint.durable import tier
 from robust_slurm.checkpoint.planning import plan as planner
-from robust_slurm.checkpoint.planning.sound import Bound, Trust
+from robust_slurm.checkpoint.planning.sound import Bound, Trust, only_sound
 from robust_slurm.checkpoint.store.events import Restore
 from srun_wrapper.checkpoints.certificates import Certificates
 from srun_wrapper.checkpoints.enrolments import EarlierWorld, Enrolments, StoreAt
@@ -158,11 +158,35 @@ class Restoring:
     ) -> tuple[planner.Resume, EarlierWorld | None]:
         """Return the plan with the newest step, and the world that saved it if not the present one.
 
-        See ``planner.plan``.
+        See ``planner.plan``. A state of any world that is not in doubt comes before one that is.
         """
         world, earlier = self._world(), self._enrolments.earlier
         if not earlier:
             return planner.plan(places, seats, world, steps, failed, before, trust), None
+        if trust.why and trust.memory:
+            best = self._of_worlds(
+                only(list(places), trust.memory), seats, steps, failed, before, trust
+            )
+            if best[0].tier == "memory":
+                return best
+        if before is not None:
+            sound = only_sound(places, before)
+            best = self._of_worlds(sound, seats, steps, failed, before, trust)
+            if best[0].tier == "memory":
+                return best
+        return self._of_worlds(places, seats, steps, failed, before, trust)
+
+    def _of_worlds(
+        self,
+        places: Sequence[planner.Holder],
+        seats: Mapping[int, planner.Seat],
+        steps: Sequence[tuple[int, int]],
+        failed: Set[Copy],
+        before: Bound | None,
+        trust: Trust,
+    ) -> tuple[planner.Resume, EarlierWorld | None]:
+        """Return the newest of the plans of all worlds."""
+        world, earlier = self._world(), self._enrolments.earlier
         found: list[tuple[planner.Resume, EarlierWorld | None]] = []
         for each in (None, *earlier):
             size = world if each is None else each.size

@@ -18,6 +18,7 @@ LATE = 0.25  # s that a report may be late, or half an interval, before it is mi
 PROBE_TIMEOUT = 0.75
 PROBED_AGAIN = (0.1, 0.2, 0.3, 0.4, 0.5)  # s after the first attempt: packets are lost
 ASK_AGAIN = 0.5  # s until a node is asked again; who is stopped takes nobody out of its queue
+LESS_OFTEN = 10.0  # s of silence from which on it is asked ever less often: the queue has an end
 MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
 UNANSWERED = 0.1  # s; a host that lives answers in a tenth of this, however busy it is
 LONG = 2.0  # s of silence, on top, after which a node that answers may be lost all the same
@@ -170,7 +171,7 @@ class NodeWatch:
             proven = node.asked_at if node.unreachable >= enough else None
             node.silence = Silence("unreachable", node.last_word, proven)
         else:
-            node.ask_again = now + ASK_AGAIN
+            node.ask_again = now + ASK_AGAIN * max(1.0, silent / LESS_OFTEN)
             if silent > LONG:
                 # After an outage its agent must have had time to connect anew.
                 limit = max(self._state.config.mute_limit, 4 * self._state.interval)

@@ -105,7 +105,8 @@ class SlowWatch:
         ranks = max(state.world.size, len(state.world.inner))
         off = state.failures or state.stopped() or state.world.is_ending() or self._excused()
         alone = ranks < 2 or not state.config.rank_env  # they do not wait for each other
-        return not (off or alone or state.pace.phase or state.pace.unknown)
+        off = off or alone or state.world.uneven  # who has more shares than others takes longer
+        return not (off or state.pace.phase or state.pace.unknown)
 
     async def _rounds(self, slow: Slowdown) -> None:
         try:

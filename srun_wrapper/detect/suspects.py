@@ -24,7 +24,7 @@ LATE_LEAST = 0.025  # s, at the least
 LOOKS = 0.1  # of an interval between two looks
 LOOKS_LEAST = 0.02  # s, at the least
 EVERY = 0.025  # s between two attempts to connect
-ATTEMPTS = 40  # at the most
+ATTEMPTS = 40  # at the most, until it may be lost
 UNANSWERED = 0.05  # s; a host that lives answers in a tenth of this
 DOUBTED = 0.2  # s; longer than it takes to know of others that are cut off with it
 Found = Literal["lost", "reached", "back", "open"]
@@ -34,6 +34,7 @@ SIGN = 0.5  # s for another node to give a sign of life
 LEFT = 0.75  # s after the limit in which what is missing may come; then silence alone decides
 VOUCHED = 1.0  # s for which a witness's word counts
 AGAIN = 0.5  # s between two questions to witnesses of a node that only they can reach
+MANY = 8  # unanswered nodes beside which one more is not followed: none of them is lost so
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class Suspects:
         self._cases: dict[AgentKey, _Case] = {}
         self._words: dict[AgentKey, float] = {}  # the last word of nodes that answered when asked
         self._signs: dict[AgentKey, float] = {}  # when a node's kernel answered
+        self._given_up: dict[AgentKey, float] = {}  # the last word of nodes that were lost so
         self._tasks: set[asyncio.Task[None]] = set()
         self._looked = float("inf")
         self.held_up = float("-inf")  # when this process was last late
@@ -90,6 +92,7 @@ class Suspects:
         if self.patience.off:
             return
         self._notice(now)
+        self._learn()
         self.witnesses.look(now)
         soonest = now - (self._state.pulse or self._state.interval)
         for node in self._state.live():
@@ -115,6 +118,14 @@ class Suspects:
             self.held_up = now
         self._looked = now
 
+    def _learn(self) -> None:
+        """Note how long nodes were silent that were lost and have been taken back."""
+        for key, word in list(self._given_up.items()):
+            node = self._state.nodes[key]
+            if not node.gone:
+                del self._given_up[key]
+                self.stumbled(node.last_word - word)
+
     def _suspect(self, node: Node, now: float) -> None:
         case = self._cases[node.key] = _Case(node, node.last_word, now)
         self._begin(self._follow(case)).add_done_callback(lambda _: self._over(case))
@@ -136,11 +147,12 @@ class Suspects:
         limit = self.patience.limit(case.asked)
         seconds = max(EVERY, due + limit - case.asked)
         every = max(EVERY, seconds / ATTEMPTS)
+        seconds += LEFT  # to the last: it may answer again while others are waited for
         again = [every * n for n in range(1, int(seconds / every))]
         direct = asyncio.create_task(probe(node.address, node.hello.probe_port, seconds, again))
         try:
             await asyncio.wait({direct}, timeout=UNANSWERED)
-            if _answered(direct):
+            if _answered(direct) or node.gone or self._unanswered_beside(case) >= MANY:
                 return
             case.unanswered = True
             near = self._near(node)
@@ -156,6 +168,7 @@ class Suspects:
             names = fold_hosts(sorted(one.name for one in witnesses))
             silent = time.monotonic() - case.word
             why = f"no report for {silent:.1f} s; neither robust-srun nor {names} can reach {where}"
+            self._given_up[node.key] = case.word
             self._lost(node, case.asked, why)
         elif found == "back":
             self.stumbled(time.monotonic() - case.word)
@@ -171,19 +184,20 @@ class Suspects:
         near: Sequence[Node],
     ) -> Found:
         """Wait for what others say of the node. ``end``: when it may be lost."""
-        node = case.node
+        node, state = case.node, self._state
+        able = sum(other.name != state.own_node for other in near)
         seconds = max(EVERY, end - time.monotonic())
         with self._ask(node, witnesses, seconds) as request:
             while (now := time.monotonic()) < end + LEFT:
                 self._notice(now)
-                if node.gone or self.held_up > case.word:
+                if node.gone or state.ending or self.held_up > case.word:
                     return "open"
                 if node.last_word > case.word or _answered(direct):
                     return "back"
                 said = [reply for _, reply in request.replies]
                 seen = Suspicion(
                     end,
-                    len(witnesses),
+                    able,
                     [reply.tried for reply in said if reply.answer == "unreachable"],
                     any(reply.answer != "unreachable" for reply in said),
                     sum(self._unheard(other, case.asked) for other in (*near, *witnesses)),

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 Verdict = Literal["wait", "lost", "reached"]
 
 WITNESSES = 3  # nodes that are asked to reach a suspect
-AGREE = 2  # of them that must have failed, where there are so many
+AGREE = 2  # of them that must have failed, where the job has so many
 TRIED = 4  # attempts of a witness, or it was held up itself
 NEIGHBOURS = 16  # nodes that must give a sign of life: those that may share a switch or a chassis
 REMEMBERED = 3600.0  # s for which the longest silence that ended counts
@@ -27,7 +27,7 @@ class Suspicion:
     """A node that owes a sign of life, and the evidence. Times are monotonic seconds."""
 
     end: float  # it may be lost from then on
-    witnesses: int  # nodes that were asked to reach it
+    able: int  # nodes that could be asked to reach it, were there no firewall and all well
     failed: Sequence[int] = ()  # attempts of each witness that got no answer to any of them
     reached: bool = False  # a witness got an answer
     unheard: int = 0  # neighbours and witnesses without a sign of life since it was first asked
@@ -44,7 +44,7 @@ def judge(seen: Suspicion, now: float) -> Verdict:
     if now < seen.end or seen.unheard or seen.silent:
         return "wait"
     failed = sum(tried >= TRIED for tried in seen.failed)
-    return "lost" if 0 < min(seen.witnesses, AGREE) <= failed else "wait"
+    return "lost" if 0 < min(seen.able, AGREE) <= failed else "wait"
 
 
 class Patience:
@@ -54,9 +54,8 @@ class Patience:
         """``limit``: the setting; 0: off."""
         self.off = limit <= 0
         self._limit = limit
-        self._ended: list[
-            tuple[float, float]
-        ] = []  # when, how long; each longer than those after it
+        self._ended: list[tuple[float, float]] = []
+        """When, and how long; each longer than those after it."""
 
     def note(self, length: float, now: float) -> None:
         """A node that nobody could reach has answered after ``length`` seconds of silence."""

@@ -82,19 +82,19 @@ class Membership:
 
     def resize(self, places: Sequence[Node], change: Resize) -> None:
         """Give the world other places from the next epoch on; who has none becomes a spare."""
-        world, before = self.world, list(self.world.places)
-        world.resize(places, change.ranks, change.origin)
-        for node in before:
-            if node not in places and node.role is Role.ACTIVE:
-                self.move(node, Role.SPARE)
-        for node in places:
-            if node.role is Role.SPARE:
-                self.move(node, Role.ACTIVE)
+        before = list(self.world.places)
+        self.world.resize(places, change.ranks, change.origin)
+        self._follow(before)
 
     def seat(self, places: Sequence[Node]) -> None:
         """Give all places to these nodes; those that lose theirs become spares."""
         before = list(self.world.places)
         self.arrange(places)
+        self._follow(before)
+
+    def _follow(self, before: Sequence[Node]) -> None:
+        """Have the roles follow the places: who has lost one is a spare, who has one is active."""
+        places = self.world.places
         for node in before:
             if node not in places and node.role is Role.ACTIVE:
                 self.move(node, Role.SPARE)

@@ -86,6 +86,7 @@ class Node:
     def heard(self, now: float) -> None:
         """Its agent has said something."""
         self.last_word = now
+        self.ask_again = 0.0
         self.unreachable = 0
         self.silence = None
 
@@ -163,8 +164,8 @@ class World:
     inner: dict[tuple[int, int], Rank] = field(default_factory=dict)
     # Place by id(node), as the epoch began: asked for every heartbeat of every rank.
     _place: dict[int, int] = field(default_factory=dict, repr=False)
-    # How many ranks of this epoch have been started (of them warm, or kept from the epoch before),
-    # made a step (or ended), have ended.
+    # Numbers of ranks of this epoch that have been started (of them warm, or kept from the epoch
+    # before), have made a step (or ended), have ended.
     started: int = 0
     warm: int = 0
     kept: int = 0
@@ -208,6 +209,11 @@ class World:
     @property
     def size(self) -> int:
         return sum(len(ranks) for ranks in self.ranks)
+
+    @property
+    def uneven(self) -> bool:
+        """True if some ranks compute more shares of the batch than others."""
+        return self.resized is not None and self.resized[0] % self.resized[1] > 0
 
     def rank_at(self, node: Node, local: int) -> Rank | None:
         """The rank of a slot; beyond the slots, the torchrun rank with that LOCAL_RANK."""

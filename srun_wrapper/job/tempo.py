@@ -44,6 +44,11 @@ class Tempo:
         self._reports.clear()
         self._seconds = 0.0
 
+    def forget(self) -> None:
+        """Forget all: from now on a step is another amount of work."""
+        self.periods.clear()
+        self.new_epoch()
+
     def add(self, gap: float, steps: int) -> None:
         """``steps`` steps took ``gap`` seconds."""
         self._reports.append(gap / steps)

@@ -49,13 +49,19 @@ class Replacement:
         up; a world that lacks nodes gets those that are idle.
         """
         self._came.clear()
+        first = list(self._world.places)
         if incident.plan and incident.plan.action == "shrink":
             lacking = self._fill_with_spares(incident)
             done = not lacking or bool(self._resizing and self._resizing.shrink(incident))
         else:
             done = await self._fill(incident)
         if done and self._resizing is not None and not self._over():
+            before = list(self._world.places)
             self._resizing.fill(incident)
+            came = [n.name for n in self._world.places if n not in before]
+            gone = [n.name for n in first if n not in self._world.places]
+            self._came.update(came)
+            incident.swaps += zip(gone, came, strict=False)  # given up, and filled all the same
         return done
 
     async def _fill(self, incident: Incident) -> bool:

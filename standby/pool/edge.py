@@ -9,6 +9,7 @@ from typing import NamedTuple
 from health.history.accusations import companion_of
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
+from standby.leases import held
 from standby.pool import file as pool_file
 from standby.pool.file import PoolError, PoolRecord
 from standby.pool.lines import has_accounting, named_in
@@ -63,15 +64,24 @@ def check(wish: Wish, seen: PoolView, old: PoolRecord | None) -> None:
             f"{seen.config.get('AccountingStorageType', 'not set')}; apply without --qos"
         )
 
-    for key in ("partition", "backfill", "lease"):
-        name = getattr(wish, key)
-        ours = old is not None and (name in old.done or name == getattr(old.wish, key))
+    ours = {*old.done, *_partitions(old.wish)} if old is not None else set()
+    for name, key in _partitions(wish).items():
         others = [node for node in seen.sight.nodes_of(name) if node not in wish.nodes]
-        if others and not ours:
+        if others and name not in ours:
             raise WishError(
                 f"--{key} {name}: this partition exists and would lose nodes that --nodes does not "
                 f"name ({fold(others)}): name them too, or another --{key}"
             )
+
+
+def _partitions(wish: Wish) -> dict[str, str]:
+    """Return the partitions of the pool's own, each with the option that names it."""
+    return {
+        wish.partition: "partition",
+        wish.backfill: "backfill",
+        wish.lease: "lease",
+        held(wish.lease): "lease",
+    }
 
 
 def give(slurm: Slurm, order: PartitionChange) -> None:

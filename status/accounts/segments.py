@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -89,14 +90,19 @@ def degraded(
 ) -> Iterator[Segment]:
     """Give training with ``n`` of ``m`` ranks the phase ``degraded`` for 1 - n/m of its time.
 
-    ``sizes``: since when (ms), n, m; in order. The two shares of a chunk follow each other.
+    ``sizes``: since when (ms), n, m. The two shares of a chunk follow each other.
     """
+    sizes = sorted(sizes, key=lambda each: each[0])
+    since_when = [since for since, _, _ in sizes]
     for one in segments:
         if not one.productive:
             yield one
             continue
         begin = one.begin
-        for at, (since, now, of) in enumerate(sizes):
+        for at in range(max(0, bisect_right(since_when, begin) - 1), len(sizes)):
+            since, now, of = sizes[at]
+            if since >= one.end:
+                break
             until = sizes[at + 1][0] if at + 1 < len(sizes) else one.end
             first, last = max(begin, since), min(until, one.end)
             if now >= of or last <= first:

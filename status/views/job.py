@@ -27,13 +27,14 @@ def short_incidents(found: Sequence[Incident], width: int) -> list[Line]:
 def _row(number: int, one: Incident) -> tuple[str, ...]:
     swaps = ", ".join(f"{old}→{new}" for old, new in one.swaps)
     lost = "?" if one.outcome == "recovered" else ""
+    sized = " {}→{}".format(*one.resized) if one.resized else ""
     return (
         str(number),
         _clock(one.time),
         one.symptom.replace("_", " "),
         one.cause,
         swaps or ",".join(one.suspects),
-        ACTIONS.get(one.action, one.action),
+        ACTIONS.get(one.action, one.action) + sized,
         one.outcome,
         duration(max(0.0, one.phases.get("total", 0.0))),
         lost if one.lost_steps is None else str(one.lost_steps),

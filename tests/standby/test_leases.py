@@ -42,10 +42,28 @@ def test_a_claim_counts_for_a_running_job_of_the_same_user() -> None:
 
 
 def test_nodes_that_leases_can_share() -> None:
-    states = {"s1": "IDLE", "s2": "ALLOCATED", "s3": "ALLOCATED", "s4": "IDLE+DRAIN"}
-    nodes = {n: node_from({"NodeName": n, "State": s}) for n, s in states.items()}
-    partition = partition_from({"PartitionName": "lease", "Nodes": "s[1-4]"})
-    assert leases.leasable(partition, nodes, ["s2", "s3"], ["s3"]) == 2  # s1, and s2's lease
+    states = {
+        "s1": "IDLE",
+        "s2": "ALLOCATED",
+        "s3": "ALLOCATED",
+        "s4": "IDLE+DRAIN",
+        "s5": "ALLOCATED+DRAIN",
+    }
+    nodes = [node_from({"NodeName": n, "State": s}) for n, s in states.items()]
+    leased = ["s2", "s3", "s5"]
+    assert leases.leasable(nodes, leased, ["s3"]) == 2  # s1, and s2's lease
+
+
+def test_leases_have_nodes_of_one_size() -> None:
+    sizes = {"s1": (16, 16, 900), "s2": (16, 14, 800), "s3": (16, 14, 700), "s4": (32, 32, 600)}
+    nodes = [
+        node_from({"NodeName": n, "State": "IDLE", "CPUTot": str(all_of_them),
+                   "CPUEfctv": str(for_jobs), "RealMemory": str(memory)})
+        for n, (all_of_them, for_jobs, memory) in sizes.items()
+    ]  # fmt: skip
+    found = leases.alike(nodes)
+    assert ([n.name for n in found.nodes], found.cpus, found.memory) == (["s2", "s3"], 14, 700)
+    assert leases.alike([]) == ([], 1, 0)
 
 
 ON = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
@@ -57,10 +75,20 @@ ON = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
         ("", {}, ON, ""),
         ("lease", {"State": "DOWN"}, ON, "no partition 'lease' that is up"),
         ("lease", {"PriorityTier": "100"}, ON, "no lower PriorityTier than standby"),
-        ("lease", {"PreemptMode": "OFF"}, ON, "lease are not preempted"),
-        ("lease-held", {"PreemptMode": "CANCEL"}, ON, "lease-held are preempted"),
+        ("lease", {"PreemptMode": "OFF"}, ON, "lease has not PreemptMode=CANCEL"),
+        ("lease", {"PreemptMode": "REQUEUE"}, ON, "lease has not PreemptMode=CANCEL"),
+        ("lease", {"OverSubscribe": "NO"}, ON, "lease has not OverSubscribe=FORCE:1"),
+        ("lease", {"Nodes": "s[1-2]"}, ON, "lease has nodes that standby has not"),
+        ("lease-held", {"Nodes": "s2"}, ON, "lease has nodes that lease-held has not"),
+        ("lease-held", {"PreemptMode": "CANCEL"}, ON, "lease-held has not PreemptMode=OFF"),
+        ("lease-held", {"OverSubscribe": "EXCLUSIVE"}, ON, "lease-held has not OverSubscribe"),
+        ("lease-held", {"PriorityTier": "0"}, ON, "no lower PriorityTier than lease-held"),
         ("", {}, {**ON, "PreemptType": "preempt/none"}, "Slurm preempts no jobs"),
         ("", {}, {**ON, "PreemptMode": "OFF"}, "Slurm preempts no jobs"),
+        ("", {}, {**ON, "PreemptExemptTime": "00:00:00", "PreemptParameters": "(null)"}, ""),
+        ("", {}, {**ON, "PreemptExemptTime": "01:00:00"}, "PreemptExemptTime=01:00:00"),
+        ("", {}, {**ON, "PreemptMode": "REQUEUE,PRIORITY"}, "PreemptMode=REQUEUE,PRIORITY"),
+        ("", {}, {**ON, "PreemptParameters": "x,min_exempt_priority=9"}, "min_exempt_priority=9"),
     ],
 )
 def test_no_lease_that_would_keep_a_node(
@@ -73,7 +101,7 @@ def test_no_lease_that_would_keep_a_node(
     if name:
         given[name] = {**given[name], **changed}
     partitions = {
-        n: partition_from({"State": "UP", **words, "PartitionName": n, "Nodes": "s1"})
+        n: partition_from({"State": "UP", "Nodes": "s1", **words, "PartitionName": n})
         for n, words in given.items()
     }
     found = leases.obstacle("lease", "standby", partitions, config)

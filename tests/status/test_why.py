@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 from status_records import NOW, incident
 
 from robust_slurm.state_dir.progress import JobRun
 from robust_slurm.state_dir.records import incident_from
 from status.accounts.timeline import JobHistory, account
+from status.model import JobReport
+from status.render import print_job
 from status.views.why import paragraphs
 
 SPENT = {"detect": 2.0, "stop": 1.0, "first_step": 7.0, "total": 10.0}
@@ -80,3 +84,14 @@ def told(**changes: Any) -> str:
 def test_a_paragraph(changes: dict[str, Any], parts: list[str]) -> None:
     text = told(**changes)
     assert [part for part in parts if part not in text] == []
+
+
+def test_the_list_of_incidents_tells_a_change_of_the_world() -> None:
+    """In a narrow terminal as well, which has no lines below the table."""
+    one = incident_from(incident(action="shrink", swaps=[], resized=[4, 3]))
+    assert one is not None
+    for wide in (False, True):
+        to = io.StringIO()
+        out = Console(width=200 if wide else 110, file=to)
+        print_job(JobReport(NOW, "", 7, (), (one,), ()), out)
+        assert "4→3" in to.getvalue()

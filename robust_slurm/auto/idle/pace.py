@@ -69,7 +69,9 @@ class ImportPace:
     def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            sys.meta_path.remove(self)
+            self._fd, self._quiet = -1, 0.0  # who has kept it may ask it for ever
+            if self in sys.meta_path:  # a module may have made its own list
+                sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -36,7 +36,7 @@ def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
     from contextvars import copy_context
 
     context, own = copy_context(), {id(each) for each in _locals()}
-    before = os.sched_getaffinity(0)
+    before, traced = os.sched_getaffinity(0), _traced()
     _share_imports()
     result: list[Any] = []
     error: list[BaseException] = []
@@ -52,6 +52,8 @@ def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
             if os.sched_getaffinity(0) != before:
                 raise RuntimeError("importing chooses processors, so it cannot be done ahead")
             _check_torch()
+            if _traced() and not traced:
+                raise RuntimeError("importing traces its thread, so it cannot be done ahead")
             made = [each for each in _locals() if id(each) not in own]
             left.extend((each, dict(_of_thread(each))) for each in made)
             mode.read()
@@ -81,6 +83,7 @@ def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:
         variable.set(value)
     for local, values in left:
         _of_thread(local).update(values)
+    _stash()
     mode.write()
     signals.install()
     return result[0]
@@ -140,6 +143,10 @@ def _wait_alone(thread: int | None) -> None:
 # -- what a thread has for itself
 
 
+def _traced() -> bool:
+    return sys.gettrace() is not None or sys.getprofile() is not None
+
+
 def _locals() -> list[Any]:
     import gc
     import threading
@@ -155,22 +162,40 @@ def _of_thread(local: Any) -> dict[str, Any]:
     return values
 
 
+def _stash() -> None:
+    """Have torch hand on to the threads of its autograd what CUDA graphs are kept in: it copies
+    that from the thread that has loaded the module."""
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    stash = getattr(getattr(sys.modules.get("torch"), "_C", None), "_stash_obj_in_tls", None)
+    if stash is not None and hasattr(trees, "local"):
+        for name, value in _of_thread(trees.local).items():
+            stash(name, value)
+
+
 class _Arithmetic:
-    """The mode of floating-point arithmetic: a library may be built to change it when loaded."""
+    """The mode of floating-point arithmetic: a library may be built to change it when loaded. What
+    numpy does with errors is the thread's, too (before 2.0)."""
 
     def __init__(self) -> None:
         import ctypes
 
+        self._had_numpy = "numpy" in sys.modules
+        self._errors: Any = None
         self._library: Any = ctypes.CDLL(None)
         self._mode = ctypes.create_string_buffer(_FENV)
         self._known = False
 
     def read(self) -> None:
         self._known = hasattr(self._library, "fegetenv") and not self._library.fegetenv(self._mode)
+        get = getattr(sys.modules.get("numpy"), "geterr", None)
+        if get is not None and not self._had_numpy:
+            self._errors = get()
 
     def write(self) -> None:
         if self._known:
             self._library.fesetenv(self._mode)
+        if self._errors is not None:
+            vars(sys.modules["numpy"])["seterr"](**self._errors)
 
 
 class _Signals:
@@ -217,3 +242,7 @@ def _check_torch() -> None:
         mode = getattr(torch, name, None)
         if mode is not None and mode() != value:
             raise RuntimeError(f"importing changes torch.{name}(), so it cannot be done ahead")
+    for name in ("_len_torch_function_stack", "_len_torch_dispatch_stack"):  # a default device
+        length = getattr(getattr(torch, "_C", None), name, None)
+        if length is not None and length():
+            raise RuntimeError("importing sets a mode of torch, so it cannot be done ahead")

@@ -129,6 +129,13 @@ class Assembly:
             )
         return Fill(stored, whole)
 
+    def whole(self, fqn: str) -> torch.Tensor:
+        """Return the data held under a name, as they are stored. Raises StateError."""
+        found = self.find(fqn)
+        data = torch.empty(found.shape, dtype=TORCH[found.entry.dtype], device="cpu")
+        Fill(data, found).run()
+        return data
+
     def fresh(self, ref: Ref, like: torch.Tensor | None = None) -> torch.Tensor:
         """A new tensor with the saved data.
 

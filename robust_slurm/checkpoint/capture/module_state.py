@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..copying.watch import same_bits
 from . import module_tree
 from .assembly import Assembly, StateError, Step
 from .leaves import Batch, Leaf, Leaves, Memory, local_part, memory_of
@@ -51,8 +50,9 @@ class ModuleState:
         self._saved_parameters: dict[str, Encoded] = {}
         self._saved_others: dict[str, Encoded] = {}
         self._encoded: Encoded = None
+        self._text = ""  # of the others in it
         self.names: dict[torch.Tensor, str] = {}
-        """Parameter → its name; another object whenever the tree of modules changed."""
+        """Parameter → its name; another object whenever these changed."""
         self._restored: dict[str, Encoded] = {}
         self.trusting = False
         """``collect`` takes parameters that are the same objects for unchanged."""
@@ -74,8 +74,9 @@ class ModuleState:
             self._plain = True
         others = self._saved_others
         # By text: to Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
-        if not same or (others is not before and repr(others) != repr(before)):
-            self._encoded = {"d": {**self._saved_parameters, **others}}
+        text = self._text if others is before else repr(others)
+        if not same or text != self._text:
+            self._encoded, self._text = {"d": {**self._saved_parameters, **others}}, text
         return self._encoded
 
     def _same(self) -> bool:
@@ -106,7 +107,9 @@ class ModuleState:
             self._shape = Shape(self._places)
         else:
             self._ask()
-        self.names = module_tree.parameter_names(self.top)
+        names = module_tree.parameter_names(self.top)
+        if names != self.names:
+            self.names = names
         self._plain = plain
 
     def _collect_parameters(self) -> None:
@@ -189,8 +192,9 @@ class ModuleState:
             if ref is None:
                 raise StateError(f"{self.key}.{name}: what was saved is no tensor")
             steps.append(saved.into(tensors[name], ref))
-            other = placed.setdefault(memory_of(local_part(tensors[name])), ref)
-            if other.fqn != ref.fqn and tensors[name].numel() and not _alike(saved, ref, other):
+            local = local_part(tensors[name])
+            other = placed.setdefault(memory_of(local), ref) if local.numel() else ref
+            if other.fqn != ref.fqn and not _alike(saved, ref, other):
                 raise StateError(
                     f"{ref.fqn} and {other.fqn} are one tensor here, but were saved as two"
                 )
@@ -240,9 +244,8 @@ class ModuleState:
 
 def _alike(saved: Assembly, one: Ref, other: Ref) -> bool:
     """True if two saved tensors hold the same bits."""
-    first, second = saved.find(one.fqn), saved.find(other.fqn)
-    blocks = [*first.blocks, *second.blocks]
-    return len(blocks) == 2 and same_bits(*(source.tensors[e.name] for e, source in blocks))
+    first, second = saved.whole(one.fqn), saved.whole(other.fqn)
+    return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (first, second)))
 
 
 def _live(places: list[TreeModule]) -> tuple[dict[str, torch.Tensor], dict[str, nn.Module]]:

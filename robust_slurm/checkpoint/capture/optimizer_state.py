@@ -188,6 +188,8 @@ class OptimizerState:
             for name, parameter in zip(known, group["params"], strict=True)
         }
         steps = self._own.plan(saved, own, owners)
+        if own is None:
+            self._look_for_unsaved(owners)
         if not (is_plain_to_save(self.optimizer) and is_plain_to_load(self.optimizer)):
             return [*steps, partial(self._load, saved, parts, groups, owners, names)]
         made: dict[str, torch.Tensor] = {}
@@ -232,6 +234,19 @@ class OptimizerState:
                 f"({', '.join(lacking[:4])})"
             )
         self.note = f"{self.key}: the state of {saved} is taken for {here}"
+
+    def _look_for_unsaved(self, owners: Mapping[Any, torch.Tensor]) -> None:
+        """Note parameters of which nothing was saved: an earlier version saved only their state."""
+        if not self._names():  # what a model that is no module saves is known at its first save
+            return
+        own = OwnParameters(self.key, trained=False)
+        own.collect(owners.items(), self._elsewhere())
+        if own.found:
+            self.note = (
+                f"{self.key}: the step was saved by an earlier version, without "
+                f"{counted(len(own.found), 'parameter')} of this optimizer that no model has: "
+                "there they are as the script has made them"
+            )
 
     @staticmethod
     def _renew(

@@ -75,7 +75,8 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
     saved.
     """
     kind = kind_of(key)
-    if isinstance(found, list | tuple | dict) and (kind != "extra" or has_state(found)):
+    several = isinstance(found, list | tuple | dict)
+    if several and (kind != "extra" or (has_state(found) and not _is_object(found))):
         if isinstance(found, dict):
             if len(set(map(str, found))) < len(found):
                 raise TypeError(f"{key}: two of its keys are the same as text: {list(found)}")
@@ -116,10 +117,14 @@ def kind_of(key: str) -> str:
 def has_state(found: Any) -> bool:
     """True for an object to restore, and for a list or dict of nothing else; False for a plain
     value."""
-    parts = [found]
-    if isinstance(found, list | tuple | dict):
-        parts = list(found.values()) if isinstance(found, dict) else list(found)
-    return bool(parts) and all(
-        (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")) or rng.is_generator(part)
-        for part in parts
+    if _is_object(found) or not isinstance(found, list | tuple | dict):
+        return _is_object(found)
+    parts = list(found.values()) if isinstance(found, dict) else list(found)
+    return bool(parts) and all(map(_is_object, parts))
+
+
+def _is_object(found: Any) -> bool:
+    """True for an object to restore; it may be a list or dict with a state of its own."""
+    return (hasattr(found, "state_dict") and hasattr(found, "load_state_dict")) or (
+        rng.is_generator(found)
     )

@@ -196,6 +196,8 @@ class State:
     def drop_gradients(self) -> None:
         """Leave no gradient, as in a process that has just started."""
         for section in self._all():
+            if isinstance(section, ScalerState):
+                section.found._per_optimizer_states.clear()  # that it has unscaled them
             if isinstance(section, OptimizerState):
                 for group in section.optimizer.param_groups:
                     for parameter in group["params"]:
@@ -257,7 +259,7 @@ class State:
         if not isinstance(values, dict):
             raise StateError("the snapshot holds no state")
         if taken is not None:
-            values = take_over(saved, sources, self._tree)
+            values = take_over(saved, sources, self._tree, taken.shares)
         fits("state", values, self._tree)
         steps = [
             step

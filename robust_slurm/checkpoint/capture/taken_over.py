@@ -52,15 +52,23 @@ def same_shares(snapshot: Snapshot, original: int) -> bool:
     return set(by_share(snapshot)) == set(map(str, own))
 
 
-def take_over(saved: Assembly, sources: Sequence[Source], tree: Mapping[str, Any]) -> Any:
+def take_over(
+    saved: Assembly,
+    sources: Sequence[Source],
+    tree: Mapping[str, Any],
+    shares: Sequence[int] | None = None,
+) -> Any:
     """Return the values that are restored: the origin's, with each share's loader of whoever had
-    it. Raises StateError."""
+    it. Raises StateError, also if one of ``shares`` has no loader: nobody would read its data."""
     values = dict(saved.own.values)
     loaders = tree.get(LOADER)
     if loaders is None:
         return values
     if not isinstance(loaders, dict):
         raise StateError(f"{LOADER}: its position is not saved by shares: see docs/resize.md")
+    if shares is not None and set(loaders) != set(map(str, shares)):
+        asked = ", ".join(map(str, shares))
+        raise StateError(f"{LOADER}: this rank has share {asked}, its loaders are of others")
     parts: dict[str, Any] = {}
     for source in sources:
         theirs = by_share(source.snapshot)

@@ -77,9 +77,13 @@ def _decode_ref(body: Encoded) -> Ref:
 
 
 def ref_of(encoded: Encoded) -> Ref | None:
-    """The reference that an encoded tensor is; None for any other value."""
+    """The reference that an encoded tensor is; None for any other value. Raises ValueError for one
+    that this version does not know."""
     if isinstance(encoded, dict) and encoded.keys() == {"T"}:
-        return _decode_ref(encoded["T"])
+        try:
+            return _decode_ref(encoded["T"])
+        except TypeError as err:
+            raise ValueError(f"not a reference of a snapshot: {err}") from err
     return None
 
 
@@ -103,8 +107,10 @@ def _encode(value: Any, path: Path, tensor: Save) -> Encoded:
     if isinstance(value, enum.Enum) and value.name in kind.__members__:
         return {"enum": [kind.__module__, kind.__qualname__, value.name]}
     numpy = sys.modules.get("numpy")
-    # A subclass holds more than its data, such as the mask of a masked array.
-    if numpy is not None and (isinstance(value, numpy.generic) or kind is numpy.ndarray):
+    # Other subclasses hold more than their data, such as the mask of a masked array.
+    if numpy is not None and (
+        isinstance(value, numpy.generic) or kind in (numpy.ndarray, numpy.memmap)
+    ):
         return _encode_numpy(value, path, tensor)
     raise TypeError(
         f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be saved; give it a state_dict() "

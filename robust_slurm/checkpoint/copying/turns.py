@@ -6,6 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+DEADLINE = 1800.0
+"""Seconds. A save() may wait for 900 for robust-srun's word, and for 600 for a copy; one that waits
+for a lock of the script's that the stepping thread holds must not end a training."""
+
 
 class Turns:
     """A step waits for a save() under way. A save() finds out that a step is under way."""
@@ -14,10 +18,13 @@ class Turns:
         self._lock = threading.RLock()
         self._stepping: set[int] = set()
 
-    def step(self) -> None:
-        """An optimizer begins to step in this thread."""
-        with self._lock:
-            self._stepping.add(threading.get_ident())
+    def step(self) -> bool:
+        """An optimizer begins to step in this thread. False if a save() still goes on."""
+        there = self._lock.acquire(timeout=DEADLINE)
+        self._stepping.add(threading.get_ident())
+        if there:
+            self._lock.release()
+        return there
 
     def stepped(self) -> None:
         """It is over. It may never be called, where a step has raised."""
@@ -26,8 +33,13 @@ class Turns:
     @contextmanager
     def save(self) -> Iterator[bool]:
         """Yield True if no other thread's step is under way; then none begins meanwhile."""
-        with self._lock:
+        if not self._lock.acquire(timeout=DEADLINE):
+            yield False
+            return
+        try:
             alone = self._stepping <= {threading.get_ident()}
             if not alone:
                 self._stepping.clear()  # a thread that ended in its step holds up one save() only
             yield alone
+        finally:
+            self._lock.release()

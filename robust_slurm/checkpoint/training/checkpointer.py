@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import operator
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, SupportsIndex
 
@@ -17,11 +19,11 @@ from ..capture.beside.plain_values import Extra, PlainValue
 from ..capture.sections import has_state
 from ..capture.state import State
 from ..capture.unsupported import checked
-from ..copying.turns import Turns
+from ..copying.turns import DEADLINE, Turns
 from . import mesh as meshes
 from .options import options
 from .resuming import CheckpointError, named
-from .session import SOCKET, Session
+from .session import NUMBER, SOCKET, Session
 from .stats import Stats
 
 __all__ = ["CheckpointError", "Checkpointer"]
@@ -80,19 +82,19 @@ class Checkpointer:
         self._mesh = mesh
         world = meshes.world()
         meshes.check_mesh(mesh, world.size)
-        self.extra = Extra(extra or {})
+        self.extra = self._values = Extra(extra or {})
         """By name, as given; plain values are those that ``resume`` finds."""
         self.stats = Stats()
         optimizer = checked(optimizer)
         given = {"model": model, "optimizer": optimizer, "loader": loader}
         self._objects: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         for name, value in self.extra.items():
-            object_ = value if has_state(value) else PlainValue(self.extra, name)
+            object_ = value if has_state(value) else PlainValue(self._values, name)
             self._objects[f"extra.{name}"] = object_
         if not self._objects:
             raise ValueError("nothing to save: pass model=, optimizer=, loader= or extra=")
         self._objects["rng"] = None
-        self.extra.objects = self._objects
+        self._values.objects = self._objects
         State(self._objects, rank=world.rank).release()  # raises for what cannot be saved
         self._session: Session | None = None
         self._said: set[str] = set()
@@ -157,7 +159,7 @@ class Checkpointer:
                 return
             heartbeat._saved_step(number)
             session = self._start()
-            for text in self.extra.look():
+            for text in self._values.look(self.extra):
                 session.say(text)
             session.save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training
@@ -190,9 +192,9 @@ class Checkpointer:
         """Find the world and the store, the first time."""
         if self._session is None:
             place = os.environ.get(SOCKET) or self._options.directory
-            if place and any(
-                each is not self and each._place == place and not each._closed for each in _alive
-            ):
+            if self._rivals(place):
+                _close_dropped(self)
+            if self._rivals(place):
                 raise CheckpointError(
                     "this process has another Checkpointer that saves to the same place: each "
                     "would resume from the other's steps. Give all objects to one, as in "
@@ -204,6 +206,10 @@ class Checkpointer:
             )
         return self._session
 
+    def _rivals(self, place: str) -> bool:
+        """True if another one of this process saves there."""
+        return any(each._place == place != "" for each in _open() if each is not self)
+
     def _hook(self, optimizers: Iterable[Any]) -> list[Any]:
         """Have every given optimizer tell before it changes anything."""
         me = weakref.ref(self)
@@ -212,7 +218,11 @@ class Checkpointer:
             this = me()
             if this is None or this._closed:
                 return
-            this._turns.step()
+            if not this._turns.step():
+                this._say(
+                    f"a save() in another thread has not ended in {DEADLINE:.0f} s; the optimizer "
+                    "steps without it"
+                )
             session = this._session
             if session is None or session.saver is None:
                 return
@@ -258,9 +268,10 @@ class Checkpointer:
     def _say(self, text: str) -> None:
         if self._session is not None:
             self._session.say(text)
-        elif text not in self._said and sys.stderr is not None:
-            self._said.add(text)
-            sys.stderr.write(f"robust-slurm: {text}\n")
+        elif (kind := NUMBER.sub("#", text)) not in self._said:
+            self._said.add(kind)
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # no usable stderr
+                sys.stderr.write(f"robust-slurm: {text}\n")
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid or self._closed:
@@ -293,8 +304,9 @@ class Checkpointer:
             self._closed = True
             for handle in self._handles:
                 handle.remove()
-            self._objects = self.extra.objects = {}
-            self.extra = Extra({n: v for n, v in self.extra.items() if not has_state(v)})
+            self._objects = self._values.objects = {}
+            plain = {n: v for n, v in self.extra.items() if not has_state(v)}
+            self.extra = self._values = Extra(plain)
             if session is not None:
                 session.release()
 
@@ -305,6 +317,25 @@ class Checkpointer:
 
 
 _alive: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+def _open() -> list[Checkpointer]:
+    return [each for each in list(_alive) if not (each._closing or each._closed)]
+
+
+def _close_dropped(but: Checkpointer) -> None:
+    """Close those to which the script has no reference left: a function has raised that made one,
+    and is called again, as accelerate does with a smaller batch."""
+    gc.collect()
+    found = [each for each in _open() if each is not but]
+    (none,) = _references([object()])
+    for each, count in zip(found, _references(found), strict=True):
+        if count == none + 1:  # that of atexit
+            each._close_after_crash()
+
+
+def _references(objects: Sequence[object]) -> list[int]:
+    return [sys.getrefcount(each) for each in objects]
 
 
 def _after_fork() -> None:

@@ -178,14 +178,33 @@ def _reshard(
         dcp.set_optimizer_state_dict(model, optimizer, asked["optimizer"])
     tensors = carried.first.tensors
     for key, target in objects.items():
-        load = getattr(target, "load_state_dict", None)
-        if key.startswith("extra.") and key in carried.values and load is not None:
+        if key.startswith("extra.") and key in carried.values:
             found = values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone())
-            load(for_loading(target, found))
+            load_extra(key, target, found)
     taken = _positions(state, objects.get("loader"), directory, step)
     for note in carried.notes:
         if not taken or read.LOADERS not in note:
             say(note)
+
+
+def load_extra(key: str, target: Any, found: Any) -> None:
+    """Load the state of an object of ``extra``, or of each in a list or dict of them.
+
+    Raises StateError.
+    """
+    load = getattr(target, "load_state_dict", None)
+    if load is not None:
+        load(for_loading(target, found))
+    elif isinstance(target, Mapping | list | tuple):
+        if not isinstance(found, Mapping | list):
+            raise StateError(f"{key}: {len(target)} objects here, 1 in the snapshot")
+        own = dict(target if isinstance(target, Mapping) else enumerate(target))
+        theirs = dict(found if isinstance(found, Mapping) else enumerate(found))
+        if set(map(str, own)) != set(map(str, theirs)):
+            raise StateError(f"{key}: {len(own)} objects here, {len(theirs)} in the snapshot")
+        states = {str(name): state for name, state in theirs.items()}
+        for name, each in own.items():
+            load_extra(f"{key}.{name}", each, states[str(name)])
 
 
 def _positions(state: State, loaders: Any, directory: str, step: int) -> bool:
@@ -195,7 +214,7 @@ def _positions(state: State, loaders: Any, directory: str, step: int) -> bool:
         return False
     where = tier.step_dir(directory, step)
     manifest = tier.read_manifest(where)
-    # Who would have the last share and the one after it tell how many there were.
+    # The ranks that would have the last share and the one after it tell how many there were.
     wanted = (*whole.shares, whole.original - 1, whole.original)
     ranks = sorted({holder(share, manifest.world) for share in wanted})
     parts = [tier.read_rank(where, manifest, rank) for rank in ranks]

@@ -11,8 +11,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import torch
+
 from robust_slurm import heartbeat
 
+from ..capture.beside.modes import note_modes
 from ..capture.shards import is_dtensor
 from ..capture.state import State
 from ..capture.taken_over import fixed
@@ -23,14 +26,14 @@ from ..store.own_store import OwnStore
 from . import mesh as meshes
 from .client import Client, StoreGoneError
 from .options import Options
-from .resuming import from_durable, from_memory, named, shares
+from .resuming import CheckpointError, from_durable, from_memory, named, shares
 from .room import check_room, estimate
 from .saver import Saver
 from .stats import Stats
 from .unanswered import FileLook, reported
 
 SOCKET = "ROBUST_CKPT_SOCKET"
-_NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
+NUMBER = re.compile(r"\d+")  # of steps, slots and bytes: the trouble is the same
 STAND = 900.0  # s; robust-srun gives its word earlier, or has ended
 REPLAY = "ROBUST_REPLAY"
 """Set in a replay: a few steps in a small world, of which nothing may be saved or restored."""
@@ -71,6 +74,12 @@ class Session:
         here = self.client is not None and not self._line
         plan = self.client.welcome.get("restore") if self.client is not None and here else None
         in_memory = plan is not None and plan["tier"] == "memory"
+        rejoined, heartbeat.rejoined = heartbeat.rejoined, False
+        if rejoined and not in_memory:
+            raise CheckpointError(
+                "the objects of this process hold a later state than the one to go on from, which "
+                "is not in memory; the next start is by new processes"
+            )
         if self.client is not None and plan is not None and in_memory:
             step = from_memory(self._state, self.client, plan)
         else:
@@ -81,8 +90,9 @@ class Session:
                 )  # fmt: skip
         for note in self._state.notes if self.world.rank == 0 else ():
             self.say(note)
-        if heartbeat.rejoined:
+        if rejoined:
             self._state.drop_gradients()  # of the step that was cut off
+        note_modes(named(self._objects.get("model")).values(), rejoined=rejoined)
         if self.saver is not None:
             self._try_to_capture()
             self.saver.abandon(step, at_once=in_memory)
@@ -148,7 +158,7 @@ class Session:
     def say(self, text: str) -> None:
         """Once for each kind: to the supervisor, which counts the ranks that say the same, and by
         rank 0, or where nobody counts, to the user. From any thread."""
-        kind = _NUMBER.sub("#", text)
+        kind = NUMBER.sub("#", text)
         if kind in self._said:
             return
         self._said.add(kind)
@@ -250,7 +260,8 @@ class Session:
 
     def _fixed(self, models: Iterable[Any]) -> str:
         """Return why a world of another size could not go on with this state; "" if it could."""
-        if any(is_dtensor(p) for model in models for p in model.parameters()):
+        modules = (model for model in models if isinstance(model, torch.nn.Module))
+        if any(is_dtensor(p) for module in modules for p in module.parameters()):
             return "its parameters are distributed tensors (FSDP)"
         return fixed(self._objects.get("loader"), shares())
 

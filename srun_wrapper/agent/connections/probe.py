@@ -13,6 +13,9 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.messages import PeerAsk, PeerSay, decode_ask
 
 OPEN = 5.0  # s that a connection may stay open
+QUEUE = 1024
+"""Connections that the kernel accepts (or 128, before Linux 5.4) for a process that is stopped: the
+next one gets no answer, as from a host that is gone. It is asked 100 times in ten minutes."""
 
 
 class Probe:
@@ -25,7 +28,7 @@ class Probe:
         self._answer = answer
         sock = socket.socket(socket.AF_INET6 if ":" in server else socket.AF_INET)
         sock.bind(("", 0))
-        sock.listen(64)
+        sock.listen(QUEUE)
         self.port: int = sock.getsockname()[1]
         self._guests = Guests(loop, sock, key, self._heard, limits=GuestLimits(stay=OPEN))
 

@@ -15,6 +15,7 @@ from srun_wrapper.protocol.peer_messages import Pulse, Reach, Reached
 EVERY = 0.025  # s between two attempts
 OPEN = 16  # attempts at a time; what has had no answer for this long was lost on its way
 MOST = 5.0  # s of attempts, whatever is asked for
+ANSWERS = (0, errno.ECONNREFUSED)
 
 
 class Signs:
@@ -74,7 +75,6 @@ class _Attempts:
 
     def _attempt(self) -> None:
         host, port = self._order.host, self._order.port
-        self._tried += 1
         try:
             sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError:
@@ -83,8 +83,10 @@ class _Attempts:
         code = sock.connect_ex((host, port))
         if code != errno.EINPROGRESS:
             sock.close()
+            self._tried += code in ANSWERS  # else nothing has left this host, which proves nothing
             self._answered(code)
             return
+        self._tried += 1
         self._open.append(sock)
         self._loop.watch(sock, lambda _mask: self._event(sock), write=True)
         if len(self._open) > OPEN:
@@ -96,7 +98,7 @@ class _Attempts:
         self._answered(code)
 
     def _answered(self, code: int) -> None:
-        if code in (0, errno.ECONNREFUSED):
+        if code in ANSWERS:
             self._finish("refused" if code else "accepted")
 
     def _drop(self, sock: socket.socket) -> None:

@@ -50,6 +50,7 @@ class _Dump(msgspec.Struct):
 class _Head(msgspec.Struct):
     rank: int
     now: int
+    since: int = 0
     groups: dict[str, int] = {}  # the members of each, as a number
 
 
@@ -70,6 +71,8 @@ def parse(answer: bytes) -> Recorded | None:
         return None
     groups: dict[tuple[str, str, str], dict[int, _Entry]] = {}
     for entry in entries:  # the oldest first
+        if entry.time_created_ns < rank.since:
+            continue  # of an epoch that is over
         if not entry.is_p2p and entry.collective_seq_id >= 0:
             name, description = entry.process_group
             backend = entry.profiling_name.partition(":")[0]

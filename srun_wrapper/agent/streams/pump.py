@@ -50,6 +50,10 @@ class Pump:
             data = data.partition(b"\n")[2] or data
         return data.decode(errors="replace")
 
+    def forget(self) -> None:
+        """The rank is one of another epoch from now on: what it said before explains no end."""
+        self._tail.clear()
+
     def finish(self, seconds: float) -> bool:
         """Wait until everything has been carried; False if it has not by then."""
         self._thread.join(seconds)

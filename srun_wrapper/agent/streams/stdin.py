@@ -73,6 +73,13 @@ class Stdin:
             self._done = True
             os.write(self._woken, b"x")
 
+    def used(self) -> bool:
+        """True if a rank may have read some of it: only a new one would find that again."""
+        try:
+            return os.lseek(self._fd, 0, os.SEEK_CUR) > 0 if self._file else self._fed > 0
+        except OSError:
+            return True
+
     def rewind(self) -> None:
         """Have the next rank find all its input again; no process may be reading it."""
         with contextlib.suppress(OSError):

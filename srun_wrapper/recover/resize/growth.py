@@ -40,11 +40,14 @@ class Growth:
     def look(self, now: float) -> None:
         """Have the ranks stand once nodes are there; called while they run."""
         state, standing = self._state, self._standing
-        if state.config.min_nodes and not self._told and standing.world and standing.all_saved:
+        if not state.config.min_nodes:
+            return
+        self._resizing.note_steps()
+        if not self._told and self._known():
             self._told = True
             if why := self._resizing.unfit():
                 say(f"min_nodes: this job cannot go on with fewer nodes: {why}")
-        if state.config.verify_every or not state.config.min_nodes or self.due:
+        if state.config.verify_every or self.due:
             return
         standing.release_stragglers(now)
         if not self._resizing.ready or state.world.is_ending() or state.signalled:
@@ -66,6 +69,12 @@ class Growth:
             and not state.stopped()
         ):
             standing.order(1)
+
+    def _known(self) -> bool:
+        """True if it is known which ranks have a Checkpointer: they enrol before their steps."""
+        if self._standing.world:
+            return self._standing.all_saved
+        return self._state.progress.beats > 0 and self._state.world.all_stepped()
 
     def begin(self) -> None:
         """Forget what the ranks of the last epoch were asked, as another one begins."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 from robust_slurm.resizing.change import Resize, fewer, more
 from srun_wrapper.checkpoints.enrolments import Enrolments
@@ -57,9 +58,13 @@ class Resizing:
         """True if the ranks have made no step since the world's size has changed."""
         if self._world.epoch < self._tried:
             return False
-        if self._state.progress.beats:
-            self._tried = 0
+        self.note_steps()
         return self._tried > 0
+
+    def note_steps(self) -> None:
+        """Note that ranks make steps in this world; called while they run."""
+        if self._world.epoch >= self._tried and self._state.progress.beats:
+            self._tried = 0
 
     def unfit(self) -> str:
         """Return why the job could not go on without its last node; "" if it could."""
@@ -103,6 +108,8 @@ class Resizing:
         if self._launch.feed in (Feed.ONE, Feed.OWN):
             raise ValueError("its ranks read input of their own")
         ranks, slots = self._ranks(), self._world.ranks
+        if len(ranks) != len(slots):
+            raise ValueError("some nodes have no rank with a Checkpointer")
         groups = self._groups(sum(map(len, ranks)))
         trained = fewer(ranks, vacant, groups, least)
         places = [place for place in range(len(slots)) if place not in trained.places]
@@ -128,6 +135,8 @@ class Resizing:
                 raise ValueError("the ranks do not all hold the same state")
             return list(groups)
         if many:
+            if (named := prod(many.values())) != (sum(map(len, self._trained)) or world):
+                raise ValueError(f"the mesh has {named} ranks, {world} are known")
             return [range(world)]
         raise ValueError(
             "nothing says that all ranks hold the same: name a mesh (--robust-mesh=dp=N), or use "
@@ -138,6 +147,8 @@ class Resizing:
 
     def fill(self, incident: Incident) -> bool:
         """Give nodes that are idle in the job the places that lack one. False: there are none."""
+        if not self.ready:
+            return False
         free = [n for n in self._state.nodes.values() if self._idle(n)]
         come: dict[int, Node] = {}
         for places in list(self._lacking):
@@ -145,8 +156,6 @@ class Resizing:
             if fit:
                 come |= fit
                 self._lacking.remove(places)
-        if not come:
-            return False
         world = self._world
         slots = more(world.ranks, self._full, self._home, come)
         trained = more(self._ranks(), self._trained, self._home, come)
@@ -162,7 +171,12 @@ class Resizing:
     @property
     def ready(self) -> bool:
         """True if idle nodes could take places that lack one."""
-        free = [n for n in self._state.nodes.values() if self._idle(n)] if self._lacking else []
+        if not self._lacking:
+            return False
+        known = [len(own) for own in self._ranks()]
+        if known != [len(self._trained[place]) for place in self._home]:
+            return False  # the script has another world than it had
+        free = [n for n in self._state.nodes.values() if self._idle(n)]
         return any(self._fitting(places, free) for places in self._lacking)
 
     @staticmethod
@@ -190,6 +204,7 @@ class Resizing:
         state.members.resize(nodes, slots)
         resized = (original, trained.new) if trained.new != original else None
         self._world.resized = resized
+        state.pace.tempo.forget()
         self._tried = self._world.epoch + 1
         before = incident.resized[0] if incident.resized else trained.old
         incident.resized = (before, trained.new) if before != trained.new else None

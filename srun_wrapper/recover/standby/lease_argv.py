@@ -30,22 +30,18 @@ def lease_argv(
     """Return srun's argv for a lease: as for a standby node, but another job may be beside it."""
     memory = [f"--mem={size.memory - ROOM}M"] if size.memory > ROOM else []
     words = {"--exclusive": [f"--mincpus={size.cpus}"], "--mem=0": memory}
+    # From 24.11 on no node has both --mincpus and --ntasks-per-node; of one node it says no more.
+    words[f"--ntasks-per-node={tasks}"] = []
     argv = steps.companion_argv(launch, job, partition, tasks, exclude, minutes)
     return [word for each in argv for word in words.get(each, [each])]
 
 
-def hold_argv(job: Job, partition: str, node: str, minutes: int, cpus: int) -> list[str]:
+def hold_argv(job: Job, partition: str, node: str, minutes: int, size: LeaseSize) -> list[str]:
     """Return srun's argv for a job that does nothing on a node of a lease, and is not preempted.
 
     All processors: then there is no part of the node for which it would pay to end the lease.
     """
     argv = ["srun", "--quiet", f"--partition={partition}", f"--nodelist={node}", "--nodes=1"]
-    argv += [
-        "--ntasks=1",
-        f"--mincpus={cpus}",
-        f"--mem={ROOM}M",
-        f"--time={minutes}",
-        "--no-kill",
-        "--input=none",
-    ]
+    argv += ["--ntasks=1", f"--mincpus={size.cpus}", f"--time={minutes}", "--no-kill"]
+    argv += ["--input=none", *([f"--mem={ROOM}M"] if size.memory > ROOM else [])]
     return [*argv, *steps.of_job(job), "sleep", "infinity"]

@@ -15,7 +15,7 @@ from typing import Any
 from robust_slurm.slurm import Job, Partition, SlurmError
 from robust_slurm.slurm.run import without_slurm
 from srun_wrapper.command import steps
-from srun_wrapper.job.model import Role
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
@@ -27,13 +27,16 @@ from srun_wrapper.recover.standby.request import (
     StandbyRequest,
     standby_minutes,
 )
-from srun_wrapper.requeue.slurm_wait import LONGEST
+from srun_wrapper.requeue.slurm_wait import LONGEST, minutes
 from srun_wrapper.run_in_thread import run_in_thread
 from standby import leases
 
 EVERY = 60.0  # s between two looks at who may have a lease
 SOON = 5.0  # s after which a lease that was used, or taken back, is replaced
 RARELY = 600.0  # s between two looks for the partition, where there is none
+LASTS = 600.0  # s after which the end of a lease does not make the next one come later
+MOST_DOUBLED = 7  # of the wait for the next lease after one that did not last
+HOLDS = 15.0  # s within which the job that keeps a node should run
 
 
 class Leases:
@@ -60,8 +63,10 @@ class Leases:
         self._pool, self._partition = config.standby_partition, config.lease_partition
         self._off = not self._pool or not self._partition or requester.launch.observed is not None
         self._obstacle = ""
-        self._told = False
-        self._had = False
+        self._cold = 0  # number of the last request that no lease served
+        self._told = self._told_refused = False
+        self._mine: StandbyRequest | None = None  # the lease without ranks, or the request for it
+        self._short = 0  # so many in a row ended soon, and unused
         self._next = 0.0
         self._job: Job | None = None
         self._until: Partition | None = None  # its longest time is that of the leases
@@ -75,14 +80,34 @@ class Leases:
         busy = self._looking is not None and not self._looking.done()
         if self._off or busy or not self._state.progress.beats:
             return
-        has = any(not request.used for request, _ in self._requests.leases())
-        if self._had and not has:
-            self._next = min(self._next, now + SOON)
-        self._had = has
+        self._tell()
+        if self._mine is not None and self._own() is None:
+            self._ended(self._mine, now)
         if now < self._next:
             return
         self._next = now + EVERY
         self._looking = self._beside(self._review())
+
+    def _own(self) -> StandbyRequest | None:
+        return next((r for r, _ in self._requests.leases() if not r.used), None)
+
+    def _ended(self, lease: StandbyRequest, now: float) -> None:
+        """The lease has gone, and not by our doing. Leases that never last are not worth much."""
+        self._mine = None
+        if lease.used:
+            return
+        self._short = self._short + 1 if now - lease.since < LASTS else 0
+        times = 2.0 ** min(max(0, self._short - 1), MOST_DOUBLED)
+        if lease.outcome != "refused":
+            self._next = now + min(SOON * times, RARELY)
+            return
+        self._next = now + RARELY * times  # srun says each time why
+        if not self._told_refused:
+            self._told_refused = True
+            say(
+                "Slurm refuses a standby node that would wait warm (srun's message above has the "
+                f"reason): asked again in {minutes(RARELY)}, then less and less often"
+            )
 
     # -- one lease, or none
 
@@ -103,34 +128,62 @@ class Leases:
             self._next = time.monotonic() + RARELY
             return
         partition = partitions[self._partition]
-        nodes, jobs, claims, job = await asyncio.gather(
-            ask(slurm.nodes, LONGEST),
-            ask(slurm.placements, LONGEST),
+        nodes, claims, job = await asyncio.gather(
+            ask(lambda: slurm.nodes(partition.nodes), LONGEST),
             ask(lambda: slurm.standby_claims(self._partition), LONGEST),
             ask(lambda: slurm.job(state.job_id), LONGEST),
         )
         self._job, self._until = job, partition
+        able = {name for name in partition.nodes if name in nodes and nodes[name].usable}
+        if any(node is not None and node.name not in able for _, node in own):
+            self._give_back(own, "its node has left the pool, or is out of service")
+            return
+        wanted = any(c.state == "PENDING" for c in claims if c.of != state.job_id)
+        if any(node is not None for _, node in own) and not wanted:
+            return
+        if await self._silent(own):
+            self._give_back(own, "no message from robust-task")
+            return
+        jobs = await ask(slurm.placements, LONGEST)
         held = leases.held_nodes(self._partition, jobs.values())
         open_claims = [c for c in claims if not held.intersection(c.nodes)]
         leased = [name for c in open_claims if c.state == "RUNNING" for name in c.nodes]
-        count = leases.leasable(partition, nodes, leased, held)
+        found = leases.alike(nodes[name] for name in partition.nodes if name in nodes)
+        count = leases.leasable(found.nodes, leased, held)
         wishes = leases.wishes(leases.LeaseWish(state.job_id, len(job.nodes)), open_claims, jobs)
         if state.job_id not in leases.entitled(wishes, count):
             self._give_back(own, f"{count} nodes for {len(wishes)} jobs")
-        elif any(node is not None and node.name not in partition.nodes for _, node in own):
-            self._give_back(own, "its node has left the pool")
-        elif not own and not state.failures:
-            usable = [nodes[n] for n in partition.nodes if n in nodes and nodes[n].usable]
-            self._size = size = LeaseSize(*leases.smallest(usable))
+        elif not own and not state.failures and state.world.resized is None:
+            # A job that lacks nodes waits for one of the pool, which would preempt its own lease.
+            self._size = size = LeaseSize(found.cpus, found.memory)
             tasks = max(map(len, state.world.ranks), default=1)
-            without = [*dict.fromkeys([*self._barred.bad, *self._requests.unfit.names()])]
-            minutes = standby_minutes(job, partition, time.time())
+            other = [n for n in sorted(able) if nodes[n] not in found.nodes]  # of another size
+            without = [*self._barred.bad, *self._requests.unfit.names(), *other]
+            without = [*dict.fromkeys(without)]
+            limit = standby_minutes(job, partition, time.time())
             launch = self._requester.launch
-            argv = lease_argv(launch, job, self._partition, tasks, without, minutes, size)
+            argv = lease_argv(launch, job, self._partition, tasks, without, limit, size)
             self._journal.event("lease_asked", tasks=tasks)
             await self._requests.lease(tasks, argv)
+            self._mine = self._own()
 
-    def _give_back(self, own: list[tuple[StandbyRequest, Any]], why: str) -> None:
+    async def _silent(self, own: list[tuple[StandbyRequest, Node | None]]) -> bool:
+        """Return whether a lease has a node on which robust-task should have reported."""
+        waits = next((request for request, node in own if node is None), None)
+        if waits is None:
+            return False
+        name = steps.companion_name(self._state.job_id)
+        jobs = await run_in_thread(lambda: self._slurm.allotted(name), LONGEST)
+        now = time.monotonic()
+        waits.look(jobs, now)
+        came = any(node.companion == waits.number for node in self._state.nodes.values())
+        if came or not waits.silent(now, self._state.config.standby_start_limit):
+            return False
+        self._requests.unfit.note_silent(waits, now)
+        return True
+
+    def _give_back(self, own: list[tuple[StandbyRequest, Node | None]], why: str) -> None:
+        self._mine = None
         for request, node in own:
             self._journal.event("lease_given_back", node=node.name if node else "", why=why)
             self._requests.drop(request.number)
@@ -142,7 +195,16 @@ class Leases:
         self._next = time.monotonic() + SOON
         if request.lease:
             self._beside(self._hold(request))
-        elif self._obstacle and not self._told and not self._off:
+        else:
+            self._cold = request.number
+
+    def _tell(self) -> None:
+        """Say once what a node that has taken a place without a lease has cost."""
+        nodes = self._state.nodes.values()
+        came = self._cold and any(
+            n.companion == self._cold and n.role is Role.ACTIVE for n in nodes
+        )
+        if came and self._obstacle and not self._told:
             self._told = True
             say(
                 "the standby node starts cold; an idle one can wait warm, as a spare does "
@@ -154,10 +216,8 @@ class Leases:
         node = next(n for n in self._state.nodes.values() if n.companion == request.number)
         taken = f"{node.name} may be taken away for another job: srun could not keep it"
         assert self._job is not None and self._until is not None
-        minutes = standby_minutes(self._job, self._until, time.time())
-        argv = hold_argv(
-            self._job, leases.held(self._partition), node.name, minutes, self._size.cpus
-        )
+        limit = standby_minutes(self._job, self._until, time.time())
+        argv = hold_argv(self._job, leases.held(self._partition), node.name, limit, self._size)
         env = without_slurm(self._requester.launch.env)
         try:
             request.hold = hold = await steps.start(
@@ -168,9 +228,24 @@ class Leases:
             return
         if self._requests.get(request.number) is None:
             request.let_go()
-        await hold.wait()
-        if node.role is Role.ACTIVE and not self._state.ending and not request.ended:
+        told = False
+        try:
+            await asyncio.wait_for(hold.wait(), HOLDS)
+        except TimeoutError:
+            if told := await self._waits(hold.pid):
+                say(taken)
+            await hold.wait()
+        if node.role is Role.ACTIVE and not self._state.ending and not request.ended and not told:
             say(taken)
+
+    async def _waits(self, session: int) -> bool:
+        """Return whether an srun of ours is still in Slurm's queue."""
+        name = steps.companion_name(self._state.job_id)
+        try:
+            jobs = await run_in_thread(lambda: self._slurm.allotted(name), LONGEST)
+        except (SlurmError, TimeoutError):
+            return False
+        return any(job.session == session and job.state == "PENDING" for job in jobs)
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -121,7 +121,8 @@ class StandbyNodes:
             if place in ready:
                 continue
             if node is not None and node.gone:
-                self._unfit.note(node.name, node.job_id, "it was lost before it had ranks")
+                if node.role is not Role.RELEASED:  # which Slurm has taken back
+                    self._unfit.note(node.name, node.job_id, "it was lost before it had ranks")
             elif request is None or request.outcome == "refused":
                 continue
             elif request.outcome == "unfit":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.model import Role
-from srun_wrapper.recover.standby.asking import StandbyRequests
+from srun_wrapper.recover.standby.asking import AGAIN, StandbyRequests
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
+
+LONGEST = 300.0  # s until Slurm is asked again for nodes without which the job goes on
 
 
 class Prerequest:
@@ -30,6 +33,8 @@ class Prerequest:
         self._requests = requests
         self._node_watch = node_watch
         self._over = over
+        self._next = 0.0  # when places that lack a node are looked at again
+        self._pause = 0.0
 
     def for_doubtful(self, now: float) -> None:
         """Request standby nodes while nodes are in doubt; called all the time while the job runs.
@@ -53,6 +58,13 @@ class Prerequest:
 
     def _request(self, leaving: dict[int, str]) -> None:
         wanted = sorted((len(self._world.ranks[p]), name) for p, name in leaving.items())
-        if not self._over():
-            wanted += [(ranks, "") for ranks in self._lacking()]
+        lacking = [] if self._over() else self._lacking()
+        if leaving or not lacking:
+            self._next = self._pause = 0.0
+        elif (now := time.monotonic()) < self._next:
+            return  # what was asked for waits in Slurm's queue, or Slurm has refused it
+        else:
+            self._pause = min(LONGEST, 2 * self._pause or AGAIN)
+            self._next = now + self._pause
+        wanted += [(ranks, "") for ranks in lacking]
         self._requests.prerequest(wanted[len(self._members.spares()) :], list(leaving.values()))

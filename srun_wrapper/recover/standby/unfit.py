@@ -5,6 +5,8 @@ from __future__ import annotations
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.recover.standby.request import StandbyRequest
 
+SIGNALLED = 128  # srun's exit code, less the signal, for a task that died of one
+
 
 class UnfitNodes:
     """Keeps what was seen: such a node is not requested again, and is reported once."""
@@ -27,6 +29,8 @@ class UnfitNodes:
     def note_ended(self, request: StandbyRequest) -> None:
         """Its srun has ended before robust-task reported: a reason to look at its node."""
         code = request.process.returncode if request.process is not None else None
+        if request.lease and code is not None and code > SIGNALLED:
+            return  # Slurm took it back while it was being started
         what = f"srun ended before robust-task reported (exit code {code})"
         self.note(request.node, request.job, what)
         if not request.lease:  # it may have ended because Slurm took it back

@@ -105,6 +105,18 @@ def test_it_waits_for_nobody_who_makes_no_steps(training: type[Training]) -> Non
     assert ended.imports(1.5) < 2.3
 
 
+def test_modules_do_what_they_like_with_the_finders(
+    training: type[Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = training(9.0)  # type: ignore[arg-type, call-arg]
+    paced, finders = ImportPace(str(one.path)), list(sys.meta_path)
+    with paced:
+        monkeypatch.setattr(sys, "meta_path", finders)
+    now = one.now
+    one.compute(1.0)
+    assert paced.find_spec("any") is None and one.now == now + 1.0
+
+
 def test_without_a_record_it_does_not_pause(training: type[Training]) -> None:
     one = training(1.5)  # type: ignore[arg-type, call-arg]
     one.path.unlink()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from places import REPOSITORY
 
 HEAD = """
@@ -41,6 +42,7 @@ print(json.dumps(found))
 CARRIED = """
 import ctypes, decimal, signal, sys, threading
 from contextvars import ContextVar
+from types import ModuleType, SimpleNamespace
 
 old, new = threading.local(), ContextVar("new")
 old.value = "own"
@@ -63,13 +65,23 @@ def work():
     if sys.argv[1] == "x86_64":  # flush to zero, as what is built with -ffast-math does when loaded
         mode[29] = bytes([mode[29][0] | 0x80])
         library.fesetenv(mode)
+    sys.modules.update({"numpy": numpy, "torch": torch, "torch._inductor.cudagraph_trees": trees})
+    numpy.seterr(divide="raise")
+    trees.local = threading.local()
+    trees.local.trees = "kept"
 
+numpy, torch, trees, errors, stashed = *map(ModuleType, ("numpy", "torch", "trees")), {}, []
+numpy.geterr = lambda: errors[threading.get_ident()]
+numpy.seterr = lambda **how: errors.update({threading.get_ident(): how})
+torch._C = SimpleNamespace(_stash_obj_in_tls=lambda *what: stashed.append(
+    [*what, threading.current_thread() is threading.main_thread()]))
 library, set_handler = ctypes.CDLL(None), signal.signal
 run_idle(work)
 print(json.dumps({
     "new": new.get(), "old": old.value, "made": made.value, "decimal": decimal.getcontext().prec,
     "signals": [int(signal.getsignal(number)) for number in (signal.SIGUSR1, signal.SIGUSR2)],
     "tiny": sys.float_info.min / 2, "set_handler": signal.signal is set_handler,
+    "numpy": errors[threading.get_ident()], "stashed": stashed,
     "main": threading.current_thread() is threading.main_thread(),
 }))
 """
@@ -81,9 +93,15 @@ def work():
     torch.is_grad_enabled = lambda: False
 def processors():
     os.sched_setaffinity(0, [])
+def device():
+    torch._C = types.SimpleNamespace(_len_torch_function_stack=lambda: 1)
+def trace():
+    torch._C = None
+    sys.settrace(lambda *_: None)
 def lost():
     raise SystemExit(3)
-for each in (work, processors, lost):
+for each in (work, processors, lost, device, trace):
+    torch.is_grad_enabled = lambda: True
     try:
         run_idle(each)
     except BaseException as error:
@@ -121,25 +139,38 @@ def test_what_a_thread_has_for_itself_is_carried_over() -> None:
     assert found.pop("tiny") == (0.0 if platform.machine() == "x86_64" else sys.float_info.min / 2)
     assert found == {
         "new": "set", "old": "own", "made": "changed", "decimal": 7, "set_handler": True,
-        "main": True,
+        "main": True, "numpy": {"divide": "raise"}, "stashed": [["trees", "kept", True]],
     }  # fmt: skip
 
 
 def test_what_cannot_be_is_refused() -> None:
-    torch, processors, lost = run(REFUSED).splitlines()
+    torch, processors, lost, device, trace = run(REFUSED).splitlines()
     assert torch.startswith("RuntimeError importing changes torch.is_grad_enabled()")
     assert processors.startswith("OSError")
     assert lost == "SystemExit 3"
+    assert device.startswith("RuntimeError importing sets a mode of torch")
+    assert trace.startswith("RuntimeError importing traces its thread")
 
 
-def test_a_database_that_an_import_opens_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "opens.py").write_text("import sqlite3\ncache = sqlite3.connect(':memory:')\n")
+@pytest.mark.parametrize(
+    ("module", "refused"),
+    [
+        ("import sqlite3\ncache = sqlite3.connect(':memory:')\n", "opens a database"),
+        ("import asyncio\nasyncio.get_event_loop_policy().get_event_loop()\n", "main thread"),
+        ("import signal\nsignal.set_wakeup_fd(-1)\n", "main thread"),
+    ],
+)
+def test_an_import_that_is_another_one_in_a_thread_is_refused(
+    tmp_path: Path, module: str, refused: str
+) -> None:
+    (tmp_path / "opens.py").write_text(module)
     text = f"""
 from robust_slurm.auto.importing import import_all
 sys.path.insert(0, {str(tmp_path)!r})
 try:
-    import_all([("opens", {str(tmp_path / "opens.py")!r})], ["opens"])
+    names = [("opens", {str(tmp_path / "opens.py")!r})]
+    run_idle(lambda: import_all(names, ["opens"]))
 except RuntimeError as error:
     print(error)
 """
-    assert "opens a database" in run(text)
+    assert refused in run(text)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from robust_slurm.frames.wire import Codec, WireError
-from robust_slurm.slurm import Job, SlurmError
+from robust_slurm.slurm import Allotted, Job, SlurmError
 from srun_wrapper.agent import batch_host_failover
 from srun_wrapper.agent.batch_host_failover import AGREE, accused, ask_peer, claim, elected
 from srun_wrapper.protocol.messages import Peer, PeerSay, decode_ask, encode
@@ -235,3 +235,36 @@ def test_the_job_is_brought_back_when_slurm_is_back(
     Door.restarts = 1
     batch_host_failover.rescue(*arguments)
     assert done == ["copy", "end"] and "nothing to bring back" in said[-1]
+
+
+@pytest.mark.parametrize("wait", [0.0, 60.0])
+def test_a_standby_node_is_released_after_an_absence_of_slurm(
+    wait: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its srun died with the batch host: nobody else would give it back, nor what keeps it."""
+    away = iter([SlurmError("unreachable", (), "connect failure")] * 3)
+    cancelled: list[int] = []
+
+    class Door:
+        def __init__(self, deadline_s: float) -> None:
+            pass
+
+        def allotted(self, name: str) -> list[Allotted]:
+            assert name == "robust-standby-7"
+            for error in away:
+                raise error
+            rows = [(70, "RUNNING", "s1"), (71, "RUNNING", "s1"), (72, "RUNNING", "s2")]
+            return [Allotted(n, 1, state, "None", (node,)) for n, state, node in rows]
+
+        def cancel(self, number: int) -> None:
+            for error in away:
+                raise error
+            cancelled.append(number)
+
+    monkeypatch.setattr(slurm_wait, "PAUSES", (0.01,))
+    monkeypatch.setattr(batch_host_failover, "Slurm", Door)
+    said: list[str] = []
+    place: Any = SimpleNamespace(node="s1", job_id=70)
+    batch_host_failover.release_companion(place, 7, said.append, wait)
+    assert cancelled == ([71, 70] if wait else [])
+    assert ("cannot release" in said[-1]) is not bool(wait)

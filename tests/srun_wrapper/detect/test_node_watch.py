@@ -16,6 +16,7 @@ from srun_wrapper.detect import node_watch
 from srun_wrapper.detect.node_watch import BROKEN, UNANSWERED, NodeWatch
 from srun_wrapper.job.model import Role
 from srun_wrapper.protocol.messages import Finish, Report, Stop
+from srun_wrapper.recover.standby import prerequest
 from srun_wrapper.recover.standby.prerequest import Prerequest
 from srun_wrapper.recover.standby.request import MAX_STANDBY_NODES
 
@@ -153,6 +154,9 @@ def test_one_that_answers_is_not_asked_all_the_time(
     nodes.look(time.monotonic())  # would need a running loop to ask anybody
     assert not job.node(1).probing
     assert job.node(1).role is Role.ACTIVE
+    assert job.node(1).ask_again
+    job.node(1).heard(time.monotonic())
+    assert not job.node(1).ask_again, "its next silence is another one"
 
 
 def test_a_node_that_falls_silent_while_it_is_asked_whether_it_can_be_asked(
@@ -194,6 +198,26 @@ class Prerequested:
     def now(self) -> list[str]:
         self._parts.for_doubtful(time.monotonic())
         return self._suspects
+
+
+def test_nodes_that_lack_are_asked_for_ever_more_rarely() -> None:
+    """A request waits in Slurm's queue for days; one that Slurm refuses is told in the output."""
+    job = Job(3, 0)
+    asked: list[Any] = []
+    lacking, clock = [1], [time.monotonic()]
+    requests: Any = SimpleNamespace(prerequest=lambda wanted, _suspects: asked.append(wanted))
+    parts = Prerequest(
+        job.state.members, requests, NodeWatch(job.state), lambda: False, lambda: lacking
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prerequest, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        for _ in range(3600):
+            clock[0] += 1.0
+            parts.for_vacant()
+        assert 10 < len(asked) < 25 and asked[0] == [(1, "")]
+        lacking.clear()
+        parts.for_vacant()
+    assert asked[-1] == []  # at once: the requests are withdrawn
 
 
 def heard(job: Job) -> None:

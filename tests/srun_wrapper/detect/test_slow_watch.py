@@ -207,7 +207,8 @@ def test_it_is_replaced_only_on_demand_and_by_a_spare(
 
 
 @pytest.mark.parametrize(
-    "why", ["ignore", "fast", "phase", "excused", "failure", "ending", "start", "independent"]
+    "why",
+    ["ignore", "fast", "phase", "excused", "failure", "ending", "start", "independent", "uneven"],
 )
 def test_when_it_does_not_look(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     slow = "ignore" if why == "ignore" else "warn"
@@ -225,6 +226,8 @@ def test_when_it_does_not_look(monkeypatch: pytest.MonkeyPatch, why: str) -> Non
         w.job.say(1, Report(1, (beat(1, 9, 9, ended=True),)))
     elif why == "start":
         state.pace.steps = 1
+    elif why == "uneven":
+        state.world.resized = (4, 3)  # rank 0 computes two of the four shares
     w.run()
     assert not w.asked() and not w.said
 

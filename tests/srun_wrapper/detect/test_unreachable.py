@@ -34,6 +34,7 @@ FAILED = (TRIED,) * 3
         ("two are", Suspicion(END, 3, FAILED[:1]), END, "wait"),
         ("a job of three", Suspicion(END, 1, FAILED[:1]), END, "lost"),
         ("a job of two", Suspicion(END, 0), END, "wait"),
+        ("a single witness of many", Suspicion(END, 9, FAILED[:1]), END, "wait"),
         ("witnesses that did not run", Suspicion(END, 3, (TRIED - 1,) * 3), END, "wait"),
         ("a way to it is broken", Suspicion(END, 3, FAILED[:2], reached=True), END, "reached"),
         ("… seen at once", Suspicion(END, 3, reached=True), 0.0, "reached"),
@@ -59,7 +60,7 @@ def test_verdicts(case: str, seen: Suspicion, now: float, verdict: str) -> None:
 )
 def test_only_what_nothing_contradicts_is_lost(seen: Suspicion, now: float) -> None:
     if judge(seen, now) == "lost":
-        assert now >= END and seen.failed and seen.witnesses
+        assert now >= END and seen.failed and seen.able
         assert not (seen.reached or seen.unheard or seen.silent)
 
 

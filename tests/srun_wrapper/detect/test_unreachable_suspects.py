@@ -175,6 +175,66 @@ def test_a_broken_way_costs_a_node_only_where_nobody_else_is_asked(
     assert lost(cluster) == ["n4"] * (limit == 0.0)
 
 
+def test_a_node_that_answers_again_while_others_are_waited_for(cluster: Cluster) -> None:
+    """A switch was away: one node's report comes at once, the other's only when TCP tries again."""
+
+    def back() -> None:
+        cluster.dead.clear()
+        asyncio.get_running_loop().call_later(0.1, cluster.silent.discard, 3)
+
+    def switch() -> None:
+        cluster.dead.update({2, 3})
+        cluster.silent.update({2, 3})
+        asyncio.get_running_loop().call_later(LIMIT + 0.3, back)
+
+    cluster.run(LIMIT + 1.0, switch)
+    assert not lost(cluster)
+
+
+def test_one_witness_is_not_enough_where_there_were_more(cluster: Cluster) -> None:
+    def fault() -> None:
+        cluster.suspects.witnesses._proven[cluster.node(2).key] = {cluster.node(4).key}
+        cluster.dead.add(2)
+
+    cluster.run(0.7, fault)
+    assert not lost(cluster)
+
+
+def test_a_node_that_is_taken_back_makes_patient(cluster: Cluster) -> None:
+    cluster.run(5.0, lambda: cluster.dead.add(2))
+    node = cluster.node(2)
+    assert node.gone
+    node.heard(time.monotonic())
+    cluster.state.reinstate(node)
+    assert not node.gone and cluster.suspects.patience.limit(time.monotonic()) == LIMIT
+    cluster.suspects._learn()
+    assert cluster.suspects.patience.limit(time.monotonic()) > LIMIT
+
+
+def test_the_end_of_the_job_and_a_node_that_leaves(cluster: Cluster) -> None:
+    def fault(ends: Callable[[], object]) -> None:
+        cluster.dead.add(2)
+        asyncio.get_running_loop().call_later(0.22, ends)
+
+    cluster.run(0.7, lambda: fault(lambda: setattr(cluster.state, "ending", True)))
+    assert not lost(cluster)
+
+
+def test_of_many_that_do_not_answer_few_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, size=40, limit=1.0)
+    seen = []
+
+    def count() -> None:
+        seen.append(sum(case.unanswered for case in cluster.suspects._cases.values()))
+
+    def fault() -> None:
+        cluster.dead.update(range(10, 40))
+        asyncio.get_running_loop().call_later(0.6, count)
+
+    cluster.run(0.8, fault)
+    assert seen == [suspects.MANY] and not lost(cluster)
+
+
 def test_older_robust_tasks_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, vouches=False)
     cluster.run(0.7, lambda: cluster.dead.add(2))

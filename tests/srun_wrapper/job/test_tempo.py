@@ -19,6 +19,15 @@ def after(*parts: tuple[int, float], window: float = 8.0) -> Tempo:
     return tempo
 
 
+def test_steps_of_another_size_are_not_held_against_those_before() -> None:
+    """Each rank has more to do in a step, after a job has gone on with fewer nodes."""
+    tempo = after((40, 0.5), (2, 1.0))
+    tempo.forget()
+    for _ in range(40):
+        tempo.add(1.0, 1)
+    assert tempo.slow() is None and tempo.usual() == 1.0
+
+
 EVAL = tuple((1, 5.0) if n % 9 == 8 else (1, 0.5) for n in range(90))
 
 

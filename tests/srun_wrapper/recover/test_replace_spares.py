@@ -148,6 +148,42 @@ def test_a_plan_to_shrink_uses_a_spare_and_asks_for_no_other_node(
     asyncio.run(asyncio.wait_for(life(), 10))
 
 
+def test_a_node_with_which_the_world_grows_has_just_joined(tmp_path: Any) -> None:
+    """A node that cannot start its rank is proven unfit, and leaves alone: as after a swap."""
+
+    async def life() -> None:
+        scene = Scene(tmp_path)
+        world, members = scene.state.world, scene.state.members
+        world.places[:], world.ranks[:] = scene.nodes[:1], [(0,)]
+        scene.incident.plan = Plan("restart", (), "")
+        resizing: Any = SimpleNamespace(
+            fill=lambda _incident: members.lay_out([scene.nodes[0], scene.standby], [(0,), (1,)])
+        )
+        scene.replacement._resizing = resizing
+        assert await scene.replacement.fill(scene.incident)
+        assert scene.replacement.just_joined() == {"n9"} and not scene.incident.swaps
+
+    asyncio.run(asyncio.wait_for(life(), 10))
+
+
+def test_a_node_that_comes_as_its_place_is_given_up_is_a_swap(tmp_path: Any) -> None:
+    """Not a lost node that answers again: that is what neither a swap nor a resize would mean."""
+
+    async def life() -> None:
+        scene = Scene(tmp_path)
+        scene.incident.plan = Plan("shrink", ("n2",), "")
+        members, places = scene.state.members, scene.state.world.places
+        resizing: Any = SimpleNamespace(
+            shrink=lambda _incident: not places.remove(scene.nodes[1]),
+            fill=lambda _incident: members.arrange([scene.nodes[0], scene.standby]),
+        )
+        scene.replacement._resizing = resizing
+        assert await scene.replacement.fill(scene.incident)
+        assert scene.incident.swaps == [("n2", "n9")]
+
+    asyncio.run(asyncio.wait_for(life(), 10))
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_where_one_node_comes_for_two_the_most_necessary_place_gets_it(
     tmp_path: Any, place: int

@@ -6,28 +6,20 @@ with torch. ``srun``, ``scontrol`` and ``squeue`` are programs of the test's own
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from collections.abc import Iterable
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
-from places import REPOSITORY
+from planned_changes import PROGRAM, Line, check_same, check_shares, merged, read_lines
 from srun_here import JOB, Step
-from torch_forks import TorchForks, all_end_well
-
-from srun_wrapper.agent.processes.ports import free_port
+from torch_forks import TorchForks
 
 pytest.importorskip("torch")
 pytest.importorskip("torchdata")
 pytestmark = pytest.mark.slow
 
-PROGRAMS = REPOSITORY / "tests" / "programs"
-PROGRAM = PROGRAMS / "ckpt_resized.py"
 STEPS = 400  # more than are made until the job has grown back
 FIRST, AGAIN = 4, 6  # steps in the first world, and in each one after it
 SRUN = f"""#!{sys.executable}
@@ -58,8 +50,6 @@ case "$*" in
 *) exit 1 ;;
 esac
 """
-
-Line = dict[str, Any]
 
 
 class Nodes(Step):
@@ -103,12 +93,6 @@ class Nodes(Step):
         return [one for path in self.state.rglob("incidents.jsonl") for one in read_lines(path)]
 
 
-def read_lines(path: Path) -> list[Line]:
-    """The whole lines of a file of JSON objects."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
-
-
 def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     torch_forks: TorchForks, tmp_path: Path
 ) -> None:
@@ -140,65 +124,3 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     steps = merged(job.lines())
     check_shares(steps)
     check_same(steps, torch_forks, tmp_path)
-
-
-def merged(lines: Iterable[Iterable[Line]]) -> dict[int, Line]:
-    """Each step as it counts in the end, of those that all ranks have done: its world's size,
-    loss, the ranks' states, all ids."""
-    done = [line for each in lines for line in each if "step" in line]
-    epoch_of: dict[int, int] = {}
-    for line in done:
-        epoch_of[line["step"]] = max(line["epoch"], epoch_of.get(line["step"], 0))
-    found: dict[int, Line] = {}
-    for line in done:
-        if line["epoch"] == epoch_of[line["step"]]:
-            first = {"size": line["size"], "loss": line["loss"], "state": set(), "ids": {}}
-            step = found.setdefault(line["step"], first)
-            assert (line["size"], line["loss"]) == (step["size"], step["loss"])
-            step["state"].add(line["state"])
-            assert not step["ids"].keys() & line["ids"].keys(), f"computed twice: {line}"
-            step["ids"] |= line["ids"]
-    last = max(found)
-    return {number: step for number, step in sorted(found.items()) if number < last}
-
-
-def check_shares(steps: dict[int, Line]) -> None:
-    """Every share of every step was computed, with the samples that are next in its order."""
-    assert list(steps) == list(range(1, len(steps) + 1))
-    assert all(set(step["ids"]) == {"0", "1", "2", "3"} for step in steps.values())
-    for first in range(1, len(steps), 2):  # two steps read all data once
-        both = steps[first]["ids"], steps[first + 1]["ids"]
-        ids = [i for each in both for own in each.values() for i in own]
-        assert sorted(ids) == list(range(24)), (first, both)
-
-
-def check_same(steps: dict[int, Line], forks: TorchForks, directory: Path) -> None:
-    """Compare with the same sizes at the same steps, each world begun where the last one ended."""
-    sizes = [(number, step["size"]) for number, step in steps.items()]
-    phases = [
-        (size, [number for number, _ in group])
-        for size, group in groupby(sizes, lambda one: one[1])
-    ]
-    assert [size for size, _ in phases] == [4, 3, 4]
-    before: list[str] = []
-    for number, (size, own) in enumerate(phases):
-        here = directory / str(number)
-        here.mkdir()
-        words = [f"--dir={here}", f"--steps={own[-1]}", f"--from={own[0] - 1}", "--bare"]
-        words += ["--pause=0", *before, *(["--original=4"] if size < 4 else [])]
-        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        env |= {"WORLD_SIZE": str(size), "PYTHONPATH": str(REPOSITORY)}
-        code = (
-            f"import runpy, sys; sys.path.insert(0, '{PROGRAMS}');"
-            f"sys.argv[0] = '{PROGRAM}'; runpy.run_path('{PROGRAM}', run_name='__main__')"
-        )
-        ranks = [
-            forks.start(code, *words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(size)
-        ]
-        all_end_well(ranks, 120.0)
-        planned = merged([*(read_lines(here / f"rank-{rank}.jsonl") for rank in range(size))])
-        for step in own[:-1]:
-            for name in ("loss", "ids", "state"):
-                assert planned[step][name] == steps[step][name], (step, name, phases)
-        before = [f"--before={here}"]

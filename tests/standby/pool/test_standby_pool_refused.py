@@ -94,6 +94,18 @@ def test_bad_input(site: Site, words: str, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err
 
 
+def test_a_strangers_partition_that_is_named_like_ours_keeps_its_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = Site(tmp_path, **{"standby": "s[1-3]", "lease-held": "n[1-2],s1"})
+    site.slurm.preempt()
+    site.apply("--nodes", "s[1-3]", "--lease", "lease", code=2)
+    assert site.slurm.orders == []
+    assert "--lease lease-held: this partition exists" in capsys.readouterr().err
+    site.apply("--nodes", "s[1-3]", "--lease", "warm")
+    assert any("warm-held" in order for order in site.slurm.orders)
+
+
 def test_a_qos_needs_a_slurmdbd(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.run("apply", "--yes", "--nodes", "s1", "--qos", "high")
     assert "needs slurmdbd" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,17 @@ def test_missing_ranks_are_the_missing_share_of_the_time() -> None:
     # As it goes, not all at the end: the curve of ETTR shows when.
     part = since(done, ms(T + 220), ms(T + 280))
     assert part is not None and abs(unproductive(part) - 15_000) < 16_000
+
+
+def test_sizes_of_a_record_that_somebody_has_written_cost_little() -> None:
+    """Thousands of them and of incidents; out of order they count all the same."""
+    run = run_of(0, 10_000, 0)
+    run.sizes = [(T + 9000 - n, 3 + n % 2, 5) for n in range(8000)]
+    began = time.process_time()
+    done = of([run], [failed(n, {"detect": 0.1}, lost_steps=0) for n in range(1000, 9000, 2)])
+    assert time.process_time() - began < 5.0
+    assert sum(s.ms for s in done.segments) == 10_000_000
+    assert 2_600_000 < phases(done)["degraded"] < 2_700_000
 
 
 def test_sizes_are_read_without_trust() -> None:

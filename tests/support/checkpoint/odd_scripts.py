@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from copy import deepcopy
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy
@@ -78,6 +80,18 @@ class ModelInExtra(Script):
         return {"optimizer": self.optimizer, "extra": {"net": self.model}}
 
 
+class Weights:
+    """A model that is no module."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.state_dict, self.load_state_dict = model.state_dict, model.load_state_dict
+
+
+class NoModule(Script):
+    def given(self) -> dict[str, Any]:
+        return {**super().given(), "model": Weights(self.model)}
+
+
 class Masters(Script):
     """The optimizer trains 32-bit copies of a 16-bit model."""
 
@@ -100,15 +114,27 @@ class Masters(Script):
             self.ckpt.save(number)
 
 
+class Counts(dict[str, Any]):
+    """A dict that has a state of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.update(state)
+
+
 class Own(Script):
     """Plain objects of the script's own, which it goes on with and never reads back."""
 
     def make(self) -> None:
+        self.file = TemporaryFile()  # noqa: SIM115
         self.kept = {
             "average": {name: p.detach().clone() for name, p in self.model.named_parameters()},
             "list": [torch.zeros(2)], "losses": [], "window": deque(maxlen=3), "seen": set(),
             "best": {"at": 0}, "tensor": torch.zeros(2), "array": numpy.zeros(2),
             "pair": (torch.zeros(1), [0]), "raw": bytearray(b"0"), "parameter": self.alone,
+            "mapped": numpy.memmap(self.file, shape=(2,)), "counts": Counts(n=0),
         }  # fmt: skip
 
     def given(self) -> dict[str, Any]:
@@ -123,8 +149,9 @@ class Own(Script):
         own["seen"].add(number)
         own["raw"][:] = b"%d" % number
         own["pair"][1][0] += number
-        for each in (own["list"][0], own["tensor"], own["array"], own["pair"][0]):
+        for each in (own["list"][0], own["tensor"], own["array"], own["pair"][0], own["mapped"]):
             each += number
+        own["counts"]["n"] += number
         own["best"]["at"] = number
         self.alone.data += number
 
@@ -199,16 +226,24 @@ class Expanded(Script):
 class Best(Script):
     """The live weights, later replaced by a copy of better ones, are not written to."""
 
+    def weights(self) -> dict[str, Any]:
+        return self.model.state_dict()
+
     def given(self) -> dict[str, Any]:
-        return {**super().given(), "extra": {"best": self.model.state_dict()}}
+        return {**super().given(), "extra": {"best": self.weights()}}
 
     def after(self, number: int) -> None:
         if number == 3:
-            self.kept = {name: t.clone() for name, t in self.model.state_dict().items()}
+            self.kept = deepcopy(self.weights())
             if self.ckpt is not None:
                 self.ckpt.extra["best"] = self.kept
         elif number > SAVED and self.ckpt is not None:
             self.kept = self.ckpt.extra["best"]
+
+
+class BestArrays(Best):
+    def weights(self) -> dict[str, Any]:
+        return {name: tensor.numpy() for name, tensor in self.model.state_dict().items()}
 
 
 class DefaultDevice(Script):

@@ -48,10 +48,16 @@ class OwnParameters:
         self, saved: Assembly, encoded: Encoded, owners: Mapping[Any, torch.Tensor]
     ) -> list[Step]:
         """Return the steps that restore the values. Raises StateError."""
+        try:
+            found = [
+                (name, owners.get(name), ref_of(body))
+                for name, body in (encoded["m"] if encoded is not None else ())
+            ]
+        except (KeyError, TypeError, ValueError) as err:
+            raise StateError(f"{self.key}: saved from something that is no optimizer") from err
         steps: list[Step] = []
-        for name, body in encoded["m"] if encoded is not None else ():
-            ref = ref_of(body)
-            if ref is None or name not in owners:
+        for name, owner, ref in found:
+            if owner is None or ref is None:
                 raise StateError(f"{self.key}: parameter {name} was saved, it has none here")
-            steps.append(saved.into(owners[name], ref))
+            steps.append(saved.into(owner, ref))
         return steps

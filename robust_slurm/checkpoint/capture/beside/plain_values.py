@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from ...copying.watch import same_bits
 from ..leaves import local_part
 
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 class Extra(dict[str, Any]):
@@ -32,7 +35,8 @@ class Extra(dict[str, Any]):
 
     def restore(self, name: str, saved: Any) -> None:
         """Set a value as it was saved, in place if possible."""
-        value, same = renewed(self.peek(name), saved, live_storages(self.objects))
+        live = _NONE if _is_plain(saved) else live_storages(self.objects)
+        value, same = renewed(self.peek(name), saved, live)
         super().__setitem__(name, value)
         if not same:
             self.unread.add(name)
@@ -41,9 +45,14 @@ class Extra(dict[str, Any]):
         """Return a value without counting that as read."""
         return super().__getitem__(name)
 
-    def look(self) -> list[str]:
-        """save() begins; return what is wrong."""
+    def look(self, now: object) -> list[str]:
+        """save() begins; return what is wrong. ``now``: the Checkpointer's ``extra``."""
         found = []
+        if now is not self:
+            found.append(
+                "ckpt.extra was replaced by another dict, which is not saved: set its values one "
+                "by one"
+            )
         for name in sorted(self.unread):
             found.append(
                 f"extra.{name} was restored, and the script has not read it since resume(): a "
@@ -71,6 +80,16 @@ class Extra(dict[str, Any]):
         self.unread.discard(name)
         return super().pop(name, *default)
 
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        self.unread.discard(name)
+        return super().setdefault(name, default)
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+    def __reduce__(self) -> Any:  # a script that pickles it wants no model with it
+        return dict, (self.copy(),)
+
     def __iter__(self) -> Iterator[str]:  # dict(extra) and **extra read by these
         self.unread.clear()
         return super().__iter__()
@@ -97,13 +116,14 @@ class PlainValue:
         self._values.restore(self._name, state)
 
 
-def live_storages(found: Any) -> set[int]:
-    """Return the addresses of the storages of all models and optimizers among some objects."""
+def live_storages(found: Any) -> dict[int, int]:
+    """Return address and bytes of the storages of all models and optimizers among some objects."""
     tensors: list[Any] = []
-    if isinstance(found, Mapping):
-        return set().union(*map(live_storages, found.values()))
-    if isinstance(found, list | tuple):
-        return set().union(*map(live_storages, found))
+    if isinstance(found, Mapping | list | tuple):
+        live: dict[int, int] = {}
+        for part in found.values() if isinstance(found, Mapping) else found:
+            live |= live_storages(part)
+        return live
     if isinstance(found, torch.nn.Module):
         tensors = [*found.parameters(), *found.buffers()]
     elif hasattr(found, "param_groups"):
@@ -111,15 +131,17 @@ def live_storages(found: Any) -> set[int]:
         for part in getattr(found, "state", {}).values():
             tensors += part.values() if isinstance(part, Mapping) else ()
     local = (local_part(each) for each in tensors if isinstance(each, torch.Tensor))
-    return {each.untyped_storage().data_ptr() for each in local}
+    storages = (each.untyped_storage() for each in local)
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
-def renewed(here: Any, saved: Any, live: Set[int] = frozenset()) -> tuple[Any, bool]:
+def renewed(here: Any, saved: Any, live: Mapping[int, int] = _NONE) -> tuple[Any, bool]:
     """Return what holds ``saved`` now, and whether who holds ``here`` sees it.
 
     Tensors, arrays and containers of the same type are written to; all else is replaced. So are
-    tensors in ``live`` storages: weights that a script put into extra (``model.state_dict()``), and
-    later replaced there by a copy of better ones, are no place for that copy.
+    tensors and arrays in ``live`` storages: weights that a script put into extra
+    (``model.state_dict()``), and later replaced there by a copy of better ones, are no place for
+    that copy.
     """
     numpy = sys.modules.get("numpy")
     if isinstance(here, torch.Tensor):
@@ -127,6 +149,8 @@ def renewed(here: Any, saved: Any, live: Set[int] = frozenset()) -> tuple[Any, b
     if numpy is not None and isinstance(here, numpy.ndarray):
         is_array = type(saved) is numpy.ndarray and here.flags.writeable
         if is_array and (saved.dtype, saved.shape) == (here.dtype, here.shape):
+            if _lies_in(here.ctypes.data, live):
+                return (here, True) if saved.tobytes() == here.tobytes() else (saved, False)
             here[...] = saved
             return here, True
         return saved, False
@@ -135,14 +159,17 @@ def renewed(here: Any, saved: Any, live: Set[int] = frozenset()) -> tuple[Any, b
         return saved, False
     if kind in _DICTS:
         new = {
-            key: renewed(here[key], value, live)[0] if key in here else value
+            key: value
+            if _is_plain(value) or key not in here
+            else renewed(here[key], value, live)[0]
             for key, value in saved.items()
         }
         here.clear()
         here.update(new)
     elif kind is list:
         pairs = zip(here, saved, strict=False)
-        here[:] = [renewed(*pair, live)[0] for pair in pairs] + saved[len(here) :]
+        first = [b if _is_plain(b) else renewed(a, b, live)[0] for a, b in pairs]
+        here[:] = first + saved[len(here) :]
     elif kind is deque and here.maxlen == saved.maxlen:
         here.clear()
         here.extend(saved)
@@ -154,12 +181,23 @@ def renewed(here: Any, saved: Any, live: Set[int] = frozenset()) -> tuple[Any, b
     elif kind is tuple and len(here) == len(saved):
         found = [renewed(*pair, live) for pair in zip(here, saved, strict=True)]
         return tuple(value for value, _ in found), all(same for _, same in found)
+    elif kind is frozenset:
+        return saved, here == saved  # in any order
     else:
         return saved, repr(here) == repr(saved)
     return here, True
 
 
-def _into_tensor(here: torch.Tensor, saved: Any, live: Set[int]) -> tuple[Any, bool]:
+def _is_plain(value: Any) -> bool:
+    """True for most of what is never written to: there may be millions in a list."""
+    return type(value) in _PLAIN
+
+
+def _lies_in(address: int, live: Mapping[int, int]) -> bool:
+    return any(begin <= address < begin + size for begin, size in live.items())
+
+
+def _into_tensor(here: torch.Tensor, saved: Any, live: Mapping[int, int]) -> tuple[Any, bool]:
     fits = isinstance(saved, torch.Tensor)
     fits = fits and (saved.dtype, saved.shape) == (here.dtype, here.shape)
     if fits and local_part(here) is here and here.layout is torch.strided:

@@ -110,6 +110,22 @@ def test_all_is_put_together_from_the_peers_parts(ranks: int, tmp_path: Path) ->
         assert all(here[k].equal(there[k]) for k in ("step", "exp_avg", "exp_avg_sq"))
 
 
+def test_a_buffer_may_lie_in_a_parameter_that_is_cut(tmp_path: Path) -> None:
+    def made(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = nn.Linear(8, 8, bias=False)
+        model.register_buffer("same", model.weight.detach())
+        return {"model": model}
+
+    opened = []
+    for rank in range(2):
+        state = State(made(0), rank=rank, share=Share((0, 1)))
+        opened.append(source(write(tmp_path / f"{rank}", *state.capture(), rank=rank, world=2)))
+    again = made(1)
+    restore(again, opened, rank=1)
+    assert again["model"].weight.equal(made(0)["model"].weight)
+
+
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     opened = snapshots(tmp_path, 2)
     with pytest.raises(StateError, match=r"(model|optimizer)\.\S+: .*ranks \[0\]"):

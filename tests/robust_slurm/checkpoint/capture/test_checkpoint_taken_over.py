@@ -107,6 +107,14 @@ def test_a_position_that_nobody_saved_by_shares_is_refused(tmp_path: Path) -> No
         state.restore(sources, Taken(0, (0,)))
 
 
+def test_a_share_without_a_loader_is_refused(tmp_path: Path) -> None:
+    """A script that gives one for its own number only would leave out the data of share 3."""
+    sources = saved(tmp_path, 4, {r: {r: Loader()} for r in range(4)})
+    state = State(objects(0, {0: Loader()}), rank=0)
+    with pytest.raises(StateError, match="this rank has share 0, 3"):
+        state.restore(sources, Taken(0, (0, 3)))
+
+
 def test_says_which_loaders_keep_a_job_at_its_size() -> None:
     assert not fixed(None, (0,)) and not fixed({2: Loader()}, (2,))
     for loader in (Loader(), [Loader()], {0: Loader()}):

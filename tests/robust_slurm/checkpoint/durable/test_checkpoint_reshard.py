@@ -25,12 +25,15 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.optim.lr_scheduler import StepLR
 
+from robust_slurm.checkpoint.capture.assembly import StateError
 from robust_slurm.checkpoint.durable import reader
 from robust_slurm.checkpoint.durable import tier as durable
 from robust_slurm.checkpoint.durable.dcp import read
 from robust_slurm.checkpoint.durable.export import export
 from robust_slurm.checkpoint.durable.files import DurableError
+from robust_slurm.checkpoint.training.resuming import load_extra
 
 
 @pytest.mark.parametrize("cut", [data_parallel, sharded])
@@ -56,6 +59,17 @@ def test_resharding_into_one_process(
         assert word in said
     assert carried.first.snapshot.rank == 0
     assert carried.first.tensors["rng.torch"][0] == 0
+
+
+def test_schedulers_in_a_list_are_carried_over() -> None:
+    _, optimizer = trained(5)
+    there, here = ([StepLR(optimizer, 2)] for _ in range(2))
+    optimizer.step()
+    there[0].step()
+    load_extra("extra.schedulers", here, [there[0].state_dict()])
+    assert here[0].last_epoch == 1
+    with pytest.raises(StateError, match="1 objects here, 0 in the snapshot"):
+        load_extra("extra.schedulers", here, [])
 
 
 def test_what_the_checkpoint_lacks_is_named(

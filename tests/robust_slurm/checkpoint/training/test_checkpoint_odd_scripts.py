@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from checkpoint_files import source, write
 from checkpointed_training import fake_store
 from fake_checkpoint_store import FakeStore
 from odd_scripts import (
     Added,
     Best,
+    BestArrays,
     Conjugates,
     DefaultDevice,
     EqualValues,
@@ -23,6 +28,7 @@ from odd_scripts import (
     Masters,
     ModelInExtra,
     NoModel,
+    NoModule,
     Number,
     OtherSchedule,
     Own,
@@ -36,6 +42,8 @@ from odd_scripts import (
 from torch import nn
 
 from robust_slurm import Checkpointer, CheckpointError
+from robust_slurm.checkpoint.capture.state import State
+from robust_slurm.checkpoint.copying import turns
 
 
 @pytest.fixture
@@ -47,8 +55,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
 @pytest.mark.parametrize(
     "script",
     [
-        Temperature, NoModel, ModelInExtra, Masters, Own, Schedulers, Conjugates, EqualValues,
-        Expanded, DefaultDevice, Best,
+        Temperature, NoModel, NoModule, ModelInExtra, Masters, Own, Schedulers, Conjugates,
+        EqualValues, Expanded, DefaultDevice, Best, BestArrays,
     ],
 )  # fmt: skip
 def test_it_is_resumed_to_the_bit(
@@ -193,6 +201,21 @@ def test_a_second_one_for_the_same_place_is_refused(store: FakeStore) -> None:
     assert Script().resume() == 0
 
 
+def test_one_that_nobody_refers_to_is_closed_when_another_begins(store: FakeStore) -> None:
+    """A function raises, and is called again with a smaller batch."""
+
+    def train(*, fails: bool) -> None:
+        ckpt = Checkpointer(**Script().given())
+        ckpt.resume()
+        if fails:
+            raise MemoryError
+        ckpt.close()
+
+    with contextlib.suppress(MemoryError):
+        train(fails=True)
+    train(fails=False)
+
+
 def test_closed_or_forked_it_says_that_nothing_is_saved(
     store: FakeStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +237,43 @@ def test_closed_or_forked_it_says_that_nothing_is_saved(
     script.ckpt.save(1)
     script.ckpt.save(2)
     err = capfd.readouterr().err
-    assert err.count("step 1 is not saved: this Checkpointer belongs to the process") == 1
+    assert err.count("is not saved: this Checkpointer belongs to the process") == 1
     assert err.count("refused: this Checkpointer belongs to the process") == 1
-    assert err.count("step 1 and later ones are not saved: the Checkpointer is closed") == 1
+    assert err.count("later ones are not saved: the Checkpointer is closed") == 1
+
+
+def test_extra_is_a_dict_to_a_script(store: FakeStore, capfd: pytest.CaptureFixture[str]) -> None:
+    ckpt = Checkpointer(model=nn.Linear(2, 2), extra={"n": 1, "set": frozenset((0, 8)), "w": [1]})
+    ckpt.resume()
+    for name, value in (("n", 2), ("set", frozenset((8, 0))), ("w", [2])):
+        ckpt.extra.restore(name, value)
+    assert ckpt.extra.setdefault("n", 3) == 2
+    assert type(deepcopy(ckpt.extra)) is dict
+    assert type(ckpt.extra.copy()) is dict and ckpt.extra.unread == set()
+    ckpt.extra = {"n": 5}  # type: ignore[assignment]
+    ckpt.save(1)
+    ckpt.save(2)
+    ckpt.close()
+    assert capfd.readouterr().err.count("ckpt.extra was replaced by another dict") == 1
+    assert [m["step"] for m in store.said("saved")] == [1, 2]
+
+
+def test_a_step_waits_for_no_save_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for a lock that the stepping thread holds."""
+    monkeypatch.setattr(turns, "DEADLINE", 0.01)
+    both = turns.Turns()
+    with both.save() as alone, ThreadPoolExecutor(1) as other:
+        assert alone and other.submit(both.step).result(30) is False
+
+
+def test_what_an_earlier_version_has_not_saved_is_named(store: FakeStore) -> None:
+    script = Temperature()
+    script.step(1)
+    state = State(script.given(), rank=0)
+    items, values = state.capture()
+    del values["optimizer"]["d"]["parameters"]
+    path = write(store.path.parent / "earlier", items, values)
+    again = State(Temperature(again=True).given(), rank=0)
+    again.restore([source(path)])
+    (note,) = again.notes
+    assert "without 1 parameter of this optimizer that no model has" in note

@@ -11,7 +11,8 @@ import torch
 from checkpointed_training import Training, fake_store, restart
 from fake_checkpoint_store import FakeStore
 
-from robust_slurm import Checkpointer, CheckpointError
+from robust_slurm import Checkpointer, CheckpointError, heartbeat
+from robust_slurm.checkpoint.capture.state import State
 
 
 @pytest.fixture
@@ -34,6 +35,31 @@ def test_a_restart_from_memory_goes_on_bit_by_bit(store: FakeStore) -> None:
     assert second.ckpt.extra["note"] == "after 6"
     assert second.run(7, 8) == losses[6:]
     second.ckpt.close()
+
+
+def test_a_rank_that_stays_trains_as_a_new_one(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """… though the fault came in an evaluation; and it begins with nothing that is not restored."""
+    training = Training()
+    training.ckpt.resume()
+    training.run(1, 2)
+    training.ckpt.close()
+    (file,) = [m["file"] for m in store.wait("saved", 2) if m["step"] == 2]
+    training.model.eval()
+    monkeypatch.setattr(heartbeat, "rejoined", True)
+    given = {"model": training.model, "optimizer": training.optimizer}
+    extra = {"schedule": training.schedule, "note": ""}
+    with (
+        pytest.raises(CheckpointError, match="later state"),
+        Checkpointer(**given, extra=extra) as nothing,
+    ):
+        nothing.resume()
+    restart(store, 2, file)
+    monkeypatch.setattr(heartbeat, "rejoined", True)
+    with Checkpointer(**given, extra=extra) as ckpt:
+        assert ckpt.resume() == 2
+    assert all(module.training for module in training.model.modules())
 
 
 def test_after_a_restart_the_slots_of_abandoned_steps_go_first(store: FakeStore) -> None:
@@ -128,3 +154,15 @@ def test_resume_is_called_once_and_first(store: FakeStore) -> None:
     with pytest.raises(CheckpointError, match="once"):
         training.ckpt.resume()
     training.ckpt.close()
+
+
+def test_a_scaler_has_not_unscaled_what_is_dropped() -> None:
+    """A rank that stays was thrown out of a step after unscale_()."""
+    model, scaler = torch.nn.Linear(2, 1), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objects = {"optimizer": optimizer, "extra.scaler": scaler, "model": model}
+    for _ in range(2):
+        scaler.scale(model(torch.ones(2)).sum()).backward()
+        scaler.unscale_(optimizer)
+        State(objects, rank=0).drop_gradients()
+        assert model.weight.grad is None

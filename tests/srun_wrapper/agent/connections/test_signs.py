@@ -62,7 +62,8 @@ def test_a_node_that_nobody_reaches(seconds: float) -> None:
 
 def test_no_way_there() -> None:
     """The kernel's own word: it is no answer of the node."""
-    assert answer(1, 0.1, host="255.255.255.255")[0].answer == "unreachable"
+    said, _ = answer(1, 0.1, host="255.255.255.255")
+    assert said.answer == "unreachable" and said.tried == 0, "nothing has left this host"
 
 
 def test_signs_of_life_as_often_as_asked() -> None:

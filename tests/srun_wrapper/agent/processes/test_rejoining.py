@@ -30,6 +30,9 @@ def train():
         time.sleep({pause})
 train()
 """
+TWICE = SLEEPY.format(pause=0.01).replace(
+    "def train():", "def before(): pass\nbefore()\n@robust_slurm.resilient\ndef train():"
+)
 PLAIN = "import time; print('begins', flush=True); time.sleep(600)"
 LIMIT = 20.0  # s for a rank to answer, on a machine that does other things too
 AT_ONCE = 0.3
@@ -81,6 +84,7 @@ def test_it_stays_with_the_environment_of_the_next_epoch(drive: Any) -> None:
         (start(2), SLEEPY.format(pause=0.01), 0.0),  # not asked
         (start(2), SLEEPY.format(pause=600), AT_ONCE),  # in C: it does not answer
         (start(2), PLAIN, LIMIT),
+        (start(2), TWICE, LIMIT),  # a new one would begin with another function
     ],
 )
 def test_it_is_replaced(drive: Any, order: Start, code: str, limit: float) -> None:
@@ -98,6 +102,30 @@ def test_one_that_is_killed_while_it_waits_is_replaced(drive: Any) -> None:
     driver.get(Exited)
     driver.order(start(2))
     assert not driver.get(Started).kept
+
+
+def test_one_that_waits_is_ended_when_no_process_is_trusted_any_more(drive: Any) -> None:
+    """… as by another failure in between: so its machine can be tested."""
+    driver, _ = begin(drive)
+    for limit in (LIMIT, 0.0):
+        driver.order(Stop(1, 0.2, limit))
+        driver.get(Stopped)
+    assert driver.below() == []
+
+
+def test_its_end_is_not_explained_by_what_was_before(drive: Any) -> None:
+    """Not by its last words in the epoch before, and not by torch's file of then."""
+    says = "    print('a line of', os.environ['ROBUST_EPOCH'], file=sys.stderr)\n    for step"
+    code = SLEEPY.format(pause=0.01).replace("    for step", says)
+    driver, first = begin(drive, code)
+    driver.wait(lambda: "a line of 1" in driver.stderr())
+    left = driver.base / "error-0.json"
+    left.write_text("{}")
+    assert next_epoch(driver, start(2)).pid == first.pid
+    driver.wait(lambda: "a line of 2" in driver.stderr())
+    assert not left.exists()
+    os.kill(first.pid, signal.SIGKILL)
+    assert driver.get(Exited).tail == "a line of 2\n"
 
 
 def test_an_error_of_the_program_ends_it_at_once(drive: Any) -> None:

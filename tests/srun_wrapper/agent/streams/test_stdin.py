@@ -40,8 +40,10 @@ class Slot:
 
 def test_a_rank_finds_all_of_it_again() -> None:
     slot = Slot()
+    assert not slot.stdin.used()
     os.write(slot.srun, LINES)
     assert int(slot.rank(SOME, "50")) == 50
+    assert slot.stdin.used()  # so that a rank that rejoined would lack it
     slot.stdin.rewind()
     os.write(slot.srun, b"more\n")
     slot.ends()

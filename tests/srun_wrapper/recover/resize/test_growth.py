@@ -43,11 +43,12 @@ class Scene:
             config=SimpleNamespace(**{"min_nodes": 3, "verify_every": 0} | config),
             pace=SimpleNamespace(step_time=lambda: 0.1),
             changed=SimpleNamespace(set=lambda: None),
-            world=SimpleNamespace(is_ending=lambda: False, epoch=2),
+            world=SimpleNamespace(is_ending=lambda: False, epoch=2, all_stepped=lambda: True),
+            progress=SimpleNamespace(beats=0),
             signalled=0,
             stopped=lambda: False,
         )
-        self.resizing: Any = SimpleNamespace(ready=True, unfit=lambda: "")
+        self.resizing: Any = SimpleNamespace(ready=True, unfit=lambda: "", note_steps=lambda: None)
         self.standing = Stands()
         self.growth = Growth(self.state, self.resizing, cast(Any, self.standing))
 
@@ -103,13 +104,22 @@ def test_nobody_stands_where_it_was_not_asked_for(config: dict[str, int]) -> Non
     assert scene.standing.step == NOWHERE
 
 
-def test_says_once_that_a_job_cannot_be_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("saves", [True, False])
+def test_says_once_that_a_job_cannot_be_smaller(
+    monkeypatch: pytest.MonkeyPatch, saves: bool
+) -> None:
+    """``saves``: it has Checkpointers; without any it is known when all have made a step."""
     said: list[str] = []
     monkeypatch.setattr(growth, "say", said.append)
     scene = Scene()
     scene.resizing = scene.growth._resizing = cast(
-        Any, SimpleNamespace(ready=False, unfit=lambda: "the mesh")
+        Any, SimpleNamespace(ready=False, unfit=lambda: "the mesh", note_steps=lambda: None)
     )
+    if not saves:
+        scene.standing.world = 0
+        scene.look()
+        assert not said
+        scene.state.progress.beats = 1
     scene.look()
     scene.look()
     assert said == ["min_nodes: this job cannot go on with fewer nodes: the mesh"]

@@ -13,7 +13,7 @@ from msgspec import structs
 from plan_places import held
 
 from robust_slurm.checkpoint.planning import plan as planner
-from robust_slurm.checkpoint.planning.sound import NO_TRUST
+from robust_slurm.checkpoint.planning.sound import NO_TRUST, Bound, Trust
 from robust_slurm.checkpoint.store.events import Restore
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.command.input_rules import Feed
@@ -64,7 +64,9 @@ class Scene:
         self.job.checkpoints.heard(node, StoreReady(1, 0, 8000 + index))
         return node
 
-    def restoring(self, *copies: tuple[int, int, int]) -> Restoring:
+    def restoring(
+        self, *copies: tuple[int, int, int], before: Bound | None = None, trust: Trust = NO_TRUST
+    ) -> Restoring:
         """Plan from snapshots (owner, step, world) that any of the nodes holds."""
         made = self.job.restoring
         holders = [
@@ -75,7 +77,7 @@ class Scene:
             )
             for i, node in enumerate(self.job.nodes)
         ]  # fmt: skip
-        made._plan, made._earlier = made._newest(holders, made._seats(), [], set(), None, NO_TRUST)
+        made._plan, made._earlier = made._newest(holders, made._seats(), [], set(), before, trust)
         made._shards = made._plan.all_shards()
         return made
 
@@ -134,6 +136,20 @@ def test_the_newest_step_wins_whichever_world_saved_it() -> None:
     assert scene.order(scene.state.world.places[0]).step == 10
 
 
+def test_a_sound_state_of_an_earlier_world_comes_before_a_doubtful_one_of_this() -> None:
+    """The loss is not finite in the first steps of the smaller world: saved in epoch 7."""
+    scene = Scene()
+    assert scene.resizing.shrink(scene.lose("n1"))
+    copies = *snapshots(10, 4), *snapshots(12, 3)
+    for more in (
+        {"before": Bound(10, 7)},
+        {"trust": Trust(memory={(10, 6)}, why="a loss was not finite")},
+    ):
+        scene.restoring(*copies, **more)
+        order = scene.order(scene.state.world.places[0])
+        assert (order.step, order.origins) == (10, {0: 0, 1: 2, 2: 3})
+
+
 def test_a_node_that_comes_takes_the_place_that_lacks_one() -> None:
     scene = Scene()
     assert scene.resizing.shrink(scene.lose("n1"))
@@ -162,7 +178,23 @@ def test_ranks_that_make_no_step_in_the_new_world_are_known() -> None:
     scene.state.new_epoch()
     assert scene.resizing.failed
     scene.state.progress.beats = 1
+    scene.resizing.note_steps()
+    scene.state.new_epoch()  # with other code, or for a check
     assert not scene.resizing.failed
+
+
+def test_without_a_checkpointer_the_mesh_of_the_first_world_stays_true() -> None:
+    scene = Scene(enrol=False, mesh={"dp": 4})
+    assert scene.resizing.shrink(scene.lose("n1"))
+    scene.state.new_epoch()
+    assert scene.resizing.without(["n3"]) == ""
+
+
+def test_the_step_time_of_another_world_is_no_usual_one() -> None:
+    scene = Scene()
+    scene.state.pace.tempo.accept(0.5)
+    assert scene.resizing.shrink(scene.lose("n1"))
+    assert scene.state.pace.tempo.usual() is None and scene.state.world.uneven
 
 
 @pytest.mark.parametrize(
@@ -174,6 +206,7 @@ def test_ranks_that_make_no_step_in_the_new_world_are_known() -> None:
         ({"mesh": {"dp_shard": 4}}, "more than data parallelism"),
         ({"enrol": False}, "nothing says that all ranks hold the same"),
         ({"enrol": False, "mesh": {"dp": 4}}, ""),
+        ({"enrol": False, "mesh": {"dp": 8}}, "the mesh has 8 ranks, 4 are known"),
         ({"mesh": {"dp": 4}}, ""),
     ],
 )
@@ -202,6 +235,23 @@ def test_a_state_that_is_not_shared_or_is_fixed_is_refused() -> None:
     each = scene.job.enrolments.ranks[2]
     each.said = structs.replace(each.said, fixed="its parameters are distributed tensors (FSDP)")
     assert "distributed tensors" in scene.resizing.without(["n1"])
+
+
+def test_ranks_that_are_not_where_they_were_are_no_slip() -> None:
+    """A script whose Checkpointers have a world of their own: on three of the four nodes."""
+    scene = Scene(enrol=False)
+    for rank in ALL[:3]:
+        scene.job.enrol(rank, needs=ALL[:3])
+        each = scene.job.enrolments.ranks[rank]
+        each.said = structs.replace(each.said, world=3)
+    assert "some nodes have no rank" in scene.resizing.without(["n3"])
+    scene = Scene()
+    assert scene.resizing.shrink(scene.lose("n1"))
+    scene.come(7, companion=5)
+    assert scene.resizing.ready
+    for rank, place in ((1, 0), (2, 1)):
+        scene.job.enrolments.ranks[rank].place = place
+    assert not scene.resizing.ready and not scene.resizing.fill(scene.incident())
 
 
 def test_ranks_of_a_torchrun_are_renumbered_with_its_nodes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,15 @@ import standby_requests
 from made_job import made_launch
 from standby_requests import StandbyJob, asked, play
 
-from robust_slurm.slurm import Placement, StandbyClaim
+from robust_slurm.slurm import Allotted, Placement, StandbyClaim
 from robust_slurm.slurm.model import node_from, partition_from
 from srun_wrapper.command import steps
 from srun_wrapper.job.model import Role
 from srun_wrapper.recover.standby import leases as standby_leases
+from srun_wrapper.recover.standby.lease_argv import LeaseSize, hold_argv, lease_argv
 from srun_wrapper.recover.standby.leases import Leases
 from srun_wrapper.recover.standby.request import Barred, Requester, StandbyRequest, outcome
+from srun_wrapper.recover.standby.unfit import UnfitNodes
 from standby import leases
 
 standby_job = standby_requests.standby_job
@@ -31,6 +34,7 @@ class LeaseJob:
         self.job, self.claims = job, list[StandbyClaim]()
         self.jobs = {9: Placement("RUNNING", "train", "bob", tuple(f"n{i}" for i in range(8)))}
         words = {"standby": {"PriorityTier": "100"}, **leases.settings("lease")}
+        self.asked: list[str] = []  # of Slurm
         self.partitions = {
             name: partition_from({"PartitionName": name, "State": "UP", "Nodes": "s[1-2]", **w})
             for name, w in words.items()
@@ -41,8 +45,8 @@ class LeaseJob:
         job.slurm.job = lambda _id: of
         job.slurm.partitions = lambda: self.partitions
         job.slurm.config = lambda: ON
-        job.slurm.nodes = lambda: self.nodes
-        job.slurm.placements = lambda: self.jobs
+        job.slurm.nodes = lambda _names=(): self.nodes
+        job.slurm.placements = self.placements
         job.slurm.standby_claims = lambda _partition: self.claims
         job.state.progress.beats = 5
         job.state.world.ranks[:] = [(0, 1)]
@@ -52,6 +56,10 @@ class LeaseJob:
             job.state, job.requests, requester, Barred(["n5"]), job.journal, lambda: True
         )
         monkeypatch.setattr(standby_leases, "EVERY", 0.0)
+
+    def placements(self) -> dict[int, Placement]:
+        self.asked.append("placements")
+        return self.jobs
 
     async def look(self) -> None:
         self.leases.look(1e9)
@@ -81,6 +89,38 @@ def test_a_lease_is_used_before_anything_is_asked_for(lease_job: LeaseJob) -> No
         assert [node.name for node in came.values()] == ["s1"]
         await asked(job, 3)  # the job that keeps its node
         assert {"--partition=lease-held", "--nodelist=s1"} <= set(job.asked[2])
+
+    play(job, scene)
+
+
+def test_a_lease_with_which_the_world_grows_is_kept(lease_job: LeaseJob) -> None:
+    """It came before the job lost a node, or while it lacked one."""
+    job = lease_job.job
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        job.comes(1)
+        job.requests.use(1)
+        job.requests.use(1)
+        await asked(job, 2)
+        assert {"--partition=lease-held", "--nodelist=s1"} <= set(job.asked[1])
+
+    play(job, scene)
+    assert len(job.asked) == 2
+
+
+def test_a_job_that_lacks_a_node_asks_for_no_lease(lease_job: LeaseJob) -> None:
+    """Its request for a node of the pool waits in the queue, and would preempt it."""
+    job = lease_job.job
+
+    async def scene() -> None:
+        job.state.world.resized = (4, 3)
+        await lease_job.look()
+        assert not job.asked
+        job.state.world.resized = None
+        await lease_job.look()
+        await asked(job, 1)
 
     play(job, scene)
 
@@ -126,17 +166,21 @@ def test_a_larger_job_gets_the_node(lease_job: LeaseJob) -> None:
 def test_without_the_partition_it_is_said_what_it_would_buy(
     lease_job: LeaseJob, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Once, and not before a node has come: the pool may have none."""
     job = lease_job.job
     del lease_job.partitions["lease"]
 
     async def scene() -> None:
         await lease_job.look()
+        job.requests.prerequest([(2, "n2")], [])
+        await asked(job, 1)
+        job.requests.assign({1: 2})
+        await lease_job.look()
+        assert "starts cold" not in capfd.readouterr().err
+        job.comes(1)
+        job.state.members.move(next(iter(job.state.nodes.values())), Role.ACTIVE)
         for _ in range(2):
-            job.requests.assign({})
-            job.requests.prerequest([(2, "n2")], [])
-            await asked(job, 1)
-            job.requests.assign({1: 2})
-        await asyncio.sleep(0)
+            await lease_job.look()
 
     play(job, scene)
     told = capfd.readouterr().err
@@ -157,5 +201,152 @@ def test_a_lease_that_slurm_takes_back_is_no_fault(lease_job: LeaseJob) -> None:
         job.state.members.move(node, Role.RELEASED)
         assert not job.requests.leases() and not job.requests.unfit.names()
         assert job.requests.unfit.to_report(True) == {}
+
+    play(job, scene)
+
+
+def test_a_lease_whose_node_is_drained_is_given_back(lease_job: LeaseJob) -> None:
+    """The gate has drained it meanwhile: it must not get ranks."""
+    job = lease_job.job
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        job.comes(1)
+        lease_job.asked.clear()
+        await lease_job.look()
+        assert job.requests.leases() and not lease_job.asked  # nobody else waits: few questions
+        lease_job.nodes["s1"] = node_from({"NodeName": "s1", "State": "ALLOCATED+DRAIN"})
+        await lease_job.look()
+        assert not job.requests.leases()
+
+    play(job, scene)
+
+
+def test_a_lease_that_is_refused_is_said_once_and_asked_for_less_and_less(
+    lease_job: LeaseJob, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = lease_job.job
+    job.srun = standby_requests.BUSY
+
+    async def scene() -> None:
+        waits = []
+        for number in range(1, 4):
+            lease_job.leases._next = 0.0
+            lease_job.leases.look(time.monotonic())
+            assert lease_job.leases._looking is not None
+            await lease_job.leases._looking
+            await asked(job, number)
+            await job.state.until(lambda: not job.requests.leases(), 10.0)
+            now = time.monotonic()
+            lease_job.leases.look(now)
+            waits.append(lease_job.leases._next - now)
+        assert waits == pytest.approx([600.0, 1200.0, 2400.0])
+
+    play(job, scene)
+    assert capfd.readouterr().err.count("Slurm refuses a standby node that would wait warm") == 1
+
+
+def test_a_lease_that_is_always_taken_back_is_asked_for_less_often(lease_job: LeaseJob) -> None:
+    waits = []
+    for lasted in (1.0, 1.0, 1.0, 700.0, 1.0):
+        lease_job.leases._ended(StandbyRequest(1, 1, [], [], since=100.0), 100.0 + lasted)
+        waits.append(lease_job.leases._next - 100.0 - lasted)
+    assert waits == [5.0, 10.0, 20.0, 5.0, 5.0]
+
+
+def test_a_leased_node_that_never_reports_is_not_kept(lease_job: LeaseJob) -> None:
+    job = lease_job.job
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        ((request, _),) = job.requests.leases()
+        session = request.process.pid if request.process else 0
+        runs = Allotted(70, session, "RUNNING", "None", ("s1",))
+        job.slurm.allotted = lambda _name: [runs]
+        await lease_job.look()
+        assert request.runs_since is not None and job.requests.leases()
+        request.runs_since -= 60.0
+        await lease_job.look()
+        assert not job.requests.leases() and job.requests.unfit.names() == ["s1"]
+
+    play(job, scene)
+
+
+def test_it_is_said_when_slurm_lets_the_job_that_keeps_the_node_wait(
+    lease_job: LeaseJob, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = lease_job.job
+    monkeypatch.setattr(standby_leases, "HOLDS", 0.01)
+    job.slurm.allotted = lambda _name: [
+        Allotted(71, srun.pid, "PENDING", "QOSMaxJobsPerUserLimit", ()) for srun in job.sruns
+    ]
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        job.comes(1)
+        job.requests.assign({1: 2})
+        await asked(job, 2)
+        said = ""
+        while not said:
+            await asyncio.sleep(0.01)
+            said = capfd.readouterr().err
+        assert "s1 may be taken away for another job" in said
+
+    play(job, scene)
+
+
+def test_a_lease_asks_for_nothing_that_newer_releases_refuse() -> None:
+    """From 24.11 on no node has both --mincpus and --ntasks-per-node."""
+    of: Any = SimpleNamespace(id=7, account="", qos="", tres_per_node=None, cpus_per_task=1)
+    argv = lease_argv(made_launch(), of, "lease", 2, [], 5, LeaseSize(8, 1000))
+    assert {"--nodes=1", "--ntasks=2", "--mincpus=8", "--mem=936M"} <= set(argv)
+    assert not any(word.startswith(("--ntasks-per-node", "--exclusive")) for word in argv)
+
+
+def test_the_memory_of_a_node_is_not_asked_for_where_it_is_not_known() -> None:
+    of: Any = SimpleNamespace(id=7, account="", qos="")
+    known = hold_argv(of, "lease-held", "s1", 5, LeaseSize(8, 1000))
+    assert {"--mem=64M", "--mincpus=8"} <= set(known)
+    assert not any("--mem" in word for word in hold_argv(of, "held", "s1", 5, LeaseSize(8, 1)))
+
+
+@pytest.mark.parametrize(("code", "unfit"), [(2, ["s1"]), (143, [])])
+def test_a_lease_that_is_taken_back_while_it_starts_leaves_its_node_fit(
+    code: int, unfit: list[str]
+) -> None:
+    ended: Any = SimpleNamespace(returncode=code)
+    request = StandbyRequest(1, 2, [], [], process=ended, lease=True, node="s1")
+    nodes = UnfitNodes()
+    nodes.note_ended(request)
+    assert nodes.names() == unfit
+    assert not nodes.to_report(True)
+
+
+def test_a_lease_that_is_taken_back_when_it_is_to_get_ranks(lease_job: LeaseJob) -> None:
+    """Another node comes in its place, and nothing is said against this one."""
+    job = lease_job.job
+
+    async def scene() -> None:
+        await lease_job.look()
+        await asked(job, 1)
+        job.comes(1)
+        ((_, node),) = job.requests.leases()
+        assert node is not None
+
+        async def taken(count: int) -> None:
+            if count == 3:  # the job that keeps its node; another standby node is still awaited
+                job.state.members.move(node, Role.RELEASED)
+                job.state.changed.set()
+            elif count == 4:
+                job.comes(2)
+                job.comes(3)
+
+        job.on_start = taken
+        came = await job.standby.take({1: (2, "n2"), 2: (2, "n3")})
+        assert sorted(each.name for each in came.values()) == ["s2", "s3"]
+        assert not job.requests.unfit.names()
 
     play(job, scene)

@@ -1,0 +1,24 @@
+"""The modes of modules, training or not, which no state_dict() has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+_first: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""By module, what this process's first resume() found."""
+
+
+def note_modes(models: Iterable[Any], *, rejoined: bool) -> None:
+    """Note them, where they are not known; put those back that are, in a rank that ``rejoined``.
+
+    It may have been in the midst of an evaluation, and a new process begins with training.
+    """
+    for model in models:
+        for module in model.modules() if isinstance(model, nn.Module) else ():
+            first = _first.setdefault(module, module.training)
+            if rejoined:
+                module.training = first

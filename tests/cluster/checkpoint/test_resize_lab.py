@@ -1,0 +1,87 @@
+"""DDP goes on with fewer nodes of a real Slurm, keeps its global batch, and grows back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ckpt_jobs import WAIT, CheckpointJob, Undisturbed
+from conftest import LabFactory
+from jobs import prepared
+from planned_changes import check_same, check_shares, merged
+from torch_forks import TorchForks
+
+from lab import Lab
+from robust_slurm.slurm.values import expand
+
+pytest.importorskip("torch")
+
+STEPS = 1000  # more than are made: a file ends the run
+HELD = 7
+AGAIN = 6  # steps in each world after the first
+
+
+def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
+    new_lab: LabFactory, torch_forks: TorchForks, tmp_path: Path
+) -> None:
+    """4 nodes, no spare, the only standby node drained: 3 go on; it is resumed, and 4 go on.
+
+    Only the crashed node leaves; each share of each batch is computed once; losses and state are
+    those of runs in which the same changes were made without any fault, to the last bit.
+    """
+    lab = new_lab(nodes=4, standby=1)
+    standby(lab, "drain", "reason=test")
+    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1"], [])
+    training = CheckpointJob(lab, prepared(lab, 4).dir, 4, STEPS, model=model)
+    robust = "--robust-min-nodes=3 --robust-standby-wait=1"
+    training.start(robust, f"--hold=1:{HELD}", sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
+    training.wait_held(1, HELD)
+    training.wait_replicas(HELD - 1)
+    lab.crash("n2")
+    training.until(lambda: steps_in(training, 2) >= AGAIN, "steps with 3 ranks", WAIT)
+    training.until(lambda: resized(training), "the incident is over")
+    assert "trains with 3 of its 4 ranks" in status(lab, training), training.story()
+    assert not training.says("the standby node starts cold"), "there is none"
+    standby(lab, "resume")
+    training.until(lambda: steps_in(training, 3) >= AGAIN, "steps with 4 ranks again", WAIT)
+    training.until(lambda: len(resized(training)) > 1, "the incident is over")
+    (training.dir / "enough").touch()
+    assert training.wait_end(WAIT) == 0, training.story()
+
+    shrunk, grown = resized(training)
+    assert (shrunk["action"], shrunk["resized"]) == ("shrink", [4, 3]), training.story()
+    assert (grown["symptom"], grown["resized"]) == ("grow", [3, 4]), training.story()
+    assert (shrunk["suspects"], shrunk["lost_steps"]) == (["n2"], 0), training.story()
+    assert (grown["suspects"], grown["lost_steps"]) == ([], 0), training.story()
+    took = shrunk["phases"]["total"] - shrunk["phases"]["first_step"]  # imports torch
+    assert took < 10.0, shrunk["phases"]
+    assert len(training.incidents()) == 2 and set(training.accusations()) == {"n2"}
+    assert set(expand(training.nodes())) == {"n1", "n3", "n4"}
+    worlds = [event["nodes"] for event in training.events("epoch")]
+    assert worlds == [["n1", "n2", "n3", "n4"], ["n1", "n3", "n4"], ["n1", "s1", "n3", "n4"]]
+    assert "resized 4→3" in status(lab, training)
+    steps = merged(training.lines(rank) for rank in range(4))
+    check_shares(steps)
+    check_same(steps, torch_forks, tmp_path)
+    training.check_gone()
+    left = training.in_memory()
+    assert not left, left
+
+
+def standby(lab: Lab, state: str, *more: str) -> None:
+    argv = ["scontrol", "update", "nodename=s1", f"state={state}", *more]
+    lab.exec("head", argv, user=False, check=True)
+
+
+def status(lab: Lab, training: CheckpointJob) -> str:
+    argv = ["robust-status", "--state-dir", str(training.state), str(training.job)]
+    return lab.exec("head", argv, timeout=60).stdout
+
+
+def steps_in(training: CheckpointJob, epoch: int) -> int:
+    return sum("step" in li and li["epoch"] == epoch for li in training.lines(0))
+
+
+def resized(training: CheckpointJob) -> list[dict[str, Any]]:
+    return [i for i in training.incidents() if i["resized"] and i["outcome"] == "recovered"]

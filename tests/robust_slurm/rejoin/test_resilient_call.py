@@ -1,0 +1,52 @@
+"""``resilient`` calls the function in any case, and lets go of what it held."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from robust_slurm.auto import flights, listen
+from robust_slurm.rejoin import renew
+from robust_slurm.rejoin import resilient as module
+
+
+def test_a_rank_that_cannot_be_asked_trains_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROBUST_BEAT_DIR", str(tmp_path / "gone"))
+    monkeypatch.setattr(module, "_called", False)
+    assert module.resilient(lambda: 7)() == 7
+    assert "runs as without resilient(): FileNotFoundError" in capfd.readouterr().err
+
+
+def test_errors_that_have_each_other_as_causes_are_let_go() -> None:
+    one, other, context = ValueError("one"), ValueError("other"), ValueError("context")
+    one.__cause__, other.__cause__, one.__context__ = other, one, context
+    try:
+        raise context
+    except ValueError:
+        pass
+    module._let_go(one)
+    assert context.__traceback__ is None
+
+
+def test_threads_of_the_epoch_before_end(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    listen.listen(str(tmp_path / "1-0.calls"), 1, flights._wait, None, None)
+    (thread,) = set(threading.enumerate()) - before
+    listen.end()
+    thread.join(30.0)
+    assert not thread.is_alive()
+
+
+def test_a_rank_that_never_resumes_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights would stay as they are, where a new process begins with fresh ones."""
+    saves = SimpleNamespace(_session=object(), _resumed=False, _close=lambda _deadline: None)
+    monkeypatch.setattr(renew, "checkpointers", lambda: [saves])
+    with pytest.raises(RuntimeError, match=r"resume\(\)"):
+        renew.close_checkpointers()
+    saves._resumed = True
+    renew.close_checkpointers()

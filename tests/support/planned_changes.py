@@ -1,0 +1,88 @@
+"""Hold what ``programs/ckpt_resized.py`` has done against runs with the same sizes of the world at
+the same steps, in which the changes were made by hand and no fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from places import REPOSITORY
+from torch_forks import TorchForks, all_end_well
+
+from srun_wrapper.agent.processes.ports import free_port
+
+PROGRAMS = REPOSITORY / "tests" / "programs"
+PROGRAM = PROGRAMS / "ckpt_resized.py"
+
+Line = dict[str, Any]
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The whole lines of a file of JSON objects."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
+
+
+def merged(lines: Iterable[Iterable[Line]]) -> dict[int, Line]:
+    """Each step as it counts in the end, of those that all ranks have done: its world's size,
+    loss, the ranks' states, all ids."""
+    done = [line for each in lines for line in each if "step" in line]
+    epoch_of: dict[int, int] = {}
+    for line in done:
+        epoch_of[line["step"]] = max(line["epoch"], epoch_of.get(line["step"], 0))
+    found: dict[int, Line] = {}
+    for line in done:
+        if line["epoch"] == epoch_of[line["step"]]:
+            first = {"size": line["size"], "loss": line["loss"], "state": set(), "ids": {}}
+            step = found.setdefault(line["step"], first)
+            assert (line["size"], line["loss"]) == (step["size"], step["loss"])
+            step["state"].add(line["state"])
+            assert not step["ids"].keys() & line["ids"].keys(), f"computed twice: {line}"
+            step["ids"] |= line["ids"]
+    last = max(found)
+    return {number: step for number, step in sorted(found.items()) if number < last}
+
+
+def check_shares(steps: dict[int, Line]) -> None:
+    """Every share of every step was computed, with the samples that are next in its order."""
+    assert list(steps) == list(range(1, len(steps) + 1))
+    assert all(set(step["ids"]) == {"0", "1", "2", "3"} for step in steps.values())
+    for first in range(1, len(steps), 2):  # two steps read all data once
+        both = steps[first]["ids"], steps[first + 1]["ids"]
+        ids = [i for each in both for own in each.values() for i in own]
+        assert sorted(ids) == list(range(24)), (first, both)
+
+
+def check_same(steps: dict[int, Line], forks: TorchForks, directory: Path) -> None:
+    """Compare with the same sizes at the same steps, each world begun where the last one ended."""
+    sizes = [(number, step["size"]) for number, step in steps.items()]
+    phases = [
+        (size, [number for number, _ in group])
+        for size, group in groupby(sizes, lambda one: one[1])
+    ]
+    assert [size for size, _ in phases] == [4, 3, 4]
+    before: list[str] = []
+    for number, (size, own) in enumerate(phases):
+        here = directory / str(number)
+        here.mkdir()
+        words = [f"--dir={here}", f"--steps={own[-1]}", f"--from={own[0] - 1}", "--bare"]
+        words += ["--pause=0", *before, *(["--original=4"] if size < 4 else [])]
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        env |= {"WORLD_SIZE": str(size), "PYTHONPATH": str(REPOSITORY)}
+        code = (
+            f"import runpy, sys; sys.path.insert(0, '{PROGRAMS}');"
+            f"sys.argv[0] = '{PROGRAM}'; runpy.run_path('{PROGRAM}', run_name='__main__')"
+        )
+        ranks = [
+            forks.start(code, *words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(size)
+        ]
+        all_end_well(ranks, 120.0)
+        planned = merged([*(read_lines(here / f"rank-{rank}.jsonl") for rank in range(size))])
+        for step in own[:-1]:
+            for name in ("loss", "ids", "state"):
+                assert planned[step][name] == steps[step][name], (step, name, phases)
+        before = [f"--before={here}"]
