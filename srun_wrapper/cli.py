@@ -121,7 +121,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     deployment = start_code(config, records, command, env)
     if observed is None:
         warn(config, env, warning(command, config))
-    command, kept, out, companion = take_output(command, request, env)
+    command, kept, out, standby_output = take_output(command, request, env)
     command, out, carried = in_image(command, kept, out, config.task_python)
     options = TaskOptions(
         out,
@@ -151,8 +151,8 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     wanted = (request.nodes_cli or nodes) + config.spares
     check_verify(config, command, min(nodes, wanted), source, env)
     if source is Feed.FILE:
-        companion += (f"--input={request.input}",)
-    launch = Launch(command, plan, options, kept, companion, ranks, source, observed, carried)
+        standby_output += (f"--input={request.input}",)
+    launch = Launch(command, plan, options, kept, standby_output, ranks, source, observed, carried)
     return asyncio.run(supervise(config, launch, catalogue, deployment))
 
 
@@ -305,7 +305,7 @@ def take_output(
         return command, kept, OutputPlan(), ()
     taken: dict[str, str] = {}
     only: dict[str, int] = {}
-    companion: list[str] = []
+    standby_output: list[str] = []
     drop = ["label"] if request.label else []
     streams = (("output", request.output), ("error", request.error))
     for name, value in streams:
@@ -315,7 +315,7 @@ def take_output(
         elif isinstance(mode, output_rules.OutputTask):
             only[name] = mode.rank
         elif value is not None:
-            companion += [f"--{name}={value}", "--open-mode=append"]
+            standby_output += [f"--{name}={value}", "--open-mode=append"]
             continue
         drop.append(name)
     if request.error is None:  # srun: stderr goes where stdout goes
@@ -335,7 +335,7 @@ def take_output(
         only_out=only.get("output"),
         only_err=only.get("error"),
     )
-    return command.without(drop), kept, plan, tuple(companion)
+    return command.without(drop), kept, plan, tuple(standby_output)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ _STATUS_STYLE = {
     "silent": "red",
     "failed": "red",
 }
-_ACTIONS = {"swap_companion": "swap_standby"}  # the records and --json keep the older word
 # Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
 _PIPE_WIDTH = 200
 _WIDE = 160  # columns from which a job's table has all phases
@@ -243,7 +242,7 @@ def _incident(incident: Incident, phases: Sequence[str]) -> list[str]:
         incident.cause,
         incident.rule,
         ",".join(incident.suspects),
-        _ACTIONS.get(incident.action, incident.action),
+        incident.action,
         incident.outcome,
         lost,
         *(_seconds(incident.phases.get(phase)) for phase in phases),

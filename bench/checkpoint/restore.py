@@ -36,7 +36,7 @@ def restore_own(results: Results, case: str, nbytes: int, runs: int) -> None:
 
 def restore_peer(results: Results, case: str, nbytes: int, runs: int) -> None:
     """A node that lost its memory, or never had it, fetches the replica: one that could make room
-    before (a spare of the job), and one that could not (a companion). Plain TCP of as many bytes
+    before (a spare of the job), and one that could not (a standby node). Plain TCP of as many bytes
     in turn, into one buffer again and again (as iperf) and into new memory (as whoever keeps it).
     """
     cold_case = case.replace("restore_peer", "restore_peer_cold")

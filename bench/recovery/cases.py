@@ -182,7 +182,7 @@ class NodeCrash:
         training = robust_job(
             self._lab, self._workload, NODES, self._per_node, where, self._spares, options
         )
-        action = "swap_spare" if self._spares else "swap_companion"
+        action = "swap_spare" if self._spares else "swap_standby"
         ranks = (NODES + self._spares + self._lease) * self._per_node if self._warm else 0
         with crash_of(self._lab, victim, training) as crash:
             return recovered(training, crash, action, ranks)

@@ -85,7 +85,7 @@ def swap_spare(lab: Lab) -> float:
 
 def swap_standby(lab: Lab) -> float:
     """A node of the standby partition does."""
-    return _swap(lab, "swap_companion", 0)
+    return _swap(lab, "swap_standby", 0)
 
 
 def requeue(lab: Lab) -> float:

@@ -42,7 +42,7 @@ GROUP = 8
 # 15 evictions of a group in 90 days at 1,200 machines (ByteRobust, table 4 and 6.1).
 GROUP_RATE = round(1000 * 15 / (90 * 1200), 3)
 WAS, OVER_EVICTION = "was", "over_eviction"
-OURS = ("ours_spare", "ours_companion")
+OURS = ("ours_spare", "ours_standby")
 POOLS = ("single", "compound")
 
 
@@ -91,7 +91,7 @@ def add_terms(results: Results, times: Times, orders: Term) -> None:
 
 
 def terms(times: Times) -> Iterator[tuple[str, Term]]:
-    for kind, by in (("spare", times.spare), ("companion", times.companion)):
+    for kind, by in (("spare", times.spare), ("standby", times.standby)):
         for count, term in sorted(by.items()):
             yield (kind if count == 1 else f"{kind}_{count}"), term
     yield "reschedule", times.reschedule

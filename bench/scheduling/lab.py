@@ -38,11 +38,11 @@ class Shape(NamedTuple):
 
 SHAPES: Mapping[str, Shape] = {
     **{f"node_crash_{k}_spare_torch": Shape(k, k) for k in range(2, MOST + 1)},
-    **{f"node_crash_{k}_companion_torch": Shape(k, 0) for k in range(2, MOST + 1)},
+    **{f"node_crash_{k}_standby_torch": Shape(k, 0) for k in range(2, MOST + 1)},
     # Beside each other, as one is held against the other.
     "node_crash_spare_torch": Shape(1, 1),
-    "node_crash_companion_torch": Shape(1, 0),
-    "node_crash_companion_torch_cold": Shape(1, 0, COLD),
+    "node_crash_standby_torch": Shape(1, 0),
+    "node_crash_standby_torch_cold": Shape(1, 0, COLD),
 }
 SHORT = "pool_short_torch"
 
@@ -78,7 +78,7 @@ class Crashes:
             self._lab.wait_job(training.job, OVER, COMPLETING)
 
     def _measure(self, training: Training, victims: list[str]) -> dict[str, float]:
-        action = "swap_spare" if self._shape.spares else "swap_companion"
+        action = "swap_spare" if self._shape.spares else "swap_standby"
         warm = 0 if self._shape.options == COLD else NODES + self._shape.spares
         return recovered(training, lambda: crash_all(self._lab, victims), action, warm)
 

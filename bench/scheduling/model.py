@@ -10,8 +10,8 @@ does not say.)
 T(k) is put together from what bench.recovery measured; a Term says of what:
 
 - oracle: every lost machine is replaced by a spare of the allocation: ``spare``.
-- ours_spare, ours_companion: so is every one of up to n; from spares of the allocation or from the
-  standby partition (``companion``). Above n the shortfall is rescheduled: its machines are as new
+- ours_spare, ours_standby: so is every one of up to n; from spares of the allocation or from the
+  standby partition (``standby``). Above n the shortfall is rescheduled: its machines are as new
   to the job as those of ``reschedule``, and the others wait for them.
 - reschedule: the lost machines are allocated anew, every rank starts cold: ``reschedule``.
 - requeue: the whole job goes back to the queue: ``requeue``.
@@ -30,7 +30,7 @@ from standby.size.count import Distribution
 SWITCH = 32
 """Machines that the rare catastrophe takes."""
 SWITCH_WEIGHT = 0.01
-STRATEGIES = ("oracle", "ours_spare", "ours_companion", "reschedule", "requeue")
+STRATEGIES = ("oracle", "ours_spare", "ours_standby", "reschedule", "requeue")
 BEFORE_START = ("decide", "stop", "replace")
 START = ("restore", "launch", "first_step")
 OPTIONAL = "restore"
@@ -72,13 +72,13 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """T by how a lost machine is replaced. ``spare`` and ``companion`` by how many at once.
+    """T by how a lost machine is replaced. ``spare`` and ``standby`` by how many at once.
 
     ``last_rung``: ours, when it finds that it cannot get all the machines: back to the queue.
     """
 
     spare: Mapping[int, Term]
-    companion: Mapping[int, Term]
+    standby: Mapping[int, Term]
     reschedule: Term
     requeue: Term
     last_rung: Term
@@ -133,19 +133,19 @@ def compose(metrics: Metrics, *, reinstall: float = 0.0, wait: float = 0.0) -> T
     requeue = metric(metrics, "plain_requeue.total").less(metric(metrics, "plain_requeue.detect"))
     return Times(
         spare={1: spare} | several(metrics, "node_crash_{}_spare_torch", whole),
-        companion={1: _companion(metrics, whole)}
-        | several(metrics, "node_crash_{}_companion_torch", whole),
+        standby={1: _standby(metrics, whole)}
+        | several(metrics, "node_crash_{}_standby_torch", whole),
         reschedule=_reschedule(metrics, whole) + install,
         requeue=requeue + install,
         last_rung=_last_rung(metrics, requeue, wait) + install,
     )
 
 
-def _companion(metrics: Metrics, whole: Sequence[str]) -> Term:
-    if measured(metrics, "node_crash_companion_torch"):
-        return phases(metrics, "node_crash_companion_torch", whole)
+def _standby(metrics: Metrics, whole: Sequence[str]) -> Term:
+    if measured(metrics, "node_crash_standby_torch"):
+        return phases(metrics, "node_crash_standby_torch", whole)
     # An allocation takes as long whatever will run in it.
-    allocation = phases(metrics, "node_crash_companion", ("replace",))
+    allocation = phases(metrics, "node_crash_standby", ("replace",))
     return phases(metrics, "node_crash_spare_torch", whole) + allocation
 
 
@@ -157,12 +157,12 @@ def several(metrics: Metrics, case: str, names: Sequence[str]) -> dict[int, Term
 
 def _reschedule(metrics: Metrics, whole: Sequence[str]) -> Term:
     """A new allocation for what is lost; all ranks start cold."""
-    companion, cold = "node_crash_companion_torch", "rank_kill_torch_cold"
-    if measured(metrics, f"{companion}_cold"):
-        return phases(metrics, f"{companion}_cold", whole)
+    standby, cold = "node_crash_standby_torch", "rank_kill_torch_cold"
+    if measured(metrics, f"{standby}_cold"):
+        return phases(metrics, f"{standby}_cold", whole)
     if not measured(metrics, cold):  # from before there were warm starts: every start is cold
-        return _companion(metrics, whole)
-    swap = companion if measured(metrics, companion) else "node_crash_companion"
+        return _standby(metrics, whole)
+    swap = standby if measured(metrics, standby) else "node_crash_standby"
     return phases(metrics, swap, BEFORE_START) + phases(metrics, cold, START)
 
 
@@ -185,7 +185,7 @@ def scaled(times: Times, orders: Term, machines: int) -> Times:
     return replace(
         times,
         spare={k: term + more for k, term in times.spare.items()},
-        companion={k: term + more for k, term in times.companion.items()},
+        standby={k: term + more for k, term in times.standby.items()},
         reschedule=times.reschedule + more,
     )
 
@@ -203,7 +203,7 @@ def seconds(times: Times, strategy: str, k: int, pool: int) -> Term:
         return times.reschedule
     if strategy != "oracle" and k > pool:
         return times.reschedule
-    return at_once(times.companion if strategy == "ours_companion" else times.spare, k)
+    return at_once(times.standby if strategy == "ours_standby" else times.spare, k)
 
 
 def with_switch(times: Times, strategy: str, pool: int, machines_left: bool) -> Term:

@@ -89,7 +89,7 @@ class _Refused(Exception):
         self.rejection = Rejection(name, uid, why)
 
 
-def companion_of(comment: str) -> int:
+def main_job_of(comment: str) -> int:
     """The job that a standby allocation belongs to, from its comment; 0 if it is none."""
     match = re.fullmatch(r"robust: standby of job (\d{1,10})", comment.strip(), re.ASCII)
     return int(match[1]) if match else 0

@@ -6,7 +6,7 @@ import json
 import os
 from typing import NamedTuple
 
-from health.history.accusations import Accused, companion_of
+from health.history.accusations import Accused, main_job_of
 from health.node import rootfiles
 from health.node.system import Context
 from robust_slurm.hostlist import expand
@@ -47,7 +47,7 @@ def note_of(context: Context, now: float) -> JobNote | None:
         context.job,
         context.uid,
         int(gid) if gid.isascii() and gid.isdigit() and int(gid) > 0 else nobody,
-        companion_of(context.env.get("SLURM_JOB_COMMENT", "")),
+        main_job_of(context.env.get("SLURM_JOB_COMMENT", "")),
         now,
         (),
         _count(context.env.get("SLURM_JOB_NODELIST") or context.env.get("SLURM_NODELIST", "")),

@@ -1,8 +1,8 @@
 """torchrun's ranks: in its process, has robust-task fork them from warm interpreters.
 
 torchrun starts each rank as a fresh interpreter. Here its call that does so first asks
-robust-task, through the socket named by ROBUST_WARM_DOOR, and only starts one itself when none is
-warm. The rank is then a child of robust-task, which tells how it ended.
+robust-task, through the socket named by ROBUST_TORCHRUN_BROKER, and only starts one itself when
+none is warm. The rank is then a child of robust-task, which tells how it ended.
 
 Runs in the user's torchrun: standard library only, Python 3.9 syntax.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-DOOR = "ROBUST_WARM_DOOR"
+BROKER = "ROBUST_TORCHRUN_BROKER"
 IMPORTS = "ROBUST_LAUNCHER_IMPORTS"
 """File in which torchrun tells what it has imported itself."""
 ANSWER = 5.0  # s; robust-task gives up sooner
@@ -64,7 +64,7 @@ def ask(words: Sequence[str], environ: dict[str, str], files: Sequence[Any]) -> 
     import socket
     import threading
 
-    path = os.environ.get(DOOR)
+    path = os.environ.get(BROKER)
     if not path:
         return None
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -162,7 +162,7 @@ def _install() -> None:
     sys.meta_path.append(_OurPackage())
     if "ROBUST_BEAT_DIR" in os.environ and os.environ.get("ROBUST_AUTO") != "0":
         sys.meta_path.insert(0, _WaitFor(_TORCH_MODULE, _register))
-    if "ROBUST_WARM_DOOR" in os.environ:
+    if "ROBUST_TORCHRUN_BROKER" in os.environ:
         sys.meta_path.insert(0, _WaitFor(_LAUNCHER_MODULE, _hook_launcher))
 
 

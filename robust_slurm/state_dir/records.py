@@ -15,6 +15,7 @@ from typing import Any
 from robust_slurm.text import one_line
 
 MAX_TEXT = 300  # characters of one value
+_FORMER_ACTIONS = {"swap_companion": "swap_standby"}  # of records written before 0.1.0
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def incident_from(data: object) -> Incident | None:
         cause=clean(data.get("cause"), 40),
         suspects=words(data.get("suspects"), 255),
         evidence=words(data.get("evidence"), MAX_TEXT),
-        action=clean(data.get("action"), 40),
+        action=_FORMER_ACTIONS.get(action := clean(data.get("action"), 40), action),
         outcome=clean(data.get("outcome"), 100),
         phases={clean(k, 30): s for k, v in list(pairs)[:30] if (s := number(v)) is not None},
         lost_steps=whole(data.get("lost_steps")),

@@ -19,7 +19,7 @@ from typing import TypeVar
 from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from srun_wrapper.agent.place import Place, job_of
-from srun_wrapper.command.steps import companion_name
+from srun_wrapper.command.steps import standby_job_name
 from srun_wrapper.decide.exclusions import (
     BadNode,
     Strength,
@@ -183,7 +183,7 @@ def let_go(slurm: Slurm, job: Job) -> None:
         slurm.cancel(job.id)
 
 
-def release_companion(
+def release_standby(
     place: Place, of: int, report: Callable[[str], None], wait: float = 0.0
 ) -> None:
     """A standby allocation ends with the job ``of`` that it was requested for; and so does what
@@ -196,7 +196,7 @@ def release_companion(
 
     try:
         with contextlib.suppress(SlurmError):
-            for job in ask(lambda: slurm.allotted(companion_name(of))):
+            for job in ask(lambda: slurm.allotted(standby_job_name(of))):
                 if place.node in job.nodes and job.state == "RUNNING" and job.id != place.job_id:
                     slurm.cancel(job.id)
         ask(lambda: slurm.cancel(place.job_id))

@@ -33,15 +33,15 @@ def last_duty(
         batch_host_failover.rescue(
             place, key, start, job_dir, standby, options.size, report, options.slurm_wait
         )
-    if place.companion:
+    if place.standby_request:
         of = job_of(place, start) if start is not None else place.job_id
         wait = options.slurm_wait if verdict is SilenceVerdict.HOST_LOST else 0.0
-        batch_host_failover.release_companion(place, of, report, wait)
+        batch_host_failover.release_standby(place, of, report, wait)
 
 
 def _report(node: str, job_dir: Path | None, text: str) -> None:
     """Write it down and say it: srun may be gone, and stderr with it."""
-    event = {"time": time.time(), "event": "orphan", "node": node, "text": text}
+    event = {"time": time.time(), "event": "supervisor_gone", "node": node, "text": text}
     with contextlib.suppress(OSError):
         if job_dir is not None:
             append_line(job_dir / "events.jsonl", event)

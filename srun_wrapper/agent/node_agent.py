@@ -190,7 +190,7 @@ class Agent:
         ends = signum in (signal.SIGTERM, signal.SIGINT)
         self._uplink.contact.ending |= ends
         self._event(Signalled(0, signum))
-        if ends and self._place.companion and self._start is None:
+        if ends and self._place.standby_request and self._start is None:
             # It never had ranks: whoever wants the node does not wait for robust-srun's word.
             order = Finish(((0, 0),) * self._place.local_tasks)
             self._loop.later(TOLD, lambda: self._end_alone(order))
@@ -234,7 +234,7 @@ class Agent:
                 place.step_tasks,
                 self._probe.port,
                 free_port(),
-                place.companion,
+                place.standby_request,
                 self._start.epoch if self._start else 0,
                 self._acked,
                 self._life,

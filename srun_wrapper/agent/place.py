@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from srun_wrapper.command.rank_env import parse_tasks_per_node
 from srun_wrapper.protocol.messages import Start
 
-SECRETS = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
+SECRETS = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_STANDBY_REQUEST")
 """Variables of a shim's environment that its rank does not get."""
 
 
@@ -27,7 +27,7 @@ class Place:
     local_tasks: int
     step_nodes: int
     step_tasks: int
-    companion: int
+    standby_request: int
     server: str  # the supervisor's host
     port: int
 
@@ -46,7 +46,7 @@ def place_from(env: Mapping[str, str]) -> Place:
         local_tasks=parse_tasks_per_node(per_node)[index],
         step_nodes=int(env["SLURM_STEP_NUM_NODES"]),
         step_tasks=int(env["SLURM_STEP_NUM_TASKS"]),
-        companion=int(env.get("ROBUST_COMPANION", "0")),
+        standby_request=int(env.get("ROBUST_STANDBY_REQUEST", "0")),
         server=env["SLURM_LAUNCH_NODE_IPADDR"],
         port=int(env["ROBUST_PORT"]),
     )

@@ -162,7 +162,7 @@ class Launcher:
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
         if self.broker is not None:
-            env[launched.DOOR] = str(self.broker.path)
+            env[launched.BROKER] = str(self.broker.path)
             env[launched.IMPORTS] = str(self.broker.imports)
         env |= containers.bound(env, str(Path(HOOK_DIR).parent))
         paths = [str(HOOK_DIR), env.get("PYTHONPATH", "")]

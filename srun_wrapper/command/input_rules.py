@@ -46,4 +46,4 @@ def limited(means: Means, source: Feed, had: Collection[bool]) -> Means:
         return means
     if not all(had):
         return replace(means, never=SPENT)
-    return replace(means, companions=0, spares=means.spares if source is Feed.EVERY else 0)
+    return replace(means, standby_nodes=0, spares=means.spares if source is Feed.EVERY else 0)

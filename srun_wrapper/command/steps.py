@@ -36,7 +36,7 @@ TASK_OPTIONS = frozenset(
         *("tres-per-task", "unbuffered", "euid", "pty", "wckey", "uenv"),
     }
 )
-PRIVATE = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
+PRIVATE = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_STANDBY_REQUEST")
 _libc = ctypes.CDLL(None)
 _FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -48,11 +48,11 @@ class Secrets:
     key: bytes
     port: int
 
-    def env(self, companion: int = 0) -> dict[str, str]:
+    def env(self, standby_request: int = 0) -> dict[str, str]:
         return {
             "ROBUST_STEP_KEY": self.key.hex(),
             "ROBUST_PORT": str(self.port),
-            "ROBUST_COMPANION": str(companion),
+            "ROBUST_STANDBY_REQUEST": str(standby_request),
         }
 
 
@@ -64,7 +64,7 @@ class Launch:
     plan: StepPlan
     options: TaskOptions
     env: Mapping[str, str]
-    companion_output: tuple[str, ...] = ()  # srun options for a standby node's streams
+    standby_output: tuple[str, ...] = ()  # srun options for a standby node's streams
     rank_env: Mapping[str, str] = field(default_factory=dict)  # what only our srun sees otherwise
     feed: Feed = Feed.EVERY
     observed: Config | None = None
@@ -141,12 +141,12 @@ def with_export(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
     return command.with_option("export", value)
 
 
-def companion_name(job_id: int) -> str:
+def standby_job_name(job_id: int) -> str:
     """The name of the job's standby allocations."""
     return f"{STANDBY}{job_id}"
 
 
-def companion_argv(
+def standby_argv(
     launch: Launch, job: Job, partition: str, tasks: int, exclude: Sequence[str], minutes: int
 ) -> list[str]:
     """srun's argv for one node of the standby partition: allocation and step in one.
@@ -161,7 +161,7 @@ def companion_argv(
     argv += [f"--time={minutes}", "--no-kill", *of_job(job), *_per_node(launch, job)]
     if exclude:
         argv.append("--exclude=" + ",".join(exclude))
-    argv += launch.companion_output
+    argv += launch.standby_output
     for option in chosen:
         argv += option.words
     return argv
@@ -169,7 +169,7 @@ def companion_argv(
 
 def of_job(job: Job) -> list[str]:
     """Options that tell whose a standby allocation is."""
-    argv = [f"--job-name={companion_name(job.id)}", f"--comment=robust: standby of job {job.id}"]
+    argv = [f"--job-name={standby_job_name(job.id)}", f"--comment=robust: standby of job {job.id}"]
     for name, value in (("account", job.account), ("qos", job.qos)):
         if value and value not in ("(null)", "N/A"):
             argv.append(f"--{name}={value}")

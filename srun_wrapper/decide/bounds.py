@@ -81,7 +81,7 @@ class Means:
     """Means that a recovery can use now."""
 
     spares: int
-    companions: int  # how many nodes may still be asked from the standby partition
+    standby_nodes: int  # how many nodes may still be asked from the standby partition
     requeue: bool
     max_restarts: int
     never: str = ""  # why the ranks cannot be started again at all

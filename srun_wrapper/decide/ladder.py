@@ -24,7 +24,7 @@ from srun_wrapper.decide.budget import unproven_nan
 from srun_wrapper.decide.budget import with_suspects as with_suspects
 from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis
 
-Action = Literal["restart", "swap_spare", "swap_companion", "shrink", "requeue", "stop"]
+Action = Literal["restart", "swap_spare", "swap_standby", "shrink", "requeue", "stop"]
 GAVE_UP = 120
 BUT = "; not with fewer nodes: "
 NOTHING_LEFT = 121
@@ -80,7 +80,7 @@ class Situation:
     @cached_property
     def bound(self) -> Bounded:
         """The suspects that do leave, and why the others stay."""
-        room = self.means.spares + self.means.companions
+        room = self.means.spares + self.means.standby_nodes
         return bounded(self.leave, self.must, room, self.means.copies)
 
     @property
@@ -224,10 +224,10 @@ def _spare(now: Situation) -> Plan | None:
 
 
 def _standby(now: Situation) -> Plan | None:
-    if not 0 < len(now.go) <= now.means.spares + now.means.companions:
+    if not 0 < len(now.go) <= now.means.spares + now.means.standby_nodes:
         return None
     why = f"a node of the standby partition takes over{now.bound.told}"
-    return Plan("swap_companion", now.go, why, kept=now.bound.kept)
+    return Plan("swap_standby", now.go, why, kept=now.bound.kept)
 
 
 def _keep(now: Situation) -> Plan | None:

@@ -217,7 +217,7 @@ class NodeWatch:
         live = self._state.live()
         silent = {n.key: s for n in live if (s := self._silence(n, now)) is not None}
         here = self._state.own_node
-        own = next((n.key for n in live if n.name == here and not n.companion), None)
+        own = next((n.key for n in live if n.name == here and not n.standby_request), None)
         return silent, [n.key for n in live], own, self._outside.answered
 
     def _silence(self, node: Node, now: float) -> Silence | None:
@@ -260,7 +260,9 @@ class NodeWatch:
 
     def _names(self, event: SharedEvent[AgentKey]) -> str:
         silent = [n for n in self._state.nodes.values() if n.key in event.nodes]
-        return fold_hosts([n.name for n in sorted(silent, key=lambda n: (n.companion, n.key[2]))])
+        return fold_hosts(
+            [n.name for n in sorted(silent, key=lambda n: (n.standby_request, n.key[2]))]
+        )
 
 
 def _broken(node: Node, now: float) -> bool:

@@ -18,7 +18,7 @@ ROUND = 1.0  # s between two looks at whose witnesses are missing
 
 def job_order(node: Node) -> tuple[int, int]:
     """Sort nodes as Slurm has, which numbers neighbours one after another."""
-    return node.companion, node.key[2]
+    return node.standby_request, node.key[2]
 
 
 class Witnesses:

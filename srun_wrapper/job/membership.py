@@ -33,7 +33,7 @@ class Membership:
         ready = [
             n
             for n in self.nodes.values()
-            if n.role is Role.SPARE and n.connection and not n.companion
+            if n.role is Role.SPARE and n.connection and not n.standby_request
         ]
         return sorted(ready, key=lambda n: -n.last_word)
 

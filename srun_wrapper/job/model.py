@@ -50,7 +50,7 @@ class Node:
     role: Role
     last_word: float
     free_port: int
-    companion: int = 0
+    standby_request: int = 0
     seen: int = 0  # highest event number received
     stopped: int = 0  # newest epoch whose end this node has confirmed
     stuck: tuple[int, ...] = ()
@@ -297,7 +297,7 @@ def planned_world(
     nodes: list[Node], ranks: tuple[tuple[int, ...], ...]
 ) -> tuple[list[Node], list[tuple[int, ...]]]:
     """The step's first nodes with these ranks each; the others are spares. Standby nodes last."""
-    ordered = sorted(nodes, key=lambda n: (n.companion, n.key[2]))
+    ordered = sorted(nodes, key=lambda n: (n.standby_request, n.key[2]))
     return ordered[: len(ranks)], list(ranks)
 
 
@@ -316,7 +316,7 @@ def first_places(
     places, ranks = real_world(live) if planned is None else planned_world(live, planned)
     wanted = len(nodes) if planned is None else len(planned)
     if len(places) < wanted:
-        gone = ", ".join(n.name for n in nodes if n.gone and not n.companion)
+        gone = ", ".join(n.name for n in nodes if n.gone and not n.standby_request)
         raise LookupError(
             f"{gone or 'a node'} left before any rank was started: "
             f"nodes for {len(places)} of {wanted} places"

@@ -113,7 +113,7 @@ class JobState:
 
     def note_ending(self, answers: Callable[[Node], bool]) -> None:
         """Note that the step is being ended: every node of it that ``answers`` was signalled."""
-        own = [n for n in self.live() if not n.companion] or self.live()
+        own = [n for n in self.live() if not n.standby_request] or self.live()
         told = [n.signalled for n in own if n.signalled or answers(n)]
         if told and all(told) and not self.signalled:
             self.signalled = told[0]

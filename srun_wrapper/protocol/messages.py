@@ -54,7 +54,7 @@ class Hello(Message):
     step_tasks: int
     probe_port: int
     free_port: int
-    companion: int  # 0: the main step; else the number of the request for a standby node
+    standby_request: int  # 0: the main step; else the number of the request for a standby node
     epoch: int  # epoch its ranks run in; 0 when none was started yet
     seen: int = 0  # highest event number it has already had acknowledged
     life: int = 0  # how many agents of this node have died before it

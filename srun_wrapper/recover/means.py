@@ -95,7 +95,7 @@ class AvailableMeans:
             means = replace(means, not_fewer=fewer, resize_failed=failed)
         had = [whole for n in self._world.places for whole in n.stdin.values()]
         left = limited(means, self._launch.feed, had)
-        if left.companions < means.companions and not self._told_feed:
+        if left.standby_nodes < means.standby_nodes and not self._told_feed:
             self._told_feed = True
             say(f"{ONLY_HERE}: standby nodes are not used")
         return left

@@ -82,7 +82,7 @@ def node_parts(
     known = enrolments or Enrolments()
     resizing = Resizing(state, known, launch, journal, topology.mesh, requests.use)
     means = AvailableMeans(state, launch, reports, copies, resizing)
-    allowed = lambda: means.now().companions > 0  # noqa: E731
+    allowed = lambda: means.now().standby_nodes > 0  # noqa: E731
     return NodeParts(
         means,
         reports,

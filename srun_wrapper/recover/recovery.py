@@ -272,7 +272,7 @@ class Recovery:
     async def _stop_and_fill(self, incident: Incident, plan: ladder.Plan) -> bool:
         """End the ranks and put a node in every place. False: not possible, or a new failure."""
         self._release.evict(plan.replace, incident)
-        if plan.action == "swap_companion":
+        if plan.action == "swap_standby":
             self._request_ahead()
         failures = self._localization.budget.failures
         rejoin = self._means.rejoin(incident, failures, self._code.waits())

@@ -65,11 +65,11 @@ class Release:
         gone = [n for n in self._state.nodes.values() if n.gone]
         for node in gone:
             self._bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
-            self._requests.end(node.companion)
+            self._requests.end(node.standby_request)
         names = [
             n.name
             for n in gone
-            if not n.companion and n.name not in (self._state.own_node, *self._released)
+            if not n.standby_request and n.name not in (self._state.own_node, *self._released)
         ]
         task = asyncio.create_task(self._release(names, incident))
         self._tasks.add(task)

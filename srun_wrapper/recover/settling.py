@@ -126,7 +126,7 @@ class Settling:
 
         def settled() -> bool:
             now, state = time.monotonic(), self._state
-            spares = [n for n in state.live() if n.role is Role.SPARE and not n.companion]
+            spares = [n for n in state.live() if n.role is Role.SPARE and not n.standby_request]
             doubtful = [n for n in spares if not n.connection or suspected(n, now)]
             enough = len(spares) - len(doubtful) >= wanted
             return enough or not doubtful or now >= until or state.signalled > 0
@@ -142,7 +142,7 @@ class Settling:
         but after a swap only much later.
         """
         state = self._state
-        own = [node for node in (*state.world.places, *state.spares()) if not node.companion]
+        own = [node for node in (*state.world.places, *state.spares()) if not node.standby_request]
         if not own or any(node.connection for node in own):
             return False
 

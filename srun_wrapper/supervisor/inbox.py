@@ -61,12 +61,12 @@ class Inbox:
         node = state.nodes.get(key)
         now = time.monotonic()
         if node is None:
-            late = hello.companion and hello.companion not in state.awaited
+            late = hello.standby_request and hello.standby_request not in state.awaited
             role = Role.TOO_LATE if late else Role.SPARE
             node = Node(key, hello.node, connection.peer, hello, None, role, now, hello.free_port)
-            node.companion = hello.companion
+            node.standby_request = hello.standby_request
             state.members.join(node)
-            if not hello.companion:
+            if not hello.standby_request:
                 state.step_id = hello.step_id
         elif node.connection is not None and node.connection is not connection:
             node.connection.close()
@@ -225,12 +225,12 @@ class Inbox:
     def _signalled(self, node: Node, signum: int) -> None:
         """Slurm signalled a node's shims, and the ranks there with them."""
         state = self._state
-        own = [n for n in state.live() if not n.companion] or state.live()
+        own = [n for n in state.live() if not n.standby_request] or state.live()
         if own and node is own[0]:  # Slurm takes standby nodes' steps for steps of other jobs
             for other in state.live():
-                if other.companion and other is not node:
+                if other.standby_request and other is not node:
                     state.bus.send(other, Signal(signum))
-        if signum in ENDING and node.companion and node.role is Role.SPARE:
+        if signum in ENDING and node.standby_request and node.role is Role.SPARE:
             # Slurm takes a standby node without ranks back: no loss, and nobody waits for it.
             state.members.move(node, Role.RELEASED)
             state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))

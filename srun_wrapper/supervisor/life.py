@@ -107,8 +107,8 @@ class Finishing:
 
     def _swapped(self) -> bool:
         """Return whether the step lost a node, or ranks run outside it; a lease has none."""
-        own = [n for n in self._state.nodes.values() if not n.companion]
-        return any(n.gone for n in own) or any(n.companion for n in self._state.world.places)
+        own = [n for n in self._state.nodes.values() if not n.standby_request]
+        return any(n.gone for n in own) or any(n.standby_request for n in self._state.world.places)
 
 
 class FirstWorld:

@@ -25,7 +25,7 @@ LAST = 1.0  # s for the news of how ranks ended to follow srun's end
 ACTIONS = {
     "restart": "restart all ranks in place",
     "swap_spare": "swap {nodes} with a spare of the allocation",
-    "swap_companion": "swap {nodes} with a node of the standby partition",
+    "swap_standby": "swap {nodes} with a node of the standby partition",
     "shrink": "go on without {nodes}, with fewer ranks",
     "requeue": "requeue the job without {nodes}",
     "stop": "stop the job",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from health.history.accusations import companion_of
+from health.history.accusations import main_job_of
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
 from standby.leases import held
@@ -121,7 +121,7 @@ def trainings(slurm: Slurm, wish: Wish, sight: Sight) -> dict[int, int]:
     )
     for number in numbers[:_MOST_LOOKUPS]:
         try:
-            found[number] = companion_of(slurm.job(number).comment or "")
+            found[number] = main_job_of(slurm.job(number).comment or "")
         except SlurmError as error:
             if error.transient:
                 raise

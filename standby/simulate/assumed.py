@@ -35,7 +35,7 @@ REFILL_H = assumed("hours until a standby node that was used is replaced by anot
 
 # Detection, ours.
 EXIT = measured("recovery-after-2026-11-25 rank_kill_torch.detect_s", 0.01, 0.04)
-NODE = measured("recovery-after-2026-11-25 node_crash_companion.detect_s", 1.175, 1.29)
+NODE = measured("recovery-after-2026-11-25 node_crash_standby.detect_s", 1.175, 1.29)
 STUCK_NODE = measured("faults-2026-11-26 node_hang.detect_s", 10.105, 10.293)
 MOUNT = measured("faults-2026-11-26 mount_dead.detect_s", 30.705, 30.866)
 STUCK_GROUP = measured("faults-2026-11-26 stuck_group.detect_s", 11.575, 11.710)
@@ -66,7 +66,7 @@ SLOW = assumed(
 HOT_UPDATE = {128: 46.0, 256: 51.0, 512: 54.0, 1024: 65.0}
 DECIDE = measured("scale-2026-11-26 400x4.node_crash.decide_s", 0.0013, 0.0013)
 STOP = measured("scale-2026-11-26 400x4.node_crash.stop_s", 0.6673, 0.6673)
-STANDBY = measured("recovery-after-2026-11-25 node_crash_companion.replace_s", 0.0, 0.95)
+STANDBY = measured("recovery-after-2026-11-25 node_crash_standby.replace_s", 0.0, 0.95)
 FETCH_GB = measured("restore-2026-11-23 restore_peer_1GB.s", 0.4948, 0.7993)
 STATE_GB = 3.0  # of one rank
 TESTS = assumed("stop_tests, its default limit (a lab of 8 nodes without GPUs took 19 s)", 60.0)

@@ -8,11 +8,6 @@ from collections.abc import Sequence
 from robust_slurm.state_dir.records import Incident
 from status.views.overview import Line, duration, layout
 
-ACTIONS = {  # the records keep the older word
-    "swap_companion": "swap standby",
-    "swap_spare": "swap spare",
-}
-
 
 def short_incidents(found: Sequence[Incident], width: int) -> list[Line]:
     """A row for each incident: what, whom it blames, what was done, and what it took."""
@@ -34,7 +29,7 @@ def _row(number: int, one: Incident) -> tuple[str, ...]:
         one.symptom.replace("_", " "),
         one.cause,
         swaps or ",".join(one.suspects),
-        ACTIONS.get(one.action, one.action) + sized,
+        one.action.replace("_", " ") + sized,
         one.outcome,
         duration(max(0.0, one.phases.get("total", 0.0))),
         lost if one.lost_steps is None else str(one.lost_steps),

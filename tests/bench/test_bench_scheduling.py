@@ -58,16 +58,16 @@ def incident(detect: float, *rest: float) -> dict[str, float]:
 REQUEUE = {"detect": 32.0, "total": 154.0}
 FULL = record(
     node_crash_spare_torch=incident(1.5, 0.0, 0.1, 0.0, 0.05, 0.05, 0.3),
-    node_crash_companion_torch=incident(1.5, 0.0, 0.1, 0.4, 0.05, 0.05, 0.3),
+    node_crash_standby_torch=incident(1.5, 0.0, 0.1, 0.4, 0.05, 0.05, 0.3),
     rank_kill_torch=incident(0.1, 0.0, 0.1, 0.0, 0.0, 0.05, 0.35),
     rank_kill_torch_cold=incident(0.1, 0.0, 0.1, 0.0, 0.0, 0.1, 13.0),
     plain_requeue=REQUEUE,
 )
-# As of before there were warm starts, a companion under torch, and a restore.
+# As of before there were warm starts, a standby node under torch, and a restore.
 OLD = {
     name: value
     for name, value in record(
-        node_crash_companion=incident(1.5, 0.0, 0.02, 0.4, 0.0, 0.1, 0.4),
+        node_crash_standby=incident(1.5, 0.0, 0.02, 0.4, 0.0, 0.1, 0.4),
         rank_kill_torch=incident(0.1, 0.0, 0.1, 0.0, 0.0, 0.1, 8.0),
         node_crash_spare_torch=incident(1.5, 0.0, 0.1, 0.0, 0.0, 0.1, 9.0),
         plain_requeue=REQUEUE,
@@ -112,7 +112,7 @@ def test_a_time_that_never_changes_is_the_average() -> None:
 
 TIMES = Times(
     spare={1: t(1.0), 3: t(2.0)},
-    companion={1: t(3.0)},
+    standby={1: t(3.0)},
     reschedule=t(10.0),
     requeue=t(100.0),
     last_rung=t(130.0),
@@ -127,8 +127,8 @@ TIMES = Times(
         ("oracle", 32, 0, 2.0),
         ("ours_spare", 2, 2, 2.0),
         ("ours_spare", 3, 2, 10.0),
-        ("ours_companion", 2, 2, 3.0),
-        ("ours_companion", 3, 2, 10.0),
+        ("ours_standby", 2, 2, 3.0),
+        ("ours_standby", 3, 2, 10.0),
         ("reschedule", 1, 2, 10.0),
         ("requeue", 1, 2, 100.0),
     ],
@@ -142,12 +142,12 @@ def test_time_of_k_machines(strategy: str, k: int, pool: int, expected: float) -
     [
         ("oracle", 2, False, 2.0),
         ("ours_spare", 2, False, 130.0),
-        ("ours_companion", 2, False, 130.0),
-        ("ours_companion", 32, False, 3.0),
+        ("ours_standby", 2, False, 130.0),
+        ("ours_standby", 32, False, 3.0),
         ("reschedule", 2, False, 100.0),
         ("requeue", 2, False, 100.0),
         ("ours_spare", 2, True, 10.0),
-        ("ours_companion", 32, True, 3.0),
+        ("ours_standby", 32, True, 3.0),
         ("reschedule", 2, True, 10.0),
         ("requeue", 2, True, 100.0),
     ],
@@ -166,8 +166,8 @@ ordered = st.lists(st.floats(0.001, 1000.0), min_size=4, max_size=4).map(sorted)
 @given(ordered, st.sampled_from([128, 256, 512, 1024]), st.integers(0, 40))
 def test_order_of_the_strategies(four: list[float], machines: int, pool: int) -> None:
     """With any pool, slower means make a slower strategy, if all find machines."""
-    spare, companion, reschedule, requeue = (t(s) for s in four)
-    times = Times({1: spare}, {1: companion}, reschedule, requeue, requeue)
+    spare, standby, reschedule, requeue = (t(s) for s in four)
+    times = Times({1: spare}, {1: standby}, reschedule, requeue, requeue)
     lost = losses(machines, [LossSource(1, P)])
     found = [scheduling_time(times, s, lost, 4, pool, True).median for s in STRATEGIES]
     assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(found))
@@ -190,8 +190,8 @@ def test_compose_takes_what_was_measured() -> None:
     times = compose(FULL, wait=WAIT)
     assert times.spare[1].median == pytest.approx(0.5)
     assert times.spare[1].p95 == pytest.approx(1.0)
-    assert times.companion[1].median == pytest.approx(0.9)
-    # decide, stop, replace of the companion; then all ranks as if cold.
+    assert times.standby[1].median == pytest.approx(0.9)
+    # decide, stop, replace of the standby node; then all ranks as if cold.
     assert times.reschedule.median == pytest.approx(0.1 + 0.4 + 13.1)
     assert times.requeue.median == pytest.approx(122.0)
     assert times.last_rung.median == pytest.approx(0.1 + WAIT + 122.0)
@@ -204,27 +204,27 @@ def test_compose_takes_what_was_measured() -> None:
 def test_compose_of_an_older_record() -> None:
     times = compose(OLD, wait=WAIT)
     assert times.spare[1].median == pytest.approx(9.2)
-    assert times.companion[1].median == pytest.approx(9.2 + 0.4)
-    assert times.reschedule == times.companion[1], "all its starts are cold"
-    assert times.companion[1].source.endswith("+ node_crash_companion.replace")
+    assert times.standby[1].median == pytest.approx(9.2 + 0.4)
+    assert times.reschedule == times.standby[1], "all its starts are cold"
+    assert times.standby[1].source.endswith("+ node_crash_standby.replace")
 
 
 def test_measured_directly_wins() -> None:
     more = record(
-        node_crash_companion_torch_cold=incident(1.5, 0.0, 0.1, 0.4, 0.0, 0.1, 7.0),
+        node_crash_standby_torch_cold=incident(1.5, 0.0, 0.1, 0.4, 0.0, 0.1, 7.0),
         node_crash_3_spare_torch=incident(1.5, 0.0, 0.1, 0.0, 0.0, 0.1, 0.6),
         pool_short_torch={"detect": 1.5, "total": 41.5},
     )
     times = compose({**FULL, **more}, wait=WAIT)
     assert times.reschedule.median == pytest.approx(7.6)
     assert {k: term.median for k, term in times.spare.items()} == pytest.approx({1: 0.5, 3: 0.8})
-    assert set(times.companion) == {1}
+    assert set(times.standby) == {1}
     assert times.last_rung.median == pytest.approx(40.0)
 
 
 def test_reinstall_is_paid_by_machines_from_outside_the_pool() -> None:
     bare, dear = compose(FULL, wait=WAIT), compose(FULL, wait=WAIT, reinstall=60.0)
-    assert dear.spare == bare.spare and dear.companion == bare.companion
+    assert dear.spare == bare.spare and dear.standby == bare.standby
     for name in ("reschedule", "requeue", "last_rung"):
         assert getattr(dear, name).median == pytest.approx(getattr(bare, name).median + 60.0)
         assert getattr(dear, name).source.endswith("reinstall 60 s")
@@ -236,7 +236,7 @@ def test_orders_to_start_grow_with_the_machines() -> None:
     few, many = scaled(TIMES, orders, 125), scaled(TIMES, orders, 1250)
     assert few.spare[1].median == pytest.approx(1.025)
     assert many.spare[3].median == pytest.approx(2.25)
-    assert many.companion[1].p95 == pytest.approx(3.5)
+    assert many.standby[1].p95 == pytest.approx(3.5)
     assert many.reschedule.median == pytest.approx(10.25)
     assert (many.requeue, many.last_rung) == (TIMES.requeue, TIMES.last_rung)
 
@@ -291,7 +291,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ratio = found["ratios"][f"was_{machines}.requeue/ours_spare"]
         assert ratio == pytest.approx(was["requeue"] / was["ours_spare"])
     assert ElementTree.parse(image).getroot().tag.endswith("svg")
-    assert "was_1024.ours_companion_s" in capsys.readouterr().out
+    assert "was_1024.ours_standby_s" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("records")
@@ -301,18 +301,18 @@ def test_over_eviction_is_what_the_single_pool_pays_for(tmp_path: Path) -> None:
     assert found["settings"]["single_pools"] == "128: 2, 256: 2, 512: 3, 1024: 4"
     for machines in (128, 256, 512, 1024):
         case = f"over_eviction_{machines}"
-        enough = metrics[f"{case}.ours_companion_compound_pool_s"]["median"]
+        enough = metrics[f"{case}.ours_standby_compound_pool_s"]["median"]
         swap = 0.9 + 0.25 * machines / 1250
         assert enough == pytest.approx(0.99 * swap + 0.01 * 152.1), "never short but for a switch"
-        spare, companion = (ratios[f"{case}.{o}.single/compound"] for o in scheduling.OURS)
-        assert spare > companion > 1.1
+        spare, standby = (ratios[f"{case}.{o}.single/compound"] for o in scheduling.OURS)
+        assert spare > standby > 1.1
     assert "was_128.oracle_s" not in metrics
 
 
 @pytest.mark.usefixtures("records")
 def test_later_records_win(tmp_path: Path) -> None:
     other = tmp_path / "lab.json"
-    cold = record(node_crash_companion_torch_cold=incident(1.5, 0.0, 0.1, 0.4, 0.0, 0.1, 7.0))
+    cold = record(node_crash_standby_torch_cold=incident(1.5, 0.0, 0.1, 0.4, 0.0, 0.1, 7.0))
     other.write_text(json.dumps({"metrics": cold, "quick": True}))
     files = ["--recovery", str(written(tmp_path)), "--recovery", str(other)]
     found = run(tmp_path, *files)

@@ -197,7 +197,7 @@ def test_a_user_s_own_leftovers_confirm_nothing(site: GateSite) -> None:
 
 
 @needs_root
-def test_a_companion_is_accused_in_the_main_job_s_directory(site: GateSite) -> None:
+def test_a_standby_node_is_accused_in_the_main_job_s_directory(site: GateSite) -> None:
     path = site.accuse(job=5)
     record = json.loads(path.read_text()) | {"job": 7}
     path.write_text(json.dumps(record))

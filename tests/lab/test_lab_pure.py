@@ -183,7 +183,7 @@ STEP = {"SLURM_STEP_ID": "0"}
              process(24, 20, SLURM_PROCID="1", RANK="1", ROBUST_EPOCH="2", **STEP)],
             "0", [22, 23],
         ),
-        # a companion allocation: another Slurm job, the same robust job
+        # a standby allocation: another Slurm job, the same robust job
         ([process(20, 2, job="9", ROBUST_JOB_ID="7", RANK="3", ROBUST_EPOCH="1")], "3", [20]),
         ([process(20, 2, job="8", SLURM_PROCID="0", **STEP)], "0", []),
     ],

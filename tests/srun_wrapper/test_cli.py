@@ -26,12 +26,12 @@ Taken = tuple[list[str], dict[str, str], OutputPlan, tuple[str, ...]]
 
 def take(*words: str, **env: str) -> Taken:
     command = split([*words, "python", "train.py"], flags())
-    rest, kept, plan, companion = take_output(command, effective(command, env), env)
-    return rest.argv(), kept, plan, companion
+    rest, kept, plan, standby_output = take_output(command, effective(command, env), env)
+    return rest.argv(), kept, plan, standby_output
 
 
 @pytest.mark.parametrize(
-    ("words", "left", "plan", "companion"),
+    ("words", "left", "plan", "standby_output"),
     [
         (("-N2",), ["-N2"], OutputPlan(), ()),
         (("-l",), [], OutputPlan(label=True), ()),
@@ -74,9 +74,9 @@ def take(*words: str, **env: str) -> Taken:
     ],
 )
 def test_take_output(
-    words: tuple[str, ...], left: list[str], plan: OutputPlan, companion: tuple[str, ...]
+    words: tuple[str, ...], left: list[str], plan: OutputPlan, standby_output: tuple[str, ...]
 ) -> None:
-    assert take(*words) == (left, {}, plan, companion)
+    assert take(*words) == (left, {}, plan, standby_output)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_job_table(state_dir: Path) -> None:
     code, text = shown(["7"], answering(UP), state_dir)
     assert code == 0
     assert "node_lost" in text
-    assert "swap_standby" in text  # the record says swap_companion
+    assert "swap_standby" in text
     assert "5.50" in text
     assert "torn last line skipped" in text
     assert "\x1b" not in text

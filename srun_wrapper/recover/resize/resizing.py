@@ -161,7 +161,7 @@ class Resizing:
         trained = more(self._ranks(), self._trained, self._home, come)
         self._home = sorted([*self._home, *come])
         for node in come.values():
-            self._use(node.companion)
+            self._use(node.standby_request)
         before = list(world.places)
         at = zip(self._home, slots.places, strict=True)
         nodes = [come[home] if old < 0 else before[old] for home, old in at]

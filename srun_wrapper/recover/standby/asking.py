@@ -102,7 +102,7 @@ class StandbyRequests:
             if now < self._next_ask:
                 return
             self._next_ask = now + AGAIN
-            self._journal.event("companions_asked", suspects=suspects)
+            self._journal.event("standby_requested", suspects=suspects)
             self.asking = asyncio.create_task(self.ask_for(wanted, suspects))
         elif not wanted:
             self.send_away()
@@ -111,18 +111,18 @@ class StandbyRequests:
         """Withdraw the requests for standby nodes that are not needed; leases stay."""
         for request in self._unused():
             if not request.lease:
-                self._journal.event("companion_sent_away", number=request.number)
+                self._journal.event("standby_request_withdrawn", number=request.number)
                 self.drop(request.number)
 
     def _unused(self) -> list[StandbyRequest]:
         """Return the requests that may still serve; of leases, those whose node has reported."""
-        came = {n.companion for n in self._nodes.values() if n.connection and not n.gone}
+        came = {n.standby_request for n in self._nodes.values() if n.connection and not n.gone}
         requests = [r for r in self._requests.values() if not r.used]
         return [r for r in requests if not r.lease or r.number in came]
 
     def _sweep(self) -> None:
         """Forget those that went before they were needed."""
-        lost = {n.companion for n in self._nodes.values() if n.gone}
+        lost = {n.standby_request for n in self._nodes.values() if n.gone}
         for request in [r for r in self._requests.values() if not r.used]:
             if request.number in lost or (request.ended and request.outcome != "waiting"):
                 if request.outcome == "unfit":
@@ -175,7 +175,7 @@ class StandbyRequests:
         launch = self._requester.launch
         try:
             for tasks, name in missing:
-                argv = steps.companion_argv(launch, job, partition, tasks, without, minutes)
+                argv = steps.standby_argv(launch, job, partition, tasks, without, minutes)
                 now = f"--immediate={AT_ONCE}"
                 prefer = [f"--nodelist={best[name]}", now] if name in best else []
                 await self._start(StandbyRequest(next(self._numbers), tasks, argv, prefer))
@@ -214,7 +214,7 @@ class StandbyRequests:
     ) -> None:
         await process.wait()
         request.let_go()
-        joined = any(n.companion == request.number for n in self._nodes.values())
+        joined = any(n.standby_request == request.number for n in self._nodes.values())
         if not joined and request.number in self._requests:
             found = await self._judge(request)
             preferred, request.prefer = request.prefer, []
@@ -265,12 +265,12 @@ class StandbyRequests:
             request.look(jobs, time.monotonic())
 
     def _allotted(self) -> list[Allotted]:
-        return self._door.allotted(steps.companion_name(self._state.job_id))
+        return self._door.allotted(steps.standby_job_name(self._state.job_id))
 
     async def held_up(self, over: Callable[[], bool]) -> str:
         """Return why Slurm grants no node (waiting on a limit is in vain); "" if Slurm was away."""
         return await held_up(
-            self._slurm, self._door, steps.companion_name(self._state.job_id), over
+            self._slurm, self._door, steps.standby_job_name(self._state.job_id), over
         )
 
     def assign(self, tasks: Mapping[int, int]) -> dict[int, int]:
@@ -298,7 +298,7 @@ class StandbyRequests:
     def leases(self) -> list[tuple[StandbyRequest, Node | None]]:
         """Return the leases that are left, those with ranks too, each with its node if it came."""
         self._sweep()
-        nodes = {n.companion: n for n in self._nodes.values() if not n.gone}
+        nodes = {n.standby_request: n for n in self._nodes.values() if not n.gone}
         return [(r, nodes.get(number)) for number, r in self._requests.items() if r.lease]
 
     # -- leaving
@@ -306,7 +306,7 @@ class StandbyRequests:
     def drop(self, number: int) -> None:
         self._awaited.discard(number)
         for node in self._nodes.values():
-            if node.companion == number and node.role is Role.SPARE:
+            if node.standby_request == number and node.role is Role.SPARE:
                 self._state.members.move(node, Role.RELEASED)
                 self._state.bus.send(node, Finish(tuple((0, 0) for _ in range(node.slots))))
         self.end(number)
@@ -316,7 +316,7 @@ class StandbyRequests:
         request = self._requests.pop(number, None)
         if request is None:
             return
-        nodes = [n for n in self._nodes.values() if n.companion == number]
+        nodes = [n for n in self._nodes.values() if n.standby_request == number]
         if not nodes or any(n.connection is not None for n in nodes):
             # robust-task tidies its node before Slurm kills it: it was told to finish, or will be
             # as soon as it reports, if it is just being started.
@@ -336,7 +336,7 @@ class StandbyRequests:
             await asyncio.wait(starting, timeout=END)
         requests = [*self._requests.values(), *self._leaving]
         processes = [request.process for request in requests if request.process is not None]
-        joined = {n.companion for n in self._nodes.values()}
+        joined = {n.standby_request for n in self._nodes.values()}
         self.send_away()
         for request in requests:
             request.let_go()

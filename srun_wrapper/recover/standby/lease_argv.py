@@ -32,7 +32,7 @@ def lease_argv(
     words = {"--exclusive": [f"--mincpus={size.cpus}"], "--mem=0": memory}
     # From 24.11 on no node has both --mincpus and --ntasks-per-node; of one node it says no more.
     words[f"--ntasks-per-node={tasks}"] = []
-    argv = steps.companion_argv(launch, job, partition, tasks, exclude, minutes)
+    argv = steps.standby_argv(launch, job, partition, tasks, exclude, minutes)
     return [word for each in argv for word in words.get(each, [each])]
 
 

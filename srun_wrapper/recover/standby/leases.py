@@ -172,11 +172,11 @@ class Leases:
         waits = next((request for request, node in own if node is None), None)
         if waits is None:
             return False
-        name = steps.companion_name(self._state.job_id)
+        name = steps.standby_job_name(self._state.job_id)
         jobs = await run_in_thread(lambda: self._slurm.allotted(name), LONGEST)
         now = time.monotonic()
         waits.look(jobs, now)
-        came = any(node.companion == waits.number for node in self._state.nodes.values())
+        came = any(node.standby_request == waits.number for node in self._state.nodes.values())
         if came or not waits.silent(now, self._state.config.standby_start_limit):
             return False
         self._requests.unfit.note_silent(waits, now)
@@ -202,7 +202,7 @@ class Leases:
         """Say once what a node that has taken a place without a lease has cost."""
         nodes = self._state.nodes.values()
         came = self._cold and any(
-            n.companion == self._cold and n.role is Role.ACTIVE for n in nodes
+            n.standby_request == self._cold and n.role is Role.ACTIVE for n in nodes
         )
         if came and self._obstacle and not self._told:
             self._told = True
@@ -213,7 +213,7 @@ class Leases:
 
     async def _hold(self, request: StandbyRequest) -> None:
         """Have a job of ours on its node that is not preempted, until the lease ends."""
-        node = next(n for n in self._state.nodes.values() if n.companion == request.number)
+        node = next(n for n in self._state.nodes.values() if n.standby_request == request.number)
         taken = f"{node.name} may be taken away for another job: srun could not keep it"
         assert self._job is not None and self._until is not None
         limit = standby_minutes(self._job, self._until, time.time())
@@ -240,7 +240,7 @@ class Leases:
 
     async def _waits(self, session: int) -> bool:
         """Return whether an srun of ours is still in Slurm's queue."""
-        name = steps.companion_name(self._state.job_id)
+        name = steps.standby_job_name(self._state.job_id)
         try:
             jobs = await run_in_thread(lambda: self._slurm.allotted(name), LONGEST)
         except (SlurmError, TimeoutError):

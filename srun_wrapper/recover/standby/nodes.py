@@ -49,7 +49,7 @@ class StandbyNodes:
 
         def came() -> dict[int, Node]:
             nodes = [n for n in state.nodes.values() if n.role is Role.SPARE and n.connection]
-            found = {chosen[n.companion]: n for n in nodes if n.companion in chosen}
+            found = {chosen[n.standby_request]: n for n in nodes if n.standby_request in chosen}
             return {place: node for place, node in found.items() if vacant(place)}
 
         def over() -> bool:
@@ -107,7 +107,7 @@ class StandbyNodes:
 
     def _refused(self, chosen: Mapping[int, int]) -> bool:
         """True if Slurm grants no node, or srun could not be run: the request is then dropped."""
-        joined = {n.companion for n in self._state.nodes.values()}
+        joined = {n.standby_request for n in self._state.nodes.values()}
         requests = [self._requests.get(number) for number in chosen if number not in joined]
         return any(r is None or r.outcome == "refused" for r in requests)
 
@@ -115,7 +115,7 @@ class StandbyNodes:
         """Places that need another request: the node of theirs did not come, or is silent."""
         now, lacking = time.monotonic(), set[int]()
         limit = self._config.standby_start_limit
-        joined = {n.companion: n for n in self._state.nodes.values() if n.companion}
+        joined = {n.standby_request: n for n in self._state.nodes.values() if n.standby_request}
         for number, place in list(chosen.items()):
             request, node = self._requests.get(number), joined.get(number)
             if place in ready:
@@ -145,11 +145,11 @@ class StandbyNodes:
         state, now, limit = self._state, time.monotonic(), self._config.standby_start_limit
         for number, place in chosen.items():
             node, request = ready.get(place), self._requests.get(number)
-            if node is not None and node.companion == number:
+            if node is not None and node.standby_request == number:
                 self._unfit.forget(node.name)  # it was only slow
                 continue
             if node is not None and request is not None and request.silent(now, limit):
-                other = self._requests.get(node.companion)
+                other = self._requests.get(node.standby_request)
                 if other is not None and now - other.since < limit:  # nothing delays both
                     self._unfit.report(request.node)
             if node is None and request is not None and state.failures and not state.signalled:

@@ -114,7 +114,7 @@ def tear(copy: Copy) -> None:
 
 
 def test_nodes_lost_amid_the_transfer_of_a_replica(new_lab: LabFactory, ddp: Undisturbed) -> None:
-    """A spare, then a companion takes the ranks; the replica on its way is not used."""
+    """A spare, then a standby node takes the ranks; the replica on its way is not used."""
     lab = new_lab(nodes=3, standby=1)
     training = ddp.job(lab)
     # Most of a step is then the transfer of its replica.
@@ -128,9 +128,9 @@ def test_nodes_lost_amid_the_transfer_of_a_replica(new_lab: LabFactory, ddp: Und
     training.wait_saved(9, epoch=2)
     lab.crash("n3")
     training.check_ended()
-    spare, companion = training.check_lost(2)
+    spare, standby = training.check_lost(2)
     assert (spare["action"], spare["swaps"]) == ("swap_spare", [["n2", "n3"]])
-    assert (companion["action"], companion["swaps"]) == ("swap_companion", [["n3", "s1"]])
+    assert (standby["action"], standby["swaps"]) == ("swap_standby", [["n3", "s1"]])
 
 
 def test_a_slow_link_slows_training_only_until_fewer_steps_are_saved(

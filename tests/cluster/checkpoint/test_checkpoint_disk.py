@@ -99,7 +99,7 @@ def test_rank_and_its_replica_lost_at_once(new_lab: LabFactory, ddp: Undisturbed
     lab.crash("n3")
     training.check_ended()
     assert training.resumed() == [0, 4], training.story()
-    record = training.only_incident(symptom="node_lost", action="swap_companion", lost_steps=2)
+    record = training.only_incident(symptom="node_lost", action="swap_standby", lost_steps=2)
     assert {old for old, _ in record["swaps"]} == {"n2", "n3"}
     assert training.events("restore")[-1]["tier"] == "shared"
     assert re.search("step 4 .*disk", record["restored"][0]), record

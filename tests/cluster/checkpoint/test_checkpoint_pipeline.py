@@ -63,7 +63,7 @@ def test_torchrun_with_a_pipeline_on_each_node(new_lab: LabFactory, pipelines: U
     lab.crash("s2")
     training.check_ended()
     (record,) = training.check_lost(1)
-    assert (record["action"], record["swaps"]) == ("swap_companion", [["s2", "n1"]])
+    assert (record["action"], record["swaps"]) == ("swap_standby", [["s2", "n1"]])
     assert training.says("--max-restarts=1 is set to 0"), training.out()
     (moved,) = training.events("unexpected_seat")
     assert moved["node"] in ("n1", "s1"), training.story()

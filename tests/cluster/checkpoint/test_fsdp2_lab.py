@@ -100,7 +100,7 @@ def test_a_rank_killed_and_a_node_lost(new_lab: LabFactory, undisturbed: Losses)
     assert done == set(undisturbed), f"{faults}: {done ^ set(undisturbed)}"
     killed, lost = training.incidents()
     assert (killed["symptom"], killed["action"]) == ("crash", "restart"), training.story()
-    assert lost["action"] == "swap_companion" and lost["swaps"] == [["n2", "s1"]], lost
+    assert lost["action"] == "swap_standby" and lost["swaps"] == [["n2", "s1"]], lost
     assert all(0 <= each["lost_steps"] <= 1 and each["restored"] for each in (killed, lost)), faults
     assert {event["tier"] for event in training.events("restore")} == {"memory"}, training.story()
     training.check_gone()

@@ -22,7 +22,7 @@ def pool() -> Iterator[Pool]:
         yield Pool(lab, "n2", "n3", "n4")
 
 
-def test_a_companion_comes_from_the_pool(pool: Pool) -> None:
+def test_a_standby_node_comes_from_the_pool(pool: Pool) -> None:
     lab = pool.lab
     denied = pool.run("apply", "--yes", "--nodes", "n4", code=1, user=True)
     assert "Permission denied" in denied.stderr

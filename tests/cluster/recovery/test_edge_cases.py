@@ -118,7 +118,7 @@ def test_records_are_not_written_where_a_stranger_waits(new_lab: LabFactory, tra
     assert own.stat().st_uid == lab.uid and list(own.glob("roster.*.json"))
 
 
-# -- a companion that comes too late ----------------------------------------------------------
+# -- a standby node that comes too late ----------------------------------------------------------
 
 BAD_NODE = "--fault ecc --at 8 --save 1"
 
@@ -137,7 +137,7 @@ def went_on_without(training: Training) -> None:
     assert training.says("^rank 1 done on n2 in epoch 2")
 
 
-def test_companion_that_arrives_too_late_is_sent_away(new_lab: LabFactory) -> None:
+def test_standby_node_that_arrives_too_late_is_sent_away(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=2)
     training = prepared(lab, 2, 800)
     robust = ["--robust-standby-wait=10", held_back(training, "s1")]
@@ -150,7 +150,7 @@ def test_companion_that_arrives_too_late_is_sent_away(new_lab: LabFactory) -> No
     try:
         training.until(lambda: len(training.events("epoch")) == 2, "restart without it")
         let_go(training)
-        training.until(lambda: ("s1", "too late") in roles(training), "companion that reports")
+        training.until(lambda: ("s1", "too late") in roles(training), "standby node that reports")
         training.until(lambda: not tasks(training, "s1"), "end of its robust-task")
         assert standby_jobs(lab)  # its srun still holds the node
     finally:
@@ -163,7 +163,9 @@ def test_companion_that_arrives_too_late_is_sent_away(new_lab: LabFactory) -> No
 
 
 @pytest.mark.parametrize("slow", ["prolog", "busy"])
-def test_companion_that_does_not_come_in_time_is_called_off(new_lab: LabFactory, slow: str) -> None:
+def test_standby_node_that_does_not_come_in_time_is_called_off(
+    new_lab: LabFactory, slow: str
+) -> None:
     lab = new_lab(nodes=2)
     if slow == "busy":
         hog = lab.sbatch("#!/bin/sh\nexec sleep 600\n", ["-p", "standby", "--exclusive"])
@@ -171,7 +173,7 @@ def test_companion_that_does_not_come_in_time_is_called_off(new_lab: LabFactory,
     training = prepared(lab, 2, 100)
     robust = ["--robust-standby-wait=2", held_back(training, "s1")]
     training.submit(training.line(robust, BAD_NODE.split()), ["-N2"])
-    training.until(lambda: training.events("companions_asked"), "request for a standby node")
+    training.until(lambda: training.events("standby_requested"), "request for a standby node")
     training.until(lambda: len(training.events("epoch")) == 2, "restart without it")
     until(lambda: not standby_jobs(lab), "end of the request")
     if slow == "busy":

@@ -167,7 +167,7 @@ def test_batch_host_lost(new_lab: LabFactory, spares: int) -> None:
     goes_on_as_another_job(training, ["n1"], crashed)
 
 
-def test_batch_host_lost_with_only_a_companion_left(new_lab: LabFactory) -> None:
+def test_batch_host_lost_with_only_a_standby_node_left(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=4)
     training = start(lab, 2, 2, robust=QUICK_LOSS, sbatch="-J alone", toy="--hold 8,20")
     training.wait_step(8)

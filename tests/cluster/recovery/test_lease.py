@@ -64,7 +64,7 @@ def test_a_lease(pool: Pool) -> None:
     lab.crash("n2")
     training.wait_says(f"{leased} took the ranks of n2")
     training.until(lambda: in_partition(lab, "lease-held") == [leased], "the node is kept")
-    record = training.only_incident(action="swap_companion", swaps=[["n2", leased]])
+    record = training.only_incident(action="swap_standby", swaps=[["n2", leased]])
     assert (record["warm"], record["ranks"]) == (4, 4)
     assert pool.use()[leased].endswith(f"standby of job {training.job}")
     other = lease(training, lab)

@@ -1,4 +1,4 @@
-"""Faults from which a training goes on inside its job: restart, spare, companion."""
+"""Faults from which a training goes on inside its job: restart, spare, standby node."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_two_jobs_on_one_node_do_not_disturb_each_other(lab: Cluster) -> None:
     assert [len(training.incidents()) for training in jobs] == [1, 0]
 
 
-# -- a node is lost: spare, companion ---------------------------------------------------------
+# -- a node is lost: spare, standby node ---------------------------------------------------------
 
 
 def test_spare_takes_over(new_lab: LabFactory) -> None:
@@ -159,7 +159,7 @@ def test_an_operators_job_drains_the_bad_node(new_lab: LabFactory) -> None:
     until(lambda: lab.nodes()["n1"] == lab.nodes()["n3"] == {"IDLE"}, "the others untouched")
 
 
-def test_companion_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
+def test_standby_node_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
     """And the incident has the error counters of the other node that grew: of a link, and a GPU."""
     lab = new_lab(nodes=2, gpus=2)
     training = start(lab, 2, 2, sbatch="--gres=gpu:h100:2", toy="--hold 8")
@@ -171,7 +171,7 @@ def test_companion_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
     training.wait_says("recovered from")
     evicted(training, "n2", left="n1")
     training.check_done()
-    record = training.only_incident(action="swap_companion", suspects=["n2"], swaps=[["n2", "s1"]])
+    record = training.only_incident(action="swap_standby", suspects=["n2"], swaps=[["n2", "s1"]])
     grown = [
         "GPU 0000:43:00.0 uncorrected ECC errors +1",
         "mlx5_1 port 1 link_downed +1",
@@ -182,7 +182,7 @@ def test_companion_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
     until(lambda: lab.nodes()["s1"] == {"IDLE"}, "standby node given back")
 
 
-def test_companion_gets_as_many_slots_as_its_place(new_lab: LabFactory) -> None:
+def test_standby_node_gets_as_many_slots_as_its_place(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=4)
     # Ranks 0 and 1 on n2, one each on n3 and n4; the batch host n1 has none.
     robust = "-N3 -n4 --relative=1"
@@ -190,7 +190,7 @@ def test_companion_gets_as_many_slots_as_its_place(new_lab: LabFactory) -> None:
     training.wait_step(8)
     lab.crash("n2")  # rank 0, the master, is on it
     training.check_done()
-    training.only_incident(action="swap_companion", swaps=[["n2", "s1"]])
+    training.only_incident(action="swap_standby", swaps=[["n2", "s1"]])
     assert training.says("^rank 0 done on s1") and training.says("^rank 1 done on s1")
 
 
@@ -237,7 +237,7 @@ def test_spare_that_dies_idle_disturbs_nobody(new_lab: LabFactory) -> None:
     assert not training.incidents()
     lab.crash("n2")
     training.check_done()
-    training.only_incident(action="swap_companion", swaps=[["n2", "s1"]])
+    training.only_incident(action="swap_standby", swaps=[["n2", "s1"]])
 
 
 def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:

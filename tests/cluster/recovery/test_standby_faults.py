@@ -30,7 +30,7 @@ def test_bad_standby_nodes_are_passed_over(new_lab: LabFactory) -> None:
     training.wait_step(8)
     lab.crash("n2")
     training.check_done()
-    training.only_incident(action="swap_companion", suspects=["n2"], swaps=[["n2", "s3"]])
+    training.only_incident(action="swap_standby", suspects=["n2"], swaps=[["n2", "s3"]])
     found = training.accusations()
     assert set(found) == {"n2", "s1", "s2"}
     assert found["s1"]["symptom"] == found["s2"]["symptom"] == "standby_unfit"
@@ -65,5 +65,5 @@ def test_slurmctld_is_away_during_a_swap(new_lab: LabFactory) -> None:
     finally:
         lab.daemon("head", "slurmctld", "thaw")
     training.check_done()
-    training.only_incident(action="swap_companion", suspects=["n2"], swaps=[["n2", "s1"]])
+    training.only_incident(action="swap_standby", suspects=["n2"], swaps=[["n2", "s1"]])
     assert training.says("robust-srun: Slurm answers again after")

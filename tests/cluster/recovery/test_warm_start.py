@@ -1,4 +1,4 @@
-"""Ranks that start warm: in place, on a spare, beside a companion; nothing is left of them."""
+"""Ranks that start warm: in place, on a spare, beside a standby node; nothing is left of them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_killed_ranks_start_warm(lab: Cluster) -> None:
     until(lambda: not any(map(waits, waiting)), "end of the warm interpreters")
 
 
-def test_ranks_start_warm_on_a_spare_and_beside_a_companion(new_lab: LabFactory) -> None:
+def test_ranks_start_warm_on_a_spare_and_beside_a_standby_node(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=1)
     training = start(lab, 2, 2, toy=f"{SLOW} --hold 10,20,30", spares=1, robust=WARM)
     training.wait_step(10)
@@ -72,11 +72,11 @@ def test_ranks_start_warm_on_a_spare_and_beside_a_companion(new_lab: LabFactory)
     wait_warm(training, n1=2, s1=2)  # for the next time
     training.go_on()
     training.check_done()
-    spare, companion = training.incidents()
+    spare, standby = training.incidents()
     assert (spare["action"], spare["warm"], spare["ranks"]) == ("swap_spare", 4, 4)
-    assert (companion["action"], companion["ranks"]) == ("swap_companion", 4)
+    assert (standby["action"], standby["ranks"]) == ("swap_standby", 4)
     # n1's two. Those of s1, which has only just come, may be warm in time or not.
-    assert 2 <= companion["warm"] <= 4
+    assert 2 <= standby["warm"] <= 4
 
 
 def test_standby_point_on_a_spare(new_lab: LabFactory) -> None:
@@ -121,4 +121,4 @@ def test_two_jobs_and_one_standby(new_lab: LabFactory) -> None:
     for job in jobs:
         job.check_done()
     actions = sorted(job.incidents()[-1]["action"] for job in jobs)
-    assert actions == ["requeue", "swap_companion"]
+    assert actions == ["requeue", "swap_standby"]

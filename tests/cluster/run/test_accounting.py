@@ -78,7 +78,7 @@ def test_the_database_is_roots_alone(made: Cluster) -> None:
     assert f":{3306:04X} " not in listening and f":{6819:04X} " in listening
 
 
-def test_a_companion_is_accounted_to_the_jobs_owner(slurm: Cluster) -> None:
+def test_a_standby_node_is_accounted_to_the_jobs_owner(slurm: Cluster) -> None:
     training = start(slurm, 2, toy="--hold 8", sbatch="--account=lab --qos=long")
     training.wait_step(8)
     slurm.crash("n2")
@@ -86,13 +86,13 @@ def test_a_companion_is_accounted_to_the_jobs_owner(slurm: Cluster) -> None:
     training.check_done()
     ((_, came),) = training.incidents()[0]["swaps"]
 
-    def of_the_companion() -> list[Accounted]:
+    def of_the_standby_node() -> list[Accounted]:
         return sacct(slurm, f"--name=robust-standby-{training.job}")
 
-    until(of_the_companion, "the companion in the accounts", WAIT)
-    (companion,) = of_the_companion()
-    assert companion[1:6] == ("lab", slurm.user, "long", "standby", came)
-    until(lambda: of_the_companion()[0].state == "COMPLETED", "its end in the accounts", WAIT)
+    until(of_the_standby_node, "the standby allocation in the accounts", WAIT)
+    (standby,) = of_the_standby_node()
+    assert standby[1:6] == ("lab", slurm.user, "long", "standby", came)
+    until(lambda: of_the_standby_node()[0].state == "COMPLETED", "its end in the accounts", WAIT)
     own = [one for one in sacct(slurm) if one.job == str(training.job)]
     assert [(one.nodes, one.state) for one in own] == [("n[1-2]", "RESIZING"), ("n1", "COMPLETED")]
     agrees_with_sacct(slurm, training)
@@ -116,7 +116,7 @@ def agrees_with_sacct(lab: Cluster, training: Training) -> None:
     assert abs(sum(spent.get(phase, 0.0) for phase in phases) - total) <= 1.0
 
 
-def test_a_limit_that_keeps_the_companion_away_is_told(slurm: Cluster) -> None:
+def test_a_limit_that_keeps_the_standby_node_away_is_told(slurm: Cluster) -> None:
     limit(slurm, "long", 2)
     robust = "--robust-standby-wait=5"
     training = start(slurm, 2, toy="--hold 8", sbatch="--qos=long", robust=robust)

@@ -110,4 +110,4 @@ def test_cancelled_step_stays_cancelled_behind_a_firewall(new_lab: LabFactory, o
     assert training.wait_end(30) == 128 + (signal.SIGTERM if option else signal.SIGKILL)
     assert len(training.incidents()) == 1, training.story()
     training.check_gone()
-    until(lambda: lab.nodes()["s1"] == {"IDLE"}, "end of the companion")
+    until(lambda: lab.nodes()["s1"] == {"IDLE"}, "end of the standby node")

@@ -91,7 +91,7 @@ def test_nothing_to_fill_it_up_with(lab: Cluster) -> None:
 
 
 def test_robust_srun_is_killed_and_started_again(lab: Cluster) -> None:
-    """Its companion goes with it, and the one that follows asks for it again."""
+    """Its standby node goes with it, and the one that follows asks for it again."""
     training = prepared(lab, 3, steps=100)
     line = training.line([], ["--step-time", "0.1"])
     training.submit(f"until {line}; do echo again; done", ["-N3", "--ntasks-per-node=1"])

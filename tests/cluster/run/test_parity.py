@@ -158,7 +158,7 @@ OURS = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"),
     *("MASTER_PORT", "PYTHONPATH", "ROBUST_AUTO", "ROBUST_BEAT_DIR", "ROBUST_EPOCH", "ROBUST_SHIM"),
     *("ROBUST_JOB_ID", "ROBUST_RESTART_REASON", "ROBUST_RUN_ID", "ROBUST_CKPT_SOCKET"),
-    *("ROBUST_LEARN", "ROBUST_WARM_DOOR", "ROBUST_LAUNCHER_IMPORTS"),
+    *("ROBUST_LEARN", "ROBUST_TORCHRUN_BROKER", "ROBUST_LAUNCHER_IMPORTS"),
     *("ROBUST_CHECKPOINT_DIR", "ROBUST_CHECKPOINT_LOCAL_DIR", "ROBUST_CHECKPOINT_EVERY"),
     *("ROBUST_CHECKPOINT_KEEP", "ROBUST_NAN", "TORCHELASTIC_ERROR_FILE"),
     *("APPTAINER_BINDPATH", "SINGULARITY_BINDPATH"),
@@ -222,7 +222,7 @@ def test_step_has_the_name_of_the_program(alloc: Allocation) -> None:
 
 _LOOK = r"""
 import os, pathlib, sys
-hidden = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_COMPANION")
+hidden = ("ROBUST_STEP_KEY", "ROBUST_PORT", "ROBUST_STANDBY_REQUEST")
 print("seen", [name for name in hidden if name in os.environ])
 for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     try:

@@ -155,7 +155,7 @@ def test_exit_code_of_a_cancelled_step(alloc: Allocation, options: list[str]) ->
 def test_step_cancelled_after_a_swap_stays_cancelled(
     new_lab: LabFactory, options: list[str]
 ) -> None:
-    """The companion's step is another one to Slurm: it ends with the first."""
+    """The standby node's step is another one to Slurm: it ends with the first."""
     lab = new_lab(nodes=2, standby=1)
     training = start(lab, 2, steps=3000)
     training.wait_step(5)
@@ -167,11 +167,11 @@ def test_step_cancelled_after_a_swap_stays_cancelled(
     assert lab.job(training.job)["JobState"] == "FAILED"  # of that code, not put back
     assert len(training.incidents()) == 1
     training.check_gone()
-    until(lambda: lab.nodes()["s1"] == {"IDLE"}, "the companion has gone home")
+    until(lambda: lab.nodes()["s1"] == {"IDLE"}, "the standby node has gone home")
 
 
 def test_signal_after_a_swap_reaches_every_rank_once(new_lab: LabFactory) -> None:
-    """The companion's ranks get it from robust-srun, who hears of it from Slurm."""
+    """The standby node's ranks get it from robust-srun, who hears of it from Slurm."""
     lab = new_lab(nodes=2)
     training = prepared(lab, 4)
     (training.dir / "count.py").write_text(_COUNT)

@@ -10,7 +10,7 @@ from accusation_files import JOB, NAME, RECORD, UID, raw
 from hypothesis import given
 from hypothesis import strategies as st
 
-from health.history.accusations import companion_of, parse
+from health.history.accusations import main_job_of, parse
 
 
 def test_what_robust_srun_writes_is_accepted() -> None:
@@ -104,5 +104,5 @@ def test_any_field_is_taken_or_refused(changes: dict[str, Any]) -> None:
         ("", 0),
     ],
 )
-def test_companions_name_their_job(comment: str, job: int) -> None:
-    assert companion_of(comment) == job
+def test_standby_allocations_name_their_job(comment: str, job: int) -> None:
+    assert main_job_of(comment) == job

@@ -39,8 +39,8 @@ def test_nobody_was_accused(state: AccusationFiles) -> None:
     assert find("/nonexistent", "n1", JOB, (), 10.0) == (ReportsFound((), ()), "")
 
 
-def test_of_a_companion(state: AccusationFiles) -> None:
-    """It lies in the directory of the main job and names the companion's number."""
+def test_of_a_standby_node(state: AccusationFiles) -> None:
+    """It lies in the directory of the main job and names the standby node's number."""
     state.write(NAME, raw(job=9))
     assert [a.job for a in state.find(Accused(9, UID, UID, of=7)).accusations] == [9]
 

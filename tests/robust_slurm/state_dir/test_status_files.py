@@ -30,6 +30,8 @@ def test_torn_and_bad_lines_are_skipped_and_counted() -> None:
     assert (len(found), bad, torn) == (2, 2, True)
     assert incidents_from(b"") == ([], 0, False)
     assert incidents_from(good + b"\n")[2] is False
+    former = incident_from(incident(action="swap_companion"))
+    assert former is not None and former.action == "swap_standby"
 
 
 def back(node: str, *, time: float, cause: str = "transient", **changes: Any) -> dict[str, Any]:

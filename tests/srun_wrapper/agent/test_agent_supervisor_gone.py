@@ -196,13 +196,21 @@ def test_a_short_break_is_no_verdict(supervisor: FakeSupervisor, shim: Shim) -> 
     assert shim.verdicts == []
 
 
-@pytest.mark.parametrize("companion", [0, 1])
+@pytest.mark.parametrize("standby_request", [0, 1])
 def test_peers_get_an_answer(
-    supervisor: FakeSupervisor, tmp_path: Path, companion: int, monkeypatch: pytest.MonkeyPatch
+    supervisor: FakeSupervisor,
+    tmp_path: Path,
+    standby_request: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also from a companion, whose own job has another number."""
+    """Also from a standby node, whose own job has another number."""
     monkeypatch.setattr("srun_wrapper.agent.batch_host_failover.ASK", 2.0)
-    shim = Shim(supervisor, tmp_path, companion=companion, job_id=12 if not companion else 99)
+    shim = Shim(
+        supervisor,
+        tmp_path,
+        standby_request=standby_request,
+        job_id=12 if not standby_request else 99,
+    )
     wait(lambda: bool(supervisor.of(Hello)))
     peer = Peer(4, "127.0.0.1", supervisor.of(Hello)[0].probe_port)
     supervisor.order(start(1, index=4))
@@ -220,7 +228,7 @@ def test_a_standby_node_without_ranks_ends_by_itself_when_slurm_takes_it_back(
 ) -> None:
     """It does not wait for a word of robust-srun, and gets none here."""
     supervisor.state.awaited.add(3)
-    shim = Shim(supervisor, tmp_path, companion=3, job_id=99)
+    shim = Shim(supervisor, tmp_path, standby_request=3, job_id=99)
     told_to_end = lambda: any(isinstance(order, Finish) for order in shim.orders)  # noqa: E731
     try:
         wait(lambda: bool(supervisor.of(Hello)))

@@ -265,6 +265,6 @@ def test_a_standby_node_is_released_after_an_absence_of_slurm(
     monkeypatch.setattr(batch_host_failover, "Slurm", Door)
     said: list[str] = []
     place: Any = SimpleNamespace(node="s1", job_id=70)
-    batch_host_failover.release_companion(place, 7, said.append, wait)
+    batch_host_failover.release_standby(place, 7, said.append, wait)
     assert cancelled == ([71, 70] if wait else [])
     assert ("cannot release" in said[-1]) is not bool(wait)

@@ -23,7 +23,7 @@ from srun_wrapper.command.containers import (
 )
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
-from srun_wrapper.command.steps import Launch, companion_argv, step_argv, task_words
+from srun_wrapper.command.steps import Launch, standby_argv, step_argv, task_words
 from srun_wrapper.protocol.task_options import OutputPlan, TaskOptions
 
 LIB = "/usr/lib/x86_64-linux-gnu"
@@ -155,7 +155,7 @@ def test_the_job_step_and_standby_nodes_run_the_same_words() -> None:
     assert argv[-len(task) :] == task
     job = type("J", (), {"id": 7, "tres_per_node": "", "account": "", "qos": ""})()
     job.cpus_per_task = 1
-    standby = companion_argv(launch, job, "standby", 1, (), 10)
+    standby = standby_argv(launch, job, "standby", 1, (), 10)
     assert [word for word in standby if word.startswith("--container-")] == [
         word for word in argv if word.startswith("--container-")
     ]

@@ -1,4 +1,4 @@
-"""srun's command lines for the job's own step and for companions."""
+"""srun's command lines for the job's own step and for standby nodes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from robust_slurm.config import flags
 from robust_slurm.slurm import Job
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import SrunCommand, split
-from srun_wrapper.command.steps import Launch, Secrets, companion_argv, main_argv, start, task_argv
+from srun_wrapper.command.steps import Launch, Secrets, main_argv, standby_argv, start, task_argv
 from srun_wrapper.protocol.task_options import TaskOptions
 
 SECRETS = Secrets(b"\xab" * 32, 4711)
-OURS = "ROBUST_STEP_KEY,ROBUST_PORT,ROBUST_COMPANION"
+OURS = "ROBUST_STEP_KEY,ROBUST_PORT,ROBUST_STANDBY_REQUEST"
 
 
 def command(*words: str) -> SrunCommand:
@@ -78,15 +78,15 @@ def test_our_variables_always_reach_the_shim(
 ) -> None:
     for argv in (
         main_argv(command(*words), env),
-        companion_argv(launch(*words, env=env), job(), "standby", 2, (), 60),
+        standby_argv(launch(*words, env=env), job(), "standby", 2, (), 60),
     ):
         found = [word for word in argv if word.startswith("--export")]
         assert found == ([export] if export else [])
 
 
-def test_companion_argv() -> None:
+def test_standby_argv() -> None:
     words = ("-N4", "-n8", "--cpus-per-task=3", "--output=log", "-w", "n[1-4]", "--label")
-    argv = companion_argv(launch(*words), job(), "standby", 2, ("n3", "n9"), 90)
+    argv = standby_argv(launch(*words), job(), "standby", 2, ("n3", "n9"), 90)
     assert argv[0] == "srun"
     assert {"--partition=standby", "--nodes=1", "--ntasks=2", "--time=90"} <= set(argv)
     assert {"--exclude=n3,n9", "--gres=gpu:h100:4", "--account=ai", "--no-kill"} <= set(argv)
@@ -95,9 +95,9 @@ def test_companion_argv() -> None:
     assert not {"-N4", "-n8", "-w", "n[1-4]", "--label", "--qos=N/A"} & set(argv)
 
 
-def test_companion_argv_without_extras() -> None:
+def test_standby_argv_without_extras() -> None:
     plain = job(tres_per_node=None, account=None, qos=None)
-    argv = companion_argv(launch(), plain, "standby", 1, (), 1)
+    argv = standby_argv(launch(), plain, "standby", 1, (), 1)
     assert not [w for w in argv if w.startswith(("--gres", "--account", "--qos", "--exclude"))]
 
 
@@ -110,15 +110,15 @@ def test_companion_argv_without_extras() -> None:
         ((), {"SLURM_GPUS_ON_NODE": "8"}, {}, "--gres=gpu:h100:4", "--gres=gpu:8"),
     ],
 )
-def test_a_companion_has_what_a_node_of_the_job_has(
+def test_a_standby_node_has_what_a_node_of_the_job_has(
     words: tuple[str, ...], env: dict[str, str], fields: dict[str, Any], has: str, has_not: str
 ) -> None:
-    argv = companion_argv(launch(*words, env=env), job(**fields), "standby", 1, (), 1)
+    argv = standby_argv(launch(*words, env=env), job(**fields), "standby", 1, (), 1)
     assert has in argv and has_not not in argv
 
 
 def test_containers_are_kept() -> None:
-    argv = companion_argv(launch("--container-image=x.sqsh"), job(), "standby", 1, (), 1)
+    argv = standby_argv(launch("--container-image=x.sqsh"), job(), "standby", 1, (), 1)
     assert "--container-image=x.sqsh" in argv
 
 
@@ -126,13 +126,13 @@ def test_the_key_travels_by_environment_only() -> None:
     words = [
         *main_argv(command(), {}),
         *task_argv("", TaskOptions(records="/s/jobs/7"), ("python", "train.py")),
-        *companion_argv(launch(), job(), "standby", 1, (), 1),
+        *standby_argv(launch(), job(), "standby", 1, (), 1),
     ]
     assert SECRETS.key.hex() not in " ".join(words)
     assert SECRETS.env(3) == {
         "ROBUST_STEP_KEY": "ab" * 32,
         "ROBUST_PORT": "4711",
-        "ROBUST_COMPANION": "3",
+        "ROBUST_STANDBY_REQUEST": "3",
     }
 
 

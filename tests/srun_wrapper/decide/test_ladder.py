@@ -56,9 +56,9 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 
 
 def means(
-    spares: int = 0, companions: int = 0, requeue: bool = False, max_restarts: int = 3
+    spares: int = 0, standby_nodes: int = 0, requeue: bool = False, max_restarts: int = 3
 ) -> Means:
-    return Means(spares, companions, requeue, max_restarts)
+    return Means(spares, standby_nodes, requeue, max_restarts)
 
 
 def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Plan:
@@ -87,12 +87,12 @@ def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Pl
         ([no_fork(), no_fork("n2")], (), means(spares=1), "restart", ()),
         ([no_fork()] * 2, (), means(spares=1), "swap_spare", ("n1",)),
         ([crash(ECC)], (), means(spares=1), "swap_spare", ("n1",)),
-        ([crash(ECC)], (), means(companions=1), "swap_companion", ("n1",)),
+        ([crash(ECC)], (), means(standby_nodes=1), "swap_standby", ("n1",)),
         ([crash(ECC)], (), means(requeue=True), "restart", ()),
         ([lost("n2")], ("n2",), means(spares=1), "swap_spare", ("n2",)),
-        ([lost("n2")], ("n2",), means(spares=1, companions=9), "swap_spare", ("n2",)),
-        ([lost("n2")], ("n2",), means(companions=1), "swap_companion", ("n2",)),
-        ([lost("n2", "n3")], ("n2", "n3"), means(1, 1), "swap_companion", ("n2", "n3")),
+        ([lost("n2")], ("n2",), means(spares=1, standby_nodes=9), "swap_spare", ("n2",)),
+        ([lost("n2")], ("n2",), means(standby_nodes=1), "swap_standby", ("n2",)),
+        ([lost("n2", "n3")], ("n2", "n3"), means(1, 1), "swap_standby", ("n2", "n3")),
         ([lost("n2")], ("n2",), means(requeue=True), "requeue", ("n2",)),
         ([lost("n2")], ("n2",), means(), "stop", ("n2",)),
         # A suspect may stay when only the lost node can be replaced.
@@ -123,7 +123,7 @@ def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Pl
         ([nan()] * 2, (), means(spares=1), "stop", ()),
         ([nan(), nan(step=3, node="n2", ranks=2)], (), means(spares=1), "stop", ()),
         ([nan(), nan(cause="node")], (), means(spares=1), "swap_spare", ("n1",)),
-        ([nan(cause="node")], (), means(companions=1), "swap_companion", ("n1",)),
+        ([nan(cause="node")], (), means(standby_nodes=1), "swap_standby", ("n1",)),
         ([nan(cause="node"), nan()], (), means(spares=1), "stop", ()),
         ([nan(), crash(**KILLED)], (), means(spares=1), "restart", ()),  # a NaN accuses nobody
         ([nan(), lost("n2")], ("n2",), means(spares=1), "swap_spare", ("n2",)),
@@ -310,17 +310,19 @@ def test_any_history(
 ) -> None:
     budget = Budget()
     in_a_row = 0
-    for diagnosis, progress, spares, companions, requeue in history:
+    for diagnosis, progress, spares, standby_nodes, requeue in history:
         if progress:
             budget.refill()
             in_a_row = 0
         budget.spend(diagnosis)
         vacant = diagnosis.suspects if diagnosis.symptom == "node_lost" else ()
-        chosen = plan(diagnosis, vacant, budget, Means(spares, companions, requeue, max_restarts))
+        chosen = plan(
+            diagnosis, vacant, budget, Means(spares, standby_nodes, requeue, max_restarts)
+        )
         if chosen.action == "stop":
             return
         if chosen.action == "requeue":
-            assert requeue and vacant and spares + companions < len(vacant)
+            assert requeue and vacant and spares + standby_nodes < len(vacant)
             assert set(vacant) <= set(chosen.replace)
             return
         in_a_row += 1
@@ -331,11 +333,11 @@ def test_any_history(
         elif chosen.action == "swap_spare":
             assert 0 < len(chosen.replace) <= spares
         else:
-            assert spares < len(chosen.replace) <= spares + companions
+            assert spares < len(chosen.replace) <= spares + standby_nodes
 
 
 def test_input_that_is_gone_stops_the_job() -> None:
-    have = replace(means(spares=2, companions=2, requeue=True), never="it has read too much")
+    have = replace(means(spares=2, standby_nodes=2, requeue=True), never="it has read too much")
     assert decide([crash()], (), have) == Plan("stop", (), "it has read too much", rung="no-start")
     end = decide([lost("n1")], ("n1",), have)
     assert (end.action, end.replace, end.rung) == ("stop", ("n1",), "no-start")
@@ -372,7 +374,7 @@ def test_training_goes_on_with_fewer_where_nothing_replaces_a_lost_node() -> Non
     fits: dict[str, Any] = {"not_fewer": lambda _names: ""}
     for left in (means(), means(requeue=True)):
         assert plan(lost("n1"), ("n1",), Budget(), replace(left, **fits)).rung == "shrink"
-    for left in (means(spares=1), means(companions=1)):
+    for left in (means(spares=1), means(standby_nodes=1)):
         assert plan(lost("n1"), ("n1",), Budget(), replace(left, **fits)).rung != "shrink"
     suspect = hang("n1")
     assert plan(suspect, (), Budget(), replace(means(), **fits)).rung in ("in-place", "keep")

@@ -44,9 +44,9 @@ PLANNED = ((0, 1), (2, 3))
 def test_the_first_places_go_to_nodes_that_are_still_there() -> None:
     lost = node(1, (2, 3), Role.DEAD)
     late = node(0, (0, 1), Role.TOO_LATE)  # another one came before it
-    late.companion = 1
+    late.standby_request = 1
     came = node(0, (0, 1), Role.SPARE)
-    came.companion = 2
+    came.standby_request = 2
     places, ranks = first_places([node(0, (0, 1)), lost, late, came], PLANNED)
     assert places[1] is came and ranks == [(0, 1), (2, 3)]
 

@@ -195,8 +195,8 @@ def test_a_released_nodes_signal_is_not_the_jobs() -> None:
 def test_a_standby_node_without_ranks_that_slurm_takes_back_is_no_loss() -> None:
     job = Job()
     job.state.awaited.add(7)
-    line = job.join(9, companion=7)
-    (node,) = [n for n in job.state.nodes.values() if n.companion]
+    line = job.join(9, standby_request=7)
+    (node,) = [n for n in job.state.nodes.values() if n.standby_request]
     job.inbox.message(as_connection(line), Signalled(1, 15))
     assert node.role is Role.RELEASED and any(isinstance(m, Finish) for m in line.sent)
     assert (node.signalled, job.state.signalled, job.state.failures) == (0, 0, [])
@@ -321,10 +321,10 @@ def test_named_prefers_the_node_that_is_in_the_job() -> None:
     job.state.lose(job.node(1), "gone")
     line = Line()
     job.state.awaited.add(1)
-    again = hello(1, companion=1)
+    again = hello(1, standby_request=1)
     job.inbox.message(as_connection(line), again)
     found = job.state.named("n1")
-    assert found is not None and found.companion == 1
+    assert found is not None and found.standby_request == 1
     job.state.lose(found, "gone")
     assert job.state.named("n1") is found  # the one that has just left, not the one before
     assert job.state.named("nobody") is None
@@ -362,12 +362,12 @@ def test_a_waiter_that_begins_takes_no_news_from_another() -> None:
     asyncio.run(check())
 
 
-def test_a_companion_that_comes_too_late_is_sent_away() -> None:
+def test_a_standby_node_that_comes_too_late_is_sent_away() -> None:
     job = Job()
     line = Line()
-    job.inbox.message(as_connection(line), hello(9, companion=7))
+    job.inbox.message(as_connection(line), hello(9, standby_request=7))
     assert isinstance(line.sent[-1], Finish)
-    assert not any(n.companion for n in job.state.live())
+    assert not any(n.standby_request for n in job.state.live())
 
 
 def test_an_impossible_move_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

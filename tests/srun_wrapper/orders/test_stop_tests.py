@@ -83,7 +83,7 @@ def test_a_named_machine_leaves() -> None:
     budget = ladder.Budget()
     for means, action in (
         (ladder.Means(1, 0, True, 0), "swap_spare"),  # whatever was tried before
-        (ladder.Means(0, 1, True, 3), "swap_companion"),
+        (ladder.Means(0, 1, True, 3), "swap_standby"),
         (ladder.Means(0, 0, True, 3), "requeue"),
         (ladder.Means(0, 0, False, 3), "stop"),
     ):

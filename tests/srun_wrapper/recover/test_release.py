@@ -28,7 +28,7 @@ class Leaving:
         reports: Any = SimpleNamespace(
             judge=lambda *_: None, report_silent=lambda: None, stays=lambda _name: None
         )
-        requests: Any = SimpleNamespace(end=lambda _companion: None)
+        requests: Any = SimpleNamespace(end=lambda _request: None)
         wait: Any = SimpleNamespace(insist=self.insist)
         slurm: Any = SimpleNamespace()
         controller = Controller(slurm, wait)

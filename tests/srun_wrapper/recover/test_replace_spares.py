@@ -86,9 +86,9 @@ class Scene:
         self.settling = Settling(self.state, watch, lambda: None, lambda: False)
         self.replacement = self.parts.replacement
         self.standby = self.node(8, "s")
-        self.standby.companion = 1
+        self.standby.standby_request = 1
         self.incident = cast(
-            Incident, SimpleNamespace(plan=Plan("swap_companion", ("n2",), ""), swaps=[])
+            Incident, SimpleNamespace(plan=Plan("swap_standby", ("n2",), ""), swaps=[])
         )
 
     def node(self, index: int, role: str) -> Node:
@@ -192,7 +192,7 @@ def test_where_one_node_comes_for_two_the_most_necessary_place_gets_it(
 
     async def life() -> None:
         scene = Scene(tmp_path)
-        scene.incident.plan = Plan("swap_companion", ("n2", "n1"), "")
+        scene.incident.plan = Plan("swap_standby", ("n2", "n1"), "")
         scene.state.members.move(scene.nodes[0], Role.EVICTED)
         scene.replacement._standby = cast(Any, StandbyPartition(scene.standby, 0, place))
         assert not await scene.replacement.fill(scene.incident)

@@ -119,7 +119,7 @@ def test_unknown_nodes_and_a_ledger_that_is_not_there() -> None:
     assert "disk is dead" in why_not("s1", WISH, sight(unread="disk is dead"))
 
 
-COMPANION = FakeJob("standby", "s1")
+ALLOCATION = FakeJob("standby", "s1")
 TRAIN = FakeJob("train", "s1")
 
 
@@ -132,7 +132,7 @@ TRAIN = FakeJob("train", "s1")
         ("surplus leaves, the last named first", Wish("standby", WISH.nodes, 1), sight(),
          {"s2": OLD, "s3": OLD}, "s2", ""),
         ("who is in use does not count", Wish("standby", WISH.nodes, 1),
-         sight(jobs={1: COMPANION}), {"s1": OLD}, "s1 s2", ""),
+         sight(jobs={1: ALLOCATION}), {"s1": OLD}, "s1 s2", ""),
         ("who is lent does", Wish("standby", WISH.nodes, 1, backfill="low"),
          sight(jobs={1: LOW}), {"s1": OLD}, "s1", ""),
         ("a drained member keeps its place and is replaced", Wish("standby", WISH.nodes, 1),
@@ -145,8 +145,8 @@ TRAIN = FakeJob("train", "s1")
          sight(jobs={1: TRAIN}), {}, "s2 s3", ""),
         ("who is no longer named leaves", Wish("standby", ("s1",), 1), sight(),
          {"s1": OLD, "s2": OLD}, "s1", ""),
-        ("but not from under a companion", Wish("standby", ("s2",), 1),
-         sight(jobs={1: COMPANION}), {"s1": OLD, "s2": OLD}, "s2 s1", ""),
+        ("but not from under a standby node", Wish("standby", ("s2",), 1),
+         sight(jobs={1: ALLOCATION}), {"s1": OLD, "s2": OLD}, "s2 s1", ""),
         ("a node that is gone", WISH, sight("s1 s2"), {"s1": OLD, "s3": OLD}, "s1 s2", ""),
         ("a stranger in the partition is as any other", WISH, sight(proofs={"s2": WELL},
          standby="s1,s2"), {}, "s2", ""),
@@ -195,11 +195,11 @@ def test_a_job_that_starts_meanwhile_keeps_its_node() -> None:
     seen = sight(jobs={1: TRAIN})
     assert demote(choice, WISH, seen, {}) == Choice(("s2",), ("s1",), {})
     assert demote(choice, WISH, seen, {"s1": OLD}) == choice
-    assert demote(choice, WISH, sight(jobs={1: COMPANION}), {}) == choice
+    assert demote(choice, WISH, sight(jobs={1: ALLOCATION}), {}) == choice
 
 
 def test_uses() -> None:
-    jobs = {1: COMPANION, 2: LOW, 3: TRAIN, 4: FakeJob("standby", "", "PENDING")}
+    jobs = {1: ALLOCATION, 2: LOW, 3: TRAIN, 4: FakeJob("standby", "", "PENDING")}
     jobs[5] = FakeJob("standby", "s2", "COMPLETED")
     wish = Wish("standby", ("s1",), 1, backfill="low")
     assert uses(wish, sight(jobs=jobs).jobs) == {"s1": Use((1,), (2,), (3,))}

@@ -132,7 +132,7 @@ class Shim:
             "local_tasks": 1,
             "step_nodes": 1,
             "step_tasks": 1,
-            "companion": 0,
+            "standby_request": 0,
             "server": "127.0.0.1",
             "port": supervisor.port,
         }

@@ -96,9 +96,9 @@ def as_connection(line: Line) -> Connection:
     return cast(Connection, line)
 
 
-def hello(index: int, epoch: int = 0, companion: int = 0) -> Hello:
-    job = 12 if not companion else 100 + companion
-    return Hello(job, "0", index, f"n{index}", (0, 1), 4, 8, 7000, 7001, companion, epoch)
+def hello(index: int, epoch: int = 0, standby_request: int = 0) -> Hello:
+    job = 12 if not standby_request else 100 + standby_request
+    return Hello(job, "0", index, f"n{index}", (0, 1), 4, 8, 7000, 7001, standby_request, epoch)
 
 
 class Job:
@@ -116,9 +116,9 @@ class Job:
             node.role = Role.ACTIVE
         self.state.new_epoch()
 
-    def join(self, index: int, epoch: int = 0, companion: int = 0) -> Line:
+    def join(self, index: int, epoch: int = 0, standby_request: int = 0) -> Line:
         line = Line()
-        self.inbox.message(as_connection(line), hello(index, epoch, companion))
+        self.inbox.message(as_connection(line), hello(index, epoch, standby_request))
         return line
 
     def say(self, index: int, message: Message) -> None:

@@ -61,7 +61,7 @@ class StandbyJob:
 
         monkeypatch.setattr(standby_asking, "END", 0.2)
         monkeypatch.setattr(steps, "start", start)
-        monkeypatch.setattr(steps, "companion_argv", argv)
+        monkeypatch.setattr(steps, "standby_argv", argv)
         monkeypatch.setattr(steps, "task_argv", lambda *_words: [])
         self.said: list[str] = []
         self.wait = SlurmWait(900.0, lambda: False, self.said.append)
@@ -91,7 +91,9 @@ class StandbyJob:
         key, name = (number, "0", 0), f"s{number}"
         hello = Hello(number, "0", 0, name, tuple(range(8)), 1, 8, 7000, 7001, number, 0, 0)
         line: Any = SimpleNamespace(send=lambda _m: None)
-        node = Node(key, name, "10.0.0.9", hello, line, Role.SPARE, 0.0, 7001, companion=number)
+        node = Node(
+            key, name, "10.0.0.9", hello, line, Role.SPARE, 0.0, 7001, standby_request=number
+        )
         self.state.members.nodes[key] = node
         self.state.changed.set()
 

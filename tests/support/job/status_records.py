@@ -51,7 +51,7 @@ def incident(**changes: Any) -> dict[str, Any]:
         "cause": "node",
         "suspects": ["n2"],
         "evidence": ["silent for 3 s", "ping failed"],
-        "action": "swap_companion",
+        "action": "swap_standby",
         "outcome": "recovered",
         "phases": {"detect": 2.5, "decide": 0.01, "total": 5.5},
         "lost_steps": 3,

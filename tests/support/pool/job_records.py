@@ -43,7 +43,7 @@ class Job:
         if symptom == "crash":
             failures = [Failure("crash", 100.0, 99.0, swaps[0][0], rank=0, code=1, tail="")]
         it = Incident("0-1", 1, diagnose(failures), 99.0, 100.0)
-        it.plan = Plan("swap_companion", tuple(old for old, _ in swaps), "")
+        it.plan = Plan("swap_standby", tuple(old for old, _ in swaps), "")
         it.swaps += [pair for pair in swaps if pair[1]]
         it.outcome = "recovered"
         it.wall = self.at(days)

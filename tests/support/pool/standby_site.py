@@ -54,7 +54,6 @@ def sight(
 WISH = Wish("standby", ("s1", "s2", "s3"), 3)
 
 
-COMPANION = FakeJob("standby", "s1")
 LOW = FakeJob("low", "s1")
 
 

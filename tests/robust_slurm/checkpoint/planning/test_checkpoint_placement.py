@@ -99,7 +99,7 @@ def test_alone_on_one_node() -> None:
 
 
 def test_a_crowded_node_spreads_its_replicas_evenly() -> None:
-    """A companion runs a lost node's ranks beside its own."""
+    """A standby node runs a lost node's ranks beside its own."""
     nodes = ["a", "b", "c", "c", "c", "c", "c"]
     placement = place(nodes, {})
     assert placement.level == "node"

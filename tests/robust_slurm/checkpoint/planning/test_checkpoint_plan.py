@@ -123,8 +123,8 @@ def test_a_lost_node_is_replaced_from_its_replicas() -> None:
 
 def test_a_replica_on_the_node_that_takes_over_is_used_by_path() -> None:
     places = [p for p in healthy(8) if p.node == "n1"]
-    companion = {rank: Seat(f"t{2 + rank % 2}", "n1") for rank in range(4)}
-    resume = plan(places, companion, 4)
+    standby = {rank: Seat(f"t{2 + rank % 2}", "n1") for rank in range(4)}
+    resume = plan(places, standby, 4)
     assert resume.transfers == ()
     assert resume.files == {"n1": {0: "replica-0-8", 1: "replica-1-8", 2: "own-2-8", 3: "own-3-8"}}
 

@@ -126,7 +126,7 @@ def test_where_input_goes(value: str | None, terminal: bool, expected: Feed) -> 
 
 
 @pytest.mark.parametrize(
-    ("source", "had", "spares", "companions", "never"),
+    ("source", "had", "spares", "standby_nodes", "never"),
     [
         (Feed.EVERY, [], 2, 64, False),
         (Feed.EVERY, [True, True], 2, 0, False),  # spares have had the same
@@ -138,10 +138,10 @@ def test_where_input_goes(value: str | None, terminal: bool, expected: Feed) -> 
     ],
 )
 def test_what_a_recovery_may_use(
-    source: Feed, had: list[bool], spares: int, companions: int, never: bool
+    source: Feed, had: list[bool], spares: int, standby_nodes: int, never: bool
 ) -> None:
     found = limited(Means(2, 64, True, 3), source, had)
-    assert (found.spares, found.companions, bool(found.never)) == (spares, companions, never)
+    assert (found.spares, found.standby_nodes, bool(found.never)) == (spares, standby_nodes, never)
 
 
 def test_what_a_robust_task_has_kept_dies_with_it() -> None:

@@ -57,9 +57,9 @@ class Scene:
         root = Failure("node_lost", now, now, "n1")
         return Incident("0-1", 1, Diagnosis("node_lost", "node", (), (), "", root), now, now)
 
-    def come(self, index: int, companion: int = 0) -> Node:
+    def come(self, index: int, standby_request: int = 0) -> Node:
         node = made_node(index, role=Role.SPARE)
-        node.companion = companion
+        node.standby_request = standby_request
         self.state.members.join(node)
         self.job.checkpoints.heard(node, StoreReady(1, 0, 8000 + index))
         return node
@@ -156,7 +156,7 @@ def test_a_node_that_comes_takes_the_place_that_lacks_one() -> None:
     scene.state.new_epoch()
     assert scene.resizing.wanted == [1] and not scene.resizing.ready
     assert not scene.resizing.fill(scene.incident())
-    node = scene.come(7, companion=5)
+    node = scene.come(7, standby_request=5)
     assert scene.resizing.ready
     incident = scene.incident()
     assert scene.resizing.fill(incident)
@@ -247,7 +247,7 @@ def test_ranks_that_are_not_where_they_were_are_no_slip() -> None:
     assert "some nodes have no rank" in scene.resizing.without(["n3"])
     scene = Scene()
     assert scene.resizing.shrink(scene.lose("n1"))
-    scene.come(7, companion=5)
+    scene.come(7, standby_request=5)
     assert scene.resizing.ready
     for rank, place in ((1, 0), (2, 1)):
         scene.job.enrolments.ranks[rank].place = place

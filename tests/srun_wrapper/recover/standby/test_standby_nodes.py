@@ -27,7 +27,7 @@ def test_one_that_was_asked_for_early_is_used(standby_job: StandbyJob) -> None:
         assert {place: node.name for place, node in came.items()} == {1: "s1"}
         assert standby_job.asked == [["--ntasks=2", "--exclude=n2"]]
         standby_job.requests.prerequest([], [])  # what is in use stays
-        assert standby_job.events == ["companions_asked"]
+        assert standby_job.events == ["standby_requested"]
 
     play(standby_job, scene)
 
@@ -45,7 +45,7 @@ def test_one_that_is_not_needed_is_given_back(standby_job: StandbyJob) -> None:
             standby_job.state.nodes[(1, "0", 0)].role is Role.RELEASED
             and not standby_job.state.awaited
         )
-        assert standby_job.events == ["companions_asked", "companion_sent_away"]
+        assert standby_job.events == ["standby_requested", "standby_request_withdrawn"]
 
     play(standby_job, scene)
 
