@@ -49,7 +49,7 @@ from srun_wrapper.requeue.resubmit import SCRIPT_WORDS, SIZE
 from srun_wrapper.signatures.catalogue import Catalogue, CatalogueError
 from srun_wrapper.signatures.catalogue import load as load_signatures
 from srun_wrapper.supervisor.app import Supervisor
-from srun_wrapper.supervisor.step.remaining import corrected, fit, look
+from srun_wrapper.supervisor.step.remaining import corrected, fit, remaining_allocation
 from srun_wrapper.supervisor.step.signals import FORWARDED, TERMINATING
 
 BAD_INPUT = 2
@@ -213,7 +213,7 @@ def remains(
     """Plan and environment for a job that may have lost nodes in an earlier step."""
     job_id = int(env["SLURM_JOB_ID"])
     own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    left = look(Slurm(), job_id, records, nodes, own, request.exclude)
+    left = remaining_allocation(Slurm(), job_id, records, nodes, own, request.exclude)
     if left is None:
         return plan, env
     per_node = env.get("SLURM_TASKS_PER_NODE")

@@ -141,7 +141,7 @@ class Pace:
         """True if the interval changes from the next step on."""
         for rank, step, cost in self._node.ask("costs")["costs"]:
             self.interval.hear(rank, step, Cost(*cost))
-        if not self.interval.look(time.monotonic(), self._trainer.step + 1):
+        if not self.interval.adjust(time.monotonic(), self._trainer.step + 1):
             return False
         self._node.ask("save_every", every=self.interval.every, first=self.interval.first)
         self.texts.append(self.interval.text())

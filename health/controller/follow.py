@@ -39,7 +39,7 @@ class JobFollower:
         self._looks = 0
         self.ran_s = ran_s
 
-    def look(self) -> Job | None:
+    def read_job(self) -> Job | None:
         """Return the job; None: Slurm does not know it any more, or it is another's.
 
         Raises SlurmError.
@@ -67,11 +67,11 @@ class JobFollower:
 
     def ended(self) -> Job | None:
         """Wait until the job's old run is over. Raises SlurmError."""
-        job = self.look()
+        job = self.read_job()
         while job is not None and completing(job):
             if not self.rest():
                 return None
-            job = self.look()
+            job = self.read_job()
         return job
 
     def start(self, plan: Callable[[], RequeuePlan | None]) -> StartDecision:
@@ -81,7 +81,7 @@ class JobFollower:
         """
         delays: set[int] | None = None
         while True:
-            job = self.look()
+            job = self.read_job()
             if job is None:
                 return StartDecision("leave", "Slurm does not know it any more")
             found = StartDecision("wait", "its old run is not over")

@@ -137,7 +137,7 @@ def _follow(event: HookEvent, site: HookSite, jobs: int | None) -> None:
     door = Slurm(deadline_s=SLURM_S, ping_first=True)
     until = time.monotonic() + LIFE_S - SLURM_S
     follower = JobFollower(door, event.name, event.uid, until, ran_s=event.ran_s)
-    job = follower.look()
+    job = follower.read_job()
     if job is not None and (ours or is_robust(job.raw.get("AdminComment", ""))):
         made = follower.start(
             lambda: records.plan_of(jobs, event.job, event.uid) if jobs is not None else None

@@ -80,7 +80,7 @@ def _directory(named: Path | None) -> Path:
 
 
 def _ls(directory: Path, as_json: bool, out: IO[str]) -> int:
-    found = listing.look(directory)
+    found = listing.read_listing(directory)
     if as_json:
         _print_json(
             out,

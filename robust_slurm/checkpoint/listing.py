@@ -85,7 +85,7 @@ class Checked(NamedTuple):
     """Remark on files that were not checked."""
 
 
-def look(path: Path) -> Listing:
+def read_listing(path: Path) -> Listing:
     """List a directory of steps or of snapshot files, or one step. Raises ListingError."""
     if not path.is_dir():
         raise ListingError(f"{path} is not a directory")
@@ -161,7 +161,7 @@ def size(path: Path) -> int:
     """Return the bytes that ``check`` reads, as far as they can be known now; 0: none."""
     if path.is_file():
         return path.stat().st_size
-    found = look(path)
+    found = read_listing(path)
     return sum(row.bytes for row in found.steps) + sum(row.bytes for row in found.files)
 
 
@@ -172,7 +172,7 @@ def check(path: Path, read: Callable[[int], None] | None = None) -> list[Checked
     """
     if path.is_file():
         return [_check_file(path)]
-    found = look(path)
+    found = read_listing(path)
     one = tier.step_of(path.resolve()) is not None
     results = []
     for row in found.steps:

@@ -124,7 +124,7 @@ def used_paths(pid: int) -> set[str]:
 NONE: tuple[str, ...] = ()  # of the file systems are silent
 
 
-def look(
+def silent_mounts(
     roots: Collection[int], paths: Collection[str], seconds: float, mountinfo: str = ""
 ) -> tuple[str, ...]:
     """Return the mount points that do not answer within ``seconds``.

@@ -272,15 +272,15 @@ class Agent:
             self._stopping_epoch = order.epoch or -1
             self._missed.clear()
             self._files.stops()
-            self._counters.look()
+            self._counters.start_reading()
         elif isinstance(order, Inspect):
             if not order.quick:
                 self._answers.begin()
-                self._files.look()
+                self._files.ask_all()
             if order.machine:
                 self._counters.inspect()
             elif not order.quick:
-                self._counters.look()
+                self._counters.start_reading()
         elif isinstance(order, Finish):
             self._finish()
         self.broadcast(order)

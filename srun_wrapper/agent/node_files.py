@@ -84,18 +84,18 @@ class NodeFiles:
         slow = self._busy_since is not None and now - self._busy_since > SLOW
         waits = slow or bool(self._silent) or (self._epoch > 0 and now - self._moved > QUIET)
         if waits and now >= self._next:
-            self.look(ANSWER)
+            self.ask_all(ANSWER)
 
     # -- asking
 
-    def look(self, seconds: float = INSPECTION) -> None:
+    def ask_all(self, seconds: float = INSPECTION) -> None:
         """Ask all shared file systems in use."""
         if self.looking:
             return
         roots, paths = self._roots(), self._paths()
         self.looking, self._looked_at = True, time.monotonic()
         self._loop.run_in_thread(
-            lambda: filesystems.look(roots, paths, seconds), self._looked, filesystems.NONE
+            lambda: filesystems.silent_mounts(roots, paths, seconds), self._looked, filesystems.NONE
         )
 
     def answering(self) -> tuple[str, ...]:

@@ -250,7 +250,7 @@ class Slot:
         self._emptying.begin(stages)
 
     def _look(self, pids: list[int], limit: float, done: Callable[[tuple[str, ...]], None]) -> None:
-        look = lambda: filesystems.look(pids, (), limit)  # noqa: E731
+        look = lambda: filesystems.silent_mounts(pids, (), limit)  # noqa: E731
         self._loop.run_in_thread(look, done, filesystems.NONE)
 
     def _cut(self, stages: StopStages) -> tuple[str, ...]:

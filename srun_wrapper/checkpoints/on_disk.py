@@ -15,7 +15,7 @@ async def committed(directory: str, limit: float) -> list[tier.DurableStep]:
     if not directory:
         return []
     try:
-        found, unreadable = await run_in_thread(lambda: tier.look(directory), limit)
+        found, unreadable = await run_in_thread(lambda: tier.list_steps(directory), limit)
     except (OSError, tier.DurableError, TimeoutError) as err:
         why = str(err) or f"no answer in {limit:g} s (checkpoint_list_limit)"
         say(f"checkpoints: cannot list {directory}: {why}")

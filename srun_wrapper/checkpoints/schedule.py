@@ -81,7 +81,7 @@ class Schedule:
 
     def _order_interval(self, now: float) -> None:
         """Have fewer or more steps saved, if saving costs more or less than it may."""
-        if self.interval.look(now, self.upcoming + self.ahead()):
+        if self.interval.adjust(now, self.upcoming + self.ahead()):
             self._bus.broadcast(SaveEvery(self.interval.every, self.interval.first))
             text = f"checkpoints: in memory {self.interval.text()}"
             say(text)
@@ -89,6 +89,6 @@ class Schedule:
 
     def _free(self, now: float) -> None:
         """Send all stores the newest step that all ranks have: older ones free their memory."""
-        if now - self._told_at >= TELL and self._everywhere.look(self._enrolments.world):
+        if now - self._told_at >= TELL and self._everywhere.advance(self._enrolments.world):
             self._told_at = now
             self._bus.broadcast(Complete(self._everywhere.step, self._everywhere.passed))

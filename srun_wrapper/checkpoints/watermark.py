@@ -40,7 +40,7 @@ class Watermark:
             for step in sorted(self._count)[:-OPEN]:
                 del self._count[step]
 
-    def look(self, world: int) -> bool:
+    def advance(self, world: int) -> bool:
         """Update ``step`` and ``passed``; True if either has risen."""
         if len(self._safe) < world:
             return False

@@ -30,7 +30,7 @@ class CodeListing:
     note: str = ""  # why git's rules are not used, in words
 
 
-def look(source: str, exclude: Sequence[str]) -> CodeListing:
+def list_code(source: str, exclude: Sequence[str]) -> CodeListing:
     """List the directory. ``exclude``: relative paths that stay live. Raises CodeError."""
     why = _git_refuses(source)
     if why:

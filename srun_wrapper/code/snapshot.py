@@ -18,7 +18,7 @@ import msgspec
 from robust_slurm.state_dir import job_dirs
 from robust_slurm.text import counted
 from srun_wrapper.code.copying import FileCopier, SnapshotManifest, digest_of
-from srun_wrapper.code.listing import CodeError, CodeListing, clean, look
+from srun_wrapper.code.listing import CodeError, CodeListing, clean, list_code
 from srun_wrapper.code.versions import Version, name_of
 
 MOST_FILES = 100_000
@@ -57,7 +57,7 @@ def take(asked: Asked) -> tuple[Version, str]:
         copier = FileCopier(asked.source, str(tree), earlier(store, asked.earlier))
         listing = _copy(copier, asked)
         commit = listing.commit if listing.commit and clean(asked.source) else ""
-        if commit and copier.changed(look(asked.source, asked.exclude).files):
+        if commit and copier.changed(list_code(asked.source, asked.exclude).files):
             commit = ""  # an edit came since; the copies are of one moment all the same
         digest = digest_of(copier.entries)
         name = name_of(commit, digest, lambda known: _digest(store, known))
@@ -135,7 +135,7 @@ def _copy(copier: FileCopier, asked: Asked) -> CodeListing:
     """Copy all files, and again those that were edited meanwhile. Raises CodeError."""
     stale: set[str] = set()
     for turn in range(ROUNDS):
-        listing = look(asked.source, asked.exclude)
+        listing = list_code(asked.source, asked.exclude)
         _check_size(asked, listing)
         if turn:
             stale = copier.changed(listing.files)

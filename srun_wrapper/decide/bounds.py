@@ -1,4 +1,4 @@
-"""The suspects that leave a job: no more than can be replaced and the snapshots survive (pure)."""
+"""The suspects to evict: no more than can be replaced and the snapshots survive (pure)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ Copies = Mapping[str, frozenset[str]]
 """For each node the nodes that keep the replicas of its ranks' newest snapshots; itself if none."""
 
 RULE = (
-    "Of several suspects the likeliest leave first: those named most often since the last "
+    "Of several suspects the likeliest are evicted first: those named most often since the last "
     "progress, then those that this job has reported before, then in the order of the evidence. "
-    "The first one leaves if a node can take its place; each further one only if another node can, "
-    "and a copy of every newest snapshot stays in the job. Lost and proven bad nodes are not "
+    "The first one is evicted if a node can take its place; each further one only if another node "
+    "can, and a copy of every newest snapshot stays in the job. Lost and proven bad nodes are not "
     "bounded. The others stay, and robust-srun prints why; if the next hang names none but those "
-    "that stayed for their copies, it acquits nobody, and the next of them leaves, also beyond "
+    "that stayed for their copies, it acquits nobody, and the next of them is evicted, also beyond "
     "max_restarts."
 )
 NO_ROOM = "no node is left to take its place"
-LAST_COPY = "the last copy of a snapshot would leave with it"
+LAST_COPY = "the last copy of a snapshot would go with it"
 
 
 class Bounded(NamedTuple):
-    """The suspects that leave, the likeliest first, and for each that stays the reason."""
+    """The suspects to evict, the likeliest first, and for each that stays the reason."""
 
-    leave: tuple[str, ...]
+    evict: tuple[str, ...]
     stay: tuple[tuple[str, str], ...]
 
     @property
@@ -47,25 +47,25 @@ def likeliest(
 
 
 def bounded(suspects: Sequence[str], must: Collection[str], room: int, copies: Copies) -> Bounded:
-    """Choose the suspects that leave beside ``must``. ``suspects``: the likeliest first.
+    """Choose the suspects to evict beside ``must``. ``suspects``: the likeliest first.
 
     ``room``: how many nodes can be had in all. What ``must`` takes with it does not count against
     the suspects.
     """
-    leave: list[str] = []
+    evict: list[str] = []
     stay: list[tuple[str, str]] = []
     free = room - len(must)
     for node in suspects:
         if node in must:
             continue
-        gone = {*must, *leave}
-        if len(leave) >= free:
+        gone = {*must, *evict}
+        if len(evict) >= free:
             stay.append((node, NO_ROOM))
-        elif leave and not loses(gone, copies) and loses({*gone, node}, copies):
+        elif evict and not loses(gone, copies) and loses({*gone, node}, copies):
             stay.append((node, LAST_COPY))
         else:
-            leave.append(node)
-    return Bounded(tuple(leave), tuple(stay))
+            evict.append(node)
+    return Bounded(tuple(evict), tuple(stay))
 
 
 def loses(gone: Collection[str], copies: Copies) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from srun_wrapper.decide.diagnosis import Diagnosis, shared
 
-TOGETHER = 3  # hangs in a row that name several nodes together before they leave
+TOGETHER = 3  # hangs in a row that name several nodes together before they are evicted
 
 
 class Trace(NamedTuple):
@@ -194,7 +194,7 @@ def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> 
 
     One that has just passed tests may fail once more: its program may be the cause; so may one
     whose ranks died without a known cause, as they move to another node first. Of several suspects
-    of a hang all may be healthy but one: they leave the third time, if they can be spared.
+    of a hang all may be healthy but one: they are evicted the third time, if they can be spared.
     """
     if diagnosis.cause == "node":
         return diagnosis.suspects

@@ -241,7 +241,7 @@ RULES = (
         "hang",
         "no rank makes a step for longer than the limit",
         "unknown: the nodes of the ranks that stand out are suspects; of several together none is "
-        "reported, and they leave the third time without progress",
+        "reported, and they are evicted the third time without progress",
         "second",
         _hang,
     ),

@@ -54,7 +54,7 @@ def explain(config: Config) -> list[str]:
         "Ladder: what is done",
         *_ladder(),
         "",
-        "Nodes that leave",
+        "Nodes to evict",
         *textwrap.wrap(RULE, WIDTH, initial_indent="  ", subsequent_indent="  "),
         "",
         "Limits in force (robust-srun --robust-help describes each)",

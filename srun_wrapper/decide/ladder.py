@@ -38,7 +38,7 @@ NAN_AGAIN = (
 @dataclass(frozen=True, slots=True)
 class Plan:
     action: Action
-    replace: tuple[str, ...]  # nodes that leave the job
+    replace: tuple[str, ...]  # nodes to evict
     why: str
     code: int = 0  # exit code for stop; 0: the failing rank's own
     rung: str = ""  # id of the rung that was chosen
@@ -67,26 +67,26 @@ class Situation:
 
     @cached_property
     def must(self) -> tuple[str, ...]:
-        """Nodes that leave in any case."""
+        """Nodes to evict in any case."""
         return tuple(dict.fromkeys([*self.vacant, *self.diagnosis.proven]))
 
     @cached_property
-    def leave(self) -> tuple[str, ...]:
-        """Nodes that leave if they can be replaced: suspects, too, the likeliest first."""
+    def evictable(self) -> tuple[str, ...]:
+        """Nodes to evict if they can be replaced: suspects, too, the likeliest first."""
         suspects = suspect_nodes(self.diagnosis, self.budget.nodes)
         suspects = likeliest(suspects, self.budget.nodes, self.means.before)
         return tuple(dict.fromkeys([*self.must, *suspects]))
 
     @cached_property
     def bound(self) -> Bounded:
-        """The suspects that do leave, and why the others stay."""
+        """The suspects to evict now, and why the others stay."""
         room = self.means.spares + self.means.standby_nodes
-        return bounded(self.leave, self.must, room, self.means.copies)
+        return bounded(self.evictable, self.must, room, self.means.copies)
 
     @property
-    def go(self) -> tuple[str, ...]:
+    def evict(self) -> tuple[str, ...]:
         """The nodes that are replaced, the most necessary first."""
-        return (*self.must, *self.bound.leave)
+        return (*self.must, *self.bound.evict)
 
     @property
     def repeats(self) -> int:
@@ -125,14 +125,14 @@ def _no_start(now: Situation) -> Plan | None:
 
 
 def _early(now: Situation) -> Plan | None:
-    if not now.means.early or now.leave:
+    if not now.means.early or now.evictable:
         return None
     return Plan("stop", (), "it failed before its first step, and no node is to blame")
 
 
 def _other_code(now: Situation) -> Plan | None:
     other = now.means.other_code
-    if not other or now.diagnosis.cause != "user" or now.leave:
+    if not other or now.diagnosis.cause != "user" or now.evictable:
         return None
     return Plan("restart", (), f"the program is to blame: restart with {other}")
 
@@ -158,11 +158,11 @@ def _one_world(now: Situation) -> Plan | None:
     if means.requeues >= means.max_restarts:
         times = f"the job was requeued {counted(means.requeues, 'time')}"
         return Plan("stop", now.must, f"{why}, and {times}", _own_code(now))
-    return Plan("requeue", now.leave, why)
+    return Plan("requeue", now.evictable, why)
 
 
 def _undo_resize(now: Situation) -> Plan | None:
-    if not now.means.resize_failed or not now.means.requeue or now.leave:
+    if not now.means.resize_failed or not now.means.requeue or now.evictable:
         return None
     return Plan("requeue", (), "the ranks cannot go on in a world of another size")
 
@@ -182,7 +182,7 @@ def _own_code(now: Situation) -> int:
 
 
 def _same_nan(now: Situation) -> Plan | None:
-    if now.repeats < 2 or not unproven_nan(now.diagnosis) or now.leave or _exchange(now):
+    if now.repeats < 2 or not unproven_nan(now.diagnosis) or now.evictable or _exchange(now):
         return None
     return Plan("stop", (), NAN_AGAIN, GAVE_UP)
 
@@ -193,14 +193,14 @@ def _no_progress(now: Situation) -> Plan | None:
         return None
     if now.diagnosis.symptom == "sdc":
         return None  # training went on, and odd ranks are bounded where they are judged
-    if now.budget.kept.intersection(now.bound.leave):
+    if now.budget.kept.intersection(now.bound.evict):
         return None  # the nodes in doubt are not all out of the job: each such try removes one
     return Plan("stop", (), f"{most} recoveries in a row brought no progress", _own_code(now))
 
 
 def _exchange(now: Situation) -> Plan | None:
     node = now.diagnosis.root.node
-    if now.leave or not now.diagnosis.exchange:
+    if now.evictable or not now.diagnosis.exchange:
         return None
     if now.diagnosis.symptom == "sdc":
         why = f"a rank's state was spoilt on {node}: its ranks move to another node"
@@ -213,21 +213,21 @@ def _exchange(now: Situation) -> Plan | None:
 
 
 def _in_place(now: Situation) -> Plan | None:
-    return None if now.leave else Plan("restart", (), "no node is to blame: restart in place")
+    return None if now.evictable else Plan("restart", (), "no node is to blame: restart in place")
 
 
 def _spare(now: Situation) -> Plan | None:
-    if not 0 < len(now.go) <= now.means.spares:
+    if not 0 < len(now.evict) <= now.means.spares:
         return None
     why = f"a spare of the allocation takes over{now.bound.told}"
-    return Plan("swap_spare", now.go, why, kept=now.bound.kept)
+    return Plan("swap_spare", now.evict, why, kept=now.bound.kept)
 
 
 def _standby(now: Situation) -> Plan | None:
-    if not 0 < len(now.go) <= now.means.spares + now.means.standby_nodes:
+    if not 0 < len(now.evict) <= now.means.spares + now.means.standby_nodes:
         return None
     why = f"a node of the standby partition takes over{now.bound.told}"
-    return Plan("swap_standby", now.go, why, kept=now.bound.kept)
+    return Plan("swap_standby", now.evict, why, kept=now.bound.kept)
 
 
 def _keep(now: Situation) -> Plan | None:
@@ -247,20 +247,21 @@ def _requeue(now: Situation) -> Plan | None:
     why = f"no node left to replace the {what} one"
     if (fewer := now.means.not_fewer(now.must)) != OFF:
         why += f"{BUT}{fewer}"
-    return Plan("requeue", now.leave, why) if now.means.requeue else None
+    return Plan("requeue", now.evictable, why) if now.means.requeue else None
 
 
 def _nothing_left(now: Situation) -> Plan:
     what = "lost" if now.vacant else f"bad ({','.join(now.must)})"
     why = f"a node is {what}, no spare or standby node is left, and requeueing is not possible"
-    return Plan("stop", now.leave, why, NOTHING_LEFT)
+    return Plan("stop", now.evictable, why, NOTHING_LEFT)
 
 
 RUNGS = (
     Rung("no-start", "the ranks cannot be started again at all", "stop", _no_start),
     Rung(
         "early",
-        "without early_restart, in the first minute: no step was seen yet, and no node is to leave",
+        "without early_restart, in the first minute: no step was seen yet, and no node is to be "
+        "evicted",
         "stop with the rank's exit code",
         _early,
     ),
@@ -281,13 +282,13 @@ RUNGS = (
         "one-world",
         "the ranks are one MPI world (robust-srun --mpi=pmi2, pmix)",
         "stop if the program is to blame, the job may not be requeued, or it was requeued "
-        f"max_restarts times; else requeue without the nodes to leave, exit code {REQUEUED}",
+        f"max_restarts times; else requeue without the nodes to evict, exit code {REQUEUED}",
         _one_world,
     ),
     Rung(
         "undo-resize",
-        "no node is to leave, the job may be requeued, and since it went on with fewer or more "
-        "nodes (min_nodes) the ranks have made no step",
+        "no node is to be evicted, the job may be requeued, and since it went on with fewer or "
+        "more nodes (min_nodes) the ranks have made no step",
         f"requeue, exit code {REQUEUED}",
         _undo_resize,
     ),
@@ -300,7 +301,7 @@ RUNGS = (
     Rung(
         "same-nan",
         "a loss is not finite, the second time without progress, no machine is proven bad, and no "
-        "node is to exchange its ranks or to leave",
+        "node is to exchange its ranks or to be evicted",
         f"stop with exit code {GAVE_UP}",
         _same_nan,
     ),
@@ -320,16 +321,16 @@ RUNGS = (
         "follows the rank or the node",
         _exchange,
     ),
-    Rung("in-place", "no node is to leave", "restart in place", _in_place),
+    Rung("in-place", "no node is to be evicted", "restart in place", _in_place),
     Rung(
         "spare",
-        "enough spares of the allocation for the nodes that leave (see below)",
+        "enough spares of the allocation for the nodes to evict (see below)",
         "swap them with spares",
         _spare,
     ),
     Rung(
         "standby",
-        "enough spares and standby nodes for the nodes that leave (see below)",
+        "enough spares and standby nodes for the nodes to evict (see below)",
         "swap them with standby nodes",
         _standby,
     ),
@@ -343,7 +344,7 @@ RUNGS = (
     Rung(
         "requeue",
         "the job may be requeued",
-        f"requeue without the nodes to leave, exit code {REQUEUED}",
+        f"requeue without the nodes to evict, exit code {REQUEUED}",
         _requeue,
     ),
     Rung("nothing-left", "always", f"stop with exit code {NOTHING_LEFT}", _nothing_left),

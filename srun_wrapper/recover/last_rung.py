@@ -44,7 +44,7 @@ class LastRung:
         """The number of times that the job was requeued before this run, for whatever reason."""
         return int(self._launch.env.get("SLURM_RESTART_COUNT") or 0)
 
-    async def look(self) -> Job | None:
+    async def read_job(self) -> Job | None:
         """Return the job as Slurm has it now; None: Slurm does not answer."""
         try:
             return await run_in_thread(lambda: self._slurm.job(self._job_id), LOOK)

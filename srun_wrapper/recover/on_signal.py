@@ -63,13 +63,13 @@ class SignalledRequeue:
         ends as if nobody had asked for it.
         """
         number = self.asked
-        job = await self._last_rung.look()
+        job = await self._last_rung.read_job()
         if why := self._why_not(job, ended()):
             return self._refuse(number, why)
         left = _left(job)
         await self._end_ranks(min(MOST, TO_END * left), ended)
         await self._flushing.flush(min(flushing.END, flushing.OF_KILL_WAIT * _left(job)))
-        why = self._why_not(await self._last_rung.look(), ended())
+        why = self._why_not(await self._last_rung.read_job(), ended())
         if why or (why := await self._last_rung.requeue(standby=False)):
             return self._refuse(number, why)
         self._phase.name = "requeued"

@@ -36,7 +36,7 @@ class Release:
         self._requests = requests
         self._journal = journal
         self._released: set[str] = set()  # those that Slurm has back
-        self._suspected: set[AgentKey] = set()  # alive, but to leave the job
+        self._suspected: set[AgentKey] = set()  # alive, but to be evicted
         self._tasks: set[asyncio.Task[None]] = set()
 
     def evict(self, names: tuple[str, ...], incident: Incident) -> None:

@@ -28,7 +28,7 @@ class GroupResult:
     losses: Losses | None = None
 
 
-def look(
+def group_result(
     ranks: Sequence[Rank], steps: int, *, all_beat: bool, nan: bool, sent: Collection[int]
 ) -> GroupResult | None:
     """Return a group's outcome; None while the group is not over (pure).

@@ -17,7 +17,7 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
 from srun_wrapper.replay.orders import WorldShape, replay_orders
-from srun_wrapper.replay.outcome import GroupResult, compare, look
+from srun_wrapper.replay.outcome import GroupResult, compare, group_result
 
 TICK = 0.2  # s between looks at the groups
 
@@ -96,7 +96,7 @@ class SmallWorlds:
             for each in running.values():
                 if each.outcome is None:
                     ranks = [*each.ranks, *(r for at in each.places for r in inner.get(at, ()))]
-                    each.outcome = look(
+                    each.outcome = group_result(
                         ranks,
                         asked.steps,
                         all_beat=all_beat,

@@ -122,7 +122,7 @@ def _slurm(
         *site_rules.of_crashes(version),
         *site_rules.of_wants(rules.wants(facts)),
         *site_rules.of_settings(toml, path is not None, list(dict.fromkeys(problems))),
-        *site_rules.of_state_dir(state_dir.look(found.state_dir), toml, closed),
+        *site_rules.of_state_dir(state_dir.inspect(found.state_dir), toml, closed),
         *site_rules.of_refused(state_dir.refused(found)),
         site_rules.of_standby(*own, partitions),
         *site_rules.of_gpus(gpus, toml),

@@ -19,7 +19,7 @@ from health.gate.reserve import refused_lately
 LIMIT_S = 5.0
 
 
-def look(path: str) -> StateDir:
+def inspect(path: str) -> StateDir:
     """The state directory, by a child with a deadline: it may lie on a dead file system."""
     if not path:
         return StateDir("")
@@ -46,7 +46,7 @@ def make(path: str) -> list[str]:
     made, problem = call_in_child(lambda: _make(path), LIMIT_S)
     if problem:
         return [f"state_dir {path}: {problem}"]
-    remarks = site_rules.of_state_dir(look(path), "")
+    remarks = site_rules.of_state_dir(inspect(path), "")
     todo = [f"{r.subject}: {r.what}; {r.line}" for r in remarks if r.level == "fix"]
     return [*(f"made {name}" for name in made), *todo]
 

@@ -155,7 +155,7 @@ class State:
         """The sections that hold nearly all tensors."""
         return [each for each in self._all() if isinstance(each, ModuleState | OptimizerState)]
 
-    def look(self, keys: Collection[str]) -> None:
+    def collect(self, keys: Collection[str]) -> None:
         """Find what there is to save of these objects, so that ``capture`` need not.
 
         Raises as ``capture``.
@@ -236,7 +236,7 @@ class State:
         if self.share is None:
             return None
         # Of these alone: to ask a loader for its position now would begin its pass too early.
-        self.look([key for key in self._tree if kind_of(key) in TRAINED])
+        self.collect([key for key in self._tree if kind_of(key) in TRAINED])
         found = (leaf for section in self._all() for leaves in section.leaves for leaf in leaves)
         items = [leaf.item for leaf in found if is_shared(leaf, self.share)]
         same = self._together if restored else frozenset()

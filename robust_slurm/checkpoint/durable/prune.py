@@ -30,7 +30,7 @@ def prune(directory: str | Path, keep: int, protect: int) -> list[str]:
     be removed is left for the next time. Raises DurableError if the directory cannot be read.
     """
     dirs = tier.step_dirs(directory)
-    found, unreadable = tier.look(directory)
+    found, unreadable = tier.list_steps(directory)
     marks = {each.step: each.mark for each in found}
     done = [step for step, mark in marks.items() if not mark.doubt]
     if not done:

@@ -143,10 +143,10 @@ def committed(directory: str | Path) -> list[DurableStep]:
 
     Only manifests are looked at; ``durable_verify`` reads the data.
     """
-    return look(directory)[0]
+    return list_steps(directory)[0]
 
 
-def look(directory: str | Path) -> tuple[list[DurableStep], dict[int, str]]:
+def list_steps(directory: str | Path) -> tuple[list[DurableStep], dict[int, str]]:
     """Return ``committed``, and the steps whose manifest cannot be read: step → reason."""
     found, unreadable = [], {}
     for step, path in step_dirs(directory):

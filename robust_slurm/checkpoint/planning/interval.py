@@ -84,7 +84,7 @@ class Interval:
         if self._overhead and step > self.first and cost.step_s > 0:
             self._costs.setdefault(rank, deque(maxlen=SAMPLES)).append(cost)
 
-    def look(self, now: float, first: int) -> bool:
+    def adjust(self, now: float, first: int) -> bool:
         """True if the interval changes now, from ``first`` on: all ranks learn of it in time."""
         known = {r: _median(costs) for r, costs in self._costs.items() if len(costs) >= FEWEST}
         if not known:

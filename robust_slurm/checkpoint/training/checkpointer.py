@@ -159,7 +159,7 @@ class Checkpointer:
                 return
             heartbeat._saved_step(number)
             session = self._start()
-            for text in self._values.look(self.extra):
+            for text in self._values.check(self.extra):
                 session.say(text)
             session.save(number)
         except Exception as error:  # noqa: BLE001 - a failing save must not end a training

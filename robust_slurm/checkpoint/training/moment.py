@@ -79,7 +79,7 @@ class Moments:
         """Bytes of a snapshot; 0 before the first."""
         return self._form.plan.size if self._form is not None else 0
 
-    def look(self, *, trusting: bool = False) -> Moment:
+    def collect(self, *, trusting: bool = False) -> Moment:
         """Find what there is to save now. ``trusting``: see ``State.capture``. Raises TypeError."""
         items, values = self._state.capture(trusting=trusting)
         known, form = self._form, self._form_of(items)
@@ -90,7 +90,7 @@ class Moments:
     def to_hold(self) -> HeldMoment | None:
         """Look at a step that may be saved later, and copy all that changes before the next
         optimizer step. None where nothing could detect that the rest has changed."""
-        now = self.look(trusting=True)
+        now = self.collect(trusting=True)
         small = [t.nbytes <= SMALL or t.is_inference() for t in now.early]
         if not (all(small) or self.steady):
             return None

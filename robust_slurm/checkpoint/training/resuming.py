@@ -130,7 +130,7 @@ def _candidates(directory: str) -> list[int]:
     trouble = None
     if directory:
         try:
-            steps, unreadable = tier.look(directory)
+            steps, unreadable = tier.list_steps(directory)
             order = [(not each.mark.doubt, each.step) for each in steps]
             order += [(True, step) for step in unreadable]  # each is tried, and named
             found = [step for _, step in sorted(order, reverse=True)[:_CANDIDATES]]

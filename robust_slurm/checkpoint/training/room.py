@@ -150,7 +150,7 @@ class SnapshotRoom:
         self._client.waits_for_all = self._patient and rung.own == 2
         self._client.say("slots", replicas=rung.replicas)
 
-    def look(self, size: int) -> None:
+    def fit(self, size: int) -> None:
         """Only now it is known how much there is to save: loader and extra are in no estimate."""
         if self.on_disk or not exceeds(size, self._expected):
             return

@@ -142,7 +142,7 @@ class Saver:
             careful = self._guard.careful
             for text in self._order.saving(step) if careful else ():
                 self._say(text)
-            self._take(step, persist, self._moments.look())
+            self._take(step, persist, self._moments.collect())
             if careful and self._guard.skips:
                 self._order.saved(self._computing)
 
@@ -171,7 +171,7 @@ class Saver:
         # A step may be on disk before anybody sees that its copy was spoilt.
         careful = self._guard.careful or persist
         form, values, late, early = moment
-        self._room.look(form.plan.size)
+        self._room.fit(form.plan.size)
         ring = self._room.ring
         if ring is None or (self._room.on_disk and not persist):
             return

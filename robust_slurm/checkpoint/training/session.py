@@ -286,7 +286,7 @@ class Session:
         Loaders are left alone: to ask for their position would begin their pass too early.
         """
         loaders = [k for k, each in self._objects.items() if hasattr(each, "_get_iterator")]
-        self._state.look([key for key in self._objects if key not in ("loader", *loaders)])
+        self._state.collect([key for key in self._objects if key not in ("loader", *loaders)])
 
     def _check_shared(self, *, restored: bool) -> None:
         """Before anything is divided among peers: do they really hold the same?"""

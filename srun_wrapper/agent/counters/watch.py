@@ -28,7 +28,7 @@ class CounterReader:
         self.reading = False
         self._again = False
 
-    def look(self) -> None:
+    def start_reading(self) -> None:
         if self.reading:
             self._again = True
             return
@@ -38,7 +38,7 @@ class CounterReader:
     def _read(self, now: dict[str, int]) -> None:
         self.reading = False
         if self._again:
-            self.look()
+            self.start_reading()
         self._got(now)
 
 
@@ -69,7 +69,7 @@ class Counters:
             CounterReader(lambda got: loop.run_in_thread(reader, got, UNREAD), self._read),
             *([CounterReader(gpus, self._read)] if gpus is not None else []),
         ]
-        self.look()
+        self.start_reading()
         self._loop.run_in_thread(self._machines, self._begun, None)
 
     def _begun(self, first: Machine | None) -> None:
@@ -79,10 +79,10 @@ class Counters:
     def reading(self) -> bool:
         return any(source.reading for source in self._sources)
 
-    def look(self) -> None:
+    def start_reading(self) -> None:
         """Read the counters; the first time, that is what they are compared with."""
         for source in self._sources:
-            source.look()
+            source.start_reading()
 
     def promise(self) -> bool:
         """True if a reading goes on: its end is told, whatever has grown."""
@@ -91,7 +91,7 @@ class Counters:
 
     def inspect(self) -> None:
         """Read the counters, and the node's hardware and load."""
-        self.look()
+        self.start_reading()
         self.machine = None  # one of long ago would make all growth since look new
         if not self._inspecting:
             self._inspecting = True

@@ -30,7 +30,7 @@ class CloserLook:
         self._tree = tree
         self._reader = NativeReader()
 
-    def look(
+    def inspect(
         self,
         local: int,
         running: tuple[int, int],

@@ -50,7 +50,7 @@ class SlotLooks:
         )
 
     def closer(self, order: LookCloser) -> None:
-        self._closer.look(self._local, self._running(), order, self._emit)
+        self._closer.inspect(self._local, self._running(), order, self._emit)
 
     def cancel(self) -> None:
         """End a closer look: something else is due."""

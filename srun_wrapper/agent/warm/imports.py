@@ -97,13 +97,13 @@ class ImportWatch:
         self._turn += 1
         turn = self._turn
 
-        def look() -> None:
+        def poll() -> None:
             if turn != self._turn:
                 return
             records = (learnt for learnt in map(read_learnt, paths) if learnt and learnt.pid == pid)
             learnt = next(records, None)
             if learnt is None:
-                self._loop.later(LOOK, look)
+                self._loop.later(LOOK, poll)
                 return
             words = learnt.words  # it looks at the user's files
             self._loop.run_in_thread(
@@ -116,7 +116,7 @@ class ImportWatch:
             if sure and turn == self._turn:
                 found(learnt)
 
-        self._loop.later(LOOK, look)
+        self._loop.later(LOOK, poll)
 
     def end(self) -> None:
         self._turn += 1

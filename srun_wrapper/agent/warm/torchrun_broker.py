@@ -84,7 +84,7 @@ class TorchrunBroker:
         self._stopping = False
         turn, seen = self._watching, set[Path]()
 
-        def look() -> None:
+        def poll() -> None:
             if turn != self._watching:
                 return
             for path in set(directory.glob(f"{epoch}-*.modules")) - seen:
@@ -92,9 +92,9 @@ class TorchrunBroker:
                 if learnt is not None:
                     seen.add(path)
                     self._get_ready(learnt, launcher, str(path.with_suffix(".beat")))
-            self._loop.later(LOOK, look)
+            self._loop.later(LOOK, poll)
 
-        self._loop.later(LOOK, look)
+        self._loop.later(LOOK, poll)
 
     def _get_ready(self, learnt: Learnt, launcher: int, beats: str) -> None:
         # The directory is the whole node's: other slots' ranks tell there too.

@@ -237,7 +237,7 @@ class StandbyRequests:
             return "refused"
         away = self._outage.count != request.outages
         code = request.process.returncode if request.process is not None else None
-        return outcome(request.look(jobs, time.monotonic()), code or 0, lasted, away)
+        return outcome(request.update(jobs, time.monotonic()), code or 0, lasted, away)
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -247,14 +247,14 @@ class StandbyRequests:
 
     # -- what became of the requests
 
-    def look(self, numbers: Collection[int], lasting: float) -> None:
+    def read_allotted(self, numbers: Collection[int], lasting: float) -> None:
         """Learn, beside the loop, which nodes Slurm has allotted to requests older than that."""
         now = time.monotonic()
         waiting = [r for n, r in self._requests.items() if n in numbers and now - r.since > lasting]
         if waiting and (self._looking is None or self._looking.done()):
-            self._looking = self._beside(self._look_once(waiting))
+            self._looking = self._beside(self._read_allotted(waiting))
 
-    async def _look_once(self, requests: Sequence[StandbyRequest]) -> None:
+    async def _read_allotted(self, requests: Sequence[StandbyRequest]) -> None:
         try:
             jobs = await run_in_thread(self._allotted, ASK)
         except (SlurmError, TimeoutError):
@@ -262,7 +262,7 @@ class StandbyRequests:
                 request.outages = -1  # whatever ends now, Slurm may be the cause
             return
         for request in requests:
-            request.look(jobs, time.monotonic())
+            request.update(jobs, time.monotonic())
 
     def _allotted(self) -> list[Allotted]:
         return self._door.allotted(steps.standby_job_name(self._state.job_id))

@@ -175,7 +175,7 @@ class Leases:
         name = steps.standby_job_name(self._state.job_id)
         jobs = await run_in_thread(lambda: self._slurm.allotted(name), LONGEST)
         now = time.monotonic()
-        waits.look(jobs, now)
+        waits.update(jobs, now)
         came = any(node.standby_request == waits.number for node in self._state.nodes.values())
         if came or not waits.silent(now, self._state.config.standby_start_limit):
             return False

@@ -87,7 +87,7 @@ class StandbyNodes:
                     deadline, reasons = time.monotonic() + self._config.standby_wait, None
                     continue
                 break
-            self._requests.look(chosen, LOOK)
+            self._requests.read_allotted(chosen, LOOK)
             await state.until(news, min(LOOK, left))
             if self._refused(chosen):
                 why = "srun's message above has the reason"

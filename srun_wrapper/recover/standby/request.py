@@ -76,7 +76,7 @@ class StandbyRequest:
         """True if robust-task should have reported by now; the caller knows that it did not."""
         return self.runs_since is not None and now - self.runs_since >= limit
 
-    def look(self, jobs: Sequence[Allotted], now: float) -> Allotted | None:
+    def update(self, jobs: Sequence[Allotted], now: float) -> Allotted | None:
         """Take over what Slurm knows of the request; returns its job."""
         session = self.process.pid if self.process is not None else 0  # srun leads its session
         own = [job for job in jobs if job.session == session]

@@ -40,7 +40,7 @@ class Left(NamedTuple):
     options: Mapping[str, str | None] = {}
 
 
-def look(
+def remaining_allocation(
     slurm: Slurm,
     job_id: int,
     job_dir: Path | None,

@@ -7,7 +7,7 @@ from ckpt_jobs import CheckpointJob, Undisturbed, survivors, undisturbed
 from torch_forks import TorchForks
 
 from lab import Cluster
-from robust_slurm.checkpoint.listing import look
+from robust_slurm.checkpoint.listing import read_listing
 
 torch = pytest.importorskip("torch")
 
@@ -116,5 +116,5 @@ def test_a_state_that_a_silent_fault_has_spoilt(lab: Cluster, plain: Undisturbed
         assert survivors(training.lines(rank)) == plain.curves[rank], training.story()
     check_nobody_accused(training)
     training.check_gone()
-    shown = {row.step: row.mark for row in look(training.directory).steps}
+    shown = {row.step: row.mark for row in read_listing(training.directory).steps}
     assert "finite loss, equal replicas" in shown.values(), shown

@@ -123,7 +123,7 @@ def test_what_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_is_looked_at_without_shared_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystems, "used_paths", lambda _pid: pytest.fail("looked"))
     local = "\n".join(line for line in INFO.splitlines() if " ext4 " in line or " xfs " in line)
-    assert filesystems.look([os.getpid()], ["/local"], 0.0, local) == ()
+    assert filesystems.silent_mounts([os.getpid()], ["/local"], 0.0, local) == ()
 
 
 def test_a_mapped_file_whose_name_is_no_text(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from robust_slurm.checkpoint.durable import tier as durable
 from robust_slurm.checkpoint.durable.dcp.write import write
 from robust_slurm.checkpoint.durable.marks import Mark
 from robust_slurm.checkpoint.durable.prune import prune
-from robust_slurm.checkpoint.listing import look
+from robust_slurm.checkpoint.listing import read_listing
 from robust_slurm.checkpoint.planning.sound import Bound
 from srun_wrapper.checkpoints.certificates import Certificates, Timeline, spoils
 from srun_wrapper.decide.diagnosis import Diagnosis
@@ -189,7 +189,7 @@ def test_marks_are_written_when_a_step_is_certified(tmp_path: Path) -> None:
     asyncio.run(run())
     found = {c.step: c.mark for c in durable.committed(tmp_path)}
     assert found == {4: Mark(True, True), 8: Mark(True, True), 12: Mark()}
-    rows = {row.step: row.mark for row in look(tmp_path).steps}
+    rows = {row.step: row.mark for row in read_listing(tmp_path).steps}
     assert rows == {4: "finite loss, equal replicas", 8: "finite loss, equal replicas", 12: ""}
     later = CheckpointedJob().certificates  # of another job
     assert later.trust([], durable.committed(tmp_path)).disk == {4, 8}
@@ -206,7 +206,7 @@ def test_what_is_doubted_is_not_used_again(tmp_path: Path) -> None:
     found = durable.committed(tmp_path)
     assert [c.step for c in found if c.mark.doubt] == [8, 12]
     assert CheckpointedJob().certificates.trust([], found).doubted == {8, 12}
-    assert [(r.mark, r.note) for r in look(tmp_path).steps][2] == (
+    assert [(r.mark, r.note) for r in read_listing(tmp_path).steps][2] == (
         "doubted",
         "a loss was not finite",
     )

@@ -31,16 +31,16 @@ def test_the_step_that_all_have(reports: list[list[int]], step: int, passed: int
     for rank, steps in enumerate(reports):
         for each in steps:
             mark.add(rank, each, [each])
-    assert mark.look(2) == (passed >= 0)
+    assert mark.advance(2) == (passed >= 0)
     assert (mark.step, mark.passed) == (step, passed)
-    assert not mark.look(2)
+    assert not mark.advance(2)
 
 
 def test_a_step_that_turned_out_unusable_is_passed_but_not_had() -> None:
     mark = Watermark()
     mark.add(0, 5, [5])
     mark.add(1, 5, [])
-    assert mark.look(2)
+    assert mark.advance(2)
     assert (mark.step, mark.passed) == (-1, 5)
 
 
@@ -49,7 +49,7 @@ def test_what_is_said_twice_counts_once() -> None:
     mark.add(0, 5, [5])
     mark.add(0, 5, [5])
     mark.add(1, 4, [4])
-    assert mark.look(2)
+    assert mark.advance(2)
     assert (mark.step, mark.passed) == (-1, 4)
 
 
@@ -57,10 +57,10 @@ def test_a_lost_report_costs_no_step_as_the_next_repeats_it() -> None:
     mark = Watermark()
     mark.add(0, 5, [4, 5])
     mark.add(1, 6, [4, 4, 6])
-    assert mark.look(2)
+    assert mark.advance(2)
     assert (mark.step, mark.passed) == (4, 5)
     mark.add(0, 6, [4, 5, 6])
-    assert mark.look(2)
+    assert mark.advance(2)
     assert (mark.step, mark.passed) == (6, 6)
 
 
@@ -68,14 +68,14 @@ def test_a_rank_that_begins_anew_is_waited_for() -> None:
     mark = Watermark()
     for rank in range(2):
         mark.add(rank, 20, [20])
-    assert mark.look(2) and mark.step == 20
+    assert mark.advance(2) and mark.step == 20
     for rank in range(2):
         mark.began(rank)
     assert (mark.step, mark.passed) == (-1, -1)
     mark.add(0, 11, [11])
-    assert not mark.look(2)
+    assert not mark.advance(2)
     mark.add(1, 11, [11])
-    assert mark.look(2) and mark.step == 11
+    assert mark.advance(2) and mark.step == 11
 
 
 def test_a_rank_that_is_stuck_costs_no_memory() -> None:
@@ -84,7 +84,7 @@ def test_a_rank_that_is_stuck_costs_no_memory() -> None:
     for step in range(1, 10_000):
         mark.add(1, step, [step])
     assert len(mark._count) <= OPEN
-    assert mark.look(2) and mark.passed == 1
+    assert mark.advance(2) and mark.passed == 1
 
 
 FORM = Form(
@@ -161,7 +161,7 @@ def test_no_rank_frees_the_newest_step_that_all_have(seed: int, tmp_path: Path) 
                 mark.add(world.index(rank), rank.safe, rank.have)
                 rank.have.clear()
         elif what < 0.85:
-            if mark.look(len(world)):
+            if mark.advance(len(world)):
                 for other in world:
                     other.news.append((mark.step, mark.passed))
         elif what < 0.998:

@@ -1,4 +1,4 @@
-"""The suspects that leave: what can be replaced, and what the snapshots survive."""
+"""The suspects to evict: what can be replaced, and what the snapshots survive."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_bounded(
     suspects: str, must: str, room: int, copies: Copies, leave: str, stay: dict[str, str]
 ) -> None:
     found = bounded(suspects.split(), must.split(), room, copies)
-    assert found.leave == tuple(leave.split())
+    assert found.evict == tuple(leave.split())
     assert dict(found.stay) == stay
     assert all(node in found.told for node in stay)
 
@@ -61,12 +61,12 @@ def test_any_suspects(suspects: list[str], must: list[str], room: int, nodes: in
     names = [f"n{1 + rank // 2}" for rank in range(2 * nodes)]
     copies = copies_of(place(names, {}), names)
     found = bounded(suspects, must, room, copies)
-    assert not set(found.leave) & set(must) and len(found.leave) <= max(0, room - len(must))
-    assert {*found.leave, *dict(found.stay)} == set(suspects) - set(must)
-    first = {*must, *found.leave[:1]}
-    assert loses(first, copies) or not loses({*must, *found.leave}, copies)
+    assert not set(found.evict) & set(must) and len(found.evict) <= max(0, room - len(must))
+    assert {*found.evict, *dict(found.stay)} == set(suspects) - set(must)
+    first = {*must, *found.evict[:1]}
+    assert loses(first, copies) or not loses({*must, *found.evict}, copies)
     more = bounded(suspects, must, room + 1, copies)
-    assert more.leave[: len(found.leave)] == found.leave  # more room takes no one back
+    assert more.evict[: len(found.evict)] == found.evict  # more room takes no one back
 
 
 def test_the_likeliest_come_first() -> None:

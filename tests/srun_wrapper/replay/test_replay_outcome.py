@@ -13,7 +13,7 @@ from robust_slurm.record import NotFinite
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.job.model import Node, Rank
-from srun_wrapper.replay.outcome import GroupResult, compare, look, read
+from srun_wrapper.replay.outcome import GroupResult, compare, group_result, read
 from srun_wrapper.replay.replaying import due
 
 STEPS = 3
@@ -56,20 +56,20 @@ DONE: dict[str, Any] = {"exit": (0, 0), "beats": STEPS, "loss": 0.5}
 )
 def test_looks(ranks: list[dict[str, Any]], all_beat: bool, expected: Any) -> None:
     own = [rank(number, **known) for number, known in enumerate(ranks)]
-    found = look(own, STEPS, all_beat=all_beat, nan=True, sent={10})
+    found = group_result(own, STEPS, all_beat=all_beat, nan=True, sent={10})
     assert (found and (found.result, found.why)) == expected
 
 
 def test_losses_that_are_to_be_ignored() -> None:
     own = [rank(0, beats=3, loss=math.nan)]
-    found = look(own, STEPS, all_beat=True, nan=False, sent=())
+    found = group_result(own, STEPS, all_beat=True, nan=False, sent=())
     assert found is not None and found.result == "good"
 
 
 def test_losses_count_after_the_very_step() -> None:
     for beats, losses in ((3, ((1, (0.5).hex()),)), (4, None)):
         own = [rank(0, beats=beats), rank(1, beats=beats, loss=0.5)]
-        found = look(own, STEPS, all_beat=True, nan=True, sent=())
+        found = group_result(own, STEPS, all_beat=True, nan=True, sent=())
         assert found is not None and found.losses == losses
 
 

@@ -20,7 +20,7 @@ from srun_wrapper.command.layout import StepPlan, plan_step
 from srun_wrapper.command.srun_options import UsageError, split
 from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.supervisor.step import remaining
-from srun_wrapper.supervisor.step.remaining import Left, corrected, fit, look
+from srun_wrapper.supervisor.step.remaining import Left, corrected, fit, remaining_allocation
 
 
 def request(line: str, **env: str) -> StepRequest:
@@ -150,7 +150,7 @@ class Door:
 
 
 def looked(door: Any, job_dir: Path, excluded: str | None = None) -> Left | None:
-    return look(cast(Slurm, door), 7, job_dir, 4, "n1", excluded)
+    return remaining_allocation(cast(Slurm, door), 7, job_dir, 4, "n1", excluded)
 
 
 def swapped(job_dir: Path, *old: str, time: float = 2000.0) -> None:

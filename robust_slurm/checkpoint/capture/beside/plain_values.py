@@ -45,7 +45,7 @@ class Extra(dict[str, Any]):
         """Return a value without counting that as read."""
         return super().__getitem__(name)
 
-    def look(self, now: object) -> list[str]:
+    def check(self, now: object) -> list[str]:
         """save() begins; return what is wrong. ``now``: the Checkpointer's ``extra``."""
         found = []
         if now is not self:

@@ -135,12 +135,12 @@ def test_nodes_that_were_not_drained_are_named() -> None:
 
 
 def test_the_state_directory_itself(tmp_path: Path) -> None:
-    assert state_dir.look("") == StateDir("")
-    assert "No such file" in state_dir.look(str(tmp_path / "nope")).problem
+    assert state_dir.inspect("") == StateDir("")
+    assert "No such file" in state_dir.inspect(str(tmp_path / "nope")).problem
     (tmp_path / "nodes").mkdir(mode=0o755)
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs").chmod(0o1777)
-    found = state_dir.look(str(tmp_path))
+    found = state_dir.inspect(str(tmp_path))
     assert found.problem == "" and found.fstype
     assert found.nodes == Present("dir", "", 0o755, os.getuid())
     assert found.jobs.mode == 0o1777

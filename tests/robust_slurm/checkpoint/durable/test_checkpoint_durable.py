@@ -171,7 +171,7 @@ def test_what_cannot_be_read_neither_counts_nor_goes(tmp_path: Path) -> None:
     for step, text in ((1, '{"version": 99}'), (4, ""), (5, "{")):
         (durable.step_dir(tmp_path, step) / "manifest.json").write_text(text)
     assert prune(tmp_path, 2, 3) == []
-    found, unreadable = durable.look(tmp_path)
+    found, unreadable = durable.list_steps(tmp_path)
     assert [each.step for each in found] == [2, 3]
     assert list(unreadable) == [1, 4, 5]
     assert "version 99" in unreadable[1]
@@ -190,7 +190,7 @@ def test_a_step_of_another_user_is_said_and_is_not_absent() -> None:
         if pid == 0:
             try:
                 os.setuid(65534)
-                os.write(write, repr(durable.look(tier)).encode())
+                os.write(write, repr(durable.list_steps(tier)).encode())
             finally:
                 os._exit(0)
         os.close(write)

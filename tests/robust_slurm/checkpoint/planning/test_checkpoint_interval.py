@@ -66,16 +66,16 @@ def fed(interval: Interval, costs: dict[int, Cost], first: int = 1) -> None:
 def test_it_widens_for_the_slowest_rank_and_narrows_again() -> None:
     interval = Interval(0.03)
     fed(interval, {0: CHEAP, 1: DEAR})
-    assert not interval.look(100.0, 20)
-    assert not interval.look(100.0 + WIDEN - 0.1, 20)
-    assert interval.look(100.0 + WIDEN, 20)
+    assert not interval.adjust(100.0, 20)
+    assert not interval.adjust(100.0 + WIDEN - 0.1, 20)
+    assert interval.adjust(100.0 + WIDEN, 20)
     assert (interval.every, interval.first) == (3, 20)
     assert "every 3rd step (rank 1: a snapshot and its replica take 3 s" in interval.text()
     fed(interval, {0: CHEAP, 1: CHEAP}, first=15)  # from before it held
-    assert not interval.look(200.0, 50)
+    assert not interval.adjust(200.0, 50)
     fed(interval, {0: CHEAP, 1: CHEAP}, first=21)
-    assert not interval.look(201.0, 60)
-    assert interval.look(201.0 + NARROW, 70)
+    assert not interval.adjust(201.0, 60)
+    assert interval.adjust(201.0 + NARROW, 70)
     assert (interval.every, interval.first) == (1, 70)
     assert interval.text().startswith("every step")
 
@@ -83,30 +83,30 @@ def test_it_widens_for_the_slowest_rank_and_narrows_again() -> None:
 def test_what_passes_changes_nothing() -> None:
     interval = Interval(0.03)
     fed(interval, {0: DEAR})
-    assert not interval.look(100.0, 20)
+    assert not interval.adjust(100.0, 20)
     for step in range(10, 16):
         interval.hear(0, step, CHEAP)
-    assert not interval.look(105.0, 20)
+    assert not interval.adjust(105.0, 20)
     for step in range(20, 26):
         interval.hear(0, step, DEAR)
-    assert not interval.look(100.0 + WIDEN, 20)
+    assert not interval.adjust(100.0 + WIDEN, 20)
     assert interval.every == 1
 
 
 def test_a_link_that_is_just_fast_enough_is_not_tried_again_and_again() -> None:
     interval = Interval(0.03)
     fed(interval, {0: Cost(1.0, 0.0, 0.3, 1.3)})
-    interval.look(0.1, 10)
-    assert interval.look(0.1 + WIDEN, 10) and interval.every == 2
+    interval.adjust(0.1, 10)
+    assert interval.adjust(0.1 + WIDEN, 10) and interval.every == 2
     fed(interval, {0: Cost(1.0, 0.0, 0.0, 0.9)}, first=11)
-    interval.look(50.0, 20)
-    assert not interval.look(50.0 + NARROW, 20)
+    interval.adjust(50.0, 20)
+    assert not interval.adjust(50.0 + NARROW, 20)
 
 
 def test_without_a_bound_every_step_is_saved() -> None:
     interval = Interval(0.0)
     fed(interval, {0: DEAR})
-    assert not interval.look(1.0, 5) and not interval.look(1.0 + WIDEN, 5)
+    assert not interval.adjust(1.0, 5) and not interval.adjust(1.0 + WIDEN, 5)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_one_sample_serves_the_other_ranks_and_the_copy(
     share = Share((0, 1)) if shared else None
     state = State({"model": model, "optimizer": optimizer}, rank=rank, share=share)
     moments = Moments(state, ABOUT, steady=True)
-    form, _values, late, early = moments.look()
+    form, _values, late, early = moments.collect()
     taken: list[TensorSample] = []
     take = TensorSample.take
     monkeypatch.setattr(TensorSample, "take", lambda self: (taken.append(self), take(self))[1])
@@ -53,6 +53,6 @@ def test_what_save_copies_itself_is_compared_with_nothing() -> None:
     model, optimizer = trained()
     state = State({"model": model, "optimizer": optimizer}, rank=0, share=Share((0, 1)))
     moments = Moments(state, ABOUT, steady=True)
-    late = moments.look().late
+    late = moments.collect().late
     same, expected = moments.read(late, 5, whole=True, copied=True)
     assert expected is None and same() == state.fingerprint(whole=True)()

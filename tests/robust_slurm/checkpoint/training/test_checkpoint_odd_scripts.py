@@ -152,15 +152,15 @@ def test_an_optimizer_waits_for_a_save_in_another_thread(
     assert script.ckpt is not None and script.ckpt._session is not None
     saver = script.ckpt._session.saver
     assert saver is not None
-    take = saver._moments.look
+    take = saver._moments.collect
 
-    def look(*, trusting: bool = False) -> Any:
+    def collect(*, trusting: bool = False) -> Any:
         found = take(trusting=trusting)
         saving.set()
         assert go_on.wait(30)
         return found
 
-    monkeypatch.setattr(saver._moments, "look", look)
+    monkeypatch.setattr(saver._moments, "collect", collect)
     before = script.model[0].weight.detach().clone()
     thread = threading.Thread(target=script.ckpt.save, args=[1])
     thread.start()

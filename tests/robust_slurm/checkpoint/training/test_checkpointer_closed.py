@@ -99,12 +99,12 @@ def test_closed_again_while_it_closes(
 
 def test_closed_while_it_resumes(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training()
-    look = State.look
+    collect = State.collect
 
     def closing(state: State, keys: Collection[str]) -> None:
         training.ckpt.close()
-        look(state, keys)
+        collect(state, keys)
 
-    monkeypatch.setattr(State, "look", closing)
+    monkeypatch.setattr(State, "collect", closing)
     with pytest.raises(CheckpointError, match="closed while it resumed"):
         training.ckpt.resume()

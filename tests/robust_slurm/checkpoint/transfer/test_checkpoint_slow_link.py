@@ -65,7 +65,7 @@ def test_the_interval_widens_until_training_is_not_slowed(
     assert slow > 6 * STEP
     for step, cost in a.costs():
         pace.hear(0, step, cost)
-    assert pace.look(1.0, training.step + 1)
+    assert pace.adjust(1.0, training.step + 1)
     assert pace.every >= 4
     a.save_every(pace.every, pace.first)
     training.run(pace.every + 1)  # what is on its way when it is heard
@@ -94,7 +94,7 @@ def test_the_interval_narrows_when_the_link_recovers(
         pause would give the link time."""
         nonlocal heard
         give_up_at = time.monotonic() + DEADLINE
-        while not pace.look(time.monotonic(), training.step + 1):
+        while not pace.adjust(time.monotonic(), training.step + 1):
             assert time.monotonic() < give_up_at, f"the interval stays at {pace.every}"
             training.run(pace.every)
             costs = a.costs()

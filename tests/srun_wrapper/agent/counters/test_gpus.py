@@ -161,7 +161,7 @@ def test_gpus_that_do_not_answer_hold_up_no_other_counters() -> None:
         until(lambda: loop.turn(0.01) or met(), "the reading", 5.0)
 
     turn_until(lambda: counters._last == {"a": 1})
-    counters.look()
+    counters.start_reading()
     turn_until(lambda: told == [{"a": 3}])
     assert len(asked) == 1
     asked[0]({"g": 5})
@@ -181,7 +181,7 @@ def test_growth_of_the_host_does_not_redeem_the_promise_of_the_gpus() -> None:
     counters = Counters(loop, tell, lambda: {"a": next(values)}, Machine, asked.append)
     until(lambda: loop.turn(0.01) or counters._last == {"a": 1}, "the first reading", 5.0)
     asked[0]({"g": 5})
-    counters.look()
+    counters.start_reading()
     assert counters.promise()
     until(lambda: loop.turn(0.01) or told, "the host's", 5.0)
     asked[1]({"g": 5})

@@ -144,17 +144,17 @@ class Node:
 def test_only_growth_is_told_and_once() -> None:
     node = Node({"a": 1, "b": 1})
     assert node.told == []
-    node.counters.look()
+    node.counters.start_reading()
     node.until(2)
     assert node.told == []
     node.now = {"a": 5, "b": 1}
-    node.counters.look()
+    node.counters.start_reading()
     node.until(3)
-    node.counters.look()
+    node.counters.start_reading()
     node.until(4)
     assert node.told == [{"a": 4}]
     node.now = {"b": 2}  # a cannot be read any more
-    node.counters.look()
+    node.counters.start_reading()
     node.until(5)
     assert node.told == [{"a": 4}, {"a": 4, "b": 1}]
 
@@ -164,7 +164,7 @@ def test_a_device_that_does_not_answer_holds_one_thread_and_the_loop_goes_on() -
     node.go.clear()
     for value in (2, 3, 4):
         node.now = {"a": value}
-        node.counters.look()
+        node.counters.start_reading()
         node.loop.turn(0.0)
     assert node.reads == 1 and node.told == []
     node.go.set()
@@ -176,7 +176,7 @@ def test_what_could_not_be_read_at_first_counts_from_where_it_could() -> None:
     node = Node({})
     for reads, value in ((2, 7), (3, 9)):
         node.now = {"a": value}
-        node.counters.look()
+        node.counters.start_reading()
         node.until(reads)
     assert node.told == [{"a": 2}]
 
@@ -184,7 +184,7 @@ def test_what_could_not_be_read_at_first_counts_from_where_it_could() -> None:
 def test_the_gravest_are_told_and_of_them_those_that_grew_most() -> None:
     node = Node({str(n): 0 for n in range(2 * MOST)} | {"mlx5_0 port 1 link_downed": 0})
     node.now = {str(n): n + 2 for n in range(2 * MOST)} | {"mlx5_0 port 1 link_downed": 1}
-    node.counters.look()
+    node.counters.start_reading()
     node.until(2)
     (told,) = node.told
     most = {str(n): n + 2 for n in range(MOST + 1, 2 * MOST)}
@@ -195,13 +195,13 @@ def test_the_end_of_a_reading_that_was_promised_is_told_also_without_growth() ->
     node = Node({"a": 1})
     assert not node.counters.promise()
     node.go.clear()
-    node.counters.look()
+    node.counters.start_reading()
     assert node.counters.promise()
-    node.counters.look()  # asked for after the promise was made
+    node.counters.start_reading()  # asked for after the promise was made
     node.go.set()
     node.until(3)
     assert node.told == [{}]
-    node.counters.look()
+    node.counters.start_reading()
     node.until(4)
     assert node.told == [{}]
 
@@ -210,7 +210,7 @@ def test_what_was_set_to_zero_grows_on() -> None:
     node = Node({"a": 5})
     for reads, value in ((2, 7), (3, 0), (4, 1)):
         node.now = {"a": value}
-        node.counters.look()
+        node.counters.start_reading()
         node.until(reads)
     assert node.told == [{"a": 2}, {"a": 3}]
 

@@ -49,10 +49,10 @@ def test_silent_only_once_slurm_runs_it_on_a_node() -> None:
     request = StandbyRequest(1, 2, [], [])
     request.process = cast("asyncio.subprocess.Process", SimpleNamespace(pid=100))  # type: ignore[name-defined]  # noqa: F821
     others = Allotted(4, 99, "RUNNING", "None", ("s9",))
-    assert request.look([others], 10.0) is None and not request.node
-    request.look([others, job("PENDING", "Resources")], 10.0)
-    request.look([others, job("CONFIGURING", "None", "s1")], 20.0)  # its prolog runs
+    assert request.update([others], 10.0) is None and not request.node
+    request.update([others, job("PENDING", "Resources")], 10.0)
+    request.update([others, job("CONFIGURING", "None", "s1")], 20.0)  # its prolog runs
     assert (request.job, request.node) == (5, "s1") and not request.silent(90.0, 5.0)
-    request.look([job("RUNNING", "None", "s1")], 30.0)
-    request.look([job("RUNNING", "None", "s1")], 31.0)
+    request.update([job("RUNNING", "None", "s1")], 30.0)
+    request.update([job("RUNNING", "None", "s1")], 31.0)
     assert not request.silent(34.9, limit=5.0) and request.silent(35.0, limit=5.0)
