@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from robust_slurm.command_line.screen import plain_table
 from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.state_dir.records import Checkpoint, Incident
 from standby.pool.stock import told
@@ -21,7 +21,7 @@ from status.model import JobReport, JobRow, NodeRow, StatusReport
 from status.rules import RuleRow
 from status.views.attention import Attention
 from status.views.job import short_incidents
-from status.views.overview import Line, job_lines, overview, unread
+from status.views.overview import Line, job_lines, overview, short_clock, unread
 
 _PHASES = (
     *("detect", "decide", "stop", "test", "replace"),
@@ -35,17 +35,9 @@ _STATUS_STYLE = {
     "silent": "red",
     "failed": "red",
 }
-# Without a terminal (a pipe, a log) nothing says how wide a line may be, and cutting loses facts.
-_PIPE_WIDTH = 200
 _WIDE = 160  # columns from which a job's table has all phases
 _LINES = 64  # of nodes; of more, those with equal rows share one
 _HANG = 10  # lines that say who waits for whom
-
-
-def console(file: IO[str]) -> Console:
-    """A console that never reads markup, emoji codes or links out of data."""
-    width = None if file.isatty() else _PIPE_WIDTH
-    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
 def print_overview(report: StatusReport, look: Sequence[Attention], out: Console) -> None:
@@ -89,7 +81,7 @@ def print_report(report: StatusReport, out: Console, with_jobs: bool = True) -> 
     """Nodes, then jobs, then what could not be read."""
     _slurm_error(report.slurm_error, out)
     if report.nodes:
-        table = _table("NODE", "POOL", "STATE", "REASON", "REPORTS", "NEWEST EVIDENCE")
+        table = plain_table("NODE", "POOL", "STATE", "REASON", "REPORTS", "NEWEST EVIDENCE")
         for names, node in _alike(report.nodes):
             bad = bool(_BAD & set(node.state))
             table.add_row(
@@ -137,7 +129,7 @@ def print_job(report: JobReport, out: Console) -> None:
         _print_lines(short_incidents(report.incidents, out.width), out)
         out.print(f"robust-status {report.job_id} --why tells each in a paragraph.")
     elif report.incidents:
-        table = _table(
+        table = plain_table(
             "TIME", "SYMPTOM", "CAUSE", "RULE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS"
         )
         tested = any("test" in i.phases and i.tests for i in report.incidents)
@@ -153,7 +145,7 @@ def print_job(report: JobReport, out: Console) -> None:
             sized = ("resized {}→{}".format(*incident.resized),) if incident.resized else ()
             told = (*sized, *stuck, *incident.amended, *incident.counters, *incident.tests)
             for line in (*told, *incident.restored):
-                out.print(f"{_clock(incident.time)} {line}")
+                out.print(f"{short_clock(incident.time)} {line}")
     else:
         out.print(f"Job {report.job_id} had no incidents.")
     _problems(report.problems, out)
@@ -165,7 +157,7 @@ def print_lemons(
     """The nodes that jobs excluded, the worst first."""
     _slurm_error(slurm_error, out)
     if rows:
-        table = _table("NODE", "EXCLUDE")
+        table = plain_table("NODE", "EXCLUDE")
         for heading in ("JOBS", "USERS", "WENT ON", "CONFIRMED", "CLEARED", "WITHDRAWN"):
             table.add_column(heading, justify="right")
         for heading in ("NEWEST REPORT", "DRAINED"):
@@ -177,7 +169,7 @@ def print_lemons(
                 row.name,
                 Text("yes" if row.exclude else "", style="red"),
                 *map(str, (*counts, *verdicts)),
-                _clock(row.newest),
+                short_clock(row.newest),
                 row.drained,
             )
         out.print(table)
@@ -192,7 +184,7 @@ def print_rules(
     """Print how often each rule of diagnosis reported a node, and was wrong."""
     _slurm_error(slurm_error, out)
     if rows:
-        table = _table("RULE")
+        table = plain_table("RULE")
         headings = ("REPORTED", "EVICTED", "CONFIRMED", "CLEARED", "WITHDRAWN", "REFUSED", "OPEN")
         for heading in (*headings, "FALSE ALARMS"):
             table.add_column(heading, justify="right")
@@ -237,7 +229,7 @@ def _incident(incident: Incident, phases: Sequence[str]) -> list[str]:
     unknown = "?" if incident.outcome == "recovered" else ""
     lost = unknown if incident.lost_steps is None else str(incident.lost_steps)
     return [
-        _clock(incident.time),
+        short_clock(incident.time),
         incident.symptom,
         incident.cause,
         incident.rule,
@@ -250,7 +242,7 @@ def _incident(incident: Incident, phases: Sequence[str]) -> list[str]:
 
 
 def _jobs(rows: tuple[JobRow, ...]) -> Table:
-    table = _table("JOB", "NAME", "USER", "STATUS", "NODES", "STEP", "STEP TIME", "STARTS")
+    table = plain_table("JOB", "NAME", "USER", "STATUS", "NODES", "STEP", "STEP TIME", "STARTS")
     for heading in ("INCIDENTS", "LOST STEPS", "ETTR"):
         table.add_column(heading, justify="right")
     for row in rows:
@@ -308,13 +300,6 @@ def _members(nodes: tuple[Mapping[str, Any], ...]) -> str:
     return text.strip()
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
 def _slurm_error(error: str, out: Console) -> None:
     if error:
         out.print(Text(f"Slurm did not answer, only files are shown: {error}", style="red"))
@@ -324,13 +309,6 @@ def _slurm_error(error: str, out: Console) -> None:
 def _problems(problems: tuple[str, ...], out: Console) -> None:
     for problem in problems:
         out.print(Text(f"note: {problem}", style="yellow"))
-
-
-def _clock(when: float) -> str:
-    try:
-        return time.strftime("%m-%d %H:%M:%S", time.localtime(when))
-    except (OverflowError, OSError, ValueError):
-        return "?"
 
 
 def _seconds(value: float | None) -> str:

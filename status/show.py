@@ -61,9 +61,10 @@ def show_all(args: argparse.Namespace, source: RecordSource, out: IO[str]) -> in
         extra = {"attention": [asdict(one) for one in found.look]}
         print_json({**asdict(found.report), **extra}, out)
     else:
+        from robust_slurm.command_line.screen import console
         from status import render
 
-        to = render.console(out)
+        to = console(out)
         if args.nodes:
             render.print_report(found.report, to)
         elif args.bad:
@@ -149,11 +150,13 @@ def show_job(args: argparse.Namespace, source: RecordSource, out: IO[str]) -> in
     if args.json:
         print_json({**asdict(done), "why": told}, out)
     elif args.why:
-        from status.render import console, print_paragraphs
+        from robust_slurm.command_line.screen import console
+        from status.render import print_paragraphs
 
         print_paragraphs(told, done, console(out))
     else:
-        from status.render import console, print_job
+        from robust_slurm.command_line.screen import console
+        from status.render import print_job
 
         print_job(done, console(out))
     return 1 if done.slurm_error else 0

@@ -38,7 +38,7 @@ def show_accounts(args: argparse.Namespace, source: RecordSource, out: IO[str]) 
     elif args.json:
         print_json(as_json(accounts, weeks, problems, view.error, source.now), out)
     else:
-        from status.render import console
+        from robust_slurm.command_line.screen import console
         from status.views.accounts import print_accounts
 
         print_accounts(accounts, weeks if args.weekly else None, problems, view.error, console(out))

@@ -21,6 +21,7 @@ from status.lemons import Lemon, lemon, order
 from status.model import SlurmView
 from status.rules import rule_rows
 from status.story import Suspicion, proven_good, suspicions
+from status.views.overview import clock
 
 JSON_VERSION = 1
 SHOWN = 20  # suspicions of a node in words; JSON has all
@@ -119,7 +120,7 @@ def story(
         lines.append(f"The newest {SHOWN} follow; --json prints all.")
     for one in found[-SHOWN:]:
         lines += ["", _head(one)]
-        lines += [f"  {_clock(line.time)}  {line.text}" for line in one.lines]
+        lines += [f"  {clock(line.time)}  {line.text}" for line in one.lines]
     return lines
 
 
@@ -149,13 +150,6 @@ def _plural(count: int, what: str) -> str:
     return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
-def _clock(when: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
-    except (OverflowError, OSError, ValueError):
-        return "????-??-?? ??:??:??"
-
-
 # -- lemons and rules -------------------------------------------------------------------------
 
 
@@ -182,7 +176,8 @@ def show_lemons(
     elif as_json:
         _print_table_json("nodes", rows, records, out)
     else:
-        from status.render import console, print_lemons
+        from robust_slurm.command_line.screen import console
+        from status.render import print_lemons
 
         print_lemons(rows, records.problems, view.error, console(out))
     return 1 if view.error else 0
@@ -198,7 +193,8 @@ def show_rules(state_dir: Path, view: SlurmView, as_json: bool, out: IO[str]) ->
     if as_json:
         _print_table_json("rules", rows, records, out)
     else:
-        from status.render import console, print_rules
+        from robust_slurm.command_line.screen import console
+        from status.render import print_rules
 
         print_rules(rows, records.problems, view.error, console(out))
     return 1 if view.error else 0

@@ -24,7 +24,7 @@ CIRCLES = {
 }
 """The circles that are left between a folder's own files and folders. Add none."""
 
-HELPERS = {"run_in_thread"}
+HELPERS = {"run_in_thread", "start_task"}
 """Files beside the rooms of srun_wrapper that any of them may import."""
 
 

@@ -34,6 +34,7 @@ from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.plain_text import OutputError
 from robust_slurm.command_line.progress import Progress
 from robust_slurm.command_line.run import run
+from robust_slurm.command_line.screen import console
 from robust_slurm.hostlist import expand
 from robust_slurm.text import did_you_mean
 
@@ -138,7 +139,7 @@ def _ended_like_by_ctrl_c() -> Iterator[None]:
 
 
 def _test(options: argparse.Namespace, began: float, stream: IO[str]) -> int:
-    out = tables.console(stream)
+    out = console(stream)
     if options.list:
         if options.json:
             print(tables.listing_json())

@@ -92,13 +92,12 @@ class Drainer:
         settings: Settings,
         system: System,
         until: float,
-        door: Door | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._settings = settings
         self._system = system
         self._until = until
-        self._open = door or open_door(settings)
+        self._open = open_door(settings)
         self._pause = pause
         self._limits = limits_of(settings)
 

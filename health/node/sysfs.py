@@ -32,6 +32,14 @@ def names(system: System, path: str) -> list[str]:
         return []
 
 
+def link(system: System, path: str) -> str:
+    """The target of a link; "" where there is none: a virtual device, or one that has just gone."""
+    try:
+        return system.link(path)
+    except OSError:
+        return ""
+
+
 def fleet(system: System) -> Mapping[str, Any]:
     """The fleet's record; empty where it cannot be used, which is not the node's fault."""
     try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from health.node import slurmconf, sysfs
 from health.node.gpu_snapshot import Device
+from health.node.sysfs import link
 from health.node.system import System
 
 PCI = "/sys/bus/pci/devices"
@@ -91,7 +92,7 @@ def pci(system: System) -> list[str]:
             gpu = system.read(f"{place}/class").strip()[:6] in _GPU_CLASSES
         except FileNotFoundError:
             continue  # taken out while we looked
-        if gpu and not _link(system, f"{place}/physfn"):
+        if gpu and not link(system, f"{place}/physfn"):
             out.append(address)
     return [address for address in out if driver(system, address) in ("", DRIVER)]
 
@@ -116,7 +117,7 @@ def of_others(system: System) -> bool:
                 kind = system.read(f"{place}/class").strip()[:6]
             except FileNotFoundError:
                 continue  # taken out while we looked
-            virtual = bool(_link(system, f"{place}/physfn"))
+            virtual = bool(link(system, f"{place}/physfn"))
             found += vendor in _OTHERS and kind in _OTHER_CLASSES and not virtual
     except OSError:
         return False
@@ -125,14 +126,7 @@ def of_others(system: System) -> bool:
 
 def driver(system: System, address: str) -> str:
     """Name of the kernel driver that has a PCI device; empty: none."""
-    return _link(system, f"{PCI}/{address}/driver").rpartition("/")[2]
-
-
-def _link(system: System, path: str) -> str:
-    try:
-        return system.link(path)
-    except OSError:
-        return ""
+    return link(system, f"{PCI}/{address}/driver").rpartition("/")[2]
 
 
 def devices(system: System) -> list[Device]:

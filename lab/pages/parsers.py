@@ -1,11 +1,11 @@
-"""The commands and their options, from the table of parsers that the product has."""
+"""The commands and their options, from the table of their parsers."""
 
 from __future__ import annotations
 
 import argparse
 from typing import NamedTuple
 
-from robust_slurm.command_line.table import COMMANDS, parser_of
+from lab.pages.command_table import COMMANDS, parser_of
 from robust_slurm.settings import FIELDS
 from srun_wrapper.command.srun_table import LONG
 from status.web import serve

@@ -89,7 +89,9 @@ def _ls(directory: Path, as_json: bool, out: IO[str]) -> int:
             files=[row._asdict() for row in found.files],
         )
     else:
-        from .listing_render import console, print_listing
+        from robust_slurm.command_line.screen import console
+
+        from .listing_render import print_listing
 
         print_listing(found, console(out))
     return 1 if found.bad else 0
@@ -108,7 +110,9 @@ def _verify(path: Path, as_json: bool, out: IO[str]) -> int:
         ]
         _print_json(out, checked=checked)
     else:
-        from .listing_render import console, print_checked
+        from robust_slurm.command_line.screen import console
+
+        from .listing_render import print_checked
 
         print_checked(results, console(out))
     return 0 if all(each.good for each in results) else 1

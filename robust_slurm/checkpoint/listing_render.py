@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import IO
 
 from rich.console import Console
 from rich.table import Table
@@ -14,17 +13,10 @@ from robust_slurm.text import one_line
 from .durable.marks import DOUBTED
 from .listing import COMMITTED, COMPLETE, DAMAGED, Checked, Listing
 
-_PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
 _STYLE = {COMMITTED: "green", COMPLETE: "green", DAMAGED: "bold red"}
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 _LONGEST = 4096  # characters of a path or a note
-
-
-def console(file: IO[str]) -> Console:
-    """A console that never reads markup, emoji codes or links out of data."""
-    width = None if file.isatty() else _PIPE_WIDTH
-    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
 def print_listing(found: Listing, out: Console) -> None:

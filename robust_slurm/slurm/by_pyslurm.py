@@ -94,16 +94,16 @@ class PySlurm(Slurm):
             return super()._squeue(columns, until)
         return {job[0]: [str(job[index]) for index in wanted] for job in found}
 
-    def _set_nodes(self, names: Sequence[str], words: Mapping[str, str], until: float) -> None:
+    def _set_node(self, node: str, words: Mapping[str, str], until: float) -> None:
         argv = ("pyslurm", "update", *(f"{key}={value}" for key, value in words.items()))
         request = {
             "do": "set_node",
-            "nodes": self._folded(argv, names),
+            "nodes": self._folded(argv, [node]),
             "state": words["State"],
             "reason": words.get("Reason"),
         }
         if not self._ready_now() or not self._order(argv, request, until, again=True):
-            super()._set_nodes(names, words, until)
+            super()._set_node(node, words, until)
 
     def requeue(self, job_id: int | str) -> None:
         argv = ("pyslurm", "requeue", str(job_id))

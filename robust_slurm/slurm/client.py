@@ -1,11 +1,10 @@
 """The contract of the door to Slurm, the same for both ways: Slurm's commands and pyslurm.
 
-- Every call ends by its deadline: SlurmError ``timeout``. ``shrink`` and ``drain_all`` may take as
+- Every call ends by its deadline: SlurmError ``timeout``. ``shrink`` may take as
   long once more, to see what became of an order that failed.
 - Where no slurmctld answers, a client of ``connect()`` raises ``unreachable`` within a second (one
   that answered a call less than a second ago is not asked again: there it may be the deadline).
 - A client newer than slurmctld raises ``version`` and names its own release.
-- An order that Slurm carried out for some nodes only raises ``partial``; ``changed`` names them.
 - No answer is taken from an exit code alone.
 
 ``tests/robust_slurm/slurm/test_slurm_contract.py`` holds both to it.
@@ -55,7 +54,6 @@ class Client(Protocol):
 
     # orders about nodes, partitions and reservations
     def drain(self, node: str, reason: str) -> DrainResult: ...
-    def drain_all(self, nodes: Sequence[str], reason: str) -> dict[str, DrainResult]: ...
     def undrain(self, node: str, expect_reason_prefix: str = ...) -> DrainResult: ...
     def create_partition(self, name: str, settings: Mapping[str, str]) -> None: ...
     def update_partition(self, name: str, settings: Mapping[str, str]) -> None: ...

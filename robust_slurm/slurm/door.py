@@ -167,30 +167,8 @@ class Slurm(Objects):
         before = self._one_node(node, until)
         if not _may_drain(before):
             return DrainResult(False, before)
-        self._set_nodes([node], {"State": "DRAIN", "Reason": _reason(reason)}, until)
+        self._set_node(node, {"State": "DRAIN", "Reason": _reason(reason)}, until)
         return DrainResult(True, before)
-
-    def drain_all(self, nodes: Sequence[str], reason: str) -> dict[str, DrainResult]:
-        """Drain several nodes in one request, each as drain() would.
-
-        Slurm applies a list as far as it can and then reports one failure for all of it. So an
-        unknown name raises ``not_found`` before anything is changed, and a request that was
-        carried out for some nodes only raises ``partial``, which names them.
-        """
-        until = self._until()
-        wanted = list(dict.fromkeys(nodes))
-        before = self._nodes(wanted, until)
-        argv = ("scontrol", "update", f"NodeName={self._folded(('scontrol',), wanted)}")
-        if unknown := [name for name in wanted if name not in before]:
-            raise SlurmError("not_found", argv, f"Slurm has no node {', '.join(unknown)}")
-        ours = [name for name in wanted if _may_drain(before[name])]
-        if ours:
-            words = {"State": "DRAIN", "Reason": _reason(reason)}
-            try:
-                self._set_nodes(ours, words, until)
-            except SlurmError as error:
-                raise self._partial(error, ours, words["Reason"]) from None
-        return {name: DrainResult(name in ours, before[name]) for name in wanted}
 
     def undrain(self, node: str, expect_reason_prefix: str = PREFIX) -> DrainResult:
         """Take a drain back, only if the node is drained for a reason with this prefix.
@@ -202,27 +180,13 @@ class Slurm(Objects):
         mine = (before.reason or "").startswith(expect_reason_prefix)
         if "DRAIN" not in before.state or not mine:
             return DrainResult(False, before)
-        self._set_nodes([node], {"State": "UNDRAIN"}, until)
+        self._set_node(node, {"State": "UNDRAIN"}, until)
         return DrainResult(True, before)
 
-    def _set_nodes(self, names: Sequence[str], words: Mapping[str, str], until: float) -> None:
+    def _set_node(self, node: str, words: Mapping[str, str], until: float) -> None:
         argv: tuple[str, ...] = ("scontrol", "update")
-        argv = (*argv, f"NodeName={self._folded(argv, names)}")
+        argv = (*argv, f"NodeName={self._folded(argv, [node])}")
         self._run((*argv, *(f"{k}={v}" for k, v in words.items())), until=until, retry=True)
-
-    def _partial(self, error: SlurmError, names: Sequence[str], reason: str) -> SlurmError:
-        """The error with the nodes that were drained all the same, if there are any."""
-        try:
-            now = self._nodes(names, self._until())
-        except SlurmError:
-            return error
-        drained = {n.name for n in now.values() if "DRAIN" in n.state and n.reason == reason}
-        done = [name for name in names if name in drained]
-        rest = [name for name in names if name not in drained]
-        if not done or not rest:
-            return error
-        message = f"drained {', '.join(done)}, but not {', '.join(rest)}: "
-        return SlurmError("partial", error.command, message + error.message, changed=done)
 
 
 def _may_drain(node: Node) -> bool:

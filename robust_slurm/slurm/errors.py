@@ -22,7 +22,6 @@ Kind = Literal[
     "version",
     "invalid",
     "conflict",
-    "partial",
     "other",
 ]
 
@@ -38,7 +37,6 @@ _HINTS: dict[Kind, str] = {
     "SLURM_VERSION in `scontrol show config`), or munge keys or clocks differ",
     "invalid": "correct the request: Slurm will refuse it again as it is",
     "conflict": "the job or node is not in a state that allows it: read it again before retrying",
-    "partial": "some of the nodes were changed and stay so: give the order for the others again",
     "other": "see the slurmctld log",
 }
 
@@ -147,8 +145,7 @@ class SlurmError(Exception):
     """A call to Slurm that did not do what was asked.
 
     ``kind`` is for programs, ``message`` is Slurm's own words (or ours for a deadline), ``command``
-    the argument list, ``hint`` what to do next. ``str()`` joins them. ``changed``: the nodes that a
-    ``partial`` order has changed.
+    the argument list, ``hint`` what to do next. ``str()`` joins them.
     """
 
     def __init__(
@@ -157,14 +154,12 @@ class SlurmError(Exception):
         command: Sequence[str],
         message: str,
         hint: str | None = None,
-        changed: Sequence[str] = (),
     ) -> None:
         super().__init__(kind, tuple(command), message)
         self.kind: Kind = kind
         self.command: tuple[str, ...] = tuple(command)
         self.message = message
         self.hint = hint or _HINTS[kind]
-        self.changed = tuple(changed)
 
     @property
     def transient(self) -> bool:

@@ -15,6 +15,7 @@ from srun_wrapper.checkpoints.enrolments import StoreAt
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.protocol.checkpoint_messages import Enrolled
+from srun_wrapper.start_task import start_task
 
 GATHER = 0.1  # s for more such ranks to come up
 
@@ -60,9 +61,7 @@ class LateArrivals:
         told.update(t.owner for t in lacking)
         self._ranks.append((said.rank, seat, here))
         if len(self._ranks) == 1:  # ten thousand may come at the same time
-            task = asyncio.create_task(self._gather(plan))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            start_task(self._tasks, self._gather(plan))
 
     async def _gather(self, plan: planner.Resume) -> None:
         await asyncio.sleep(GATHER)

@@ -34,12 +34,9 @@ class StepRequest:
     input: str | None = None
     pty: bool = False
     export: str | None = None
-    nodelist: str | None = None
     exclude: str | None = None
-    relative: str | None = None
     distribution: str | None = None
     kill_on_bad_exit: int | None = None
-    no_kill: bool = False
     unbuffered: bool = False
     multi_prog: bool = False
     open_mode: str | None = None
@@ -73,8 +70,6 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
     def switch(option: str, variable: str) -> bool:
         return has(option) or (variable in env and _is_on(env[variable]))
 
-    no_kill = text("no-kill", "SLURM_NO_KILL")
-    no_kill_given = has("no-kill") or no_kill is not None
     kill_bad = text("kill-on-bad-exit", "SLURM_KILL_BAD_EXIT")
     kill_given = has("kill-on-bad-exit") or kill_bad is not None
     return StepRequest(
@@ -98,12 +93,9 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
         input=text("input", "SRUN_INPUT", "SLURM_STDINMODE"),
         pty=has("pty"),
         export=text("export", "SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"),
-        nodelist=value("nodelist"),
         exclude=value("exclude"),
-        relative=value("relative"),
         distribution=text("distribution", "SLURM_DISTRIBUTION"),
         kill_on_bad_exit=_count("--kill-on-bad-exit", kill_bad or "1") if kill_given else None,
-        no_kill=no_kill_given and (no_kill or "set").lower() not in ("off", "no"),
         unbuffered=switch("unbuffered", "SLURM_UNBUFFEREDIO"),
         multi_prog=switch("multi-prog", "SLURM_SRUN_MULTI"),
         open_mode=text("open-mode", "SLURM_OPEN_MODE"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -143,7 +142,3 @@ def ettr(elapsed: float, unproductive: float) -> float | None:
     if elapsed <= 0:
         return None
     return max(0.0, min(1.0, 1.0 - unproductive / elapsed))
-
-
-def describe(evidence: Iterable[str]) -> str:
-    return "; ".join(evidence)

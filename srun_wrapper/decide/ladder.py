@@ -260,8 +260,7 @@ RUNGS = (
     Rung("no-start", "the ranks cannot be started again at all", "stop", _no_start),
     Rung(
         "early",
-        "without early_restart, in the first minute: no step was seen yet, and no node is to be "
-        "evicted",
+        "without early_restart, in the first minute: no step was seen, no node is to be evicted",
         "stop with the rank's exit code",
         _early,
     ),

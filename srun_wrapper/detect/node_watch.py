@@ -13,6 +13,7 @@ from srun_wrapper.detect.suspects import Suspects
 from srun_wrapper.job.model import AgentKey, Node, Role
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.server import probe
+from srun_wrapper.start_task import start_task
 
 LATE = 0.25  # s that a report may be late, or half an interval, before it is missed
 PROBE_TIMEOUT = 0.75
@@ -127,9 +128,7 @@ class NodeWatch:
 
     def _start_probe(self, node: Node, suspected: bool) -> None:
         node.probing, node.asked_at = True, time.monotonic()
-        task = asyncio.create_task(self._probe(node, suspected))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_task(self._tasks, self._probe(node, suspected))
 
     async def _probe(self, node: Node, suspected: bool) -> None:
         before, port = node.last_word, node.hello.probe_port

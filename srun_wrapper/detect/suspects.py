@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from srun_wrapper.command.rank_env import fold_hosts
 from srun_wrapper.detect.guard import WatchGuard
@@ -18,6 +18,7 @@ from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.peer_messages import Reach, Reached
 from srun_wrapper.protocol.server import Answer, probe
+from srun_wrapper.start_task import start_task
 
 LATE = 0.1  # of an interval that a sign of life may be late before its node is asked
 LATE_LEAST = 0.025  # s, at the least
@@ -128,13 +129,7 @@ class Suspects:
 
     def _suspect(self, node: Node, now: float) -> None:
         case = self._cases[node.key] = _Case(node, node.last_word, now)
-        self._begin(self._follow(case)).add_done_callback(lambda _: self._over(case))
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        start_task(self._tasks, self._follow(case)).add_done_callback(lambda _: self._over(case))
 
     def _over(self, case: _Case) -> None:
         del self._cases[case.node.key]
@@ -158,7 +153,7 @@ class Suspects:
             near = self._near(node)
             for other in near:
                 if other.last_word <= case.asked:
-                    self._begin(self._sign(other))
+                    start_task(self._tasks, self._sign(other))
             witnesses = self.witnesses.of(node)
             found = await self._hear(case, direct, due + limit, witnesses, near)
         finally:

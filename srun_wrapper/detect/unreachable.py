@@ -55,7 +55,7 @@ class Patience:
         self.off = limit <= 0
         self._limit = limit
         self._ended: list[tuple[float, float]] = []
-        """When, and how long; each longer than those after it."""
+        """The time and length of each silence; each longer than those after it."""
 
     def note(self, length: float, now: float) -> None:
         """A node that nobody could reach has answered after ``length`` seconds of silence."""

@@ -116,7 +116,7 @@ class Topology:
             return {}
         ranks, alpha = self.ranks_of_places(mesh), self._config.place_alpha
         try:
-            return dict(choose(lost, candidates, places, mesh, ranks, self._minipods, alpha))
+            return choose(lost, candidates, places, mesh, ranks, self._minipods, alpha)
         except ValueError as err:
             self._journal.news(f"no choice by topology: {err}")
             return {}

@@ -11,6 +11,7 @@ from srun_wrapper.decide.flaps import NO_REBOOT, WINDOW, Flap
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.protocol.server import probe
+from srun_wrapper.start_task import start_task
 
 LOOK = 0.5  # s between two looks
 ANSWER = 0.75  # s for a kernel to answer
@@ -42,9 +43,7 @@ class Flaps:
     def watch(self, node: Node, since: float) -> None:
         """Look whether the node answers again; ``since``: its last word."""
         if time.monotonic() - since < NO_REBOOT:
-            task = asyncio.create_task(self._watch(node, since), name=node.name)
-            self._watches.add(task)
-            task.add_done_callback(self._watches.discard)
+            start_task(self._watches, self._watch(node, since), node.name)
 
     async def _watch(self, node: Node, since: float) -> None:
         while (asked := time.monotonic()) - since < NO_REBOOT:

@@ -13,6 +13,7 @@ from srun_wrapper.protocol.messages import Finish, Stop
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.requeue.slurm_wait import Controller
+from srun_wrapper.start_task import start_task
 
 
 class Release:
@@ -71,9 +72,7 @@ class Release:
             for n in gone
             if not n.standby_request and n.name not in (self._state.own_node, *self._released)
         ]
-        task = asyncio.create_task(self._release(names, incident))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_task(self._tasks, self._release(names, incident))
 
     async def _release(self, names: list[str], incident: Incident) -> None:
         await self._wait.insist(

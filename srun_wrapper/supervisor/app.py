@@ -6,8 +6,6 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import Slurm
@@ -53,6 +51,7 @@ from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.replay.replaying import Replay
 from srun_wrapper.replay.small_worlds import ReplayRequest, SmallWorlds
 from srun_wrapper.signatures.catalogue import Catalogue
+from srun_wrapper.start_task import start_task
 from srun_wrapper.supervisor.epoch import Begun, Epochs
 from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
@@ -237,7 +236,7 @@ class Supervisor:
             missing = await self.first_world.wait_for_shims()
             if missing is None and not self.state.signalled:
                 self.topology.learn()
-                self._start_beside(self.outside_hosts.learn(self.slurm))
+                start_task(self._beside, self.outside_hosts.learn(self.slurm))
                 missing = await self.first_world.form()
             if missing is not None or self.state.signalled:
                 self._phase.name = self._last_phase(missing or 0)
@@ -245,7 +244,7 @@ class Supervisor:
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
             watcher = asyncio.create_task(self._build_watches().run())
-            self._start_beside(self.node_watch.suspects.run(say))
+            start_task(self._beside, self.node_watch.suspects.run(say))
             if await self.restoring.prepare():
                 self.epochs.start("")
             code = await self._life.run()
@@ -288,16 +287,11 @@ class Supervisor:
         if self.phase not in ("recovering", "checking"):
             self._phase.name = "running"
 
-    def _start_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
-
     def _shared_cause(self, text: str, begins: bool) -> None:
         self.ledger.event("shared_cause", text=text)
         say(text)
         if begins:
-            self._start_beside(self._name_shared_cause())
+            start_task(self._beside, self._name_shared_cause())
 
     async def _name_shared_cause(self) -> None:
         if found := await self.outside_hosts.missing(self.slurm):

@@ -4,16 +4,15 @@ Of all ways to fill the lost places, the one with the smallest weighted maximum 
 groups (``spread``); of these the smallest total spread; of these the first by name, place
 by place. Candidates of one minipod differ in their names only, so the search is over minipods. It
 is exhaustive (branch and bound) within a budget that a few lost nodes never reach; beyond it the
-answer is a greedy choice improved by exchanges, with a bound beside it.
+answer is a greedy choice improved by exchanges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
 
-from standby.placement.spread import ALPHA, Layout, Spread, check_alpha, groups
+from standby.placement.spread import ALPHA, Layout, check_alpha, groups
 from standby.placement.vacancies import Score, Vacancies
 
 UNKNOWN = "?"
@@ -21,18 +20,6 @@ UNKNOWN = "?"
 
 _BUDGET = 5_000  # times that a minipod is tried for a place; about 0.1 s
 _ROUNDS = 20  # of exchanges; each makes the score smaller
-
-
-class ChosenStandbys(NamedTuple):
-    """Lost node → standby, and why."""
-
-    takes: dict[str, str]
-    """Fewer entries than lost nodes only where candidates are too few."""
-    after: Spread
-    bound: float
-    """No choice has a smaller weighted maximum spread."""
-    exact: bool
-    """No choice has a smaller weighted maximum spread or, with it, a smaller total."""
 
 
 def choose(
@@ -43,7 +30,7 @@ def choose(
     ranks_per_node: Layout,
     switches: Mapping[str, str],
     alpha: float = ALPHA,
-) -> Mapping[str, str]:
+) -> dict[str, str]:
     """Lost node → the standby that takes its ranks.
 
     ``places``: the job's nodes in rank order, the lost ones included. ``mesh``, ``ranks_per_node``:
@@ -51,19 +38,6 @@ def choose(
     where nothing is known: then the first by name are taken. Candidates that are in the job
     already are passed over. ValueError for a lost node without a place, and as ``groups``.
     """
-    return decide(lost, candidates, places, mesh, ranks_per_node, switches, alpha).takes
-
-
-def decide(
-    lost: Sequence[str],
-    candidates: Sequence[str],
-    places: Sequence[str],
-    mesh: Mapping[str, int],
-    ranks_per_node: Layout,
-    switches: Mapping[str, str],
-    alpha: float = ALPHA,
-) -> ChosenStandbys:
-    """``choose`` with its reasons."""
     check_alpha(alpha)
     at = {node: number for number, node in enumerate(places)}
     if len(at) != len(places):
@@ -77,14 +51,13 @@ def decide(
     minipod = [switches.get(node, UNKNOWN) for node in places]
     job = groups(mesh, ranks_per_node, len(places))
     search = _Search(Vacancies(job, minipod, empty, alpha), empty, pools)
-    exact = search.run()
+    search.run()
     names = {pod: iter(of_pod) for pod, of_pod in pools.items()}
-    takes = {
+    return {
         places[place]: next(names[pod])
         for place, pod in zip(empty, search.chosen, strict=True)
         if pod is not None
     }
-    return ChosenStandbys(takes, search.job.spread, search.bound, exact)
 
 
 class _Search:
@@ -99,24 +72,18 @@ class _Search:
         self._pools = pools
         self._used = dict.fromkeys(pools, 0)
         self._short = max(0, len(empty) - sum(map(len, pools.values())))
-        # Filling a place never makes a spread smaller, so what one place costs alone, all cost.
-        alone = [min((job.tried(p, pod)[0] for pod in pools), default=0.0) for p in empty]
-        self.bound = max(job.score[0], max(alone, default=0.0) if not self._short else 0.0)
         self._tried = 0
         self._best: Score = (0.0, 0)
         self._found: list[str | None] | None = None
 
-    def run(self) -> bool:
-        """Choose; return whether the choice is proven to be the best."""
+    def run(self) -> None:
         self._greedy()
         self._best, first = self.job.score, list(self.chosen)
         self._set(dict.fromkeys(range(len(first))))
         self._exhaust(0, self._short)
         self._set(dict(enumerate(self._found or first)))
-        if self._tried <= _BUDGET:
-            return True
-        self._exchange()
-        return False
+        if self._tried > _BUDGET:
+            self._exchange()
 
     def _greedy(self) -> None:
         """Fill the cheapest place first, again and again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from standby.placement.spread import Groups, Spread, weighted
+from standby.placement.spread import Groups, weighted
 
 Score = tuple[float, int]
 """Weighted maximum spread, total spread: smaller is better."""
@@ -37,15 +37,10 @@ class Vacancies:
                 self._total += len(stay)
 
     @property
-    def spread(self) -> Spread:
-        """Return the spread of the places that are filled now."""
-        dp, pp, _tp = (max((n for n in some if some[n]), default=0) for some in self._spreads)
-        return Spread(dp, pp, self._total)
-
-    @property
     def score(self) -> Score:
-        now = self.spread
-        return weighted(now.dp, now.pp, self._alpha), now.total
+        """Return the score of the places that are filled now."""
+        dp, pp, _tp = (max((n for n in some if some[n]), default=0) for some in self._spreads)
+        return weighted(dp, pp, self._alpha), self._total
 
     def fill(self, place: int, pod: str) -> None:
         """Put a node of this minipod into an empty place."""

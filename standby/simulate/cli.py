@@ -63,8 +63,8 @@ def _simulate(args: argparse.Namespace, out: IO[str]) -> int:
         json.dump(as_data(found, args.gpus), out, indent=2)
         out.write("\n")
     else:
+        from robust_slurm.command_line.screen import console
         from standby.simulate.render import print_study
-        from standby.size.render import console
 
         print_study(found, args.gpus, console(out))
     return OK

@@ -17,7 +17,6 @@ from random import Random
 from typing import NamedTuple
 
 DAY, HOUR = 86400.0, 3600.0
-PHASES = ("detect", "decide", "stop", "test", "replace", "restore", "start", "redo", "save")
 SAVING, START_UP = "saving every step", "start of the job"
 MEASURED, SEEN, PUBLISHED, ASSUMED = "measured", "seen once", "published", "assumed"
 MACHINE, CODE, PASSING = "machine", "code", "passing"  # what is behind a fault

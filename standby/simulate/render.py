@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from robust_slurm.command_line.screen import plain_table
 from standby.simulate.study import Study, gpu_hours
 
 
@@ -25,7 +26,9 @@ def print_study(found: Study, gpus: int, out: Console) -> None:
         f"a step takes {cluster.step_s:g} s"
     )
     out.print()
-    table = _table("APPROACH", "ETTR %", "OF ALL RUNS", "MIN/FAULT", "WORST HOUR", "POOL SHORT")
+    table = plain_table(
+        "APPROACH", "ETTR %", "OF ALL RUNS", "MIN/FAULT", "WORST HOUR", "POOL SHORT", texts=1
+    )
     for row in found.rows:
         span = f"{100 * row.low:.2f}-{100 * row.high:.2f}"
         table.add_row(
@@ -44,7 +47,7 @@ def print_study(found: Study, gpus: int, out: Console) -> None:
     )
     out.print(_list((row.name, row.what) for row in found.rows))
     out.print()
-    table = _table("STANDBY NODES, OURS", *map(str, found.pools))
+    table = plain_table("STANDBY NODES, OURS", *map(str, found.pools), texts=1)
     table.add_row("ETTR %", *(f"{100 * ettr:.2f}" for ettr in found.pools.values()))
     out.print(table)
     out.print()
@@ -54,7 +57,7 @@ def print_study(found: Study, gpus: int, out: Console) -> None:
     out.print(f"Hours of a run by their own ETTR: {hours}.")
     out.print()
     for heading, parts in (("OURS, BY CAUSE", found.causes), ("OURS, BY PHASE", found.phases)):
-        table = _table(heading, "GPU-HOURS LOST", "OF THE LOSS")
+        table = plain_table(heading, "GPU-HOURS LOST", "OF THE LOSS", texts=1)
         total = sum(parts.values()) or 1.0
         for name, seconds in parts.items():
             if seconds >= 0.005 * total:
@@ -84,12 +87,4 @@ def _list(rows: Iterable[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, text in rows:
         table.add_row(name, text)
-    return table
-
-
-def _table(*headings: str) -> Table:
-    """A table whose first column holds text."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
     return table

@@ -185,7 +185,8 @@ def _show(found: answer.PoolSize, as_json: bool, out: IO[str]) -> None:
     if as_json:
         _dump(as_data(found), out)
     else:
-        from standby.size.render import console, print_answer
+        from robust_slurm.command_line.screen import console
+        from standby.size.render import print_answer
 
         print_answer(found, console(out))
 
@@ -199,7 +200,8 @@ def _table(as_json: bool, out: IO[str]) -> int:
         ]
         _dump({"rates": [rate._asdict() for rate in paper.RATES], "settings": settings}, out)
     else:
-        from standby.size.render import console, print_table
+        from robust_slurm.command_line.screen import console
+        from standby.size.render import print_table
 
         print_table(rows, console(out))
     return 0 if all(row.agrees for row in rows) else 1

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import IO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from robust_slurm.command_line.screen import plain_table
 from robust_slurm.text import counted
 from standby.size.answer import ESTIMATE, GIVEN, PoolSize, SizeCase
 from standby.size.observed import Observed, Rate
 from standby.size.paper import RATES, PaperRow
-
-_PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Not rich's exit code 1: the command line knows what to do."""
-        raise BrokenPipeError
-
-
-def console(file: IO[str]) -> Console:
-    """A console that never reads markup, emoji codes or links out of data."""
-    width = None if file.isatty() else _PIPE_WIDTH
-    return _Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
 def print_answer(found: PoolSize, out: Console) -> None:
@@ -35,7 +21,9 @@ def print_answer(found: PoolSize, out: Console) -> None:
     if found.measured is not None:
         _measured(found.measured, out)
         out.print()
-    table = _table(1, "LOST AT ONCE", "PER 1,000 NODE-DAYS", "ONCE IN", "UNITS", "P OF EACH")
+    table = plain_table(
+        "LOST AT ONCE", "PER 1,000 NODE-DAYS", "ONCE IN", "UNITS", "P OF EACH", texts=1
+    )
     for case in found.cases:
         for cause in case.causes:
             what = counted(cause.size, "node")
@@ -48,7 +36,9 @@ def print_answer(found: PoolSize, out: Console) -> None:
         f"p: probability that a unit is lost within the refill time, {found.refill_hours:g} h"
     )
     out.print()
-    table = _table(1, "POOL FOR", "STANDBYS", "P(SHORTAGE)", "MEAN SHORTFALL", "SHORT BY, IF SHORT")
+    table = plain_table(
+        "POOL FOR", "STANDBYS", "P(SHORTAGE)", "MEAN SHORTFALL", "SHORT BY, IF SHORT", texts=1
+    )
     for case in found.cases:
         _pools(case, table)
     out.print(table)
@@ -117,7 +107,7 @@ def _rate(what: str, rate: Rate) -> str:
 def print_table(rows: Sequence[PaperRow], out: Console) -> None:
     """ByteRobust's sizes beside ours."""
     headings = [f"{rate.name} {rate.per_1000:g}" for rate in RATES]
-    table = _table(2, "MACHINES", "TRAINING", "PAPER", *headings)
+    table = plain_table("MACHINES", "TRAINING", "PAPER", *headings, texts=2)
     for row in rows:
         setting = row.setting
         theirs = "" if setting.standbys is None else str(setting.standbys)
@@ -134,14 +124,6 @@ def print_table(rows: Sequence[PaperRow], out: Console) -> None:
     good = all(row.agrees for row in rows)
     said = "ours are the paper's" if good else "OURS ARE NOT THE PAPER'S"
     out.print(Text(f"At the rate that explains ByteRobust's table 5, {said}.", style="bold"))
-
-
-def _table(left: int, *headings: str) -> Table:
-    """``left``: how many columns, the first ones, hold text."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, overflow="fold", justify="left" if number < left else "right")
-    return table
 
 
 def _percent(share: float) -> str:

@@ -13,8 +13,8 @@ from status.accounts.sums import SHARES, curve, ettr, hours, lost, total, unprod
 from status.accounts.timeline import JobAccount
 from status.model import JobReport
 from status.report.charts import LEFT, RIGHT, WIDTH, Axis, Box, Marker, Plot, Tick, plot
-from status.report.parts import MOST_INCIDENTS, Told, WorldPlace, clock, incidents_told, places_of
-from status.views.overview import duration
+from status.report.parts import MOST_INCIDENTS, Told, WorldPlace, incidents_told, places_of
+from status.views.overview import clock, duration
 
 KINDS = {  # colours of phases, see the template
     "training": "training",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from robust_slurm.state_dir.progress import JobRun
 from robust_slurm.state_dir.records import Incident
 from status.accounts.timeline import JobAccount
+from status.views.overview import clock
 from status.views.why import paragraphs
 
 MOST_INCIDENTS = 200  # on the page, the newest
@@ -85,10 +85,3 @@ def places_of(runs: Sequence[JobRun], incidents: Sequence[Incident]) -> tuple[Wo
         )
         for place in sorted(first)
     )
-
-
-def clock(when: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
-    except (OverflowError, OSError, ValueError):
-        return "?"

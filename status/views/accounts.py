@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from robust_slurm.command_line.screen import plain_table
 from status.accounts.sums import SHARES, LostTime, Total, curve, ettr, hours, lost, total
 from status.accounts.sums import unproductive as unproductive_of
 from status.accounts.timeline import JobAccount
@@ -72,7 +73,7 @@ def _jobs(accounts: Sequence[JobAccount], width: int) -> Table:
     heads = (*_TEXTS, "GPUS", "INCIDENTS", "ELAPSED", "LOST", "LOST GPU-H", "ETTR", "LAST HOUR")
     rows = [_cells(one) for one in accounts]
     shown = _fitting(heads, rows, width)
-    table = _table()
+    table = plain_table()
     for head in (heads[n] for n in shown):
         side: Any = "left" if head in _TEXTS else "right"
         table.add_column(head, justify=side, no_wrap=head not in _LESS[:2], overflow="fold")
@@ -111,7 +112,7 @@ def _fitting(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
 
 
 def _lost(name: str, rows: Sequence[LostTime]) -> Table:
-    table = _table(f"LOST BY {name.upper()}")
+    table = plain_table(f"LOST BY {name.upper()}")
     for head in ("TIME", "GPU-HOURS", "INCIDENTS"):
         table.add_column(head, justify="right", no_wrap=True)
     shown = rows if len(rows) <= MOST else rows[: MOST - 1]
@@ -125,7 +126,7 @@ def _lost(name: str, rows: Sequence[LostTime]) -> Table:
 
 
 def _weeks(weeks: Sequence[Week]) -> Table:
-    table = _table("WEEK OF")
+    table = plain_table("WEEK OF")
     for head in ("JOBS", "INCIDENTS", "GPU-HOURS", "LOST", "ETTR"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("LOST BY CAUSE (GPU-HOURS)")
@@ -141,11 +142,4 @@ def _weeks(weeks: Sequence[Week]) -> Table:
             "?" if of.ettr is None else f"{of.ettr:.4f}",
             causes,
         )
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
     return table

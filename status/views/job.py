@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from robust_slurm.state_dir.records import Incident
-from status.views.overview import Line, duration, layout
+from status.views.overview import Line, duration, layout, short_clock
 
 
 def short_incidents(found: Sequence[Incident], width: int) -> list[Line]:
@@ -25,7 +24,7 @@ def _row(number: int, one: Incident) -> tuple[str, ...]:
     sized = " {}→{}".format(*one.resized) if one.resized else ""
     return (
         str(number),
-        _clock(one.time),
+        short_clock(one.time),
         one.symptom.replace("_", " "),
         one.cause,
         swaps or ",".join(one.suspects),
@@ -34,10 +33,3 @@ def _row(number: int, one: Incident) -> tuple[str, ...]:
         duration(max(0.0, one.phases.get("total", 0.0))),
         lost if one.lost_steps is None else str(one.lost_steps),
     )
-
-
-def _clock(when: float) -> str:
-    try:
-        return time.strftime("%m-%d %H:%M:%S", time.localtime(when))
-    except (OverflowError, OSError, ValueError):
-        return "?"

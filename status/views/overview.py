@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from standby.pool.stock import told
 from status.model import NO_RECORDS, JobRow, NodeRow, StatusReport
 from status.views.attention import BAD, Attention
 
-WIDEST = 200  # columns; without a terminal
 LEAST = 5  # lines that attention and jobs each have, however low the screen
 STYLES = {
     "silent": "red",
@@ -215,3 +215,16 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes:02d} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def clock(when: float, unknown: str = "?", form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Return the local time; ``unknown`` for what is no time."""
+    try:
+        return time.strftime(form, time.localtime(when))
+    except (OverflowError, OSError, ValueError):
+        return unknown
+
+
+def short_clock(when: float) -> str:
+    """Return the local time without its year."""
+    return clock(when, form="%m-%d %H:%M:%S")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from robust_slurm.state_dir.records import Incident
@@ -12,7 +11,7 @@ from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
 from status.accounts.segments import INCIDENT_PHASES
 from status.accounts.sums import hours
 from status.accounts.timeline import JobAccount
-from status.views.overview import duration
+from status.views.overview import clock, duration
 
 LINES = 4  # of evidence in a paragraph; --html and --json have all
 LEAST = 0.05  # of an incident's time: a shorter phase is not named
@@ -74,9 +73,10 @@ def paragraphs(job: JobAccount, log: str = "", recovering: bool = False) -> list
 def paragraph(job: JobAccount, number: int, log: str = "") -> str:
     """The paragraph of one incident."""
     one = job.incidents[number]
-    head = f"Restart {number + 1} of job {job.job_id}, {_clock(one.time)}"
+    when = clock(one.time, "at an unknown time")
+    head = f"Restart {number + 1} of job {job.job_id}, {when}"
     if one.outcome.startswith(("warned", "observed")):
-        head = f"Warning {number + 1} of job {job.job_id}, {_clock(one.time)}"
+        head = f"Warning {number + 1} of job {job.job_id}, {when}"
     parts = (
         f"{head}: {_what(one)}.",
         _known(one),
@@ -186,10 +186,3 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     if len(names) > most:
         return f"{', '.join(names[:most])} and {counted(len(names) - most, 'more node')}"
     return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _clock(when: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
-    except (OverflowError, OSError, ValueError):
-        return "at an unknown time"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from status_records import NOW, accusation, incident, roster, view
 
+from robust_slurm.command_line.screen import console
 from robust_slurm.slurm import Completed, Slurm
 from robust_slurm.state_dir.files import read_state
 from robust_slurm.state_dir.records import Checkpoint, accusation_from, roster_from
@@ -335,7 +336,7 @@ def test_nodes_of_a_large_cluster_that_are_alike_share_a_row() -> None:
         for at in (20, 21, 40):
             nodes[at] = replace(nodes[at], state=("DRAIN", "IDLE"), reason="robust: x")
         out = io.StringIO()
-        render.print_report(StatusReport(NOW, "", tuple(nodes), (), ()), render.console(out))
+        render.print_report(StatusReport(NOW, "", tuple(nodes), (), ()), console(out))
         return [" ".join(line.split()) for line in out.getvalue().splitlines()]
 
     assert len(said(64)) > 64 and "n41 train DRAIN+IDLE robust: x" in said(64)

@@ -38,6 +38,7 @@ from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.plain_text import OutputError
 from robust_slurm.command_line.progress import Progress
 from robust_slurm.command_line.run import run as command_line
+from robust_slurm.command_line.screen import console
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.run import without_slurm
 
@@ -155,7 +156,7 @@ def _show(
         if as_json:
             print(tables.as_json(judged), flush=True)
         else:
-            tables.show(judged, plan.nodes, known, floors, tables.console(out))
+            tables.show(judged, plan.nodes, known, floors, console(out))
     except OutputError as err:  # the reservation and the drains are what matters
         say(f"not printed: {err}")
     if judged.named:

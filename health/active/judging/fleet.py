@@ -51,7 +51,6 @@ _LEAST, _TAIL = 16 << 10, 128 << 10
 class FleetSpread(NamedTuple):
     """The spread of a value over the fleet's devices; ``sigma`` is from the median deviation."""
 
-    p1: float
     p5: float
     p50: float
     sigma: float
@@ -147,7 +146,7 @@ def _spread(devices: Mapping[tuple[str, str], Sequence[float]]) -> FleetSpread:
     # 1.4826: the standard deviation of a normal distribution in median absolute deviations.
     sigma = 1.4826 * median(abs(value - middle) for value in values)
     nodes = {node for node, _ in devices}
-    return FleetSpread(_rank(values, 0.01), _rank(values, 0.05), middle, sigma, len(nodes))
+    return FleetSpread(_rank(values, 0.05), middle, sigma, len(nodes))
 
 
 def _rank(ordered: Sequence[float], share: float) -> float:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from health.active.judging import fleet
 from health.active.judging.fleet import Baselines
 from health.active.judging.profiles import Floors
 from health.active_tests import LEVELS, TESTS, Judged, Measured
+from robust_slurm.command_line.screen import plain_table
 from robust_slurm.slurm.values import fold
 from robust_slurm.text import counted
 
-PIPE_WIDTH = 200  # without a terminal nothing says how wide a line may be
 MOST_ROWS = 400  # beyond it only what did not pass is shown
 _STYLES = {"ok": "green", "slow": "yellow", "error": "magenta"}
 
@@ -31,12 +30,6 @@ class TableRow(NamedTuple):
     result: str
     value: str
     limit: str
-
-
-def console(file: IO[str]) -> Console:
-    """Return a console that finds no markup, emoji codes or links in data."""
-    width = None if file.isatty() else PIPE_WIDTH
-    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
 def as_json(judged: Judged) -> str:
@@ -60,7 +53,7 @@ def show(
     made = [row for one in judged.measured for row in rows(one, judged, baselines, floors)]
     shown = made if len(made) <= MOST_ROWS else [row for row in made if row.result != "ok"]
     if shown:
-        table = _table("NODE", "DEVICE", "TEST", "RESULT", "VALUE", "LIMIT")
+        table = plain_table("NODE", "DEVICE", "TEST", "RESULT", "VALUE", "LIMIT")
         for row in shown:
             style = _STYLES.get(row.result, "red")
             table.add_row(
@@ -133,7 +126,7 @@ def verdict(judged: Judged, nodes: Sequence[str]) -> list[str]:
 def listing(out: Console) -> None:
     """The tests there are."""
     seconds = [f"{level} (s)" for level in LEVELS]
-    table = _table("TEST", "WHAT IT DOES", *seconds, "ON", "NEEDS", "RESTORES")
+    table = plain_table("TEST", "WHAT IT DOES", *seconds, "ON", "NEEDS", "RESTORES")
     for test in TESTS:
         seconds = [f"{test.seconds[level]:g}" for level in LEVELS]
         needs, restores = ", ".join(sorted(test.needs)), ", ".join(test.restores)
@@ -169,10 +162,3 @@ def listing_json() -> str:
         for test in TESTS
     ]
     return json.dumps({"version": 1, "tests": rows}, indent=1)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table

@@ -13,7 +13,7 @@ from typing import Any
 from health.check import Check, Condition
 from health.finding import Finding
 from health.node.ibports import BASE as RDMA
-from health.node.sysfs import fleet, names, number, text
+from health.node.sysfs import fleet, link, names, number, text
 from health.node.system import System
 from health.nvidia.gpus import PCI
 
@@ -53,7 +53,7 @@ def observe(system: System) -> dict[str, Any]:
     gpus = {f"gpu{index}": name for index, name in enumerate(names(system, _GPUS))}
     adapters = {}
     for name in names(system, RDMA):
-        address = _link(system, f"{RDMA}/{name}/device").rpartition("/")[2]
+        address = link(system, f"{RDMA}/{name}/device").rpartition("/")[2]
         if address:
             adapters[name] = address
     if not gpus:
@@ -73,16 +73,9 @@ def observe(system: System) -> dict[str, Any]:
     return {text(system, _PRODUCT): found}
 
 
-def _link(system: System, path: str) -> str:
-    try:
-        return system.link(path)
-    except OSError:
-        return ""
-
-
 def _bridges(system: System, address: str) -> list[str]:
     """The way to a device: its host bridge first, then the ports above it."""
-    return [part for part in _link(system, f"{PCI}/{address}").split("/") if ":" in part][:-1]
+    return [part for part in link(system, f"{PCI}/{address}").split("/") if ":" in part][:-1]
 
 
 def _shared(one: list[str], other: list[str]) -> int:

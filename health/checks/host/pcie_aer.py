@@ -15,6 +15,7 @@ from typing import NamedTuple
 from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node.kernlog import evidence
+from health.node.sysfs import link, names
 from health.node.system import LogRecord, System
 from robust_slurm.error_counters import AER_KINDS, count_aer, parse_aer
 
@@ -126,36 +127,22 @@ def messages(records: Iterable[LogRecord]) -> list[AerMessage]:
 def devices(system: System) -> Devices:
     """Find the devices that jobs use on this node, and the ports above them."""
     used: dict[str, str] = {}
-    for address in _names(system, "/proc/driver/nvidia/gpus"):
+    for address in names(system, "/proc/driver/nvidia/gpus"):
         if _address().match(address):
             used[address] = "gpu"
     for place in _LINKS:
-        for name in _names(system, place):
-            target = _link(system, f"{place}/{name}/device").rpartition("/")[2]
+        for name in names(system, place):
+            target = link(system, f"{place}/{name}/device").rpartition("/")[2]
             if _address().match(target):
                 used.setdefault(target, name)
     ports: dict[str, str] = {}
     nearest = set()
     for address, name in used.items():
-        above = [p for p in _link(system, f"{DEVICES}/{address}").split("/") if _address().match(p)]
+        above = [p for p in link(system, f"{DEVICES}/{address}").split("/") if _address().match(p)]
         nearest.update(above[-2:-1])
         for port in above[:-1]:
             ports.setdefault(port, f"gpu {address}" if name == "gpu" else name)
     return Devices(used, ports, frozenset(nearest))
-
-
-def _names(system: System, path: str) -> list[str]:
-    try:
-        return system.names(path)
-    except OSError:
-        return []  # no such driver or class on this node
-
-
-def _link(system: System, path: str) -> str:
-    try:
-        return system.link(path)
-    except OSError:
-        return ""  # a virtual interface, or a device that has just gone
 
 
 def counters(system: System, address: str) -> dict[str, int]:

@@ -25,7 +25,7 @@ from .sharing import Fingerprint, LeafList, Share, SharedPart, checksum, cut, di
 from .taken_over import LOADER, Taken, same_shares, take_over
 from .values import Encoded
 
-__all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
+__all__ = ["Item", "Share", "Source", "State", "StateError"]
 
 
 class Glimpse(NamedTuple):
@@ -311,18 +311,6 @@ class State:
     def _all(self) -> Iterator[Section]:
         for tree in self._tree.values():
             yield from flat(tree)
-
-
-def capture(
-    objects: Mapping[str, Any], *, rank: int, share: Share | None = None
-) -> tuple[list[Item], dict[str, Encoded]]:
-    """``State.capture`` once."""
-    return State(objects, rank=rank, share=share).capture()
-
-
-def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int) -> dict[str, Any]:
-    """``State.restore`` once."""
-    return State(objects, rank=rank).restore(sources)
 
 
 def _looks_at_itself(found: object) -> bool:

@@ -116,12 +116,12 @@ class _Running:
         self.err.close()
 
 
-def dump_all(pids: Sequence[int], until: float | None = None) -> dict[int, Dump]:
-    """Dump these processes; each has a ``Dump`` by the deadline (``until``, monotonic)."""
+def dump_all(pids: Sequence[int]) -> dict[int, Dump]:
+    """Dump these processes; each has a ``Dump`` by the deadline."""
     tool = py_spy()
     if tool is None:
         return dict.fromkeys(pids, Dump(failed=NOT_INSTALLED))
-    until = time.monotonic() + DEADLINE if until is None else until
+    until = time.monotonic() + DEADLINE
     waiting, running, found = list(reversed(pids)), list[_Running](), dict[int, Dump]()
     while waiting or running:
         late = time.monotonic() >= until

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from robust_slurm.slurm import Allotted, SlurmError
 from robust_slurm.slurm.run import without_slurm
@@ -35,6 +35,7 @@ from srun_wrapper.recover.standby.request import (
 from srun_wrapper.recover.standby.unfit import UnfitNodes
 from srun_wrapper.requeue.slurm_wait import LONGEST, SlurmWait
 from srun_wrapper.run_in_thread import run_in_thread
+from srun_wrapper.start_task import start_task
 
 AT_ONCE = 2  # s within which Slurm must give the node that suits best
 AGAIN = 5.0  # s until Slurm is asked again for what it did not give
@@ -207,7 +208,7 @@ class StandbyRequests:
                 self.drop(number)
         if number not in self._requests:  # not wanted any more, meanwhile
             request.terminate()
-        self._beside(self._notice_end(request, process))
+        start_task(self._tasks, self._notice_end(request, process))
 
     async def _notice_end(
         self, request: StandbyRequest, process: asyncio.subprocess.Process
@@ -239,12 +240,6 @@ class StandbyRequests:
         code = request.process.returncode if request.process is not None else None
         return outcome(request.update(jobs, time.monotonic()), code or 0, lasted, away)
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     # -- what became of the requests
 
     def read_allotted(self, numbers: Collection[int], lasting: float) -> None:
@@ -252,7 +247,7 @@ class StandbyRequests:
         now = time.monotonic()
         waiting = [r for n, r in self._requests.items() if n in numbers and now - r.since > lasting]
         if waiting and (self._looking is None or self._looking.done()):
-            self._looking = self._beside(self._read_allotted(waiting))
+            self._looking = start_task(self._tasks, self._read_allotted(waiting))
 
     async def _read_allotted(self, requests: Sequence[StandbyRequest]) -> None:
         try:

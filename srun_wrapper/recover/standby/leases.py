@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from robust_slurm.slurm import Job, Partition, SlurmError
 from robust_slurm.slurm.run import without_slurm
@@ -29,6 +28,7 @@ from srun_wrapper.recover.standby.request import (
 )
 from srun_wrapper.requeue.slurm_wait import LONGEST, minutes
 from srun_wrapper.run_in_thread import run_in_thread
+from srun_wrapper.start_task import start_task
 from standby import leases
 
 EVERY = 60.0  # s between two looks at who may have a lease
@@ -86,7 +86,7 @@ class Leases:
         if now < self._next:
             return
         self._next = now + EVERY
-        self._looking = self._beside(self._review())
+        self._looking = start_task(self._tasks, self._review())
 
     def _own(self) -> StandbyRequest | None:
         return next((r for r, _ in self._requests.leases() if not r.used), None)
@@ -194,7 +194,7 @@ class Leases:
         """A standby node gets ranks: keep the node, if it is a lease."""
         self._next = time.monotonic() + SOON
         if request.lease:
-            self._beside(self._hold(request))
+            start_task(self._tasks, self._hold(request))
         else:
             self._cold = request.number
 
@@ -246,12 +246,6 @@ class Leases:
         except (SlurmError, TimeoutError):
             return False
         return any(job.session == session and job.state == "PENDING" for job in jobs)
-
-    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def close(self) -> None:
         """Ask for nothing more."""

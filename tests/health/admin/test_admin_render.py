@@ -15,12 +15,13 @@ import pytest
 from admin_prefix import REPOSITORY, make_prefix, packages_of, rooms_of
 
 from health import settings
-from health.admin import cli, pages, render
+from health.admin import cli, render
 from health.admin.doctor import rules
 from health.admin.install import InstallError
 from health.admin.want import SiteFacts
 from health.check import Check, Condition
 from health.checks import ALL
+from lab.pages import check_table
 from robust_slurm import config
 
 PREFIX = render.Prefix("/opt/r/bin/python3", ("/opt/r/lib/site-packages", "/opt/r/x"))
@@ -337,8 +338,8 @@ def test_stubs_are_for_any_shell() -> None:
 
 
 def test_the_table_of_errors_is_the_data() -> None:
-    text = pages.README.read_text()
-    assert pages.filled(text, ALL) == text, "write it anew: python -m health.admin.pages"
+    text = check_table.README.read_text()
+    assert check_table.filled(text, ALL) == text, "write it anew: python -m lab.pages.check_table"
 
 
 def test_table_of_errors() -> None:
@@ -350,9 +351,9 @@ def test_table_of_errors() -> None:
     second = Check(
         "two", lambda system: [], (), {}, frozenset({"deep", "sweep"}), closes_on_error=False
     )
-    assert pages.table([first, second]).splitlines()[2:] == [
+    assert check_table.table([first, second]).splitlines()[2:] == [
         "| [one](one.md) | everywhere | 0.5 s | `one-error`, `one-unreadable` | **yes** |",
         "| [two](two.md) | sweep, deep | 2 s | `two-error` | no |",
     ]
     with pytest.raises(ValueError, match="generated"):
-        pages.filled("no marks", [])
+        check_table.filled("no marks", [])

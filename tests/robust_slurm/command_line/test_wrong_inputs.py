@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.pages.command_table import COMMANDS, parser_of
 from robust_slurm.command_line.parser import Parser
-from robust_slurm.command_line.table import COMMANDS, parser_of
 
 MAINS = {name: module for name, module in COMMANDS.items() if name != "robust-srun"}
 MAINS["robust-srun"] = "srun_wrapper.cli"

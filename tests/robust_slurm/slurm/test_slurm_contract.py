@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,35 +151,12 @@ def test_drain_and_undrain(slurm: Client) -> None:
 
 
 def test_a_drain_of_somebody_else_stays(slurm: Client, commands: Slurm) -> None:
-    commands._set_nodes(["c1"], {"State": "DRAIN", "Reason": "by hand"}, time.monotonic() + 20)
+    commands._set_node("c1", {"State": "DRAIN", "Reason": "by hand"}, time.monotonic() + 20)
     assert not slurm.drain("c1", "fan").done
     assert not slurm.undrain("c1").done
     assert slurm.nodes()["c1"].reason == "by hand"
-    done = slurm.drain_all(["c1", "c2"], "fan")
-    assert {name: result.done for name, result in done.items()} == {"c1": False, "c2": True}
     commands.undrain("c1", "by hand")
     assert slurm.drain("c1", "fan").done  # from 24.11 the words stand there still
-
-
-def test_an_unknown_name_changes_nothing(slurm: Client) -> None:
-    error = refused(lambda: slurm.drain_all(["c1", "nope"], "fan"))
-    assert error.kind == "not_found" and "nope" in error.message
-    assert "DRAIN" not in slurm.nodes()["c1"].state
-
-
-def test_an_order_carried_out_in_part_names_the_nodes(slurm: Slurm) -> None:
-    """Slurm drains the nodes that it knows, and reports that one of them is unknown."""
-    real = slurm._nodes
-
-    def before(names: list[str], until: float) -> object:
-        slurm._nodes = real  # type: ignore[method-assign]
-        found = real(["c1", "c2"], until)  # a node that goes away after the look
-        return {**found, GONE: replace(found["c1"], name=GONE)}
-
-    slurm._nodes = before  # type: ignore[assignment]
-    error = refused(lambda: slurm.drain_all(["c1", GONE, "c2"], "fan"))
-    assert error.kind == "partial" and set(error.changed) == {"c1", "c2"}
-    assert f"but not {GONE}" in error.message
 
 
 def test_requeue(slurm: Client, tmp_path: Path) -> None:

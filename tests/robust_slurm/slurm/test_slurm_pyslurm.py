@@ -244,7 +244,7 @@ def test_an_order_that_slurm_does_not_understand_is_given_once(opened: Opener) -
 
     slurm = opened(commands, order="raise RPCError('Zero Bytes were transmitted or received')")
     slurm.nodes()
-    slurm._set_nodes(["n1"], {"State": "UNDRAIN"}, time.monotonic() + 30)  # twice is as once
+    slurm._set_node("n1", {"State": "UNDRAIN"}, time.monotonic() + 30)  # twice is as once
     assert commands.calls[-1] == "scontrol update NodeName=n1 State=UNDRAIN"
 
 

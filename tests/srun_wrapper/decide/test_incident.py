@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
-from srun_wrapper.decide.incident import PHASES, Incident, describe, ettr
+from srun_wrapper.decide.incident import PHASES, Incident, ettr
 from srun_wrapper.decide.ladder import Plan
 
 
@@ -158,7 +158,3 @@ def test_phases_add_up(start: float, detect: float, marks: dict[str, float]) -> 
 )
 def test_ettr(elapsed: float, unproductive: float, ratio: float | None) -> None:
     assert ettr(elapsed, unproductive) == ratio
-
-
-def test_describe() -> None:
-    assert describe(["a", "b"]) == "a; b"

@@ -31,7 +31,7 @@ class Asked:
         self.shown: list[Any] = []  # by Slurm; the last one from then on
         self.error = ""
         self.phase = Phase()
-        rung: Any = SimpleNamespace(look=self.look, requeue=self.put_back, restarts=restarts)
+        rung: Any = SimpleNamespace(read_job=self.look, requeue=self.put_back, restarts=restarts)
         flush: Any = SimpleNamespace(flush=self.flush)
         stopping: Any = SimpleNamespace(end_ranks=self.end_ranks)
         self.part = SignalledRequeue(self.state, stopping, flush, rung, self.phase)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from standby.placement.choose import UNKNOWN, choose, decide
+from standby.placement.choose import UNKNOWN, choose
 from standby.placement.spread import Groups, fits, groups, spread
 from standby.placement.topology import minipods
 
@@ -202,30 +202,27 @@ def test_nothing_is_better_than_what_is_chosen(data: st.DataObject) -> None:
     candidates = [f"s{i}" for i in range(data.draw(st.integers(len(lost), 5)))]
     switches = {n: data.draw(st.sampled_from("ABC")) for n in [*places, *candidates]}
     alpha = data.draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
-    found = decide(lost, candidates, places, mesh, 1, switches, alpha)
-    assert found.exact
-    by_place = tuple(found.takes[node] for node in places if node in found.takes)
-    now = found.after.weighted(alpha), found.after.total, by_place
+    takes = choose(lost, candidates, places, mesh, 1, switches, alpha)
+    by_place = tuple(takes[node] for node in places if node in takes)
+    swapped = [switches[takes.get(node, node)] for node in places]
+    after = spread(groups(mesh, 1, len(places)), swapped)
+    now = after.weighted(alpha), after.total, by_place
     assert now == _best(lost, candidates, places, mesh, switches, alpha)
-    assert found.bound <= found.after.weighted(alpha)
-    swapped = [switches[found.takes.get(node, node)] for node in places]
-    assert found.after == spread(groups(mesh, 1, len(places)), swapped)
 
 
 @settings(deadline=None, max_examples=8)
 @given(st.data())
 def test_many_lost_at_once(data: st.DataObject) -> None:
-    """More than can be tried: still everybody placed, nobody twice, never below the bound."""
+    """More than can be tried: still everybody placed, nobody twice, in whatever order they come."""
     mesh = {"pp": 4, "dp": 16}
     places = [f"n{i}" for i in range(64)]
     lost = places[:24]
     candidates = [f"s{i}" for i in range(data.draw(st.integers(20, 40)))]
     pods = [f"p{i}" for i in range(8)]
     switches = {n: data.draw(st.sampled_from(pods)) for n in [*places, *candidates]}
-    found = decide(lost, candidates, places, mesh, 1, switches)
-    assert len(found.takes) == min(len(lost), len(candidates))
-    assert set(found.takes) <= set(lost)
-    assert len(set(found.takes.values())) == len(found.takes)
-    assert set(found.takes.values()) <= set(candidates)
-    assert found.after.weighted() >= found.bound
-    assert found == decide(lost, candidates[::-1], places, mesh, 1, switches)
+    takes = choose(lost, candidates, places, mesh, 1, switches)
+    assert len(takes) == min(len(lost), len(candidates))
+    assert set(takes) <= set(lost)
+    assert len(set(takes.values())) == len(takes)
+    assert set(takes.values()) <= set(candidates)
+    assert takes == choose(lost, candidates[::-1], places, mesh, 1, switches)

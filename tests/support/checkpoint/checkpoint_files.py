@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.checkpoint.capture.state import Item, Source
+from robust_slurm.checkpoint.capture.state import Item, Share, Source, State
+from robust_slurm.checkpoint.capture.values import Encoded
 from robust_slurm.checkpoint.format.dtypes import view
 from robust_slurm.checkpoint.format.layout import Snapshot, encode_header, lay_out, read_snapshot
 
@@ -48,3 +49,15 @@ def scribble(path: Path) -> None:
     """Overwrite all data of a file in place, so that what still refers to it changes."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         memory[:] = b"\xa5" * len(memory)
+
+
+def capture(
+    objects: Mapping[str, Any], *, rank: int, share: Share | None = None
+) -> tuple[list[Item], dict[str, Encoded]]:
+    """``State.capture`` once."""
+    return State(objects, rank=rank, share=share).capture()
+
+
+def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int) -> dict[str, Any]:
+    """``State.restore`` once."""
+    return State(objects, rank=rank).restore(sources)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint_files import scribble, source, write
+from checkpoint_files import capture, restore, scribble, source, write
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -32,7 +32,7 @@ from torch.distributed.tensor import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from robust_slurm.checkpoint.capture.state import Share, State, StateError, capture, restore
+from robust_slurm.checkpoint.capture.state import Share, State, StateError
 
 RANK, WORLD, DIRECTORY = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 

@@ -128,7 +128,7 @@ def test_a_slow_cpu_is_only_told_for_others_may_be_using_it() -> None:
 
 
 def test_a_bit_below_the_fleet_only_warns_and_clears() -> None:
-    spread = FleetSpread(690, 690, 800, 1, 20)
+    spread = FleetSpread(690, 800, 1, 20)
     judged = judge(
         [gemm("n0", 680.0)],
         baselines=Baselines({(H100, "gemm", "bf16_tflops"): spread}, {}),

@@ -26,7 +26,7 @@ def run(speeds: Mapping[str, float | Sequence[float]], test: str = "gemm") -> li
 
 
 def fleet_of(p50: float, sigma: float = 1.0, p5: float = 0.0, nodes: int = 20) -> Baselines:
-    spread = FleetSpread(p5 or p50 * 0.9, p5 or p50 * 0.9, p50, sigma, nodes)
+    spread = FleetSpread(p5 or p50 * 0.9, p50, sigma, nodes)
     return Baselines({("m", "gemm", NAME): spread}, {})
 
 

@@ -10,6 +10,7 @@ from health.active.judging import fleet, tables
 from health.active.judging.profiles import floor
 from health.active_tests import Judged, Measured
 from health.finding import Finding
+from robust_slurm.command_line.screen import console
 
 
 def test_a_large_table_shows_what_did_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +30,7 @@ def test_a_large_table_shows_what_did_not_pass(monkeypatch: pytest.MonkeyPatch) 
     )
     file = io.StringIO()
     nodes = [f"n{i}" for i in range(10)]
-    tables.show(judged, nodes, fleet.NO_BASELINES, floor, tables.console(file))
+    tables.show(judged, nodes, fleet.NO_BASELINES, floor, console(file))
     text = file.getvalue()
     assert "5 values that passed are not shown" in text and "n4" in text and "n5" not in text
     assert "n1: active-undecided: who knows" in text and "skipped: x" in text

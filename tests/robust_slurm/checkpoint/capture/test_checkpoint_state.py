@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_files import scribble, source, write
+from checkpoint_files import capture, restore, scribble, source, write
 from torch import nn
 
 from robust_slurm.checkpoint.capture import assembly
-from robust_slurm.checkpoint.capture.state import State, capture, restore
+from robust_slurm.checkpoint.capture.state import State
 
 torch.set_num_threads(1)
 

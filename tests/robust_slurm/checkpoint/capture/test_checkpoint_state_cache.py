@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_files import capture
 from torch import nn
 
-from robust_slurm.checkpoint.capture.state import Item, Share, State, capture
+from robust_slurm.checkpoint.capture.state import Item, Share, State
 
 
 def objects() -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from checkpoint_files import scribble, source, write
+from checkpoint_files import capture, restore, scribble, source, write
 from torch import nn
 from torch.optim import lr_scheduler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from robust_slurm.checkpoint.capture.state import Source, State, StateError, capture, restore
+from robust_slurm.checkpoint.capture.state import Source, State, StateError
 
 
 def saved(tmp_path: Path, objects: dict[str, Any]) -> Source:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import source, write
+from checkpoint_files import restore, source, write
 from torch import nn
 
-from robust_slurm.checkpoint.capture.state import Source, State, restore
+from robust_slurm.checkpoint.capture.state import Source, State
 
 
 def saved(tmp_path: Path, scaler: torch.amp.GradScaler) -> Source:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_files import source, write
+from checkpoint_files import restore, source, write
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from robust_slurm.checkpoint.capture import sharing
 from robust_slurm.checkpoint.capture.sharing import KEEPERS, Share, checksum, divide
-from robust_slurm.checkpoint.capture.state import Source, State, StateError, restore
+from robust_slurm.checkpoint.capture.state import Source, State, StateError
 from robust_slurm.checkpoint.format.layout import ITEM_SIZE, Entry
 
 shapes = st.lists(st.sampled_from([0, 1, 1, 2, 3, 5, 17, 64]), max_size=3).map(tuple)

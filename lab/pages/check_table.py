@@ -1,6 +1,6 @@
 """The table of health/pages/README.md that says which ERROR closes the gate, from the data.
 
-``python -m health.admin.pages`` writes it anew.
+``python -m lab.pages.check_table`` writes it anew.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from health.check import EVERYWHERE, Check
 
-README = Path(__file__).resolve().parents[1] / "pages" / "README.md"
-BEGIN = "<!-- generated: python -m health.admin.pages -->"
+README = Path(__file__).resolve().parents[2] / "health" / "pages" / "README.md"
+BEGIN = "<!-- generated: python -m lab.pages.check_table -->"
 END = "<!-- end -->"
 _ORDER = ("prolog", "epilog", "sweep", "deep")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from .parser import Parser
+from robust_slurm.command_line.parser import Parser
 
 COMMANDS = {
-    "robust-srun": "srun_wrapper.command.own_options",
+    "robust-srun": "lab.pages.own_options",
     "robust-status": "status.cli",
     "robust-standby": "standby.cli",
     "robust-update": "srun_wrapper.code.cli",
