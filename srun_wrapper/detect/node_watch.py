@@ -73,7 +73,11 @@ class NodeWatch:
 
     def seems_shared(self, now: float) -> bool:
         """True if a shared cause is, or may be, at work."""
-        return bool(self._causes.events) or self._causes.suspected(*self._scene(now))
+        return self.is_shared() or self._causes.suspected(*self._scene(now))
+
+    def is_shared(self) -> bool:
+        """True if a shared cause is at work."""
+        return bool(self._causes.events)
 
     def patience(self) -> float:
         """Seconds of silence before the second way is tried."""

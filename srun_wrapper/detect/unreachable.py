@@ -54,8 +54,8 @@ class Patience:
         """``limit``: the setting; 0: off."""
         self.off = limit <= 0
         self._limit = limit
+        # When each ended, and how long it was: longer than those after it.
         self._ended: list[tuple[float, float]] = []
-        """The time and length of each silence; each longer than those after it."""
 
     def note(self, length: float, now: float) -> None:
         """A node that nobody could reach has answered after ``length`` seconds of silence."""

@@ -40,7 +40,8 @@ class Prerequest:
         """Request standby nodes while nodes are in doubt; called all the time while the job runs.
 
         Not when the step is being ended, nor when more fall silent than could be replaced: then
-        it is rather this host that hears nobody.
+        it is rather this host that hears nobody. While a shared cause is only suspected, no request
+        is made or withdrawn: one that is made again may preempt a second job of somebody's.
         """
         watch = self._node_watch
         doubtful = {
@@ -48,8 +49,12 @@ class Prerequest:
             for place, node in enumerate(self._world.places)
             if node.role is Role.ACTIVE and watch.doubted(node, now)
         }
-        over = self._over() or watch.seems_shared(now)
-        self._request({} if over or len(doubtful) > MAX_STANDBY_NODES else doubtful)
+        over = self._over() or watch.is_shared()
+        if over or len(doubtful) > MAX_STANDBY_NODES:
+            doubtful = {}
+        elif doubtful and watch.seems_shared(now):
+            return
+        self._request(doubtful)
 
     def for_vacant(self) -> None:
         """Request standby nodes for the vacant places now: to end the ranks takes time as well."""

@@ -285,6 +285,26 @@ def test_nobody_is_asked_for_when_the_step_is_being_ended() -> None:
     assert not requested.now()
 
 
+def test_a_request_stays_while_a_shared_cause_is_only_suspected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Withdrawn and made again, it would preempt two jobs of others for one node."""
+    job = Job(2, 0, standby_partition="standby")
+    requested, seen = Prerequested(job), {"suspected": False, "shared": False}
+    monkeypatch.setattr(requested.watch, "is_shared", lambda: seen["shared"])
+    monkeypatch.setattr(requested.watch, "seems_shared", lambda _now: any(seen.values()))
+    heard(job)
+    job.node(1).last_word -= 5.0
+    seen["suspected"] = True
+    assert requested.now() == []  # nothing new is asked for
+    seen["suspected"] = False
+    assert requested.now() == ["n1"]
+    seen["suspected"] = True
+    assert requested.now() == ["n1"]
+    seen["shared"] = True
+    assert requested.now() == []
+
+
 def test_more_silent_nodes_than_can_be_replaced() -> None:
     job = Job(MAX_STANDBY_NODES + 1, 0, standby_partition="standby")
     requested = Prerequested(job)
