@@ -1,0 +1,11 @@
+"""What goes wrong with data, told from what goes wrong with nodes."""
+
+from __future__ import annotations
+
+
+class DataError(Exception):
+    """A plan, a source or a state that cannot be used: says what, where, and what to do."""
+
+
+class SourceStalled(DataError):
+    """A source has given nothing for longer than its ``patience``."""
