@@ -68,7 +68,9 @@ class NodeSteps:
     def seek(self, state: Any) -> None:
         """Go on after ``state`` (JSON values; None: from the beginning)."""
         self._state = state
-        self._asked = 0  # what is on its way is of another time
+        if self._asked:  # what is on its way is of another time
+            self.close()
+            self._asked = 0
 
         def tell() -> None:
             self._say({"op": "seek", "state": state})
@@ -113,6 +115,13 @@ class NodeSteps:
     def _connect(self) -> None:
         if self._line is not None and self._owner == os.getpid():
             return
+        try:
+            self._connect_anew()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect_anew(self) -> None:
         self.close()
         self._owner = os.getpid()
         path = door()
@@ -129,7 +138,7 @@ class NodeSteps:
         self._asked = 0
         cpus = sorted(os.sched_getaffinity(0))
         self._say({**self._hello, "cpus": cpus})
-        welcome = self._hear("welcome")[0]
+        welcome, _ = self._hear("welcome")
         self.shares = tuple(int(share) for share in welcome["shares"])
         self._say({"op": "seek", "state": self._state})
 

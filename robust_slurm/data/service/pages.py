@@ -98,7 +98,8 @@ def read(fd: int, head: Mapping[str, Any]) -> dict[str, Any]:
 
     try:
         size = int(head["size"])
-        if os.fstat(fd).st_size != size or not fcntl.fcntl(fd, fcntl.F_GET_SEALS):
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
+        if os.fstat(fd).st_size != size or not sealed:
             raise ValueError("its size or seals are not those of a finished step")
         memory = mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         batch: dict[str, Any] = {}

@@ -68,6 +68,7 @@ class Server:
     def _listen(self, line: wire.Line) -> None:
         shares: tuple[int, ...] = ()
         state: Any = None
+        name = digest(None)
         while (got := line.receive(None)) is not None:
             message, fds = got
             for fd in fds:  # nobody has asked for any
@@ -77,8 +78,10 @@ class Server:
                 shares = self._welcome(line, _whole(message, "rank"), _whole(message, "world"))
             elif message["op"] == "seek":
                 state = message.get("state")
+                name = digest(state)
             elif message["op"] == "next" and shares:
-                state = self._next(line, message.get("id"), Wanted(digest(state), state, shares))
+                wanted = Wanted(name, state, shares)
+                state, name = self._next(line, message.get("id"), wanted)
             else:
                 raise wire.Closed("not understood")
 
@@ -90,12 +93,12 @@ class Server:
         line.send({"op": "welcome", "shares": got})
         return got
 
-    def _next(self, line: wire.Line, asked: object, wanted: Wanted) -> Any:
-        """Answer; return the state after the step, or the same one without a step."""
+    def _next(self, line: wire.Line, asked: object, wanted: Wanted) -> tuple[Any, str]:
+        """Answer; return the state after the step and its name; without a step, the same."""
         got = self._producer.get(wanted, lambda: line.send({"op": "wait"}))
         if got is None or isinstance(got, Failure):
             _fail(line, got, asked)
-            return wanted.state
+            return wanted.state, wanted.name
         made, fds = got
         try:
             pages = [[share, made.pages[share].head()] for share in wanted.shares]
@@ -104,7 +107,7 @@ class Server:
         finally:
             for fd in fds:
                 os.close(fd)
-        return made.state
+        return made.state, made.after
 
     def _run_beside(self, cpus: object) -> None:
         """Use the processors of all ranks here, not just those of the one that was bound first."""
