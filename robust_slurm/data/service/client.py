@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from robust_slurm.data import errors
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.service import pages, wire
 from robust_slurm.data.service.ring import MEMORY
+from robust_slurm.heartbeat import phase
 
 SILENCE = 30.0  # s without a word of the data process, which says something every second
 PATIENCE = 60.0  # s for it to be back after its death, in all
@@ -161,22 +163,33 @@ class NodeSteps:
         self._line.send(message)
 
     def _hear(self, wanted: str, asked: int | None = None) -> tuple[dict[str, Any], list[int]]:
-        """Return the answer that is wanted. Raises DataError for a failure, OSError."""
-        while True:
-            if self._line is None:
-                raise wire.Closed("not connected")
-            got = self._line.receive(SILENCE)
-            if got is None:
-                raise ProcessGone(f"it has said nothing for {SILENCE:g} s")
-            message, fds = got
-            op = message["op"]
-            if op == wanted and message.get("id") == asked:
-                return message, fds
-            for fd in fds:
-                os.close(fd)
-            if op == "failed" and message.get("id") in (asked, None):
-                self._asked = 0
-                raise _error(message)
+        """Return the answer that is wanted. Raises DataError for a failure, OSError.
+
+        A wait of more than a second is a phase of its own: no steps are expected meanwhile.
+        """
+        with ExitStack() as waits:
+            waiting = False
+            while True:
+                message, fds = self._receive()
+                op = message["op"]
+                if op == wanted and message.get("id") == asked:
+                    return message, fds
+                for fd in fds:  # of a time before the last seek
+                    os.close(fd)
+                if op == "failed" and message.get("id") in (asked, None):
+                    self._asked = 0
+                    raise _error(message)
+                if op == "wait" and not waiting:
+                    waiting = True
+                    waits.enter_context(phase("data"))
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        if self._line is None:
+            raise wire.Closed("not connected")
+        got = self._line.receive(SILENCE)
+        if got is None:
+            raise ProcessGone(f"it has said nothing for {SILENCE:g} s")
+        return got
 
 
 def request(name: str, world: str, memory: int) -> dict[str, Any]:

@@ -14,23 +14,12 @@ from robust_slurm.data.service import pages
 from robust_slurm.data.service.ring import Made, Ring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
+
+    from robust_slurm.data.steps import Steps
 
 AGAIN = 2.0  # s after which what has failed is tried once more, for whoever asks then
 WAIT = 1.0  # s between two words to a rank that waits
-
-
-class Steps(Protocol):
-    """The steps of a plan for some shares, with states as JSON has them."""
-
-    def seek(self, state: Any) -> None:
-        """Go on after this state; None: from the beginning. Raises DataError."""
-
-    def next(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
-        """Return the next step's number, its rows by share, and the state after it."""
-
-    def close(self) -> None:
-        """Stop reading."""
 
 
 class LoadedPlan(Protocol):
