@@ -17,11 +17,12 @@ import pytest
 from waiting import until
 
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.loader import open_steps
 from robust_slurm.data.named import plan_named
 from robust_slurm.data.service import client
 from robust_slurm.data.service.either import steps_of
 from robust_slurm.data.service.main import FAILED, NICE
-from robust_slurm.data.steps import LocalSteps
+from robust_slurm.resizing.world import TrainingWorld
 from srun_wrapper.agent.data import keeper
 from srun_wrapper.agent.data.door import NAME, DataDoor, _elsewhere
 from srun_wrapper.agent.loop import Loop
@@ -214,8 +215,10 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
     turning = threading.Thread(target=lambda: [node.turn() for _ in iter(over.is_set, True)])
     turning.start()
     try:
-        make = lambda: LocalSteps(plan_named("its_plan:plan"), [1], 2)  # noqa: E731
-        own, steps = make(), steps_of("its_plan:plan", 1, 2, 2, make)
+        make = lambda: open_steps(plan_named("its_plan:plan"), world)  # noqa: E731
+        world = TrainingWorld(1, 2, 2)
+        (own, _), (steps, shares) = make(), steps_of("its_plan:plan", world, make)
+        assert shares == (1,)
         states: list[Any] = [None]
 
         def same(count: int) -> None:
@@ -245,7 +248,7 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         with pytest.raises(
             DataError, match=r"ZeroDivisionError: division by zero \(.*its_plan.py:5"
         ):
-            steps_of("its_plan:broken", 1, 2, 2, make)
+            steps_of("its_plan:broken", world, make)
         assert "in <lambda>" in capfd.readouterr().err
         node.loop.call(node.door.close)  # robust-task is gone, and the data process with it
         monkeypatch.setattr(client, "PATIENCE", 0.3)
