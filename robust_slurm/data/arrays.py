@@ -30,6 +30,18 @@ def as_arrays(values: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def token_ids(value: Any) -> Any:
+    """Return a list or array of whole numbers as int32. Raises ValueError."""
+    import numpy as np
+
+    array = np.asarray(value)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError('"tokens" is no list of whole numbers')
+    if array.size and (array.min() < -(1 << 31) or array.max() >= 1 << 31):
+        raise ValueError('"tokens" has a number beyond 32 bits')
+    return array.astype(np.int32)
+
+
 def tokens_of(values: dict[str, Any]) -> int:
     """Return the length of "tokens"; without it, that of all one-dimensional arrays, if it is one
     and the same; else 1."""
