@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.arrays import as_arrays, token_ids
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.sources import turn
 from robust_slurm.data.sources.base import Bad, Options, Part
 from robust_slurm.data.sources.files import File, Files, Unreadable
 from robust_slurm.text import counted, did_you_mean
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 
 OPENING = 16
 """Files that are opened at the same time, of formats whose parts are found in them."""
-
-_one_at_a_time = threading.Lock()
-"""Held while a decode runs that is not ``parallel``: tokenizers are often shared by sources, and
-many must not be called by two threads at once."""
 
 
 class FileSource(ABC):
@@ -53,8 +50,7 @@ class FileSource(ABC):
         self.options = checked(options)
         self.files = Files(files, storage_options or {})
         self._decode = decode
-        self._guard = threading.Lock() if parallel else _one_at_a_time
-        self._parallel = parallel or decode is None
+        self._parallel = parallel
         self._parts: list[Part] = []
         self._places: list[tuple[File, int]] = []
         self._finding = threading.Lock()
@@ -132,7 +128,7 @@ class FileSource(ABC):
     def _sample(self, name: str, index: int, raw: Any) -> dict[str, Any] | Bad | None:
         try:
             record = self._parsed(raw)
-            values = None if record is None else self._values(record)
+            values = None if record is None else self._values(name, index, record)
             if values is None:
                 return None
             values = as_arrays(values)
@@ -146,14 +142,17 @@ class FileSource(ABC):
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this record's
             return _bad(name, index, error)
 
-    def _values(self, record: Any) -> dict[str, Any] | None:
+    def _values(self, name: str, index: int, record: Any) -> dict[str, Any] | None:
         if self._decode is None:
             return self._tokens(record)
         if self._parallel:
             made = self._decode(record)
         else:
-            with self._guard:
+            turn.begin(f"{name}: record {index}")
+            try:
                 made = self._decode(record)
+            finally:
+                turn.end()
         return None if made is None else dict(made)
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import tarfile
+import threading
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,9 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from robust_slurm.data.errors import DataError
+from robust_slurm.data.errors import DataError, SourceStalled
+from robust_slurm.data.lanes.budget import Budget
 from robust_slurm.data.lanes.lane import Lane
-from robust_slurm.data.sources import arrow, arrow_files, jsonl, parquet, tar
+from robust_slurm.data.lanes.local import LocalFeed
+from robust_slurm.data.lanes.position import Position
+from robust_slurm.data.sources import arrow, arrow_files, jsonl, parquet, tar, turn
 from robust_slurm.data.sources.base import Bad
 
 Rows = Sequence[dict[str, Any]]
@@ -226,6 +230,58 @@ def test_lines_that_are_no_records_say_why(tmp_path: Path, content: bytes, why: 
     lane = Lane(jsonl(tmp_path / "a.jsonl"), "web", 0, 1, 7, 4)
     with pytest.raises(DataError, match=rf"a\.jsonl: record 1: .*{why}"):
         next(lane)
+
+
+def test_json_is_what_the_standard_library_takes_it_for(tmp_path: Path) -> None:
+    odd = b'[1e400, NaN, "\\ud800", 123456789012345678901234567890, {"a": 1, "a": 2}]'
+    (tmp_path / "a.jsonl").write_bytes(odd)
+    found: list[Any] = []
+    list(jsonl(tmp_path / "a.jsonl", found.append).read(0))
+    assert repr(found[0]) == repr(json.loads(odd))
+
+
+def test_lists_that_decode_returns_become_arrays(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"{}")
+    made = {
+        "tokens": [3, 1], "mask": (0, 1), "weight": [0.5, 1], "grid": [[1], [2]], "none": [],
+        "words": ["a", "b"], "half": np.zeros(2, np.float16), "name": "x",
+    }  # fmt: skip
+    [(_, values)] = jsonl(tmp_path / "a.jsonl", lambda _: made).read(0)
+    assert isinstance(values, dict)
+    kinds = {name: str(getattr(value, "dtype", type(value))) for name, value in values.items()}
+    assert kinds == {
+        "tokens": "int32", "mask": "int32", "weight": "float32", "grid": "int32", "none": "int32",
+        "words": "<class 'list'>", "half": "float16", "name": "<class 'str'>",
+    }  # fmt: skip
+
+
+def test_one_thread_decodes_at_a_time_and_a_long_decode_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([row(1)]))
+    monkeypatch.setattr(turn, "LONG", 0.0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def waits(record: Any) -> Any:
+        entered.set()
+        assert leave.wait(60)
+        return record
+
+    def other(record: Any) -> Any:
+        assert leave.is_set(), "called beside the first"
+        return record
+
+    sources = [jsonl(tmp_path / "a.jsonl", waits), jsonl(tmp_path / "a.jsonl", other, patience=0.1)]
+    feeds = [LocalFeed(Lane(source, "web", 0, 1, 7, 1), Budget()) for source in sources]
+    feeds[0].seek(Position())
+    assert entered.wait(60)
+    feeds[1].seek(Position())
+    with pytest.raises(SourceStalled, match=r"decode has run for 0 s on .*a\.jsonl: record 0$"):
+        feeds[1].next()
+    leave.set()
+    assert [feed.next()[0].tokens for feed in feeds] == [2, 2]
+    for feed in feeds:
+        feed.close()
 
 
 def test_empty_lines_and_records_without_a_token_are_left_out(tmp_path: Path) -> None:
