@@ -71,7 +71,7 @@ def test_feeds_read_ahead_within_their_budget_and_a_hungry_one_beyond_it() -> No
     until(lambda: sum(feed.ahead()[0] for feed in feeds) >= 24)
     refs = [feeds[0].next()[0].ref for _ in range(40)]
     until(lambda: feeds[0].ahead() == (0, 0))
-    assert 40 * ONE < budget.used, "given samples count until they are taken"
+    assert budget.used > 40 * ONE, "given samples count until they are taken"
     feeds[0].drop(refs)
     until(lambda: sum(feed.ahead()[0] for feed in feeds) >= 24)
     assert budget.used <= budget.limit + 4 * ONE, "the first window of one came later"
