@@ -1,0 +1,1 @@
+"""Lanes: the fixed, shuffled order in which a source is read."""

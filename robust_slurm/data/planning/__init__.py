@@ -1,0 +1,1 @@
+"""Pure: which samples a step has, in which rows, for whom."""

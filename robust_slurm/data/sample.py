@@ -1,0 +1,34 @@
+"""A sample, and its name: what sources give, lanes order, and the planner divides."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Ref(NamedTuple):
+    """The name of one sample: which record of which part, in which pass over its source.
+
+    ``piece``: a document longer than a row is cut into pieces, numbered from 0.
+    """
+
+    source: str
+    lane: int
+    epoch: int
+    part: int  # index into the source's parts in their fixed order
+    record: int  # index into the part's records in the file's order
+    piece: int = 0
+
+
+class Meta(NamedTuple):
+    """The planner's knowledge of a sample; a user's ``cost`` is given it."""
+
+    ref: Ref
+    tokens: int  # length of its arrays, in tokens; 1 for samples without
+
+
+class Sample(NamedTuple):
+    """A decoded sample: one-dimensional numpy arrays of the same length by name ("tokens", …),
+    or without packing whatever values the user's ``decode`` made."""
+
+    meta: Meta
+    values: dict[str, Any]

@@ -1,0 +1,226 @@
+"""The rank's side of its node's data process: the same steps, made by a process that outlives it.
+
+robust-task keeps that process (``srun_wrapper/agent/data/``): the rank asks at its door, says what
+it needs, and is told the socket. Standard library only, but for the arrays' own numpy.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.data import errors
+from robust_slurm.data.errors import DataError
+from robust_slurm.data.service import pages, wire
+from robust_slurm.data.service.ring import MEMORY
+
+if TYPE_CHECKING:
+    from robust_slurm.resizing.world import TrainingWorld
+
+START = 180.0  # s for a data process to start: its interpreter may be on a slow file system
+SILENCE = 30.0  # s without a word of one that runs, which says something every second
+PATIENCE = 60.0  # s for it to be back after its death, in all
+DOOR = "data.sock"
+
+
+class ProcessGone(Exception):
+    """There is no data process for this rank, and why: it is to prepare its data itself."""
+
+
+def door() -> str:
+    """Return the path of the door of this node's robust-task; "" where there is none."""
+    directory = os.environ.get("ROBUST_BEAT_DIR", "")
+    if not directory or "ROBUST_REPLAY" in os.environ:  # a replay leaves no trace
+        return ""
+    path = Path(directory) / DOOR
+    return str(path) if path.exists() else ""
+
+
+class NodeSteps:
+    """The steps of a plan, for a rank of a world. Not for several threads at once.
+
+    Arrays are private mappings of memory that is shared and sealed: reading copies nothing, and
+    what is written in place is seen by nobody else, nor when the step is repeated. It is
+    freed with the last array of the step, however long the training keeps it.
+    """
+
+    def __init__(self, name: str, world: TrainingWorld, memory: int = MEMORY) -> None:
+        """Connect. ``name``: of the plan (module:attribute); ``memory``: bytes of the steps that
+        the data process holds. Raises ProcessGone, and DataError if the plan cannot be made."""
+        sizes = {"world": world.size, "original": world.original, "beside": _beside()}
+        self._request = request(name, f"{world.size}/{world.original}", memory)
+        self._hello = {"op": "hello", "rank": world.rank, **sizes}
+        self._state: Any = None  # after the step that was returned last
+        self._owner = os.getpid()
+        self._lease: wire.Line | None = None
+        self._line: wire.Line | None = None
+        self.shares: tuple[int, ...] = ()
+        """This rank's."""
+        self._retry(self._connect)
+
+    def seek(self, state: Any) -> None:
+        """Go on after ``state`` (JSON values; None: from the beginning)."""
+        self._state = state
+        self._retry(lambda: self._say({"op": "seek", "state": state}))
+
+    def next(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
+        """Return the next step's number, this rank's rows by share, and the state after it.
+
+        Raises DataError; ProcessGone if the data process has died and does not come back: the
+        state to go on from is what was returned last.
+        """
+        number, rows, state = self._retry(self._take)
+        self._state = state
+        return number, rows, state
+
+    def close(self) -> None:
+        """Leave the data process; it stays for whoever comes next."""
+        for line in (self._line, self._lease):
+            if line is not None:
+                line.close()
+        self._line = self._lease = None
+
+    # -- inside
+
+    def _retry(self, do: Any) -> Any:
+        """Do it; if the data process dies, again when it is back."""
+        until = 0.0
+        while True:
+            try:
+                if self._line is None or self._owner != os.getpid():
+                    self._connect()
+                return do()
+            except OSError as err:
+                self.close()
+                now = time.monotonic()
+                until = until or now + PATIENCE
+                if now >= until:
+                    raise ProcessGone(f"it does not come back: {err}") from err
+                time.sleep(0.05)
+
+    def _connect(self) -> None:
+        if self._line is not None and self._owner == os.getpid():
+            return
+        try:
+            self._connect_anew()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect_anew(self) -> None:
+        self.close()
+        self._owner = os.getpid()
+        path = door()
+        if not path:
+            raise ProcessGone("no robust-task keeps one")
+        self._lease = _open(path)
+        self._lease.send(self._request)
+        answer = self._lease.receive(SILENCE)
+        if answer is None:
+            raise ProcessGone(f"robust-task does not answer within {SILENCE:g} s")
+        if answer[0]["op"] != "here":
+            raise ProcessGone(str(answer[0].get("why")))
+        self._line = _open(str(answer[0].get("path")))
+        cpus = sorted(os.sched_getaffinity(0))
+        self._say({**self._hello, "cpus": cpus})
+        welcome, _ = self._hear("welcome", START)
+        self.shares = tuple(int(share) for share in welcome["shares"])
+        self._say({"op": "seek", "state": self._state})
+
+    def _take(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
+        self._say({"op": "next"})
+        answer, fds = self._hear("step", SILENCE)
+        heads = answer["pages"]
+        if len(heads) != len(fds):
+            raise wire.Closed("descriptors are missing")
+        rows = {int(head[0]): pages.read(fd, head[1]) for head, fd in zip(heads, fds)}  # noqa: B905 - 3.9
+        return int(answer["number"]), rows, answer["state"]
+
+    def _say(self, message: dict[str, Any]) -> None:
+        if self._line is None:
+            raise wire.Closed("not connected")
+        self._line.send(message)
+
+    def _hear(self, wanted: str, silence: float) -> tuple[dict[str, Any], list[int]]:
+        """Return the answer that is wanted. Raises DataError for a failure, OSError; ProcessGone
+        after so many seconds without a word."""
+        while True:
+            if self._line is None:
+                raise wire.Closed("not connected")
+            got = self._line.receive(silence)
+            if got is None:
+                self.close()
+                raise ProcessGone(f"it has said nothing for {silence:g} s")
+            message, fds = got
+            silence = SILENCE
+            if message["op"] == wanted:
+                return message, fds
+            for fd in fds:
+                os.close(fd)
+            if message["op"] == "failed":
+                raise _error(message)
+
+
+def _beside() -> int:
+    """Return the number of ranks on this node; 1 if it is not known."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
+
+
+def request(name: str, world: str, memory: int) -> dict[str, Any]:
+    """Return what robust-task needs to start the data process as this rank would."""
+    path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is here
+    return {
+        "op": "ask",
+        "name": name,
+        "python": sys.executable,
+        "main": str(Path(__file__).with_name("main.py")),
+        "path": path,
+        "directory": os.getcwd(),  # noqa: PTH109
+        "world": world,
+        "code": os.environ.get("ROBUST_CODE_VERSION", "") + _stamp(name.partition(":")[0]),
+        "memory": memory,
+        "environ": dict(os.environ),
+    }
+
+
+def _stamp(module: str) -> str:
+    """Return what changes when the module's file does; "" if that cannot be seen."""
+    try:
+        from importlib.util import find_spec
+
+        spec = find_spec(module)
+        origin = spec.origin if spec is not None else None
+        status = Path(origin or "").stat()
+    except Exception:  # noqa: BLE001 - the data process says what is wrong with it
+        return ""
+    return f"{origin} {status.st_mtime_ns} {status.st_size}"
+
+
+def _open(path: str) -> wire.Line:
+    """Connect. Raises OSError; DataError if another user listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(SILENCE)
+        sock.connect(path)
+        uid = wire.peer(sock)[1]
+    except OSError:
+        sock.close()
+        raise
+    if not wire.ours(uid):
+        sock.close()
+        raise DataError(f"{path} is of user {uid}: not a data process of this job")
+    return wire.Line(sock)
+
+
+def _error(message: dict[str, Any]) -> DataError:
+    kind = getattr(errors, str(message.get("kind")), DataError)
+    known = isinstance(kind, type) and issubclass(kind, DataError)
+    if kind is errors.EndOfData:
+        return errors.EndOfData(str(message.get("why")))
+    where = "the data process says more in the job's output"
+    return (kind if known else DataError)(f"{message.get('why')} ({where})")

@@ -1,0 +1,241 @@
+"""Makes the steps that ranks ask for, and some ahead of them, in the data process's main thread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from robust_slurm.data.errors import DataError, EndOfData
+from robust_slurm.data.service import pages
+from robust_slurm.data.service.ring import Made, Ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from robust_slurm.data.steps import Steps
+
+AGAIN = 2.0  # s after which what has failed is tried once more, for whoever asks then
+WAIT = 1.0  # s between two words to a rank that waits
+TOGETHER = (
+    2.0  # s for the other ranks of the node to come, since all is read anew for a further one
+)
+
+
+class LoadedPlan(Protocol):
+    """A plan, as far as the process knows it."""
+
+    def shares(self, rank: int, world: int, original: int) -> tuple[int, ...]:
+        """Return the shares of a rank; ``original``: ranks at the job's beginning. Raises
+        DataError."""
+
+    def steps(self, shares: Collection[int]) -> Steps:
+        """Begin to read for these shares."""
+
+
+class Failure(NamedTuple):
+    """Why there is no step: ``kind`` is the name of a class of ``errors``, or another's."""
+
+    kind: str
+    why: str
+    at: float  # monotonic seconds
+    lasts: bool = False  # there will be none
+
+
+class Wanted(NamedTuple):
+    """The step after ``state``, for a rank's shares."""
+
+    name: str
+    state: Any
+    shares: tuple[int, ...]
+
+
+def digest(state: Any) -> str:
+    """Return the name of a state, the same in all processes."""
+    text = json.dumps(state, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class Producer:
+    """``run`` is the main thread's; all else may be called from any thread."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._change = threading.Condition()
+        self._wanted: dict[object, Wanted] = {}
+        self._shares: set[int] = set()
+        self._ranks: set[int] = set()
+        self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
+        self._failed: dict[str, Failure] = {}
+        self._plan: LoadedPlan | None = None
+        self._closed = False
+        self.broken: Failure | None = None
+        """The plan cannot be made: all are told, and the process ends."""
+
+    # -- for connections
+
+    def shares(
+        self, rank: int, world: int, original: int, beside: int, waiting: Callable[[], None]
+    ) -> tuple[int, ...] | Failure | None:
+        """Return a rank's shares; what is made from now on is made for them as well. ``beside``:
+        number of ranks of this node. The rest as for ``get``."""
+        told = time.monotonic()
+        while True:
+            with self._change:
+                if self.broken is not None:
+                    return self.broken
+                if self._closed:
+                    return None
+                if self._plan is not None:
+                    try:
+                        found = self._plan.shares(rank, world, original)
+                    except DataError as err:
+                        return _failure(err)
+                    self._shares.update(found)
+                    if not self._ranks:
+                        self._complete_at = time.monotonic() + TOGETHER
+                    self._ranks.add(rank)
+                    if len(self._ranks) >= beside:
+                        self._complete_at = 0.0
+                    self._change.notify_all()
+                    return found
+                self._change.wait(WAIT)
+            told = _say(waiting, told)
+
+    def get(
+        self, wanted: Wanted, waiting: Callable[[], None]
+    ) -> tuple[Made, list[int]] | Failure | None:
+        """Return the step and descriptors of its memory for these shares, which the caller closes;
+        None: the process ends. ``waiting`` is called about every second, and may raise."""
+        asked, me = time.monotonic(), object()
+        told = asked
+        with self._change:
+            self._shares.update(wanted.shares)
+        try:
+            while True:
+                with self._change:
+                    made = self._ring.find(wanted.name, wanted.shares)
+                    if made is not None:
+                        self._ring.serve(wanted.name)
+                        self._change.notify_all()
+                        return made, [os.dup(made.pages[share].fd) for share in wanted.shares]
+                    failure = self.broken or self._failed.get(wanted.name)
+                    if failure is not None and (failure.lasts or failure.at > asked - AGAIN):
+                        return failure
+                    if self._closed:
+                        return None
+                    self._wanted[me] = wanted
+                    self._change.notify_all()
+                    self._change.wait(WAIT)
+                told = _say(waiting, told)
+        finally:
+            with self._change:
+                self._wanted.pop(me, None)
+
+    def close(self) -> None:
+        """Have ``run`` return."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+    # -- the main thread
+
+    def run(self, load: Callable[[], LoadedPlan]) -> None:
+        """Make steps until closed, or until the plan turns out to be broken: ``load`` runs the
+        user's code."""
+        try:
+            plan = load()
+        except (Exception, SystemExit) as err:  # noqa: BLE001 - the ranks are to know
+            with self._change:
+                self.broken = _failure(err, lasts=True)
+                self._change.notify_all()
+            return
+        with self._change:
+            self._plan = plan
+            self._change.notify_all()
+        source: Steps | None = None
+        shares: frozenset[int] = frozenset()
+        at = ""  # the name of the source's next step; "": it is nowhere
+        while (task := self._task(shares, at)) is not None:
+            wanted, for_shares = task
+            name = at if wanted is None else wanted.name
+            try:
+                if source is None or for_shares != shares:
+                    if source is not None:
+                        source.close()
+                    source, at, shares = None, "", frozenset()
+                    source, shares = plan.steps(for_shares), for_shares
+                if wanted is not None and name != at:
+                    at = ""
+                    source.seek(wanted.state)
+                at = self._make(source, name)
+            except Exception as err:  # noqa: BLE001 - of the user's functions, too
+                at = ""
+                with self._change:
+                    self._failed[name] = _failure(err)
+                    self._change.notify_all()
+        if source is not None:
+            source.close()
+
+    def _task(self, shares: frozenset[int], at: str) -> tuple[Wanted | None, frozenset[int]] | None:
+        """Wait until there is something to do: a step that is wanted, or (None) the next one."""
+        with self._change:
+            while not self._closed:
+                now = time.monotonic()
+                for name, failure in list(self._failed.items()):
+                    if not failure.lasts and failure.at <= now - AGAIN:
+                        del self._failed[name]
+                if now < self._complete_at:
+                    self._change.wait(self._complete_at - now)
+                    continue
+                for wanted in self._wanted.values():
+                    known = wanted.name in self._failed
+                    if not known and self._ring.find(wanted.name, wanted.shares) is None:
+                        fits = shares.issuperset(wanted.shares)
+                        return wanted, shares if fits else frozenset(self._shares)
+                if at and self._ring.wants_more():
+                    return None, shares
+                self._change.wait(WAIT)
+            return None
+
+    def _make(self, source: Steps, at: str) -> str:
+        number, rows, state = source.next()
+        held: dict[int, pages.Page] = {}
+        try:
+            for share, batch in rows.items():
+                held[share] = pages.write(batch)
+        except BaseException:
+            for page in held.values():
+                page.close()
+            raise
+        made = Made(at, number, held, state, digest(state))
+        with self._change:
+            self._ring.add(made)
+            self._change.notify_all()
+        return made.after
+
+
+def _say(waiting: Callable[[], None], told: float) -> float:
+    """Call it if it is time to; return when it was called last."""
+    now = time.monotonic()
+    if now - told < WAIT / 2:
+        return told
+    waiting()
+    return now
+
+
+def _failure(err: BaseException, lasts: bool = False) -> Failure:
+    import traceback
+
+    kind, now = type(err).__name__, time.monotonic()
+    if isinstance(err, EndOfData):
+        return Failure(kind, str(err), now, lasts=True)
+    traceback.print_exc()
+    if isinstance(err, DataError):
+        return Failure(kind, str(err), now, lasts)
+    last = traceback.extract_tb(err.__traceback__)[-1:]
+    where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
+    return Failure(kind, f"{kind}: {err}{where}", now, lasts)

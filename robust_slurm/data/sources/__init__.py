@@ -1,0 +1,1 @@
+"""Corpora: files of several formats as parts of records."""
