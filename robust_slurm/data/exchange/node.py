@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,14 +44,14 @@ class Exchange:
     ) -> None:
         self._numbers = numbered(lanes)
         self._key = key
-        self._plan = plan
+        self._plan = hashlib.blake2b(plan.encode(), digest_size=16).hexdigest()
         self._lock = threading.Lock()
         room = max(_LEAST, memory // max(1, len(self._numbers)))
         self._shelf = LaneShelf(open_lane, room, size_of)
         self._own = OwnLink(self._shelf)
         self._peers: dict[tuple[str, int], PeerLink] = {}
         self._nodes: list[LaneLink | None] = [self._own]
-        self._server = LaneServer(listener, key, plan, self._numbers, self._shelf)
+        self._server = LaneServer(listener, key, self._plan, self._numbers, self._shelf)
 
     def place(self, own: int, nodes: Sequence[tuple[str, int]]) -> None:
         """Say who is in the job now: the addresses of all by their places, of which ``own`` is

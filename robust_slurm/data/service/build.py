@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from robust_slurm.data.plan import Plan
+    from robust_slurm.data.steps import OpenFeeds
 
 
 class NamedPlan:
     """The plan, for a world of ranks."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, feeds: OpenFeeds | None) -> None:
         self._plan = plan
+        self._feeds = feeds
         self._all = 0  # shares of a step
 
     def shares(self, rank: int, world: int, original: int) -> tuple[int, ...]:
@@ -33,11 +35,11 @@ class NamedPlan:
 
     def steps(self, shares: Collection[int]) -> LocalSteps:
         """Begin to read for these shares. Raises DataError."""
-        return LocalSteps(self._plan, shares, self._all)
+        return LocalSteps(self._plan, shares, self._all, self._feeds)
 
 
-def load(name: str) -> NamedPlan:
-    """Import the plan. Raises whatever its module does."""
+def load(name: str, feeds: OpenFeeds | None = None) -> NamedPlan:
+    """Import the plan; ``feeds``: None to read all lanes here. Raises whatever its module does."""
     plan = plan_named(name)
     plan.lanes()  # lists the sources' files
-    return NamedPlan(plan)
+    return NamedPlan(plan, feeds)
