@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from robust_slurm.checkpoint.store.events import Restore
+from robust_slurm.data.exchange.placement import LEAST, VARIABLE
 from srun_wrapper.command.rank_env import node_env, only_ours, only_slurm, rank_env, world_env
 from srun_wrapper.job.model import Node, Role, World
 from srun_wrapper.job.state import JobState
@@ -83,10 +84,10 @@ def start_orders(
 
 
 def data_nodes(index: int, nodes: Sequence[tuple[str, int]]) -> dict[str, str]:
-    """Return the variable by which data processes know one another (``data/exchange/joining``)."""
-    if len(nodes) < 2 or not nodes[index][1]:
+    """Return the variable by which data processes know one another (``data/exchange``)."""
+    if len(nodes) < LEAST:
         return {}
-    return {"ROBUST_DATA_NODES": json.dumps([index, nodes], separators=(",", ":"))}
+    return {VARIABLE: json.dumps([index, nodes], separators=(",", ":"))}
 
 
 def finish_order(world: World, node: Node) -> Finish:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import threading
 import time
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     Metas = Future[list[tuple[Meta, Position]]]
     Samples = Future[list[Sample]]
 
-SILENCE = 2.0  # s without a word of a node until its lanes are read elsewhere
+SILENCE = float(os.environ.get("ROBUST_TEST_DATA_SILENCE", "2"))
+"""Seconds without a word of a node until its lanes are read elsewhere."""
 RETRY = 2.0  # s until a node that is away is tried again
+SOON = 0.2  # the same, while it may be starting: for twice SILENCE
 
 
 class NodeAway(DataError):
@@ -45,8 +48,8 @@ class LaneLink(Protocol):
     def up(self) -> bool:
         """Return True if it answers."""
 
-    def wait_tried(self, until: float) -> None:
-        """Wait until it is known whether it answers."""
+    def wait_up(self) -> None:
+        """Wait until it answers, while it may be starting."""
 
     def next(self, lane: Lane, after: Position, passed: Position, most: int) -> Metas:
         """Ask what follows ``after``; all before ``passed`` is not needed any more."""
@@ -69,7 +72,7 @@ class OwnLink:
     def __init__(self, shelf: LaneShelf) -> None:
         self._shelf = shelf
 
-    def wait_tried(self, until: float) -> None:
+    def wait_up(self) -> None:
         pass
 
     def next(self, lane: Lane, after: Position, passed: Position, most: int) -> Metas:
@@ -97,12 +100,13 @@ class PeerLink:
         self._line: FrameSocket | None = None
         self._asked: dict[int, tuple[Future[Any], Callable[[dict[str, Any], bytes], Any]]] = {}
         self._ids = itertools.count(1)
-        self._tried = threading.Event()
+        self._up_once = threading.Event()
+        self._started_until = time.monotonic() + 2 * SILENCE
         self._stop = threading.Event()
         threading.Thread(target=self._run, name=f"data-peer {host}", daemon=True).start()
 
-    def wait_tried(self, until: float) -> None:
-        self._tried.wait(max(0.0, until - time.monotonic()))
+    def wait_up(self) -> None:
+        self._up_once.wait(max(0.0, self._started_until - time.monotonic()))
 
     def next(self, lane: Lane, after: Position, passed: Position, most: int) -> Metas:
         message = {"op": "next", "after": after, "passed": passed, "most": most}
@@ -122,6 +126,7 @@ class PeerLink:
 
     def close(self) -> None:
         self._stop.set()
+        self._up_once.set()
         with self._lock:
             if self._line is not None:
                 self._line.close()
@@ -162,8 +167,8 @@ class PeerLink:
                 pass  # tried again
             finally:
                 self._lost()
-                self._tried.set()
-            self._stop.wait(RETRY)
+            starting = time.monotonic() < self._started_until
+            self._stop.wait(SOON if starting else RETRY)
 
     def _connected(self) -> None:
         """Connect, and take answers until the connection ends."""
@@ -175,7 +180,7 @@ class PeerLink:
             line.receive()  # a sign of life: it has the same plan
             with self._lock:
                 self._line, self.up = line, not self._stop.is_set()
-            self._tried.set()
+            self._up_once.set()
             told = time.monotonic()
             while not self._stop.is_set():
                 self._understand(*line.receive())

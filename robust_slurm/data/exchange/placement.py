@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+LEAST = 3  # nodes: of two, both would read all lanes, as the owner or as the shadow
+VARIABLE = "ROBUST_DATA_NODES"
+"""In the ranks' environment: JSON, this node's place and all nodes' (address, port)."""
+
 
 def numbered(lanes: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
     """Return each lane's number: lanes of one source are neighbours, so on different nodes."""

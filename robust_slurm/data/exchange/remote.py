@@ -9,7 +9,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from robust_slurm.data.errors import DataError
-from robust_slurm.data.exchange.link import SILENCE
 from robust_slurm.data.exchange.shelf import ReaderEnded
 from robust_slurm.data.lanes.position import Position
 
@@ -69,9 +68,8 @@ class RemoteFeed:
         self._asked = None
         self._untold = 0
         self._closed = False
-        until = time.monotonic() + SILENCE
         for link in islice(self._links(), 2):
-            link.wait_tried(until)
+            link.wait_up()
         self._ask_ahead()
         self._tell()
 

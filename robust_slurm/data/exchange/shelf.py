@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 READERS = 2  # of a lane: a restart seeks back while others are still ahead
 
-UNUSED = 60.0  # s after which a reader without users ends
-
 
 class ReaderEnded(DataError):
     """What read the lane for its users ends; they may ask again."""
@@ -132,16 +130,14 @@ class LaneReader:
                 for sample in self._feed.take([meta.ref]):
                     self._add(meta, after, sample)
         except Exception as err:  # noqa: BLE001 - all users are told
-            self._end_with(err)
+            self._end_with(_data_error(err))
         finally:
             self._feed.close()
 
     def _wait_for_room(self) -> bool:
         with self.change:
             while not self.over and self._size >= self._room and not self._waiting:
-                self.change.wait(UNUSED / 4)
-                if not self.users and time.monotonic() - self.used > UNUSED:
-                    self.over = True
+                self.change.wait()
             return not self.over
 
     def _add(self, meta: Meta, after: Position, sample: Sample) -> None:
@@ -282,12 +278,12 @@ class LaneShelf:
         return found
 
     def _leave(self, user: object, lane: Lane, but: LaneReader | None = None) -> None:
-        """A reader without users ends if there is another; else it waits for one to come back."""
+        """A reader without users ends."""
         readers = self._readers.get(lane, [])
         for reader in list(readers):
             if reader is but or user not in reader.users:
                 continue
-            if reader.leave(user) and len(readers) > 1:
+            if reader.leave(user):
                 reader.end("nobody uses it")
                 readers.remove(reader)
 
@@ -303,6 +299,10 @@ class LaneShelf:
                 finally:
                     feed.close()
             except Exception as err:  # noqa: BLE001 - who asked is told
-                answer.set_exception(err)
+                answer.set_exception(_data_error(err))
             else:
                 answer.set_result(found)
+
+
+def _data_error(err: Exception) -> DataError:
+    return err if isinstance(err, DataError) else DataError(f"{type(err).__name__}: {err}")

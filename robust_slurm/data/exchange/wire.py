@@ -7,6 +7,7 @@ their own. Nothing that comes is executed, and no size is believed before it is 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import threading
@@ -26,6 +27,7 @@ MOST_REFS = 4096  # samples in a request
 _RECEIVE = 1 << 18
 _NEXT = struct.Struct("<8q")  # epoch, part, record, piece, tokens; position
 _WHOLE = 1 << 62
+_DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,9}(\[[0-9a-zA-Z]{1,9}\])?\Z")
 
 
 class BrokenLine(Exception):
@@ -210,7 +212,7 @@ def unpack_samples(lane: tuple[str, int], described: object, body: bytes) -> lis
             if not isinstance(values, dict):
                 raise BrokenLine("a sample without values")
             samples.append(Sample(Meta(Ref(*lane, *ref), tokens), values))
-    except (KeyError, TypeError, ValueError, RecursionError, MemoryError) as err:
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as err:
         raise BrokenLine(f"a sample that is not understood: {err}"[:200]) from None
     if source.at != len(body):
         raise BrokenLine("more bytes than the samples have")
@@ -268,9 +270,9 @@ def _restore(form: Any, source: _Bytes) -> Any:
     if what in ("a", "n"):
         import numpy as np
 
-        dtype, shape = np.dtype(str(given)), tuple(whole_numbers(form[2], len(form[2])))
-        if dtype.kind not in "biufcSUmM":
-            raise BrokenLine(f"an array of {dtype}")
+        if type(given) is not str or not _DTYPE.match(given):
+            raise BrokenLine("an array that is not understood")
+        dtype, shape = np.dtype(given), tuple(whole_numbers(form[2], len(form[2])))
         array = np.frombuffer(bytearray(source.take(form[3])), dtype).reshape(shape)
         return array if what == "a" else array[()]
     raise BrokenLine("a value that is not understood")

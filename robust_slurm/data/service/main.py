@@ -60,7 +60,7 @@ def main() -> None:
     listener = socket.socket(fileno=order["listen"])
     joining = Joining(order.get("exchange"))
     server = Server(listener, producer, joining.place)
-    producer.run(lambda: load(order["name"], joining.feeds))
+    producer.run(lambda: load(order["name"], joining))
     if producer.broken is not None:
         server.wait_told()
         sys.stderr.flush()

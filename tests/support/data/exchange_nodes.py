@@ -16,6 +16,7 @@ from typing import Any
 
 from listed_source import ListedSource, Record
 
+from robust_slurm.data.exchange import server
 from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.lanes.budget import Budget
 from robust_slurm.data.lanes.lane import Lane
@@ -46,6 +47,7 @@ def exchange(listener: socket.socket, **more: Any) -> Exchange:
 
 
 def main() -> None:
+    server.BEAT = 0.1
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         place, descriptor, nodes = json.loads(line)

@@ -80,6 +80,7 @@ def nodes() -> Iterator[Nodes]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "SILENCE", SILENCE)
     monkeypatch.setattr(link, "RETRY", 0.05)
+    monkeypatch.setattr(link, "SOON", 0.05)
     monkeypatch.setattr(remote, "AVOIDED", 0.05)
     monkeypatch.setattr(remote, "AHEAD", 16)
     monkeypatch.setattr(remote, "LOW", 4)
