@@ -22,7 +22,8 @@ from robust_slurm.data.service.ring import MEMORY
 if TYPE_CHECKING:
     from robust_slurm.resizing.world import TrainingWorld
 
-SILENCE = 30.0  # s without a word of the data process, which says something every second
+START = 180.0  # s for a data process to start: its interpreter may be on a slow file system
+SILENCE = 30.0  # s without a word of one that runs, which says something every second
 PATIENCE = 60.0  # s for it to be back after its death, in all
 DOOR = "data.sock"
 
@@ -51,7 +52,7 @@ class NodeSteps:
     def __init__(self, name: str, world: TrainingWorld, memory: int = MEMORY) -> None:
         """Connect. ``name``: of the plan (module:attribute); ``memory``: bytes of the steps that
         the data process holds. Raises ProcessGone, and DataError if the plan cannot be made."""
-        sizes = {"world": world.size, "original": world.original}
+        sizes = {"world": world.size, "original": world.original, "beside": _beside()}
         self._request = request(name, f"{world.size}/{world.original}", memory)
         self._hello = {"op": "hello", "rank": world.rank, **sizes}
         self._state: Any = None  # after the step that was returned last
@@ -128,13 +129,13 @@ class NodeSteps:
         cpus = sorted(os.sched_getaffinity(0))
         nodes = os.environ.get(VARIABLE, "")
         self._say({**self._hello, "cpus": cpus, "nodes": nodes})
-        welcome, _ = self._hear("welcome")
+        welcome, _ = self._hear("welcome", START)
         self.shares = tuple(int(share) for share in welcome["shares"])
         self._say({"op": "seek", "state": self._state})
 
     def _take(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
         self._say({"op": "next"})
-        answer, fds = self._hear("step")
+        answer, fds = self._hear("step", SILENCE)
         heads = answer["pages"]
         if len(heads) != len(fds):
             raise wire.Closed("descriptors are missing")
@@ -146,22 +147,30 @@ class NodeSteps:
             raise wire.Closed("not connected")
         self._line.send(message)
 
-    def _hear(self, wanted: str) -> tuple[dict[str, Any], list[int]]:
-        """Return the answer that is wanted. Raises DataError for a failure, OSError."""
+    def _hear(self, wanted: str, silence: float) -> tuple[dict[str, Any], list[int]]:
+        """Return the answer that is wanted. Raises DataError for a failure, OSError; ProcessGone
+        after so many seconds without a word."""
         while True:
             if self._line is None:
                 raise wire.Closed("not connected")
-            got = self._line.receive(SILENCE)
+            got = self._line.receive(silence)
             if got is None:
                 self.close()
-                raise ProcessGone(f"it has said nothing for {SILENCE:g} s")
+                raise ProcessGone(f"it has said nothing for {silence:g} s")
             message, fds = got
+            silence = SILENCE
             if message["op"] == wanted:
                 return message, fds
             for fd in fds:
                 os.close(fd)
             if message["op"] == "failed":
                 raise _error(message)
+
+
+def _beside() -> int:
+    """Return the number of ranks on this node; 1 if it is not known."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
 
 
 def request(name: str, world: str, memory: int) -> dict[str, Any]:
