@@ -1,8 +1,8 @@
 """The lanes that this process reads for itself and others: each once, however many use it.
 
 Users of a lane are named by any object. Each has a position up to which it has passed the lane;
-what all have passed is forgotten. Memory: ``room`` bytes and one sample for each reader, at most
-READERS of a lane. When it is full and a user waits for more, the oldest samples go although
+what all have passed is forgotten. Memory: ``room`` bytes and one sample for each reader, and no more
+than MOST samples; at most READERS of a lane. When it is full and a user waits for more, the oldest samples go although
 another has not passed them: who asks for one of them by its name gets it read again.
 """
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     Samples = Future[list[Sample]]
     Sizing = Callable[[dict[str, Any]], int]
 
+MOST = 4096  # samples that a reader holds
 READERS = 2  # of a lane: a restart seeks back while others are still ahead
 
 
@@ -136,7 +137,7 @@ class LaneReader:
 
     def _wait_for_room(self) -> bool:
         with self.change:
-            while not self.over and self._size >= self._room and not self._waiting:
+            while not self.over and self._full(0, 0) and not self._waiting:
                 self.change.wait()
             return not self.over
 
@@ -169,12 +170,16 @@ class LaneReader:
         end = min(len(self._entries), begin + most)
         return [(self._entries[at].meta, self._entries[at].after) for at in range(begin, end)]
 
+    def _full(self, size: int, count: int) -> bool:
+        """Return True if there is no room, also when so much of it has been freed."""
+        return self._size - size >= self._room or len(self._entries) - count >= MOST
+
     def _forget(self) -> None:
         """Drop what all have passed, and the oldest of what there is no room for."""
         while self._entries:
             oldest = self._entries[0]
             done = self._low is not None and oldest.after <= self._low
-            if not done and self._size - oldest.size < self._room:
+            if not done and not self._full(oldest.size, 1):
                 return
             self._entries.popleft()
             self._first += 1
