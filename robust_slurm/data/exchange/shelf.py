@@ -1,9 +1,10 @@
 """The lanes that this process reads for itself and others: each once, however many use it.
 
 Users of a lane are named by any object. Each has a position up to which it has passed the lane;
-what all have passed is forgotten. Memory: ``room`` bytes and one sample for each reader, and no more
-than MOST samples; at most READERS of a lane. When it is full and a user waits for more, the oldest samples go although
-another has not passed them: who asks for one of them by its name gets it read again.
+what all have passed is forgotten. Memory: ``room`` bytes and one sample for each reader, and no
+more than MOST samples; at most READERS of a lane. When it is full and a user waits for more, the
+oldest samples go although another has not passed them: who asks for one of them by its name gets
+it read again.
 """
 
 from __future__ import annotations
