@@ -39,7 +39,7 @@ class Joining:
         self._exchange: Exchange | None = None
 
     def place(self, said: object) -> None:
-        """Take what a rank has in VARIABLE. Any thread."""
+        """Take what a rank has in ``placement.VARIABLE``. Any thread."""
         nodes = nodes_of(said)
         with self._lock:
             if nodes is not None and nodes != self._nodes:

@@ -54,6 +54,7 @@ def main() -> None:
     import socket
 
     from robust_slurm.data.exchange.joining import Joining
+    from robust_slurm.data.exchange.placement import VARIABLE
     from robust_slurm.data.service.build import load
     from robust_slurm.data.service.producer import Producer
     from robust_slurm.data.service.ring import Ring
@@ -62,6 +63,7 @@ def main() -> None:
     producer = Producer(Ring(order["memory"]))
     listener = socket.socket(fileno=order["listen"])
     joining = Joining(order.get("exchange"))
+    joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
     server = Server(listener, producer, joining.place)
     producer.run(lambda: load(order["name"], joining))
     if producer.broken is not None:
