@@ -25,6 +25,7 @@ from robust_slurm.data.sample import Ref
 NODES = 4  # the last is this process
 SILENCE = 0.5
 FAULTS = 100
+READ = LANES[::2]
 SLACK = 10.0  # s that a wait may be longer on a machine that does other things, too
 
 
@@ -121,7 +122,7 @@ def test_the_same_samples_in_the_same_order_whatever_dies(nodes: Nodes) -> None:
     draw = random.Random(24)
     own = exchange_nodes.exchange(nodes.listeners[-1])
     own.place(NODES - 1, nodes.addresses)
-    readers = {lane: Reader(lane, feed) for lane, feed in own.feeds().items()}
+    readers = {lane: Reader(lane, feed) for lane, feed in own.feeds().items() if lane in READ}
     number, longest = numbered(LANES), 0.0
     seen = set()
 
@@ -134,7 +135,7 @@ def test_the_same_samples_in_the_same_order_whatever_dies(nodes: Nodes) -> None:
                 longest = max(longest, time.monotonic() - began)
 
     for _ in range(FAULTS):
-        first, second, *_ = preference(number[draw.choice(LANES)], NODES)
+        first, second, *_ = preference(number[draw.choice(READ)], NODES)
         what = draw.choice(["owner", "shadow", "both", "all"])
         places = {"owner": [first], "shadow": [second], "both": [first, second]}
         victims = {*places.get(what, range(NODES - 1))} - {NODES - 1}
@@ -142,7 +143,7 @@ def test_the_same_samples_in_the_same_order_whatever_dies(nodes: Nodes) -> None:
         seen.add((what, kind))
         for place in victims:
             nodes.signal(place, kind)
-        read(draw.randrange(1, 4))
+        read(draw.randrange(1, 3))
         for place in victims:
             if kind == signal.SIGSTOP:
                 nodes.signal(place, signal.SIGCONT)
@@ -151,7 +152,7 @@ def test_the_same_samples_in_the_same_order_whatever_dies(nodes: Nodes) -> None:
         if draw.random() < 0.2:  # a restart from a position
             for reader in readers.values():
                 reader.seek()
-        read(draw.randrange(4))
+        read(draw.randrange(2))
     moves = sum(reader.feed.moves for reader in readers.values())
     for reader in readers.values():
         reader.feed.close()
