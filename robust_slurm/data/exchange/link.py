@@ -150,7 +150,7 @@ class PeerLink:
         return future
 
     def _tell(self, message: dict[str, Any]) -> None:
-        """What cannot be sent fails when the connection does."""
+        """Send it; if it cannot be sent, all that is asked fails with the connection."""
         line = self._line
         if line is None or not self.up:
             return

@@ -1,4 +1,4 @@
-"""Pure: which node reads which lane, and which one is its shadow.
+"""Pure: the placement of lanes, each on a node that reads it and another that is its shadow.
 
 Nodes are named by their places in the job, 0 to n - 1. Each lane has an order of all places: the
 first that is there reads it, the second is its shadow. Nothing depends on this for being right: a

@@ -1,4 +1,4 @@
-"""What comes over the wire: the same values, or a broken connection; never a hang or code."""
+"""Messages between nodes: the same values come out, or the connection breaks; no hang, no code run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node reads which lane."""
+"""The placement of lanes on nodes."""
 
 from __future__ import annotations
 
