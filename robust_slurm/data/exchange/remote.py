@@ -48,7 +48,7 @@ class RemoteFeed:
     ) -> None:
         self.lane = lane
         self.moves = 0
-        """How often another node was asked because the one before could not give an answer."""
+        """Number of times that another node was asked, as the one before could not answer."""
         self._links = links
         self._own = own
         self._avoided: dict[LaneLink, float] = {}  # until then

@@ -35,7 +35,7 @@ READERS = 2  # of a lane: a restart seeks back while others are still ahead
 
 
 class ReaderEnded(DataError):
-    """What read the lane for its users ends; they may ask again."""
+    """The reader of a lane has ended; its users may ask again."""
 
 
 class _Entry(NamedTuple):

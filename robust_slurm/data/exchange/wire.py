@@ -1,4 +1,4 @@
-"""What data processes say to one another: JSON with raw bytes behind it, in authenticated frames.
+"""Messages between data processes: JSON with raw bytes behind it, in authenticated frames.
 
 A message is one frame with a JSON object, whose ``body`` says how many bytes follow in frames of
 their own. Nothing that comes is executed, and no size is believed before it is checked.

@@ -1,4 +1,4 @@
-"""Messages between nodes: the same values come out, or the connection breaks; no hang, no code run."""
+"""Messages between nodes: the same values come out, or the connection breaks; nothing hangs."""
 
 from __future__ import annotations
 
