@@ -106,6 +106,7 @@ class Agent:
         )  # fmt: skip
         self._answers = Answers(lambda answer: self._uplink.send(answer))
         self._finished = False
+        self.data_port = 0  # of the node's data process, for those of other nodes
         self.mute = MUTE  # s without a word of robust-srun while its host answers
         self.lost_host = LOST_HOST  # s without an answer of that host until it is lost
         self.alone: TaskOptions | None = None  # set: the shims end by themselves
@@ -223,24 +224,14 @@ class Agent:
 
     def _introduce(self, link: Link) -> None:
         place = self._place
-        link.send(
-            Hello(
-                place.job_id,
-                place.step_id,
-                place.node_index,
-                place.node,
-                tuple(task for _, task in sorted(self._shims.tasks.items())),
-                place.step_nodes,
-                place.step_tasks,
-                self._probe.port,
-                free_port(),
-                place.standby_request,
-                self._start.epoch if self._start else 0,
-                self._acked,
-                self._life,
-                vouches=True,
-            )
-        )
+        hello = Hello(
+            place.job_id, place.step_id, place.node_index, place.node,
+            tuple(task for _, task in sorted(self._shims.tasks.items())),
+            place.step_nodes, place.step_tasks, self._probe.port, free_port(), place.standby_request,
+            self._start.epoch if self._start else 0,
+            self._acked, self._life, vouches=True, data_port=self.data_port,
+        )  # fmt: skip
+        link.send(hello)
         for event in self._unacked:
             link.send(event)
 

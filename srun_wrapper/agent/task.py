@@ -106,7 +106,7 @@ class Shim:
             self._run_dir = MemoryDir(name)
             run_dir = self._run_dir.path
             self._make_slot(run_dir)
-            self._data = DataDoor(self._loop, run_dir)
+            self._data = DataDoor(self._loop, run_dir, self._key)
             self._agent = Agent(
                 self._loop,
                 self._place,
@@ -117,6 +117,7 @@ class Shim:
                 self._paths,
                 self._life,
             )
+            self._agent.data_port = self._data.port
             self._agent.mute = self._options.suspend_limit
             self._agent.alone = self._options if self._options.alone else None
             self._agent.lost_host = self._options.outage_wait + AFTER_SUPERVISOR

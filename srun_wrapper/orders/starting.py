@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from robust_slurm.checkpoint.store.events import Restore
+from robust_slurm.data.exchange.placement import LEAST, VARIABLE
 from srun_wrapper.command.rank_env import node_env, only_ours, only_slurm, rank_env, world_env
 from srun_wrapper.job.model import Node, Role, World
 from srun_wrapper.job.state import JobState
@@ -50,6 +52,7 @@ def start_orders(
     peers = tuple(
         Peer(i, n.address, n.hello.probe_port) for i, n in enumerate(world.places[:PEERS])
     )
+    lanes = [(n.address, n.hello.data_port) for n in world.places]
     moved = [node.key[2] for node in world.places] != list(range(len(world.places)))
     return [
         (
@@ -57,6 +60,7 @@ def start_orders(
             Start(
                 epoch=epoch,
                 env=cut({**shared, **node_env(index=index, name=node.name, ranks=ranks)})
+                | data_nodes(index, lanes)
                 | dict(extra),
                 ranks=tuple(
                     RankStart(local, rank, cut(rank_env(rank=rank, local=local)))
@@ -77,6 +81,13 @@ def start_orders(
         )
         for index, (node, ranks) in enumerate(zip(world.places, world.ranks, strict=True))
     ]
+
+
+def data_nodes(index: int, nodes: Sequence[tuple[str, int]]) -> dict[str, str]:
+    """Return the variable by which data processes know one another (``data/exchange``)."""
+    if len(nodes) < LEAST:
+        return {}
+    return {VARIABLE: json.dumps([index, nodes], separators=(",", ":"))}
 
 
 def finish_order(world: World, node: Node) -> Finish:

@@ -59,6 +59,7 @@ class Hello(Message):
     seen: int = 0  # highest event number it has already had acknowledged
     life: int = 0  # how many agents of this node have died before it
     vouches: bool = False  # it knows ``Reach``; an older one closes the connection on it
+    data_port: int = 0  # where other nodes' data processes reach this one's; 0: nowhere
 
 
 class RankBeat(msgspec.Struct, array_like=True):

@@ -11,14 +11,16 @@ from robust_slurm.data.steps import LocalSteps
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from robust_slurm.data.exchange.joining import Joining
     from robust_slurm.data.plan import Plan
 
 
 class NamedPlan:
     """The plan, for a world of ranks."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, joining: Joining | None) -> None:
         self._plan = plan
+        self._feeds = joining.feeds if joining is not None else None
         self._all = 0  # shares of a step
 
     def shares(self, rank: int, world: int, original: int) -> tuple[int, ...]:
@@ -33,11 +35,14 @@ class NamedPlan:
 
     def steps(self, shares: Collection[int]) -> LocalSteps:
         """Begin to read for these shares. Raises DataError."""
-        return LocalSteps(self._plan, shares, self._all)
+        return LocalSteps(self._plan, shares, self._all, self._feeds)
 
 
-def load(name: str) -> NamedPlan:
-    """Import the plan. Raises whatever its module does."""
+def load(name: str, joining: Joining | None = None) -> NamedPlan:
+    """Import the plan; without ``joining``, all lanes are read here. Raises whatever its module
+    does."""
     plan = plan_named(name)
     plan.lanes()  # lists the sources' files
-    return NamedPlan(plan)
+    if joining is not None:
+        joining.know(plan)
+    return NamedPlan(plan, joining)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data import errors
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.exchange.placement import VARIABLE
 from robust_slurm.data.service import pages, wire
 from robust_slurm.data.service.ring import MEMORY
 
@@ -126,7 +127,8 @@ class NodeSteps:
             raise ProcessGone(str(answer[0].get("why")))
         self._line = _open(str(answer[0].get("path")))
         cpus = sorted(os.sched_getaffinity(0))
-        self._say({**self._hello, "cpus": cpus})
+        nodes = os.environ.get(VARIABLE, "")
+        self._say({**self._hello, "cpus": cpus, "nodes": nodes})
         welcome, _ = self._hear("welcome", START)
         self.shares = tuple(int(share) for share in welcome["shares"])
         self._say({"op": "seek", "state": self._state})

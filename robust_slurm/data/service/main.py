@@ -1,7 +1,8 @@
 """The data process's program. robust-task starts it in the ranks' interpreter, by its path.
 
 Its orders are on stdin, a JSON object: ``name`` of the plan, ``path`` (sys.path of the rank that
-has asked for it), ``listen`` (the descriptor of its socket), ``memory`` in bytes.
+has asked for it), ``listen`` (the descriptor of its socket), ``memory`` in bytes, ``exchange`` (the
+descriptor of the socket for other nodes and their key, or null).
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def main() -> None:
     _be_nice()
     import socket
 
+    from robust_slurm.data.exchange.joining import Joining
+    from robust_slurm.data.exchange.placement import VARIABLE
     from robust_slurm.data.service.build import load
     from robust_slurm.data.service.producer import Producer
     from robust_slurm.data.service.ring import Ring
@@ -59,8 +62,10 @@ def main() -> None:
 
     producer = Producer(Ring(order["memory"]))
     listener = socket.socket(fileno=order["listen"])
-    server = Server(listener, producer)
-    producer.run(lambda: load(order["name"]))
+    joining = Joining(order.get("exchange"))
+    joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
+    server = Server(listener, producer, joining.place)
+    producer.run(lambda: load(order["name"], joining))
     if producer.broken is not None:
         server.wait_told()
         sys.stderr.flush()

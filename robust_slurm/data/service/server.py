@@ -14,6 +14,8 @@ from robust_slurm.data.service import wire
 from robust_slurm.data.service.producer import Failure, Wanted, digest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from robust_slurm.data.service.producer import Producer
 
 MOST = 1024  # connections
@@ -23,9 +25,16 @@ LINGER = 2.0  # s for ranks to be told of a plan that cannot be made
 class Server:
     """Accepts ranks on a listening socket that robust-task has made."""
 
-    def __init__(self, listener: socket.socket, producer: Producer) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        producer: Producer,
+        placed: Callable[[object], None] = lambda _nodes: None,
+    ) -> None:
+        """``placed`` is told what ranks know of the job's nodes."""
         self._listener = listener
         self._producer = producer
+        self._placed = placed
         self._lock = threading.Lock()
         self._lines: set[wire.Line] = set()
         self._cpus: set[int] = set()
@@ -78,6 +87,7 @@ class Server:
                 os.close(fd)
             if message["op"] == "hello":
                 self._run_beside(message.get("cpus"))
+                self._placed(message.get("nodes"))
                 shares = self._welcome(line, message)
             elif message["op"] == "seek":
                 state = message.get("state")

@@ -7,6 +7,7 @@ the ranks that follow may. It is ended when they want another one: other code, a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import logging
 import os
@@ -31,13 +32,16 @@ _log = logging.getLogger("robust-task")
 class DataDoor:
     """All methods are called in the loop's thread."""
 
-    def __init__(self, loop: Loop, run_dir: Path) -> None:
+    def __init__(self, loop: Loop, run_dir: Path, key: bytes) -> None:
+        """``key``: of the step."""
         self._loop = loop
         self._run_dir = run_dir
         self._numbers = itertools.count(1)
         self._keepers: dict[tuple[object, ...], Keeper] = {}
         self._open: dict[socket.socket, tuple[bytearray, Keeper | None]] = {}
         self._listener: socket.socket | None = None
+        self._exchange: socket.socket | None = None
+        self._key = hashlib.blake2b(b"data", key=key[:64], digest_size=32).hexdigest()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(str(run_dir / NAME))
@@ -50,6 +54,15 @@ class DataDoor:
             return
         self._listener = listener
         loop.watch(listener, self._accept, write=False)
+        try:
+            self._exchange = _for_nodes()
+        except OSError as err:
+            _log.warning(f"no other node can read data here: {err}")
+
+    @property
+    def port(self) -> int:
+        """Port on which other nodes' data processes reach this node's; 0: they cannot."""
+        return self._exchange.getsockname()[1] if self._exchange is not None else 0
 
     def _accept(self, _mask: int) -> None:
         assert self._listener is not None
@@ -107,7 +120,10 @@ class DataDoor:
                     keeper.stop()
                     del self._keepers[other]
             path = self._run_dir / f"data-{next(self._numbers)}.sock"
-            self._keepers[key] = Keeper(self._loop, asked, path)
+            exchange = None  # one process may accept there
+            if self._exchange is not None and not self._keepers:
+                exchange = self._exchange, self._key
+            self._keepers[key] = Keeper(self._loop, asked, path, exchange)
         return self._keepers[key]
 
     def _close(self, sock: socket.socket) -> None:
@@ -128,6 +144,15 @@ class DataDoor:
         if listener is not None:
             self._loop.forget(listener)
             listener.close()
+        if self._exchange is not None:
+            self._exchange.close()
+
+
+def _for_nodes() -> socket.socket:
+    """Listen on all addresses. The data process that is to accept there may be away for a while."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    dual = family == socket.AF_INET6
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=1024)
 
 
 def _elsewhere(pid: int, proc: Callable[[int], Path] = lambda pid: Path(f"/proc/{pid}")) -> str:

@@ -59,9 +59,17 @@ class Asked(msgspec.Struct, frozen=True):
 class Keeper:
     """One data process, and the socket on which it serves. Raises OSError. In the loop's thread."""
 
-    def __init__(self, loop: Loop, asked: Asked, path: Path) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        asked: Asked,
+        path: Path,
+        exchange: tuple[socket.socket, str] | None = None,
+    ) -> None:
+        """``exchange``: a socket that listens for other nodes' data processes, and their key."""
         self._loop = loop
         self._asked = asked
+        self._exchange = exchange
         self.path = path
         self.wanted = 0
         """Number of ranks that want it now."""
@@ -79,12 +87,12 @@ class Keeper:
         """Have it run, if it may and does not."""
         if self._start is not None or self._timer is not None or self.off:
             return
-        asked, listener = self._asked, self._listener
+        asked, listener, exchange = self._asked, self._listener, self._exchange
 
         def make(start: Starting[int]) -> int:
             """Wait for its end, too, in the thread that the kernel takes for its parent."""
             try:
-                return _ended(_begin(start, asked, listener))
+                return _ended(_begin(start, asked, listener, exchange))
             finally:
                 self._loop.call(lambda: _starts.remove(start))
 
@@ -143,17 +151,26 @@ def _environ(environ: Mapping[str, str]) -> dict[str, str]:
     return kept | {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def _begin(start: Starting[int], asked: Asked, listener: socket.socket) -> int:
+def _begin(
+    start: Starting[int],
+    asked: Asked,
+    listener: socket.socket,
+    exchange: tuple[socket.socket, str] | None,
+) -> int:
     """Start it and give it its orders; return its pid. Raises OSError, ValueError."""
     listen = listener.fileno()
     order = {"name": asked.name, "path": asked.path, "memory": asked.memory, "listen": listen}
+    passed = [listen]
+    if exchange is not None:
+        passed.append(exchange[0].fileno())
+        order["exchange"] = passed[1], exchange[1]
     theirs, ours = os.pipe2(os.O_CLOEXEC)
     with os.fdopen(ours, "wb", 0) as file:
         with os.fdopen(theirs, "rb") as stdin:
             pid = start.popen(
                 [asked.python, asked.main],
                 _environ(asked.environ),
-                pass_fds=[listen],
+                pass_fds=passed,
                 stdin=stdin,
                 stdout=2,
                 stderr=2,

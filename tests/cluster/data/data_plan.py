@@ -41,4 +41,4 @@ def mix(step: int) -> dict[str, float]:
 
 def plan() -> Plan:
     sources = {"web": Numbers(0), "code": Numbers(1_000_000)}
-    return Plan(sources, mix=mix, pack=64, batch=2, mesh={"dp": 4}, seed=7)
+    return Plan(sources, mix=mix, pack=64, batch=2, mesh={"dp": 6}, seed=7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import zlib
@@ -13,10 +14,11 @@ from conftest import LabFactory
 from jobs import Training, prepared
 
 from lab.keeper.ranks import Process
+from robust_slurm.data.exchange.placement import VARIABLE
 from robust_slurm.data.steps import LocalSteps
 
 HERE = Path(__file__).parent
-WORLD, STEPS = 4, 40
+WORLD, STEPS = 6, 40
 
 
 def undisturbed() -> tuple[dict[tuple[int, int], int], float]:
@@ -72,17 +74,21 @@ def planned(training: Training, node: str) -> list[int]:
 def test_the_same_order_whatever_dies(new_lab: LabFactory) -> None:
     """A rank is killed, then a data process, then a node: the checksum of every batch that any
     rank reads is that of an undisturbed run, and nobody is blamed for a data process."""
-    lab = new_lab(nodes=3, standby=0)
+    lab = new_lab(nodes=4, standby=0)
     training = prepared(lab, WORLD, STEPS)
     toy = ["--data", "data_plan:plan", "--hold", "12,18,28"]
     words = training.line(["--robust-spares=1"], toy)
     training.submit(
-        f"export PYTHONPATH=$PYTHONPATH:{HERE}\n{words}", ["-N3", "--ntasks-per-node=2"]
+        f"export PYTHONPATH=$PYTHONPATH:{HERE}\n{words}", ["-N4", "--ntasks-per-node=2"]
     )
 
     training.wait_step(12)
     first = data_processes(training)
-    assert set(first) == {"n1", "n2"}, training.story()
+    assert set(first) == {"n1", "n2", "n3"}, training.story()
+    known = [json.loads(each.environ[VARIABLE]) for each in first.values()]
+    assert sorted(place for place, _ in known) == [0, 1, 2]
+    (ports,) = {tuple(port for _, port in nodes) for _, nodes in known}
+    assert len(set(ports)) == 3 and all(ports)
     before = planned(training, "n1")
     training.kill("toy.py", rank=1)
 
@@ -108,7 +114,7 @@ def test_the_same_order_whatever_dies(new_lab: LabFactory) -> None:
     told = order(training)
     assert [each for each in told if expected[each.rank, each.step] != each.crc] == []
     assert {(each.rank, each.step) for each in told} == set(expected)
-    assert {each.node for each in told if each.step == STEPS} == {"n1", "n3"}
+    assert {each.node for each in told if each.step == STEPS} == {"n1", "n3", "n4"}
     firsts = {(each.epoch, each.node): each.seconds for each in reversed(told)}
     print("seconds to the first batch, by epoch and node:", firsts)  # 2 cores for all of it
     assert not training.accusations().keys() - {"n2"}

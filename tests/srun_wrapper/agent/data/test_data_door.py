@@ -47,7 +47,7 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self.loop = Loop()
         self.directory = directory
-        self.door = DataDoor(self.loop, directory)
+        self.door = DataDoor(self.loop, directory, b"k" * 32)
         self.program = directory / "program.py"
         self.program.write_text(PROGRAM)
 

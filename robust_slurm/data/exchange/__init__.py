@@ -1,0 +1,1 @@
+"""Lanes that are read on one node and used by all."""

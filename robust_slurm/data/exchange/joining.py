@@ -1,0 +1,91 @@
+"""A data process's feeds: those of the exchange, if it has been told of enough other nodes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from robust_slurm.data.exchange.node import Exchange
+from robust_slurm.data.exchange.placement import LEAST
+from robust_slurm.data.lanes.budget import Budget
+from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.lanes.local import LocalFeed
+from robust_slurm.data.steps import local_feeds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from robust_slurm.data.lanes.feed import Feed
+    from robust_slurm.data.plan import Plan
+
+READING = 1 << 26  # bytes that are read, before they wait
+WAITING = 1 << 28  # bytes that wait for users
+_MOST = 1 << 16
+
+Nodes = tuple[int, "list[tuple[str, int]]"]
+
+
+class Joining:
+    """``order``: the descriptor of the socket on which other nodes ask for lanes, and the key; None
+    where robust-task has given none."""
+
+    def __init__(self, order: tuple[int, str] | None) -> None:
+        self._order = order
+        self._lock = threading.Lock()
+        self._nodes: Nodes | None = None
+        self._plan: Plan | None = None
+        self._exchange: Exchange | None = None
+
+    def place(self, said: object) -> None:
+        """Take what a rank has in ``placement.VARIABLE``. Any thread."""
+        nodes = nodes_of(said)
+        with self._lock:
+            if nodes is not None and nodes != self._nodes:
+                self._nodes = nodes
+                self._join()
+
+    def know(self, plan: Plan) -> None:
+        """Serve the lanes of this plan, to other nodes' processes from now on."""
+        with self._lock:
+            self._plan = plan
+            self._join()
+
+    def feeds(self, plan: Plan) -> Mapping[tuple[str, int], Feed]:
+        """Return feeds of all lanes of the process's plan."""
+        with self._lock:
+            return local_feeds(plan) if self._exchange is None else self._exchange.feeds()
+
+    def _join(self) -> None:
+        if self._order is None or self._nodes is None or self._plan is None:
+            return
+        if self._exchange is None:
+            self._exchange = _exchange(self._plan, *self._order)
+        self._exchange.place(*self._nodes)
+
+
+def nodes_of(said: object) -> Nodes | None:
+    """Return this node's place and all nodes' addresses; None for too few, or nonsense."""
+    try:
+        place, given = json.loads(said) if isinstance(said, str) else (0, [])
+        nodes = [(str(host), int(port)) for host, port in given]
+    except (ValueError, TypeError, RecursionError):
+        return None
+    known = type(place) is int and LEAST <= len(nodes) <= _MOST and 0 <= place < len(nodes)
+    return (place, nodes) if known else None
+
+
+def _exchange(plan: Plan, descriptor: int, key: str) -> Exchange:
+    budget, counts = Budget(READING), plan.lanes()
+
+    def open_lane(lane: tuple[str, int]) -> Feed:
+        name, number = lane
+        source = plan.sources[name]
+        window = source.options.window
+        return LocalFeed(Lane(source, name, number, counts[name], plan.seed, window), budget)
+
+    lanes = [(name, lane) for name, count in counts.items() for lane in range(count)]
+    listener = socket.socket(fileno=descriptor)
+    whose = json.dumps(plan.fingerprint(), sort_keys=True)
+    return Exchange(open_lane, lanes, listener, bytes.fromhex(key), whose, WAITING)

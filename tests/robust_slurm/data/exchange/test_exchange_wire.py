@@ -1,0 +1,197 @@
+"""Messages between nodes: the same values come out, or the connection breaks; nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import exchange_nodes
+import numpy as np
+import pytest
+from exchange_nodes import KEY, LANES, open_lane
+from waiting import until
+
+from robust_slurm.data.exchange import link
+from robust_slurm.data.exchange.link import PeerLink
+from robust_slurm.data.exchange.wire import (
+    MOST_BODY,
+    PIECE,
+    BrokenLine,
+    CannotSend,
+    FrameSocket,
+    pack_metas,
+    pack_samples,
+    unpack_metas,
+    unpack_samples,
+)
+from robust_slurm.data.lanes.position import Position
+from robust_slurm.data.sample import Meta, Ref, Sample
+from robust_slurm.frames.wire import Codec
+
+LANE = ("web", 0)
+REF = Ref("web", 0, 1, 2, 3)
+
+
+def sample(**values: Any) -> Sample:
+    return Sample(Meta(REF, 7), values)
+
+
+def test_values_come_as_they_went() -> None:
+    values = {
+        "tokens": np.arange(5, dtype=np.uint16),
+        "image": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "empty": np.zeros((0, 4), np.float16),
+        "text": "é\ud800 text",
+        "bytes": b"\0\1",
+        "numbers": [1, 2.5, True, None, -(1 << 70), float("inf")],
+        "nested": {"a": (1, [2], {}), "b": np.float32(1.5)},
+        "when": np.array(["2026-11-26"], "datetime64[D]"),
+    }
+    described, body = pack_samples([sample(**values), sample()])
+    got, bare = unpack_samples(LANE, json.loads(json.dumps(described)), b"".join(body))
+    assert got.meta == Meta(REF, 7) and bare.values == {}
+    assert repr(got.values) == repr(values)
+    assert got.values["tokens"].flags.writeable
+    metas = [(Meta(REF, 7), Position(1, 2, 3)), (Meta(REF._replace(record=4), 1), Position(2))]
+    assert unpack_metas(LANE, pack_metas(metas)) == metas
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, {1}, np.array([object()]), np.zeros(1, "V3")])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(CannotSend):
+        pack_samples([sample(value=value)])
+
+
+def test_what_is_no_sample_is_refused() -> None:
+    nested: Any = ["v", 1]
+    for _ in range(10_000):
+        nested = ["l", [nested]]
+    for form in (
+        ["v", [1]], ["x", 1], ["b", 4], ["b", -1], ["b", "1"], ["a", "|O", [1], 3],
+            ["a", "O", [3], 3], ["a", "|u1,|u1", [1], 2], ["a", "|u1", [2, 2], 3],
+        ["a", "<i4", [1], 3], ["a", "<i8", [1 << 40], 3], ["a", "|u1", [-3], 3], ["a", "|u1", 3, 3],
+        ["a", "{'x':", [3], 3], ["d", [["n"]]], ["l", 5], [], 7, nested,
+    ):  # fmt: skip
+        for described in ([[[1, 2, 3, 0, 1], ["d", [["n", form]]]]], [[[1], form]], form):
+            with pytest.raises(BrokenLine):
+                unpack_samples(LANE, described, b"abc")
+
+
+class Ends:
+    """A FrameSocket, and the bare socket and codec at its other end."""
+
+    def __init__(self, silence: float = 0.2) -> None:
+        left, self.sock = self.pair = self._pair()
+        self.line = FrameSocket(left, KEY, server=True, silence=silence)
+        self.codec = Codec(KEY, server=False)
+        self.sock.sendall(self.codec.preface())
+        self.line.greet()
+        self.codec.feed(self.sock.recv(100))
+
+    def _pair(self) -> tuple[socket.socket, socket.socket]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            left = socket.create_connection(server.getsockname())
+            return left, server.accept()[0]
+
+    def close(self) -> None:
+        self.line.release()
+        self.sock.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    with closing(Ends()) as ends:
+        yield ends
+
+
+HEADS: list[tuple[bytes, ...]] = [
+    (b"{",), (b"[]",), (b'{"op":"x"}',), (b'{"body":-1}',), (b'{"body":true}',),
+    (b'{"body":%d}' % (MOST_BODY + 1),), (b'{"body":2}', b"abc"), (b'{"body":2}', b""),
+    (b"[" * 5000,),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("frames", HEADS)
+def test_messages_that_are_not_ours_end_the_connection(
+    ends: Ends, frames: tuple[bytes, ...]
+) -> None:
+    for frame in frames:
+        ends.sock.sendall(ends.codec.seal(frame))
+    with pytest.raises(BrokenLine, match=r"not understood|another size"):
+        ends.line.receive()
+
+
+def test_a_long_message_comes_whole_and_half_a_frame_does_not_wait_for_ever(ends: Ends) -> None:
+    body = [b"a" * (3 * PIECE + 1), b"b", b"", b"c" * 5]
+    sender = threading.Thread(target=lambda: ends.line.send({"op": "x"}, body))
+    sender.start()
+    got: list[bytes] = []
+    while sum(map(len, got[1:])) < sum(map(len, body)):
+        got += ends.codec.feed(ends.sock.recv(1 << 16))
+    sender.join()
+    assert b"".join(got[1:]) == b"".join(body) and max(map(len, got)) <= PIECE
+    whole = ends.codec.seal(b'{"op":"y","body":0}')
+    ends.sock.sendall(whole[:-1])
+    began = time.monotonic()
+    with pytest.raises(BrokenLine, match="no whole message"):
+        ends.line.receive()
+    assert time.monotonic() - began < 10
+    with pytest.raises(CannotSend):
+        ends.line.send({"op": "x" * (1 << 21)})
+
+
+def test_another_key_or_plan_and_lanes_that_are_none_are_turned_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "RETRY", 0.05)
+    listener = socket.create_server(("127.0.0.1", 0))
+    place = listener.getsockname()[:2]
+    own = exchange_nodes.exchange(listener)
+    plan = own._plan
+
+    def peer(key: bytes = KEY, plan: str = plan) -> PeerLink:
+        return PeerLink(*place, key, plan)
+
+    strangers = [peer(key=b"x" * 32), peer(plan="another")]
+    friend = peer()
+    until(lambda: friend.up, "the connection")
+    beside = open_lane(LANES[0])
+    beside.seek(Position())
+    got = friend.next(LANES[0], Position(), Position(), 1).result(60)
+    assert got == [beside.next()]
+    (taken,) = friend.take(LANES[0], [got[0][0].ref]).result(60)
+    np.testing.assert_array_equal(
+        taken.values["tokens"], beside.take([got[0][0].ref])[0].values["tokens"]
+    )
+    odd: list[Callable[[], Any]] = [
+        lambda: friend.next(("nothing", 0), Position(), Position(), 1),
+        lambda: friend.next(LANES[0], Position(-1), Position(), 1),
+        lambda: friend.take(LANES[0], []),
+        lambda: friend.take(LANES[0], [Ref(*LANES[0], -1, 0, 0)]),
+    ]
+    for ask in odd:
+        until(lambda: friend.up, "the connection")
+        with pytest.raises(link.NodeAway, match="broke"):
+            ask().result(60)
+    until(lambda: friend.up, "the connection")
+    with pytest.raises(link.NodeAway, match=r"again|part|range"):
+        friend.take(LANES[0], [Ref(*LANES[0], 0, 99, 0)]).result(60)
+    assert friend.up, "a sample that is not there is no reason to leave"
+    assert not any(each._up_once.is_set() for each in strangers)
+    for each in (friend, *strangers):
+        each.close()
+    beside.close()
+    own.close()
+    listener.close()
+
+
+def test_a_frame_above_the_limit_is_refused_before_it_comes(ends: Ends) -> None:
+    ends.sock.sendall(struct.pack(">I", 1 << 30) + bytes(16))
+    with pytest.raises(BrokenLine, match="over the limit"):
+        ends.line.receive()
