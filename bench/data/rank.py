@@ -1,0 +1,88 @@
+"""One rank that only reads data: ``python -m bench.data.rank '{"side": "stateful", …}'``.
+
+Does what lines on standard input tell it, and answers on standard output:
+``open`` the loader and take a batch, ``take N``, ``pass`` through all from the beginning,
+``save FILE`` its state. One JSON line each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.data.corpus import MARK, Corpus
+
+def opened(spec: dict[str, Any], corpus: Corpus) -> Any:
+    """Return the side's loader; iterating it begins to read."""
+    side, rows, workers = spec["side"], spec["rows"], spec["workers"]
+    if side == "ray":
+        from bench.data.ray_side import Documents
+
+        return Documents(corpus, rows, workers)
+    if side == "ours":
+        from bench.data.ours import loader as ours
+
+        return ours(corpus, spec)
+    from bench.data.torch_side import loader
+
+    return loader(
+        side == "stateful",
+        corpus,
+        rank=spec["rank"],
+        world=spec["world"],
+        rows=rows,
+        workers=workers,
+    )
+
+
+def main(text: str) -> None:
+    """Serve until the end of standard input."""
+    spec = json.loads(text)
+    corpus = Corpus(Path(spec["root"]), spec["sources"], spec["files"], spec["documents"])
+    if spec["side"] != "ray":  # a training has it anyway
+        import torch
+        import torchdata.stateful_dataloader
+
+        torch.set_num_threads(1)
+    say(ready=True)
+    loader = batches = None
+    for line in sys.stdin:
+        word, *arguments = line.split()
+        began = time.perf_counter()
+        if word == "open":
+            loader = opened(spec, corpus)
+            if spec.get("state"):
+                loader.load_state_dict(torch.load(spec["state"], weights_only=False))
+            batches = iter(loader)
+            take(batches, spec.get("skip", 0))
+            say(**take(batches, 1), seconds=time.perf_counter() - began)
+        elif word == "take":
+            say(**take(batches, int(arguments[0])), seconds=time.perf_counter() - began)
+        elif word == "pass":
+            say(**take(iter(loader), None), seconds=time.perf_counter() - began)
+        elif word == "save":
+            torch.save(loader.state_dict(), arguments[0])
+            say(saved=True)
+
+
+def take(batches: Iterator[Any], number: int | None) -> dict[str, int]:
+    """Take batches of any side (None: all). Returns the tokens in them that are no padding, and
+    the documents that begin in them."""
+    tokens = documents = 0
+    for batch in itertools.islice(batches, number):
+        tokens += int((batch["segments"] > 0).sum())
+        documents += int((batch["tokens"] >= MARK).sum())
+    return {"tokens": tokens, "documents": documents}
+
+
+def say(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
