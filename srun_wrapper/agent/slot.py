@@ -10,6 +10,7 @@ from pathlib import Path
 
 from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.counters import gpus
+from srun_wrapper.agent.data import keeper
 from srun_wrapper.agent.looking.slot_looks import SlotLooks
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
@@ -159,7 +160,7 @@ class Slot:
 
     def _staying(self) -> list[int]:
         store = self._store.processes() if self._store is not None else []
-        return store + self._launcher.processes() + gpus.processes()
+        return store + self._launcher.processes() + gpus.processes() + keeper.processes()
 
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""
@@ -329,9 +330,8 @@ class Slot:
         # What the rank left behind can hold the pipe, the port or the GPU.
         if running.process.returncode != 0:
             self.kill()
-        deadline = at + TAIL_WAIT
         for pump in running.pumps:
-            pump.finish(max(0.0, deadline - time.monotonic()))
+            pump.finish(max(0.0, at + TAIL_WAIT - time.monotonic()))
         code = running.process.returncode or 0
         own, killer = (code, None) if code >= 0 else (None, -code)
         tail = running.pumps[0].tail() if running.pumps else ""

@@ -27,6 +27,7 @@ from robust_slurm.settings import AFTER_SUPERVISOR
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.silence import SilenceVerdict
+from srun_wrapper.agent.data.door import DataDoor
 from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.last_duty import last_duty
 from srun_wrapper.agent.loop import Loop
@@ -84,6 +85,7 @@ class Shim:
         self._command = tuple(command)
         self._slot: Slot | None = None
         self._store: SnapshotStore | None = None
+        self._data: DataDoor | None = None
         self._agent: Agent | None = None
         self._link: Link | None = None
         self._run_dir: MemoryDir | None = None
@@ -104,6 +106,7 @@ class Shim:
             self._run_dir = MemoryDir(name)
             run_dir = self._run_dir.path
             self._make_slot(run_dir)
+            self._data = DataDoor(self._loop, run_dir)
             self._agent = Agent(
                 self._loop,
                 self._place,
@@ -123,14 +126,9 @@ class Shim:
         try:
             self._loop.run()
         finally:
-            if self._slot is not None:
-                self._slot.close()
-            if self._store is not None:
-                self._store.close()
-            if self._agent is not None:
-                self._agent.close()
-            if self._run_dir is not None:
-                self._run_dir.close()
+            for part in (self._slot, self._data, self._store, self._agent, self._run_dir):
+                if part is not None:
+                    part.close()
         if self._orphaned:
             raise Restart
         return self._exit

@@ -1,0 +1,236 @@
+"""The rank's side of its node's data process: the same steps, made by a process that outlives it.
+
+robust-task keeps that process (``srun_wrapper/agent/data/``): the rank asks at its door, says what
+it needs, and is told the socket. Standard library only, but for the arrays' own numpy.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from robust_slurm.data import errors
+from robust_slurm.data.errors import DataError
+from robust_slurm.data.service import pages, wire
+from robust_slurm.data.service.ring import MEMORY
+
+SILENCE = 30.0  # s without a word of the data process, which says something every second
+PATIENCE = 60.0  # s for it to be back after its death, in all
+DOOR = "data.sock"
+
+
+class ProcessGone(Exception):
+    """There is no data process for this rank, and why: it is to prepare its data itself."""
+
+
+def door() -> str:
+    """Return the path of the door of this node's robust-task; "" where there is none."""
+    directory = os.environ.get("ROBUST_BEAT_DIR", "")
+    path = os.path.join(directory, DOOR)  # noqa: PTH118 - as cheap as it can be
+    return path if directory and "ROBUST_REPLAY" not in os.environ and _is_there(path) else ""
+
+
+def _is_there(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError:
+        return False
+    return True
+
+
+class NodeSteps:
+    """The steps of a plan, for a rank of a world. Not for several threads at once.
+
+    Arrays are private mappings of memory that is shared and sealed: reading copies nothing, and
+    what is written in place is seen by nobody else, nor when the step is repeated. It is
+    freed with the last array of the step, however long the training keeps it.
+    """
+
+    def __init__(self, name: str, rank: int, world: int, memory: int = MEMORY) -> None:
+        """Connect. ``name``: of the plan (module:attribute). Raises ProcessGone, and DataError
+        if the plan cannot be made."""
+        self._request = request(name, memory)
+        self._hello = {"op": "hello", "rank": rank, "world": world}
+        self._state: Any = None  # after the step that was returned last
+        self._numbers = 0
+        self._asked = 0  # the number of the step that is on its way; 0: none
+        self._owner = os.getpid()
+        self._lease: wire.Line | None = None
+        self._line: wire.Line | None = None
+        self.shares: tuple[int, ...] = ()
+        """Of this rank."""
+        self._retry(self._connect)
+
+    def seek(self, state: Any) -> None:
+        """Go on after ``state`` (JSON values; None: from the beginning)."""
+        self._state = state
+        if self._asked:  # what is on its way is of another time
+            self.close()
+            self._asked = 0
+
+        def tell() -> None:
+            self._say({"op": "seek", "state": state})
+
+        self._retry(tell)
+
+    def next(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
+        """Return the next step's number, this rank's rows by share, and the state after it.
+
+        Raises DataError; ProcessGone if the data process has died and does not come back: the
+        state to go on from is what was returned last.
+        """
+        number, rows, state = self._retry(self._take)
+        self._state = state
+        return number, rows, state
+
+    def close(self) -> None:
+        """Leave the data process; it stays for whoever comes next."""
+        for line in (self._line, self._lease):
+            if line is not None:
+                line.close()
+        self._line = self._lease = None
+
+    # -- inside
+
+    def _retry(self, do: Any) -> Any:
+        """Do it; if the data process dies, again when it is back."""
+        until = 0.0
+        while True:
+            try:
+                if self._line is None or self._owner != os.getpid():
+                    self._connect()
+                return do()
+            except OSError as err:
+                self.close()
+                now = time.monotonic()
+                until = until or now + PATIENCE
+                if now >= until:
+                    raise ProcessGone(f"it does not come back: {err}") from err
+                time.sleep(0.05)
+
+    def _connect(self) -> None:
+        if self._line is not None and self._owner == os.getpid():
+            return
+        try:
+            self._connect_anew()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect_anew(self) -> None:
+        self.close()
+        self._owner = os.getpid()
+        path = door()
+        if not path:
+            raise ProcessGone("no robust-task keeps one")
+        self._lease = _open(path)
+        self._lease.send(self._request)
+        answer = self._lease.receive(SILENCE)
+        if answer is None:
+            raise ProcessGone(f"robust-task does not answer within {SILENCE:g} s")
+        if answer[0]["op"] != "here":
+            raise ProcessGone(str(answer[0].get("why")))
+        self._line = _open(str(answer[0].get("path")))
+        self._asked = 0
+        cpus = sorted(os.sched_getaffinity(0))
+        self._say({**self._hello, "cpus": cpus})
+        welcome, _ = self._hear("welcome")
+        self.shares = tuple(int(share) for share in welcome["shares"])
+        self._say({"op": "seek", "state": self._state})
+
+    def _take(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
+        if not self._asked:
+            self._ask()
+        answer, fds = self._hear("step", self._asked)
+        heads = answer["pages"]
+        if len(heads) != len(fds):
+            raise wire.Closed("descriptors are missing")
+        rows = {int(head[0]): pages.read(fd, head[1]) for head, fd in zip(heads, fds)}
+        self._asked = 0
+        self._ask()  # the next one is here before it is wanted
+        return int(answer["number"]), rows, answer["state"]
+
+    def _ask(self) -> None:
+        self._numbers += 1
+        self._say({"op": "next", "id": self._numbers})
+        self._asked = self._numbers
+
+    def _say(self, message: dict[str, Any]) -> None:
+        if self._line is None:
+            raise wire.Closed("not connected")
+        self._line.send(message)
+
+    def _hear(self, wanted: str, asked: int | None = None) -> tuple[dict[str, Any], list[int]]:
+        """Return the answer that is wanted. Raises DataError for a failure, OSError."""
+        while True:
+            if self._line is None:
+                raise wire.Closed("not connected")
+            got = self._line.receive(SILENCE)
+            if got is None:
+                raise ProcessGone(f"it has said nothing for {SILENCE:g} s")
+            message, fds = got
+            op = message["op"]
+            if op == wanted and message.get("id") == asked:
+                return message, fds
+            for fd in fds:
+                os.close(fd)
+            if op == "failed" and message.get("id") in (asked, None):
+                self._asked = 0
+                raise _error(message)
+
+
+def request(name: str, memory: int) -> dict[str, Any]:
+    """Return what robust-task needs to start the data process as this rank would."""
+    path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is here
+    return {
+        "op": "ask",
+        "name": name,
+        "python": sys.executable,
+        "main": str(Path(__file__).with_name("main.py")),
+        "path": path,
+        "directory": os.getcwd(),  # noqa: PTH109
+        "world": os.environ.get("WORLD_SIZE", ""),
+        "code": os.environ.get("ROBUST_CODE_VERSION", "") + _stamp(name.partition(":")[0]),
+        "memory": memory,
+        "environ": dict(os.environ),
+    }
+
+
+def _stamp(module: str) -> str:
+    """Return what changes when the module's file does; "" if that cannot be seen."""
+    try:
+        from importlib.util import find_spec
+
+        spec = find_spec(module)
+        origin = spec.origin if spec is not None else None
+        status = os.stat(origin or "")
+    except Exception:  # noqa: BLE001 - the data process says what is wrong with it
+        return ""
+    return f"{origin} {status.st_mtime_ns} {status.st_size}"
+
+
+def _open(path: str) -> wire.Line:
+    """Connect. Raises OSError; DataError if another user listens there."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(SILENCE)
+        sock.connect(path)
+        uid = wire.peer(sock)[1]
+    except OSError:
+        sock.close()
+        raise
+    if not wire.ours(uid):
+        sock.close()
+        raise DataError(f"{path} is of user {uid}: not a data process of this job")
+    return wire.Line(sock)
+
+
+def _error(message: dict[str, Any]) -> DataError:
+    kind = getattr(errors, str(message.get("kind")), DataError)
+    known = isinstance(kind, type) and issubclass(kind, DataError)
+    where = "the data process says more in the job's output"
+    return (kind if known else DataError)(f"{message.get('why')} ({where})")

@@ -1,0 +1,68 @@
+"""The data process's program. robust-task starts it in the ranks' interpreter, by its path.
+
+Its orders are on stdin, a JSON object: ``name`` of the plan, ``path`` (sys.path of the rank that
+has asked for it), ``listen`` (the descriptor of its socket), ``memory`` in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+FAILED = 3
+"""The exit code when the plan cannot be made: its ranks have been told."""
+NICE = 5
+_SCORE = 300  # it goes first when memory is short: nothing is lost with it
+_FILES = 1 << 14
+_SWITCH = 0.0005  # s for a thread that answers a rank to get the interpreter
+
+
+def _be_nice() -> None:
+    """Be a helper: behind the ranks, and out of reach of signals that are for them."""
+    import contextlib
+    import ctypes
+    import resource
+    import signal
+
+    # Slurm signals all processes of a step. Handlers, not SIG_IGN, which children would inherit.
+    ours = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "ALRM")
+    for name in ours:
+        signal.signal(getattr(signal, "SIG" + name), lambda _number, _frame: None)
+    os.nice(NICE)
+    ctypes.CDLL(None).prctl(15, b"robust-data", 0, 0, 0)  # PR_SET_NAME
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        if int(file.read()) < _SCORE:
+            file.seek(0)
+            file.write(str(_SCORE))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        wanted = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    sys.setswitchinterval(_SWITCH)
+
+
+def main() -> None:
+    """Serve until killed, or until the plan turns out to be broken."""
+    order = json.loads(sys.stdin.read())
+    sys.path[:] = order["path"]
+    _be_nice()
+    import socket
+
+    from robust_slurm.data.service.build import load
+    from robust_slurm.data.service.producer import Producer
+    from robust_slurm.data.service.ring import Ring
+    from robust_slurm.data.service.server import Server
+
+    producer = Producer(Ring(order["memory"]))
+    listener = socket.socket(fileno=order["listen"])
+    server = Server(listener, producer)
+    producer.run(lambda: load(order["name"]))
+    if producer.broken is not None:
+        server.wait_told()
+        sys.stderr.flush()
+        os._exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

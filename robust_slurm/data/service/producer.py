@@ -1,0 +1,236 @@
+"""Makes the steps that ranks ask for, and some ahead of them, in the data process's main thread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from robust_slurm.data.errors import DataError
+from robust_slurm.data.service import pages
+from robust_slurm.data.service.ring import Made, Ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+AGAIN = 2.0  # s after which what has failed is tried once more, for whoever asks then
+WAIT = 1.0  # s between two words to a rank that waits
+
+
+class Steps(Protocol):
+    """The steps of a plan for some shares, with states as JSON has them."""
+
+    def seek(self, state: Any) -> None:
+        """Go on after this state; None: from the beginning. Raises DataError."""
+
+    def next(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
+        """Return the next step's number, its rows by share, and the state after it."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+class LoadedPlan(Protocol):
+    """A plan, as far as the process knows it."""
+
+    def shares(self, rank: int, world: int) -> tuple[int, ...]:
+        """Return the shares of a rank. Raises DataError."""
+
+    def steps(self, shares: Collection[int]) -> Steps:
+        """Begin to read for these shares."""
+
+
+class Failure(NamedTuple):
+    """Why there is no step: ``kind`` is the name of a class of ``errors``, or another's."""
+
+    kind: str
+    why: str
+    at: float  # monotonic seconds
+    plan: bool = False  # there will be none: the plan itself cannot be made
+
+
+class Wanted(NamedTuple):
+    """The step after ``state``, for a rank's shares."""
+
+    name: str
+    state: Any
+    shares: tuple[int, ...]
+
+
+def digest(state: Any) -> str:
+    """Return the name of a state, the same in all processes."""
+    text = json.dumps(state, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class Producer:
+    """``run`` is the main thread's; all else may be called from any thread."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._change = threading.Condition()
+        self._wanted: dict[object, Wanted] = {}
+        self._shares: set[int] = set()
+        self._failed: dict[str, Failure] = {}
+        self._plan: LoadedPlan | None = None
+        self._closed = False
+        self.broken: Failure | None = None
+        """The plan cannot be made: all are told, and the process ends."""
+
+    # -- for connections
+
+    def shares(
+        self, rank: int, world: int, waiting: Callable[[], None]
+    ) -> tuple[int, ...] | Failure | None:
+        """Return a rank's shares; what is made from now on is made for them as well. The rest as
+        for ``get``."""
+        told = time.monotonic()
+        while True:
+            with self._change:
+                if self.broken is not None:
+                    return self.broken
+                if self._closed:
+                    return None
+                if self._plan is not None:
+                    try:
+                        found = self._plan.shares(rank, world)
+                    except DataError as err:
+                        return _failure(err)
+                    self._shares.update(found)
+                    return found
+                self._change.wait(WAIT)
+            told = _say(waiting, told)
+
+    def get(
+        self, wanted: Wanted, waiting: Callable[[], None]
+    ) -> tuple[Made, list[int]] | Failure | None:
+        """Return the step and descriptors of its memory for these shares, which the caller closes;
+        None: the process ends. ``waiting`` is called about every second, and may raise."""
+        asked, me = time.monotonic(), object()
+        told = asked
+        with self._change:
+            self._shares.update(wanted.shares)
+        try:
+            while True:
+                with self._change:
+                    made = self._ring.find(wanted.name, wanted.shares)
+                    if made is not None:
+                        self._ring.serve(wanted.name)
+                        self._change.notify_all()
+                        return made, [os.dup(made.pages[share].fd) for share in wanted.shares]
+                    failure = self.broken or self._failed.get(wanted.name)
+                    if failure is not None and (failure.plan or failure.at > asked - AGAIN):
+                        return failure
+                    if self._closed:
+                        return None
+                    self._wanted[me] = wanted
+                    self._change.notify_all()
+                    self._change.wait(WAIT)
+                told = _say(waiting, told)
+        finally:
+            with self._change:
+                self._wanted.pop(me, None)
+
+    def close(self) -> None:
+        """Have ``run`` return."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+    # -- the main thread
+
+    def run(self, load: Callable[[], LoadedPlan]) -> None:
+        """Make steps until closed, or until the plan turns out to be broken: ``load`` runs the
+        user's code."""
+        try:
+            plan = load()
+        except (Exception, SystemExit) as err:  # noqa: BLE001 - the ranks are to know
+            with self._change:
+                self.broken = _failure(err, plan=True)
+                self._change.notify_all()
+            return
+        with self._change:
+            self._plan = plan
+            self._change.notify_all()
+        source: Steps | None = None
+        shares: frozenset[int] = frozenset()
+        at = ""  # the name of the source's next step; "": it is nowhere
+        while (task := self._task(shares, at)) is not None:
+            wanted, for_shares = task
+            name = at if wanted is None else wanted.name
+            try:
+                if source is None or for_shares != shares:
+                    if source is not None:
+                        source.close()
+                    source, at, shares = None, "", frozenset()
+                    source, shares = plan.steps(for_shares), for_shares
+                if wanted is not None and name != at:
+                    at = ""
+                    source.seek(wanted.state)
+                at = self._make(source, name)
+            except Exception as err:  # noqa: BLE001 - of the user's functions, too
+                at = ""
+                with self._change:
+                    self._failed[name] = _failure(err)
+                    self._change.notify_all()
+        if source is not None:
+            source.close()
+
+    def _task(
+        self, shares: frozenset[int], at: str
+    ) -> tuple[Wanted | None, frozenset[int]] | None:
+        """Wait until there is something to do: a step that is wanted, or (None) the next one."""
+        with self._change:
+            while not self._closed:
+                now = time.monotonic()
+                for name in [n for n, f in self._failed.items() if f.at <= now - AGAIN]:
+                    del self._failed[name]
+                for wanted in self._wanted.values():
+                    known = wanted.name in self._failed
+                    if not known and self._ring.find(wanted.name, wanted.shares) is None:
+                        fits = shares.issuperset(wanted.shares)
+                        return wanted, shares if fits else frozenset(self._shares)
+                if at and self._ring.wants_more():
+                    return None, shares
+                self._change.wait(WAIT)
+            return None
+
+    def _make(self, source: Shares, at: str) -> str:
+        number, rows, state = source.next()
+        held: dict[int, pages.Page] = {}
+        try:
+            for share, batch in rows.items():
+                held[share] = pages.write(batch)
+        except BaseException:
+            for page in held.values():
+                page.close()
+            raise
+        made = Made(at, number, held, state, digest(state))
+        with self._change:
+            self._ring.add(made)
+            self._change.notify_all()
+        return made.after
+
+
+def _say(waiting: Callable[[], None], told: float) -> float:
+    """Call it if it is time to; return when it was called last."""
+    now = time.monotonic()
+    if now - told < WAIT / 2:
+        return told
+    waiting()
+    return now
+
+
+def _failure(err: BaseException, plan: bool = False) -> Failure:
+    import traceback
+
+    traceback.print_exc()
+    kind = type(err).__name__
+    why = str(err) if isinstance(err, DataError) else f"{kind}: {err}"
+    if not isinstance(err, DataError):
+        last = traceback.extract_tb(err.__traceback__)[-1:]
+        why += "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
+    return Failure(kind, why, time.monotonic(), plan)

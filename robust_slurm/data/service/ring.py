@@ -1,0 +1,87 @@
+"""The steps that a data process holds: some handed out, some made ahead, bounded in bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from robust_slurm.data.service.pages import Page
+
+AHEAD = 8  # steps that are made before anybody asks
+STEPS = 64  # steps in all
+MEMORY = 512 << 20  # bytes in all; half of them for steps ahead
+
+
+class Made(NamedTuple):
+    """One step: its name is the digest of the state before it."""
+
+    before: str
+    number: int
+    pages: Mapping[int, Page]  # by share
+    state: Any  # after it
+    after: str
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(page.size for page in self.pages.values())
+
+    def close(self) -> None:
+        """Give its memory back, as far as no rank has it."""
+        for page in self.pages.values():
+            page.close()
+
+
+class Ring:
+    """Consecutive steps. ``memory``: bytes; more only if a step ahead is larger than half."""
+
+    def __init__(self, memory: int = MEMORY, ahead: int = AHEAD, steps: int = STEPS) -> None:
+        self._memory, self._ahead, self._steps = memory, ahead, steps
+        self._made: list[Made] = []
+        self._served = 0  # how many, from the front, are not ahead
+
+    def find(self, before: str, shares: Iterable[int]) -> Made | None:
+        """Return the step after this state, if it is here for all these shares."""
+        made = next((made for made in self._made if made.before == before), None)
+        return made if made is not None and made.pages.keys() >= set(shares) else None
+
+    def serve(self, before: str) -> None:
+        """Note that the training is here; what is after it counts as ahead."""
+        for place, made in enumerate(self._made):
+            if made.before == before:
+                self._served = place + 1
+
+    def wants_more(self) -> bool:
+        """Return whether another step is to be made ahead."""
+        ahead = self._made[self._served :]
+        return not ahead or (
+            len(ahead) < self._ahead and sum(made.size for made in ahead) < self._memory // 2
+        )
+
+    def add(self, made: Made) -> None:
+        """Take the next step; the oldest that were handed out make room for it."""
+        if self._made and self._made[-1].after != made.before:
+            self.clear(made.before)
+        self._made.append(made)
+        while self._served and (len(self._made) > self._steps or self.size > self._memory):
+            self._made.pop(0).close()
+            self._served -= 1
+
+    def clear(self, before: str = "") -> None:
+        """Forget the step after this state and all later ones; all, if it is not here."""
+        names = [made.before for made in self._made] + [made.after for made in self._made[-1:]]
+        keep = names.index(before) if before in names else 0
+        for made in self._made[keep:]:
+            made.close()
+        del self._made[keep:]
+        self._served = min(self._served, keep)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all steps."""
+        return sum(made.size for made in self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)

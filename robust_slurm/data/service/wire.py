@@ -1,0 +1,119 @@
+"""One JSON object a line on a unix socket, with descriptors where a line says so.
+
+Both ends of the data process, and its door in robust-task. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST = 16 << 20  # bytes of a line
+SEND = 30.0  # s for the other end to read
+MOST_FDS = 253  # of one message: the kernel's limit
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class Closed(OSError):
+    """The other end has gone, or says what is no message."""
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the other end; the pid is 0 if it is of another pid namespace."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return int(pid), int(uid)
+
+
+def ours(uid: int) -> bool:
+    """Return whether a peer of this user may be talked to."""
+    return uid in (os.geteuid(), 0)
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """Return the line of a message."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """Return the message of a line. Raises Closed."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as err:
+        raise Closed(f"a line is not JSON: {str(err)[:100]}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("op"), str):
+        raise Closed('a line is no object with "op"')
+    return message
+
+
+class Line:
+    """One end of a connection, used by one thread. Takes the socket over."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._data = bytearray()
+        self._searched = 0
+        self._fds: list[int] = []
+        sock.setblocking(False)
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send one message with these descriptors. Raises OSError."""
+        line = memoryview(encode({**message, "fds": len(fds)} if fds else message))
+        until = time.monotonic() + SEND
+        while line:
+            try:
+                if fds:
+                    sent, fds = socket.send_fds(self._sock, [line], list(fds)), ()
+                else:
+                    sent = self._sock.send(line)
+                line = line[sent:]
+            except BlockingIOError:
+                left = until - time.monotonic()
+                if left <= 0 or not select.select([], [self._sock], [], left)[1]:
+                    raise Closed("the other end does not read") from None
+
+    def receive(self, seconds: float | None) -> tuple[dict[str, Any], list[int]] | None:
+        """Return the next message and its descriptors, which the caller closes; None after
+        ``seconds``. Raises OSError, Closed among them."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while (end := self._data.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._data)
+            if len(self._data) > MOST:
+                raise Closed(f"a line of more than {MOST} bytes")
+            left = None if until is None else max(0.0, until - time.monotonic())
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            if not poll.poll(None if left is None else left * 1000):
+                return None
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, MOST_FDS)
+            except BlockingIOError:
+                continue
+            self._fds += fds
+            if not data:
+                raise Closed("it has ended the connection")
+            self._data += data
+        line = bytes(self._data[:end])
+        del self._data[: end + 1]
+        self._searched = 0
+        message = parse(line)
+        count = message.pop("fds", 0)
+        if type(count) is not int or not 0 <= count <= len(self._fds):
+            raise Closed("descriptors are missing")
+        fds, self._fds = self._fds[:count], self._fds[count:]
+        return message, fds
+
+    def close(self) -> None:
+        """End the connection; what was sent and not taken is closed."""
+        self._sock.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()

@@ -1,0 +1,142 @@
+"""The socket on which the ranks of a node ask for its data process.
+
+A rank holds its connection for as long as it wants the process. One that no rank wants is kept:
+the ranks that follow may. It is ended when they want another one: other code, another plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from robust_slurm.data.service.wire import encode, ours, peer
+from srun_wrapper.agent.data.keeper import Asked, Keeper
+from srun_wrapper.agent.loop import Loop
+
+NAME = "data.sock"
+"""In the agent's run directory, where ``data/service/client.py`` looks for it."""
+MOST = 4 << 20  # bytes of a request
+CONNECTIONS = 1024
+_NAMESPACES = ("mnt", "pid", "user")
+_log = logging.getLogger("robust-task")
+
+
+class DataDoor:
+    """All methods are called in the loop's thread."""
+
+    def __init__(self, loop: Loop, run_dir: Path) -> None:
+        self._loop = loop
+        self._run_dir = run_dir
+        self._numbers = itertools.count(1)
+        self._keepers: dict[tuple[object, ...], Keeper] = {}
+        self._open: dict[socket.socket, tuple[bytearray, Keeper | None]] = {}
+        self._listener: socket.socket | None = None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(run_dir / NAME))
+            (run_dir / NAME).chmod(0o600)
+            listener.listen(CONNECTIONS)
+            listener.setblocking(False)
+        except OSError as err:
+            listener.close()
+            _log.warning(f"no data process on this node: {run_dir / NAME}: {err}")
+            return
+        self._listener = listener
+        loop.watch(listener, self._accept, write=False)
+
+    def _accept(self, _mask: int) -> None:
+        assert self._listener is not None
+        sock = self._loop.accept(self._listener)
+        if sock is None:
+            return
+        if len(self._open) >= CONNECTIONS or not ours(peer(sock)[1]):
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._open[sock] = bytearray(), None
+        self._loop.watch(sock, lambda _mask: self._readable(sock), write=False)
+
+    def _readable(self, sock: socket.socket) -> None:
+        data, keeper = self._open[sock]
+        try:
+            got = sock.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            got = b""
+        data += got
+        if not got or len(data) > MOST:
+            self._close(sock)
+        elif data.endswith(b"\n"):  # one request at a time: an answer is awaited
+            self._open[sock] = bytearray(), self._ask(sock, bytes(data), keeper)
+
+    def _ask(self, sock: socket.socket, line: bytes, before: Keeper | None) -> Keeper | None:
+        """Answer; return the keeper that this connection now wants."""
+        if before is not None:
+            before.wanted -= 1
+        try:
+            asked = msgspec.json.decode(line, type=Asked)
+            why = _elsewhere(peer(sock)[0])
+            keeper = None if why else self._keeper(asked)
+        except (msgspec.MsgspecError, OSError) as err:
+            why, keeper = str(err), None
+        if keeper is not None:
+            keeper.wanted += 1
+            keeper.run()
+            why = keeper.off
+        answer = {"op": "refused", "why": why} if why else {"op": "here"}
+        if keeper is not None:
+            answer["path"] = str(keeper.path)
+        with contextlib.suppress(OSError):  # it has gone
+            sock.send(encode(answer))
+        return keeper
+
+    def _keeper(self, asked: Asked) -> Keeper:
+        """Raises OSError."""
+        key = asked.key()
+        if key not in self._keepers:
+            for other, keeper in list(self._keepers.items()):
+                if not keeper.wanted:
+                    keeper.stop()
+                    del self._keepers[other]
+            path = self._run_dir / f"data-{next(self._numbers)}.sock"
+            self._keepers[key] = Keeper(self._loop, asked, path)
+        return self._keepers[key]
+
+    def _close(self, sock: socket.socket) -> None:
+        _, keeper = self._open.pop(sock)
+        if keeper is not None:
+            keeper.wanted -= 1
+        self._loop.forget(sock)
+        sock.close()
+
+    def close(self) -> None:
+        """The shim ends: no data process stays."""
+        for sock in list(self._open):
+            self._close(sock)
+        for keeper in self._keepers.values():
+            keeper.stop()
+        self._keepers.clear()
+        if self._listener is not None:
+            self._loop.forget(self._listener)
+            self._listener.close()
+
+
+def _elsewhere(pid: int, proc: Callable[[int], Path] = lambda pid: Path(f"/proc/{pid}")) -> str:
+    """Return why a process started here would not see what rank ``pid`` sees; "" if it does."""
+    try:
+        for name in _NAMESPACES:
+            if (proc(pid) / "ns" / name).readlink() != (proc(os.getpid()) / "ns" / name).readlink():
+                return f"the rank is in a container of its own ({name} namespace)"
+        theirs, own = (proc(pid) / "root").stat(), (proc(os.getpid()) / "root").stat()
+    except OSError:
+        return "the rank is in a container of its own"
+    same = (theirs.st_dev, theirs.st_ino) == (own.st_dev, own.st_ino)
+    return "" if same else "the rank is in a container of its own"

@@ -1,0 +1,181 @@
+"""Keeps one data process: it outlives the ranks, and is started again when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from srun_wrapper.agent.loop import Loop, Timer
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.agent.processes.starting import Starting
+
+FAILED = 3  # exit code: the plan cannot be made, and the ranks know (``data/service/main.py``)
+DEATHS, WITHIN = 5, 600.0  # so many within so many seconds: it is not started any more
+BACKOFF = 0.5  # s before a second start; doubled for each further one
+_HIDDEN = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID"),
+    *("ROBUST_BEAT_DIR", "ROBUST_CKPT_SOCKET", "ROBUST_LEARN", "ROBUST_WARM_DOOR"),
+    *("ROBUST_LAUNCHER_IMPORTS", "ROBUST_SHIM", "ROBUST_EPOCH", "ROBUST_RESTART_REASON"),
+)
+"""What is one rank's, or would make the process one. It has no GPU either."""
+_log = logging.getLogger("robust-task")
+_starts: list[Starting[int]] = []
+
+
+def processes() -> list[int]:
+    """Return the data processes that run below this one: they are no rank's."""
+    return [start.pid for start in _starts if start.pid]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a rank asks for; ``data/service/client.py`` writes it."""
+
+    name: str  # of the plan: module:attribute
+    python: str
+    main: str  # the program of the data process, as the rank sees it
+    path: tuple[str, ...]  # its sys.path
+    directory: str
+    world: str  # WORLD_SIZE
+    code: str  # version of the code, and of the plan's own file
+    memory: int
+    environ: dict[str, str]
+
+    def key(self) -> tuple[object, ...]:
+        """Return what makes it another process; the ranks' environments differ."""
+        plan = (self.name, self.world, self.code, self.memory)
+        return (*plan, self.python, self.main, self.path, self.directory)
+
+
+class Keeper:
+    """One data process, and the socket on which it serves. Raises OSError. In the loop's thread."""
+
+    def __init__(self, loop: Loop, asked: Asked, path: Path) -> None:
+        self._loop = loop
+        self._asked = asked
+        self.path = path
+        self.wanted = 0
+        """How many ranks want it now."""
+        self.off = ""
+        """Why it is not started any more."""
+        self._deaths: deque[float] = deque(maxlen=DEATHS)
+        self._start: Starting[int] | None = None
+        self._timer: Timer | None = None
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        path.chmod(0o600)
+        self._listener.listen(1024)
+
+    def run(self) -> None:
+        """Have it run, if it may and does not."""
+        if self._start is not None or self._timer is not None or self.off:
+            return
+        asked, listener = self._asked, self._listener
+
+        def make(start: Starting[int]) -> int:
+            """Wait for its end, too, in the thread that the kernel takes for its parent."""
+            try:
+                return _ended(_begin(start, asked, listener))
+            finally:
+                self._loop.call(lambda: _starts.remove(start))
+
+        def ended(code: int, status: int | None) -> None:
+            self._over(_how(code if status is None else os.waitstatus_to_exitcode(status)))
+
+        def failed(error: Exception) -> None:
+            self._over(f"cannot be started: {error}")
+
+        self._start = start = Starting(self._loop, make, ended, failed)
+        _starts.append(start)
+
+    def _over(self, how: str) -> None:
+        self._start = None
+        if how == _how(FAILED):
+            return
+        now = time.monotonic()
+        first = not self._deaths or now - self._deaths[-1] > WITHIN
+        self._deaths.append(now)
+        recent = [at for at in self._deaths if now - at <= WITHIN]
+        what = f"the data process of {self._asked.name} {how or 'has ended'}"
+        if len(recent) == DEATHS:
+            self.off = f"it has ended {DEATHS} times within {WITHIN:.0f} s"
+            self._listener.close()
+            _log.warning(f"{what} again and is not started any more; ranks prepare their own data")
+            return
+        if first:
+            _log.warning(f"{what}; restarting it")
+        self._timer = self._loop.later(
+            0.0 if len(recent) < 2 else BACKOFF * 2 ** (len(recent) - 2), self._again
+        )
+
+    def _again(self) -> None:
+        self._timer = None
+        if self.wanted:
+            self.run()
+
+    def stop(self) -> None:
+        """End it for good."""
+        self.off = self.off or "it is not wanted any more"
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._start is not None:
+            pid = self._start.pid
+            below = process_tree.descendants(pid) if pid else []
+            self._start.cancel()
+            process_tree.end_all(below)
+            self._start = None
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+
+
+def _environ(environ: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in environ.items() if name not in _HIDDEN}
+    return kept | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def _begin(start: Starting[int], asked: Asked, listener: socket.socket) -> int:
+    """Start it and give it its orders; return its pid. Raises OSError, ValueError."""
+    listen = listener.fileno()
+    order = {"name": asked.name, "path": asked.path, "memory": asked.memory, "listen": listen}
+    theirs, ours = os.pipe2(os.O_CLOEXEC)
+    with os.fdopen(ours, "wb", 0) as file:
+        with os.fdopen(theirs, "rb") as stdin:
+            pid = start.popen(
+                [asked.python, asked.main],
+                _environ(asked.environ),
+                pass_fds=[listen],
+                stdin=stdin,
+                stdout=2,
+                stderr=2,
+                start_new_session=True,
+                cwd=asked.directory,
+            ).pid
+        with contextlib.suppress(OSError):  # it has ended already
+            file.write(json.dumps(order).encode())
+    return pid
+
+
+def _ended(pid: int) -> int:
+    """Wait for the end of a child; return its exit code, if the loop has not reaped it yet."""
+    try:
+        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return 0
+    if info is None:
+        return 0
+    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+
+def _how(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with {code}"

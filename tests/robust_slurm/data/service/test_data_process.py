@@ -1,0 +1,292 @@
+"""The data process and its ranks, in one process: what they hand over, and what goes wrong."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from waiting import until
+
+from robust_slurm.data import errors
+from robust_slurm.data.errors import DataError, SourceStalled
+from robust_slurm.data.service import client, pages, producer, server, wire
+from robust_slurm.data.service.client import NodeSteps, ProcessGone
+from robust_slurm.data.service.producer import Producer
+from robust_slurm.data.service.ring import Made, Ring
+
+PACKAGE = Path(errors.__file__).parent
+
+
+class Counting:
+    """A plan whose step n has the number n in its rows; and its steps."""
+
+    def __init__(self) -> None:
+        self.built: list[list[int]] = []
+        self.sought: list[Any] = []
+        self.raises: dict[int, Exception] = {}
+        self.made = 0
+
+    def shares(self, rank: int, world: int) -> tuple[int, ...]:
+        if world not in (1, 2):
+            raise DataError(f"the mesh does not fit {world} ranks")
+        return (rank,) if world == 2 else (0, 1)
+
+    def steps(self, shares: Collection[int]) -> Counting:
+        self.built.append(sorted(shares))
+        self._shares, self._at = sorted(shares), 0
+        return self
+
+    def seek(self, state: Any) -> None:
+        self.sought.append(state)
+        self._at = state["step"] if state else 0
+
+    def next(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
+        number = self._at
+        if number in self.raises:
+            raise self.raises.pop(number)
+        self._at += 1
+        self.made += 1
+        rows = {
+            share: {"x": np.full((2, 3), 10 * number + share), "of": f"step {number}"}
+            for share in self._shares
+        }
+        return number, rows, {"step": self._at}
+
+    def close(self) -> None:
+        pass
+
+
+class Node:
+    """A node's door and data process; ``lives``: how many data processes there have been."""
+
+    def __init__(self, directory: Path, plan: Any, answer: dict[str, Any] | None = None) -> None:
+        self.plan = plan
+        self.path = directory / "1.sock"
+        self.answer = answer or {"op": "here", "path": str(self.path)}
+        self._door = self._listen(directory / client.DOOR)
+        threading.Thread(target=self._doorman, daemon=True).start()
+        self.live()
+
+    def live(self) -> None:
+        self.producer = Producer(Ring())
+        self._listener = self._listen(self.path)
+        self.server = server.Server(self._listener, self.producer)
+        load = lambda: self.plan if isinstance(self.plan, Counting) else self.plan()  # noqa: E731
+        threading.Thread(target=self.producer.run, args=(load,), daemon=True).start()
+
+    def die(self) -> None:
+        self.producer.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for line in list(self.server._lines):
+            line._sock.shutdown(socket.SHUT_RDWR)
+        self.path.unlink()
+
+    def _listen(self, path: Path) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(str(path))
+        sock.listen()
+        return sock
+
+    def _doorman(self) -> None:
+        self._kept = []
+        while True:
+            line = wire.Line(self._door.accept()[0])
+            with contextlib.suppress(OSError):
+                assert line.receive(5)
+                line.send(self.answer)
+            self._kept.append(line)
+
+    def close(self) -> None:
+        self.producer.close()
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
+    monkeypatch.setenv("ROBUST_BEAT_DIR", str(tmp_path))
+    monkeypatch.setattr(producer, "AGAIN", 0.05)
+    monkeypatch.setattr(producer, "WAIT", 0.05)
+    monkeypatch.setattr(server.os, "sched_setaffinity", lambda *_: None)
+    yield Counting()
+
+
+def rank(number: int = 0, world: int = 2) -> NodeSteps:
+    return NodeSteps("some:plan", number, world)
+
+
+def take(steps: NodeSteps, count: int) -> list[int]:
+    return [steps.next()[0] for _ in range(count)]
+
+
+def test_all_ranks_get_their_rows_and_a_repeated_step_comes_from_the_ring(
+    tmp_path: Path, plan: Counting
+) -> None:
+    node = Node(tmp_path, plan)
+    first, second = rank(0), rank(1)
+    assert (first.shares, second.shares) == ((0,), (1,))
+    number, rows, state = first.next()
+    assert (number, state, list(rows)) == (0, {"step": 1}, [0])
+    assert rows[0]["x"].tolist() == [[0] * 3] * 2 and rows[0]["of"] == "step 0"
+    assert second.next()[1][1]["x"].tolist() == [[1] * 3] * 2
+    rows[0]["x"] += 7  # a training that writes in place: into its own copy
+    assert take(first, 4) == [1, 2, 3, 4]
+    until(lambda: plan.made >= 13, "eight steps ahead of the one that is on its way")
+    made, sought = plan.made, len(plan.sought)
+    first.close()  # the rank restarts
+    first = rank(0)
+    first.seek(None)
+    assert first.next()[1][0]["x"].tolist() == [[0] * 3] * 2
+    first.seek({"step": 3})
+    assert take(first, 2) == [3, 4]
+    assert (plan.made, len(plan.sought)) == (made, sought)  # nothing was read again
+    first.seek({"step": 100})
+    assert take(first, 2) == [100, 101]
+    first.seek({"step": 2})  # the ring has gone on: read again, the same
+    assert first.next()[1][0]["x"].tolist() == [[20] * 3] * 2
+    alone = rank(0, world=1)  # of a smaller world: it has both shares
+    alone.seek({"step": 7})
+    assert {share: row["x"][0, 0] for share, row in alone.next()[1].items()} == {0: 70, 1: 71}
+    node.close()
+
+
+def test_what_fails_is_an_error_of_its_kind_once_and_tried_again(
+    tmp_path: Path, plan: Counting, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan.raises = {1: SourceStalled("web gives nothing"), 2: ZeroDivisionError("division by zero")}
+    node = Node(tmp_path, plan)
+    steps = rank()
+    assert take(steps, 1) == [0]
+    with pytest.raises(SourceStalled, match="web gives nothing .*the job's output"):
+        steps.next()
+    until(lambda: not node.producer._failed, "it is tried again")
+    assert take(steps, 1) == [1]
+    with pytest.raises(DataError, match=r"ZeroDivisionError: division by zero \(.*test_data_proc"):
+        steps.next()
+    until(lambda: not node.producer._failed, "it is tried again")
+    assert take(steps, 2) == [2, 3]
+    assert "in next" in capfd.readouterr().err  # the whole traceback
+    with pytest.raises(DataError, match="does not fit 3 ranks"):
+        rank(0, world=3)
+    node.close()
+
+
+def test_a_plan_that_cannot_be_made_is_told_to_all(tmp_path: Path, plan: Counting) -> None:
+    def broken() -> Any:
+        raise NameError("name 'tokenizer' is not defined")
+
+    node = Node(tmp_path, broken)
+    for number in range(2):
+        with pytest.raises(DataError, match="NameError: name 'tokenizer' is not defined"):
+            rank(number).next()
+    assert node.producer.broken is not None
+
+
+def test_a_rank_waits_for_a_data_process_that_comes_back(
+    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, plan)
+    steps = rank()
+    assert take(steps, 3) == [0, 1, 2]
+    node.die()
+    threading.Timer(0.2, node.live).start()
+    assert take(steps, 3) == [3, 4, 5]
+    node.die()
+    monkeypatch.setattr(client, "PATIENCE", 0.2)
+    with pytest.raises(ProcessGone, match="does not come back"):
+        steps.next()
+    node.answer = {"op": "refused", "why": "it has ended 5 times"}
+    with pytest.raises(ProcessGone, match="it has ended 5 times"):
+        steps.next()
+    monkeypatch.delenv("ROBUST_BEAT_DIR")
+    with pytest.raises(ProcessGone, match="no robust-task"):
+        rank()
+
+
+def test_one_that_hangs_or_is_another_users_is_left(
+    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, plan)
+    steps = rank()
+    monkeypatch.setattr(client, "SILENCE", 0.2)
+    monkeypatch.setattr(server.Server, "_next", lambda *_: threading.Event().wait())
+    with pytest.raises(ProcessGone, match="said nothing for 0.2 s"):
+        steps.next()
+    monkeypatch.setattr(wire, "ours", lambda _uid: False)
+    with pytest.raises(DataError, match=f"of user {os.getuid()}: not a data process"):
+        rank()
+    node.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.array([{}]), np.zeros(2, dtype=[("a", "i4")]), object(), (1, 2), {1: 2}, [float("nan")]],
+)
+def test_what_cannot_be_handed_over_unchanged_is_an_error(value: Any) -> None:
+    with pytest.raises(DataError, match="'x'.*give Loader the plan itself"):
+        pages.write({"x": value})
+
+
+def test_pages_are_whole_and_sealed() -> None:
+    batch = {"a": np.arange(5, dtype="<i2"), "none": np.zeros((0, 4)), "b": np.float32(2.5)}
+    page = pages.write({**batch, "text": ["a", "b"], "t": np.array(["xy"])})
+    assert page.size < 512
+    again = pages.read(os.dup(page.fd), page.head())
+    for name, value in batch.items():
+        np.testing.assert_array_equal(again[name], value)
+        assert again[name].dtype == value.dtype
+    assert again["text"] == ["a", "b"] and again["t"].tolist() == ["xy"]
+    again["a"][:] = 9  # its own copy
+    assert pages.read(os.dup(page.fd), page.head())["a"].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(PermissionError):
+        os.pwrite(page.fd, b"x", 0)
+    for wrong in ({"size": page.size + 1}, {"arrays": [["a", "<i8", [99], 0]]}, {"arrays": [["a"]]}):
+        with pytest.raises(DataError, match="cannot be used"):
+            pages.read(os.dup(page.fd), {**page.head(), **wrong})
+    unfinished = os.memfd_create("half", os.MFD_CLOEXEC)
+    os.ftruncate(unfinished, page.size)
+    with pytest.raises(DataError, match="not those of a finished step"):
+        pages.read(unfinished, page.head())
+    page.close()
+
+
+def test_the_ring_is_bounded_and_keeps_what_is_ahead() -> None:
+    ring = Ring(memory=1000, ahead=4, steps=6)
+
+    def add(number: int, size: int = 100) -> None:
+        page = pages.Page(os.open("/dev/null", os.O_RDONLY), size, [], {})
+        ring.add(Made(str(number), number, {0: page}, None, str(number + 1)))
+
+    def here() -> list[int]:
+        return [number for number in range(40) if ring.find(str(number), [0])]
+
+    for number in range(4):
+        assert ring.wants_more()
+        add(number)
+    assert not ring.wants_more() and here() == [0, 1, 2, 3]
+    for number in range(4, 10):
+        ring.serve(str(number - 4))
+        assert ring.wants_more()
+        add(number)
+    assert here() == [4, 5, 6, 7, 8, 9] and not ring.wants_more()
+    assert ring.find("4", [0, 1]) is None
+    ring.serve("9")
+    add(10, 700)
+    assert ring.size <= 1000 and here() == [7, 8, 9, 10] and not ring.wants_more()
+    ring.clear("9")
+    assert here() == [7, 8]
+    add(30)  # of another place: what was here is of no use
+    assert here() == [30]
+    ring.clear()
+    assert len(ring) == 0 and ring.wants_more()
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+def test_what_ranks_import_is_python_3_9(path: Path) -> None:
+    ast.parse(path.read_text(), feature_version=(3, 9))

@@ -1,0 +1,202 @@
+"""robust-task keeps a node's data process: it is no rank's, and never the reason for anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from robust_slurm.data.service.main import FAILED
+from srun_wrapper.agent.data import keeper
+from srun_wrapper.agent.data.door import NAME, DataDoor, _elsewhere
+from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes import process_tree, starting
+
+PROGRAM = """
+import json, os, socket, sys
+order = json.load(sys.stdin)
+with open(order["name"], "a") as file:
+    print(os.getpid(), os.environ.get("RANK"), os.environ.get("OWN"), file=file)
+if os.path.exists(order["name"] + ".exit"):
+    sys.exit(int(open(order["name"] + ".exit").read()))
+listener = socket.socket(fileno=order["listen"])
+while True:
+    listener.accept()[0].send(b"%d" % os.getpid())
+"""
+
+
+class Node:
+    """A door in a loop, and the ranks that ask at it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.loop = Loop()
+        self.directory = directory
+        self.door = DataDoor(self.loop, directory)
+        self.program = directory / "program.py"
+        self.program.write_text(PROGRAM)
+
+    def turn(self) -> None:
+        self.loop.turn(0.01)
+        starting.reaped(process_tree.reap())
+
+    def until(self, condition: Any, what: str) -> None:
+        def turned() -> bool:
+            self.turn()
+            return bool(condition())
+
+        until(turned, what, 20.0, every=0.0)
+
+    def ask(self, name: str, **more: Any) -> tuple[socket.socket, dict[str, Any]]:
+        request = {
+            "op": "ask", "name": str(self.directory / name), "python": sys.executable,
+            "main": str(self.program), "path": sys.path, "directory": "/", "world": "2", "code": "",
+            "memory": 1, "environ": {**os.environ, "RANK": "1", "OWN": "mine"}, **more,
+        }  # fmt: skip
+        return self.say(json.dumps(request).encode() + b"\n")
+
+    def say(self, line: bytes) -> tuple[socket.socket, dict[str, Any]]:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(str(self.directory / NAME))
+        sock.setblocking(False)
+        sock.send(line)
+        heard = bytearray()
+
+        def answered() -> bool:
+            try:
+                heard.extend(sock.recv(4096))
+            except BlockingIOError:
+                return False
+            return True
+
+        self.until(answered, "the answer")
+        return sock, json.loads(heard)
+
+    def pids(self, name: str) -> list[int]:
+        path = self.directory / name
+        lines = path.read_text().splitlines() if path.exists() else []
+        assert all(line.split()[1:] == ["None", "mine"] for line in lines)
+        return [int(line.split()[0]) for line in lines]
+
+    def started(self, name: str, lives: int = 1) -> int:
+        self.until(lambda: len(self.pids(name)) == lives, f"life {lives} of {name}")
+        return self.pids(name)[-1]
+
+    def served_by(self, answer: dict[str, Any]) -> int:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(20)
+            sock.connect(answer["path"])
+            return int(sock.recv(100))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.door.close()
+    node.until(lambda: not keeper.processes(), "the end of all data processes")
+    assert not list(tmp_path.glob("data-*"))
+
+
+def test_it_outlives_its_ranks_and_gives_way_to_another(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, answer = node.ask("a")
+    pid = node.started("a")
+    assert answer["op"] == "here" and node.served_by(answer) == pid == keeper.processes()[0]
+    second, same = node.ask("a", environ={"RANK": "0", "OWN": "other"})
+    assert same == answer
+    first.close()
+    second.close()
+    for _ in range(5):
+        node.turn()
+    third, same = node.ask("a")
+    assert same == answer and node.pids("a") == [pid]
+    fourth, other = node.ask("b")  # a second one beside it, for the same ranks
+    assert other["path"] != answer["path"] and node.started("b")
+    assert sorted(keeper.processes()) == sorted([pid, *node.pids("b")])
+    third.close()
+    for _ in range(5):
+        node.turn()
+    fifth, changed = node.ask("b", code="2")  # "a" is wanted by nobody, "b" still is
+    node.started("b", lives=2)
+    node.until(lambda: pid not in keeper.processes(), "the end of the first")
+    assert changed["path"] != other["path"] and len(keeper.processes()) == 2
+    assert not caplog.records
+    fourth.close()
+    fifth.close()
+
+
+def test_one_that_dies_is_started_again_but_not_for_ever(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeper, "BACKOFF", 0.01)
+    rank, answer = node.ask("a")
+    for life in range(1, keeper.DEATHS + 1):
+        pid = node.started("a", life)
+        assert node.served_by(answer) == pid
+        os.kill(pid, signal.SIGKILL)
+    node.until(lambda: len(caplog.records) == 2, "the last death")
+    first, last = (record.message for record in caplog.records)
+    assert first.endswith("/a was killed by SIGKILL; restarting it")
+    assert last.endswith("again and is not started any more; ranks prepare their own data")
+    _, refused = node.ask("a")
+    assert refused["op"] == "refused" and "5 times within 600 s" in refused["why"]
+    with pytest.raises(ConnectionRefusedError):
+        node.served_by(answer)
+    rank.close()
+
+
+def test_one_without_a_plan_waits_for_the_next_rank_and_one_without_ranks_too(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    (node.directory / "a.exit").write_text(str(FAILED))
+    rank, _ = node.ask("a")
+    node.started("a")
+    node.until(lambda: not keeper.processes(), "its end")
+    (node.directory / "a.exit").unlink()
+    again, answer = node.ask("a")
+    pid = node.started("a", lives=2)
+    assert node.served_by(answer) == pid and not caplog.records
+    rank.close()
+    again.close()
+    for _ in range(5):
+        node.turn()
+    os.kill(pid, signal.SIGKILL)
+    node.until(lambda: caplog.records and not keeper.processes(), "its end")
+    for _ in range(5):
+        node.turn()
+    assert len(node.pids("a")) == 2
+    node.ask("a")
+    assert node.started("a", lives=3)
+
+
+def test_what_cannot_be_started_or_understood_is_refused_or_told(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    for line in (b"{}\n", b"[1]\n", b"\xff\n", b'{"name": 1}\n'):
+        _, answer = node.say(line)
+        assert answer["op"] == "refused" and answer["why"]
+    node.ask("a", python="/nonexistent/python")
+    node.until(lambda: caplog.records, "the warning")
+    assert "a cannot be started: " in caplog.records[0].message
+
+
+def test_a_rank_in_a_container_is_refused(tmp_path: Path) -> None:
+    for pid, mount in ((1, "mnt:[1]"), (2, "mnt:[2]"), (os.getpid(), "mnt:[1]")):
+        (tmp_path / str(pid) / "ns").mkdir(parents=True)
+        for name in ("pid", "user"):
+            (tmp_path / str(pid) / "ns" / name).symlink_to(f"{name}:[1]")
+        (tmp_path / str(pid) / "ns" / "mnt").symlink_to(mount)
+        (tmp_path / str(pid) / "root").symlink_to("/")
+    where = lambda pid: tmp_path / str(pid)  # noqa: E731
+    assert _elsewhere(1, where) == ""
+    assert _elsewhere(2, where) == "the rank is in a container of its own (mnt namespace)"
+    assert _elsewhere(0, where) == "the rank is in a container of its own"
