@@ -64,11 +64,8 @@ class Child:
 
     def kill(self) -> None:
         """End it and its own processes, as a fault would."""
-        family = tree([self.pid])
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+        end(self.pid)
+        self._process.wait()  # finds it reaped
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
@@ -93,6 +90,15 @@ def tree(roots: Iterable[int], proc: Path = Path("/proc")) -> list[int]:
     for pid in found:
         found += parents.get(pid, [])
     return found
+
+
+def end(pid: int) -> None:
+    """Kill a child of this process and all below it; reap it if Popen does not."""
+    for each in tree([pid]):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:

@@ -2,13 +2,16 @@
 
 Does what lines on standard input tell it, and answers on standard output:
 ``open`` the loader and take a batch, ``take N``, ``pass`` through all from the beginning,
-``save FILE`` its state. One JSON line each.
+``save FILE`` its state, ``again FILE SKIP``: a fork does what a restarted rank does. One JSON line
+each.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -56,11 +59,10 @@ def main(text: str) -> None:
         began = time.perf_counter()
         if word == "open":
             loader = opened(spec, corpus)
-            if spec.get("state"):
-                loader.load_state_dict(torch.load(spec["state"], weights_only=False))
             batches = iter(loader)
-            take(batches, spec.get("skip", 0))
             say(**take(batches, 1), seconds=time.perf_counter() - began)
+        elif word == "again":
+            again(spec, corpus, Path(arguments[0]), int(arguments[1]))
         elif word == "take":
             say(**take(batches, int(arguments[0])), seconds=time.perf_counter() - began)
         elif word == "pass":
@@ -68,6 +70,38 @@ def main(text: str) -> None:
         elif word == "save":
             torch.save(loader.state_dict(), arguments[0])
             say(saved=True)
+
+
+def again(spec: dict[str, Any], corpus: Corpus, state: Path, skip: int) -> None:
+    """Be a rank that is killed three batches after its newest checkpoint, ``state``, which it
+    resumes from if there is one: in a process of its own, which has all modules, and nothing open.
+    ``skip``: batches that a loader without a state passes over."""
+    import torch
+
+    from bench.data.child import end
+
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        began = time.perf_counter()
+        loader = opened(spec, corpus)
+        if state.exists() and not skip:
+            loader.load_state_dict(torch.load(state, weights_only=False))
+        batches = iter(loader)
+        take(batches, skip)
+        first = take(batches, 1)
+        seconds = time.perf_counter() - began
+        take(batches, 3)
+        if not skip:
+            torch.save(loader.state_dict(), state)
+        take(batches, 3)
+        os.write(writing, json.dumps({**first, "seconds": seconds}).encode())
+        signal.pause()
+    os.close(writing)
+    answer = os.read(reading, 4096)  # empty if it has failed
+    os.close(reading)
+    end(pid)
+    say(**json.loads(answer or "{}"))
 
 
 def take(batches: Iterator[Any], number: int | None) -> dict[str, int]:

@@ -13,6 +13,8 @@ from typing import Any
 from bench.common import Results
 from bench.data.child import Child
 from bench.data.corpus import Corpus, make
+from bench.data.keeper import Kept
+from bench.data.ours import environ
 
 RAY = os.environ.get("BENCH_RAY", "")
 """Python of an environment with ``ray[data]``; "": not compared."""
@@ -27,8 +29,11 @@ def spec(corpus: Corpus, side: str, **more: Any) -> dict[str, Any]:
     return {**whole, "rank": 0, "world": 1, "rows": ROWS, "workers": WORKERS, **more}
 
 
-def child(told: Mapping[str, Any], scratch: Path) -> Child:
-    """Start a rank's process. Ray keeps its files in ``scratch``, not in the user's home."""
+def child(told: Mapping[str, Any], scratch: Path, kept: Kept | None = None) -> Child:
+    """Start a rank's process; ours finds a data process by ``kept``. Ray keeps its files in
+    ``scratch``, not in the user's home."""
+    if told["side"] == OURS:
+        return Child(told, env={**environ(told), **(kept.environ if kept else {})})
     if told["side"] != RAY_DATA:
         return Child(told)
     env = {"HOME": str(scratch), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
+from collections.abc import Callable
 
 from bench.common import MIN_SAMPLES, Metric, Results, summarise
 from bench.data import sides
 from bench.data.child import Child, cpu_seconds, tree
+from bench.data.keeper import Kept
 
 DRAIN, TAKE = 8, 16  # batches: what waits in the buffers is not counted
 PASSES = 3  # of Ray Data
@@ -20,8 +21,10 @@ def throughput(results: Results) -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     documents = 100 if results.quick else 500
     with sides.corpus(8, 4, documents) as corpus, contextlib.ExitStack() as stack:
+        scratch = corpus.root.parent
+        kept = stack.enter_context(Kept(scratch / "run"))
         ranks = {
-            name: stack.enter_context(sides.child(sides.spec(corpus, name), corpus.root.parent))
+            name: stack.enter_context(sides.child(sides.spec(corpus, name), scratch, kept))
             for name in names
         }
         for rank in ranks.values():
@@ -30,12 +33,13 @@ def throughput(results: Results) -> None:
         for _ in range(runs):
             for name, rank in ranks.items():
                 rank.ask(f"take {DRAIN}")
-                found[name].append(_measured(rank, f"take {TAKE}"))
+                extra = kept.below if name == sides.OURS else list
+                found[name].append(_measured(rank, f"take {TAKE}", extra))
         stack.close()
         for name, samples in found.items():
             _add(results, name, samples)
         if sides.RAY:
-            with sides.child(sides.spec(corpus, sides.RAY_DATA), corpus.root.parent) as rank:
+            with sides.child(sides.spec(corpus, sides.RAY_DATA), scratch) as rank:
                 rank.ready()
                 results.once("throughput.ray.first_s", rank.ask("open")["seconds"], "s")
                 passes = 1 if results.quick else PASSES
@@ -55,10 +59,13 @@ def throughput(results: Results) -> None:
     results.settings["workers of each peer's rank"] = sides.WORKERS
 
 
-def _measured(rank: Child, order: str) -> dict[str, float]:
-    before = cpu_seconds(tree([rank.pid]))
+def _measured(
+    rank: Child, order: str, others: Callable[[], list[int]] = list
+) -> dict[str, float]:
+    """``others``: processes that work for this rank and are not below it."""
+    before = cpu_seconds([*tree([rank.pid]), *others()])
     answer = rank.ask(order)
-    cpu = cpu_seconds(tree([rank.pid])) - before
+    cpu = cpu_seconds([*tree([rank.pid]), *others()]) - before
     return {
         "tokens_per_s": answer["tokens"] / answer["seconds"],
         "samples_per_s": answer["documents"] / answer["seconds"],

@@ -1,0 +1,59 @@
+"""The corpus by a plan of ours, by the name that the data process imports: ``bench.data.ours:plan``.
+
+What the plan needs is in the environment, as a training's own settings may be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.data.corpus import Corpus, kind, tokenise
+from bench.data.packing import PACK
+
+SPEC = "BENCH_DATA"
+NAME = "bench.data.ours:plan"
+SEED = 7
+
+
+def make_plan(corpus: Corpus, *, world: int, rows: int, pack: int = PACK) -> Any:
+    """Return the plan: all sources by the mixture, rows balanced by attention's cost."""
+    from robust_slurm import data
+
+    weights = corpus.weights()
+    return data.Plan(
+        sources={
+            name: getattr(data, kind(name))(corpus.pattern(name), decode=tokenise)
+            for name in weights
+        },
+        mix=lambda step: weights,
+        cost=lambda meta: meta.tokens**2,
+        pack=pack,
+        batch=rows,
+        mesh={"dp": world},
+        seed=SEED,
+    )
+
+
+def environ(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of a rank of this plan."""
+    place = {"RANK": str(spec["rank"]), "WORLD_SIZE": str(spec["world"])}
+    return {SPEC: json.dumps({**spec, "mesh": spec.get("mesh", spec["world"])}), **place}
+
+
+def loader(corpus: Corpus, spec: Mapping[str, Any]) -> Any:
+    """Return one rank's loader: of the node's data process if there is one, else in process."""
+    from robust_slurm import data
+
+    return data.Loader(NAME)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "plan":
+        raise AttributeError(name)
+    spec = json.loads(os.environ[SPEC])
+    corpus = Corpus(Path(spec["root"]), spec["sources"], spec["files"], spec["documents"])
+    return make_plan(corpus, world=spec["mesh"], rows=spec["rows"], pack=spec.get("pack", PACK))
