@@ -1,14 +1,208 @@
 """The steps of a plan, one after the other: what both the training process and the data process run.
 
-(To be written.) The form that ``loader.py`` and ``service/`` rely on:
+::
 
-    engine = Engine(plan, feeds, shares)   # feeds: {(source, lane): Feed}; shares: the data-parallel
-                                           # indices whose rows are wanted on this node
-    engine.seek(state)                     # PlanState: state *before* the next step
-    step = engine.next()                   # Step(number, rows={share: Batch}, state=PlanState after)
+    engine = Engine(plan, feeds, shares, dp)  # feeds: {(source, lane): Feed} of all lanes
+    engine.seek(state)   # PlanState *before* the next step; first_state(plan.lanes()) at first
+    step = engine.next()               # Step; EndOfData is raised after the last
     engine.close()
 
-``Batch``: dict of name → numpy array of this share's rows, C-contiguous, shapes [batch, pack]; the
-constructor writes into arrays that ``allocate(name, shape, dtype)`` returns, so that the data
-process lets it write straight into shared memory.
+``shares``: the indices below ``dp`` (the number of all shares of a step) whose rows are wanted
+here. Whoever computes other shares of the same plan comes to the same steps.
 """
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .construct import construct
+from .errors import DataError, EndOfData, SourceStalled
+from .planning.planner import PlannedStep, next_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from .lanes.feed import Feed
+    from .lanes.position import Position
+    from .plan import Plan
+    from .planning.state import PlanState
+    from .sample import Meta, Ref, Sample
+
+    Lane = tuple[str, int]
+    AllocateShare = Callable[[int, str, "tuple[int, ...]", Any], Any]
+    """Returns an array for a share's rows, by name, shape and dtype."""
+
+
+class Step(NamedTuple):
+    """One step of a plan."""
+
+    number: int
+    rows: dict[int, dict[str, Any]]
+    """The arrays of each wanted share by name, C-contiguous; packed ones [batch, pack]."""
+    state: PlanState
+    """After it."""
+    costs: tuple[float, ...] = ()
+    """Of the rows of every share, wanted here or not."""
+
+
+class Engine:
+    """Plans each step, and makes the rows of the shares that are wanted here."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        feeds: Mapping[Lane, Feed],
+        shares: Collection[int],
+        dp: int,
+        say: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """``say`` gets a line when a source is waited for, or held back. Raises DataError."""
+        wrong = [share for share in shares if not 0 <= share < dp]
+        if wrong or not shares:
+            raise DataError(f"no share {wrong[0] if wrong else 'at all'}: a step has {dp}")
+        self._plan = plan
+        self._rules = plan.rules(dp)
+        self._feeds = dict(feeds)
+        self._shares = sorted(set(shares))
+        self._say = say
+        self._heads = _FeedHeads(self._feeds)
+        self._state: PlanState | None = None
+        self._waiting: set[Ref] = set()  # given by feeds, neither taken nor dropped yet
+        self._samples: dict[Ref, Sample] = {}  # taken, with pieces that have no place yet
+
+    def seek(self, state: PlanState) -> None:
+        """Go on from this state."""
+        self._heads.seek(state)
+        self._waiting.clear()
+        self._samples.clear()
+        self._state = state
+
+    def next(self, allocate: AllocateShare | None = None) -> Step:
+        """Return the next step. Raises DataError; after EndOfData and SourceStalled the state is
+        as before."""
+        if self._state is None:
+            raise DataError("the engine has no state yet: call seek first")
+        step = self._plan_step(self._state)
+        self._heads.commit()
+        self._state = None  # until all of it is done: else what follows would be amiss
+        samples = self._collect(step)
+        rows = {}
+        for share in self._shares:
+            make = None if allocate is None else partial(allocate, share)
+            rows[share] = construct(self._plan, step.rows[share], samples, make)
+        self._state = step.state
+        return Step(step.number, rows, step.state, step.costs)
+
+    def close(self) -> None:
+        """Stop reading."""
+        for feed in self._feeds.values():
+            feed.close()
+
+    def _plan_step(self, state: PlanState) -> PlannedStep:
+        held_back: set[str] = set()
+        while True:
+            try:
+                step = next_step(self._rules, state, self._heads, held_back)
+            except SourceStalled as stalled:
+                self._heads.rewind()
+                self._stalled(self._heads.asked, stalled, held_back)
+                continue
+            except BaseException:
+                self._heads.rewind()
+                raise
+            if step is not None:
+                return step
+            self._heads.rewind()
+            if not held_back:
+                raise EndOfData("the plan's epochs are over")
+            held_back.clear()  # there is nothing else: wait for it
+
+    def _stalled(self, source: str, stalled: SourceStalled, held_back: set[str]) -> None:
+        policy = self._plan.sources[source].options.stalled
+        alone = len(self._shares) == self._rules.shares
+        if policy == "error":
+            raise stalled
+        if policy == "hold back" and alone:  # else others would not come to the same steps
+            held_back.add(source)
+            self._say(f"source {source}: {stalled}; step goes on without it")
+        else:
+            self._say(f"source {source}: {stalled}; still waiting")
+
+    def _collect(self, step: PlannedStep) -> dict[Ref, Sample]:
+        """Return the samples of the wanted rows; the feeds forget those that are done with."""
+        mine = {_whole(meta) for share in self._shares for row in step.rows[share] for meta in row}
+        unplaced = set(map(_whole, step.state.carried))
+        self._waiting.update(meta.ref for meta in step.drawn)
+        found = {ref: self._samples[ref] for ref in mine if ref in self._samples}
+        wanted = mine - found.keys()
+        for lane, refs in _by_lane(wanted & self._waiting).items():
+            found.update((each.meta.ref, each) for each in self._feeds[lane].take(refs))
+        for lane, refs in _by_lane(wanted - self._waiting).items():  # from before the last seek
+            found.update((each.meta.ref, each) for each in self._feeds[lane].again(refs))
+        self._waiting -= mine
+        for lane, refs in _by_lane(self._waiting - unplaced).items():
+            self._feeds[lane].drop(refs)
+        self._waiting &= unplaced
+        self._samples = {
+            ref: sample for ref, sample in {**self._samples, **found}.items() if ref in unplaced
+        }
+        return found
+
+
+class _FeedHeads:
+    """The next sample of every lane, of what its feed gives. What the planner has seen of a step
+    that came to nothing it is shown again."""
+
+    def __init__(self, feeds: Mapping[Lane, Feed]) -> None:
+        self._feeds = feeds
+        self._seen: dict[Lane, list[tuple[Meta, Position]]] = {}
+        self._at: dict[Lane, int] = {}
+        self.asked = ""
+        """The source that was asked last."""
+
+    def seek(self, state: PlanState) -> None:
+        """Go on from this state."""
+        lanes = {
+            (name, lane): position
+            for name, each in state.sources.items()
+            for lane, position in enumerate(each.lanes)
+        }
+        if missing := [lane for lane in lanes if lane not in self._feeds]:
+            raise DataError(f"source {missing[0][0]}: nobody reads lane {missing[0][1]}")
+        self._seen = {lane: [] for lane in lanes}
+        self.rewind()
+        for lane, position in lanes.items():
+            self._feeds[lane].seek(position)
+
+    def head(self, source: str, lane: int) -> tuple[Meta, Position]:
+        self.asked = source
+        key = (source, lane)
+        seen = self._seen[key]
+        if self._at[key] == len(seen):
+            seen.append(self._feeds[key].next())
+        return seen[self._at[key]]
+
+    def advance(self, source: str, lane: int) -> None:
+        self._at[source, lane] += 1
+
+    def rewind(self) -> None:
+        """Go back to where the last step ended."""
+        self._at = dict.fromkeys(self._seen, 0)
+
+    def commit(self) -> None:
+        """A step ends here."""
+        for lane, at in self._at.items():
+            del self._seen[lane][:at]
+        self.rewind()
+
+
+def _whole(meta: Meta) -> Ref:
+    return meta.ref._replace(piece=0)
+
+
+def _by_lane(refs: Iterable[Ref]) -> dict[Lane, list[Ref]]:
+    lanes: dict[Lane, list[Ref]] = {}
+    for ref in sorted(refs):
+        lanes.setdefault((ref.source, ref.lane), []).append(ref)
+    return lanes

@@ -9,3 +9,7 @@ class DataError(Exception):
 
 class SourceStalled(DataError):
     """A source has given nothing for longer than its ``patience``."""
+
+
+class EndOfData(DataError):
+    """The plan's epochs are over: there is no further step."""

@@ -24,8 +24,23 @@ class Bad(NamedTuple):
     why: str
 
 
+class Options(NamedTuple):
+    """The options that sources of all formats share."""
+
+    lanes: int = 4  # at most: a source has no more lanes than parts (``order.lanes_of``)
+    window: int = 256  # records that are shuffled together; 1: the file's order
+    bad: str = "error"  # or "skip": bad records are counted and left out
+    most_bad: float = 0.01  # the share of bad records at which "skip" ends in an error
+    patience: float = 300.0  # seconds without a record until SourceStalled
+    stalled: str = "wait"  # the planner's answer to SourceStalled: "wait", "error", "hold back"
+
+
 class Source(Protocol):
     """A corpus in parts. Given to ``Plan(sources={name: source})``; read by lanes."""
+
+    @property
+    def options(self) -> Options:
+        """Return how this source is read. A Source without special wishes returns Options()."""
 
     def parts(self) -> list[Part]:
         """Return all parts, in an order that depends on their names alone. Raises DataError."""
@@ -33,3 +48,7 @@ class Source(Protocol):
     def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad]]:
         """Yield (index, decoded record) from record ``start`` of the part on. Records that the
         user's ``decode`` returns None for are left out. Raises DataError, OSError."""
+
+    def fingerprint(self) -> str:
+        """Return a digest of the parts' names and sizes. It is kept in the plan's state: a state
+        of other files is an error, not other data. The folder of all files may be another."""

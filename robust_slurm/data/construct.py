@@ -1,0 +1,169 @@
+"""The constructor: makes the arrays of a share's rows from samples.
+
+Packed rows have the arrays of the samples, and three more, named as others name them:
+
+- ``position_ids`` [batch, pack], int32: the position in the document; 0 in padding. A piece of
+  a document that was split begins where the piece before it ended.
+- ``document_ids`` [batch, pack], int32: numbers the row's documents from 0 on; -1 in padding.
+- ``cu_seqlens`` [n + 1], int32: where each document begins in the flattened rows, and the end of
+  the last; a row's padding counts as one more document.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import DataError
+from .planning.planner import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .plan import Plan
+    from .planning.planner import Rows
+    from .sample import Meta, Sample
+
+    Allocate = Callable[[str, "tuple[int, ...]", Any], Any]
+    """Returns an array of this name, shape and dtype; whatever it holds."""
+
+MADE = ("position_ids", "document_ids", "cu_seqlens")
+
+
+def construct(
+    plan: Plan, rows: Rows, samples: Mapping[Any, Sample], allocate: Allocate | None = None
+) -> dict[str, Any]:
+    """Return the arrays of these rows by name. ``samples``: those of the rows, by their whole
+    sample's Ref. Raises DataError."""
+    import numpy as np
+
+    make: Allocate = allocate or (lambda _name, shape, dtype: np.empty(shape, dtype))
+    if plan.pack:
+        return _packed(rows, samples, plan.pack, plan.pad, make)
+    values = [samples[meta.ref._replace(piece=0)].values for row in rows for meta in row]
+    if plan.collate is None:
+        lengths = [meta.tokens for row in rows for meta in row]
+        return _padded(values, lengths, rows, plan.pad, make)
+    made = plan.collate(values)
+    if not hasattr(made, "items"):
+        raise DataError(f"collate() returned {type(made).__name__}; return a dict of arrays")
+    return {str(name): _copied(str(name), value, make) for name, value in made.items()}
+
+
+def _packed(
+    rows: Rows, samples: Mapping[Any, Sample], pack: int, pad: Mapping[str, float], make: Allocate
+) -> dict[str, Any]:
+    import numpy as np
+
+    shape = (len(rows), pack)
+    fields = _fields(rows, samples)
+    batch = {name: make(name, shape, dtype) for name, dtype in fields.items()}
+    positions, documents = (make(name, shape, np.dtype(np.int32)) for name in MADE[:2])
+    bounds = [0]
+    for at, row in enumerate(rows):
+        end = 0
+        for number, meta in enumerate(row):
+            begin, end = end, end + meta.tokens
+            first = meta.ref.piece * pack
+            values = samples[meta.ref._replace(piece=0)].values
+            for name in fields:
+                batch[name][at, begin:end] = values[name][first : first + meta.tokens]
+            positions[at, begin:end] = np.arange(first, first + meta.tokens, dtype=np.int32)
+            documents[at, begin:end] = number
+            bounds.append(at * pack + end)
+        for name, array in batch.items():
+            array[at, end:] = pad.get(name, 0)
+        positions[at, end:] = 0
+        documents[at, end:] = -1
+        if end < pack:
+            bounds.append((at + 1) * pack)
+    batch[MADE[0]], batch[MADE[1]] = positions, documents
+    batch[MADE[2]] = _copied(MADE[2], np.asarray(bounds, dtype=np.int32), make)
+    return batch
+
+
+def _fields(rows: Rows, samples: Mapping[Any, Sample]) -> dict[str, Any]:
+    """Return the arrays' names and a dtype that all samples' values fit in. Raises DataError."""
+    import numpy as np
+
+    dtypes: dict[str, Any] = {}
+    first = True
+    for row in rows:
+        for meta in row:
+            values = samples[meta.ref._replace(piece=0)].values
+            if not first and dtypes.keys() != values.keys():
+                raise DataError(
+                    f"{describe(meta)} has {_names(values)}, other samples have {_names(dtypes)}; "
+                    "samples that are packed together need arrays of the same names"
+                )
+            for name, value in values.items():
+                if getattr(value, "ndim", 0) != 1 or len(value) < _end(meta):
+                    raise DataError(
+                        f"{describe(meta)}: {name!r} is no array of one dimension and "
+                        f"{_end(meta)} tokens; only such arrays can be packed"
+                    )
+                known = value.dtype if first else np.result_type(dtypes[name], value.dtype)
+                dtypes[name] = known
+            first = False
+    if taken := [name for name in MADE if name in dtypes]:
+        raise DataError(f"samples have an array {taken[0]!r}; packing makes one of this name")
+    return {name: dtypes[name] for name in sorted(dtypes)}
+
+
+def _end(meta: Meta) -> int:
+    return meta.tokens if meta.ref.piece == 0 else 1
+
+
+def _padded(
+    values: Sequence[Mapping[str, Any]],
+    lengths: Sequence[int],
+    rows: Rows,
+    pad: Mapping[str, float],
+    make: Allocate,
+) -> dict[str, Any]:
+    """Return arrays with a first dimension of samples. Arrays of one dimension are padded to the
+    longest, and ``lengths`` says how long each sample is."""
+    import numpy as np
+
+    batch: dict[str, Any] = {}
+    metas = [meta for row in rows for meta in row]
+    for name in sorted(values[0]):
+        if missing := [at for at, each in enumerate(values) if name not in each]:
+            raise DataError(
+                f"{describe(metas[missing[0]])} has no {name!r}, other samples have one"
+            )
+        arrays = [np.asarray(each[name]) for each in values]
+        shapes = {array.shape for array in arrays}
+        dtype = np.result_type(*(array.dtype for array in arrays))
+        if dtype.hasobject or (len(shapes) > 1 and {len(shape) for shape in shapes} != {1}):
+            raise DataError(
+                f"{name!r} is not an array of numbers, or differs in shape from sample to sample: "
+                "pass Plan a function collate= that makes the batch"
+            )
+        if len(shapes) == 1:
+            batch[name] = make(name, (len(arrays), *arrays[0].shape), dtype)
+            for at, array in enumerate(arrays):
+                batch[name][at] = array
+            continue
+        longest = max(len(array) for array in arrays)
+        batch[name] = make(name, (len(arrays), longest), dtype)
+        for at, array in enumerate(arrays):
+            batch[name][at, : len(array)] = array
+            batch[name][at, len(array) :] = pad.get(name, 0)
+    if "lengths" not in batch:
+        batch["lengths"] = _copied("lengths", np.asarray(lengths, dtype=np.int32), make)
+    return batch
+
+
+def _copied(name: str, value: Any, make: Allocate) -> Any:
+    import numpy as np
+
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise DataError(f"collate() returned a {type(value).__name__} as {name!r}: no array")
+    made = make(name, array.shape, array.dtype)
+    made[...] = array
+    return made
+
+
+def _names(values: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(values)) or "no arrays"

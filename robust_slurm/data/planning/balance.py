@@ -1,0 +1,96 @@
+"""Balance: equal cost for all data-parallel ranks, and as far as it goes for their rows (pure).
+
+``into_rows`` is greedy (longest processing time first) with rows of limited length;
+``into_groups`` is Karmarkar and Karp's differencing for groups of equally many samples.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Packed(NamedTuple):
+    """Indices of items by share and row, and of those that found no place, in the given order."""
+
+    rows: list[list[list[int]]]
+    left: list[int]
+
+
+def into_rows(
+    tokens: Sequence[int],
+    costs: Sequence[float],
+    first: int,
+    shares: int,
+    rows: int,
+    capacity: int,
+) -> Packed:
+    """Pack items into ``rows`` rows of ``capacity`` tokens for each of ``shares`` shares.
+
+    The ``first`` items are placed before all others, in their order; then the dearest first. An
+    item goes to the share that would be cheapest in the end: its cost so far, and that of the
+    room that it has left, at the mean cost of the tokens that are still to be placed. (By the
+    cost so far alone, a share with few, dear items gets most of the small ones as well, since
+    it has the most room at the end.) Then to the row of that share, by the same rule.
+    """
+    import numpy as np
+
+    order = [*range(first), *sorted(range(first, len(tokens)), key=lambda i: (-costs[i], i))]
+    rest_tokens, rest_cost = sum(tokens), float(sum(costs))
+    cost = np.zeros((shares, rows))
+    room = np.full((shares, rows), capacity)
+    share_cost, share_room = np.zeros(shares), np.full(shares, rows * capacity)
+    widest = np.full(shares, capacity)
+    packed: list[list[list[int]]] = [[[] for _ in range(rows)] for _ in range(shares)]
+    left: list[int] = []
+    for item in order:
+        length, price = tokens[item], costs[item]
+        rest_tokens -= length
+        rest_cost = max(0.0, rest_cost - price)
+        rate = rest_cost / rest_tokens if rest_tokens else 0.0
+        share = int(np.where(widest >= length, share_cost + rate * share_room, np.inf).argmin())
+        if widest[share] < length:
+            left.append(item)
+            continue
+        found = np.where(room[share] >= length, cost[share] + rate * room[share], np.inf)
+        row = int(found.argmin())
+        cost[share, row] += price
+        room[share, row] -= length
+        share_cost[share] += price
+        share_room[share] -= length
+        widest[share] = room[share].max()
+        packed[share][row].append(item)
+    return Packed(packed, sorted(left))
+
+
+def into_groups(costs: Sequence[float], groups: int) -> list[list[int]]:
+    """Divide items into ``groups`` of equally many; indices by group. ``groups`` divides them.
+
+    Karmarkar-Karp with balanced counts: the items by cost, ``groups`` at a time, are partial
+    partitions; the two with the largest differences are merged, the dear end of one with the
+    cheap end of the other, until one is left.
+    """
+    order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
+    heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
+    for number, start in enumerate(range(0, len(order), groups)):
+        parts = [(float(costs[i]), [i]) for i in order[start : start + groups]]
+        heap.append((parts[-1][0] - parts[0][0], number, parts))
+    heapq.heapify(heap)
+    count = len(heap)
+    while len(heap) > 1:
+        _, _, one = heapq.heappop(heap)
+        _, _, two = heapq.heappop(heap)
+        merged = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(one, reversed(two))]  # noqa: B905
+        merged.sort(key=lambda part: (-part[0], part[1]))
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], count, merged))
+        count += 1
+    if not heap:
+        return [[] for _ in range(groups)]
+    return sorted(sorted(members) for _, members in heap[0][2])
+
+
+def imbalance(costs: Sequence[float]) -> float:
+    """Return the largest over the mean; 1 is perfect."""
+    total = float(sum(costs))
+    return max(costs) * len(costs) / total if total else 1.0

@@ -1,0 +1,65 @@
+"""The steps of a plan with states as JSON has them: what a loader needs, wherever they are made."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .engine import Engine
+from .planning.state import first_state, from_plain, to_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from .lanes.feed import Feed
+    from .plan import Plan
+
+    OpenFeeds = Callable[[Plan], Mapping[tuple[str, int], Feed]]
+
+
+class Steps(Protocol):
+    """The steps of a plan for some shares. All methods may raise DataError."""
+
+    def seek(self, state: Any) -> None:
+        """Go on after this state; None: from the beginning."""
+
+    def next(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
+        """Return the next step's number, its rows by share, and the state after it. Raises
+        EndOfData after the last."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+class LocalSteps:
+    """Steps that are made in this process."""
+
+    def __init__(
+        self, plan: Plan, shares: Collection[int], dp: int, feeds: OpenFeeds | None = None
+    ) -> None:
+        """``dp``: number of all shares of a step. Lists the sources' parts."""
+        self._plan = plan
+        self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, _say)
+
+    def seek(self, state: Any) -> None:
+        lanes = self._plan.lanes()
+        if state is None:
+            self._engine.seek(first_state(lanes))
+        else:
+            self._engine.seek(from_plain(state, self._plan.fingerprint(), lanes))
+
+    def next(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
+        step = self._engine.next()
+        return step.number, step.rows, to_plain(step.state, self._plan.fingerprint())
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def local_feeds(plan: Plan) -> Mapping[tuple[str, int], Feed]:
+    """Return feeds of all lanes, read in this process."""
+    raise NotImplementedError
+
+
+def _say(line: str) -> None:
+    print(f"robust-slurm: data: {line}", file=sys.stderr, flush=True)
