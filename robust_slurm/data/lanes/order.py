@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 def permutation(size: int, *key: int | str) -> list[int]:
     """Return the numbers below ``size``, shuffled by ``key``."""
     digest = hashlib.shake_256(json.dumps(key).encode()).digest(8 * size)
+    draws = struct.unpack(f"<{size}Q", digest)
     order = list(range(size))
-    for last, draw in zip(range(size - 1, 0, -1), struct.unpack(f"<{size}Q", digest)):
-        other = draw * (last + 1) >> 64
+    for last in range(size - 1, 0, -1):
+        other = draws[last] * (last + 1) >> 64
         order[last], order[other] = order[other], order[last]
     return order
 

@@ -32,7 +32,7 @@ class Options(NamedTuple):
     bad: str = "error"  # or "skip": bad records are counted and left out
     most_bad: float = 0.01  # the share of bad records at which "skip" ends in an error
     patience: float = 300.0  # seconds without a record until SourceStalled
-    stalled: str = "wait"  # the planner's answer to SourceStalled: "wait", "error", "hold back"
+    stalled: str = "error"  # the planner's answer to SourceStalled, or "wait", "hold back"
 
 
 class Source(Protocol):
@@ -45,9 +45,10 @@ class Source(Protocol):
     def parts(self) -> list[Part]:
         """Return all parts, in an order that depends on their names alone. Raises DataError."""
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad]]:
-        """Yield (index, decoded record) from record ``start`` of the part on. Records that the
-        user's ``decode`` returns None for are left out. Raises DataError, OSError."""
+    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad | None]]:
+        """Yield (index, decoded record) from record ``start`` of the part on. None is a record
+        that is left out. Threads read at the same time. Raises DataError; OSError: the lane tries
+        again until ``patience`` is over."""
 
     def fingerprint(self) -> str:
         """Return a digest of the parts' names and sizes. It is kept in the plan's state: a state

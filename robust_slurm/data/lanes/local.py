@@ -1,0 +1,194 @@
+"""A lane that this process reads: a thread reads ahead of the planner."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from robust_slurm.data.arrays import size_of
+from robust_slurm.data.errors import DataError, SourceStalled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from robust_slurm.data.lanes.budget import Budget
+    from robust_slurm.data.lanes.lane import Lane
+    from robust_slurm.data.lanes.position import Position
+    from robust_slurm.data.sample import Meta, Ref, Sample
+
+
+class _Reader:
+    """A thread that reads a lane from a position on, as far ahead as the budget allows.
+
+    A read that hangs cannot be ended from outside: ``stop`` leaves the thread to itself, with a
+    lane of its own, and another reader goes on. It ends when its read does.
+    """
+
+    def __init__(self, lane: Lane, position: Position, budget: Budget) -> None:
+        self.lane = lane.copy()
+        self.lane.seek(position)
+        self._budget = budget
+        self._patience = lane.source.options.patience
+        self._changed = threading.Condition()
+        self._ready: deque[tuple[Sample, int, Position]] = deque()
+        self._error: DataError | None = None
+        self._stopped = False
+        self._claim = budget.claim(0)
+        self._charged = 0  # bytes of the budget: what is ready, or will be
+        name = f"data {lane.name}/{lane.lane}"
+        threading.Thread(target=self._read, name=name, daemon=True).start()
+
+    def next(self) -> tuple[Sample, int, Position]:
+        """Return the next sample, its size and the position after it."""
+        began = time.monotonic()
+        with self._changed:
+            while not self._ready:
+                if self._error is not None:
+                    error = self._error
+                    if isinstance(error, SourceStalled):
+                        self._error = None  # the thread tries again
+                    raise error
+                self._budget.force(self._claim)
+                waited = time.monotonic() - max(began, self.lane.progress)
+                if waited >= self._patience:
+                    raise SourceStalled(
+                        f"{self.lane.name}: {self.lane.where}: nothing for {waited:.0f} s"
+                    )
+                self._changed.wait(min(self._patience - waited, 60.0))
+            given = self._ready.popleft()
+            self._charged -= given[1]
+            return given
+
+    def ahead(self) -> tuple[int, int]:
+        """Return how many samples are ready, and their bytes."""
+        with self._changed:
+            return len(self._ready), sum(size for _, size, _ in self._ready)
+
+    def stop(self) -> None:
+        """Stop reading; what is ready is forgotten."""
+        with self._changed:
+            self._stopped = True
+            self._budget.force(self._claim)
+            self._budget.give_back(self._charged + self._claim.size)
+            self._ready.clear()
+            self._changed.notify_all()
+
+    def _read(self) -> None:
+        while True:
+            self._claim.granted.wait()
+            with self._changed:
+                if self._stopped:
+                    return
+            try:
+                window = [(*given, size_of(given[0].values)) for given in self.lane.next_window()]
+            except DataError as error:
+                if not self._failed(error):
+                    return
+            except Exception as error:  # noqa: BLE001 - the consumer raises it
+                made = DataError(f"{self.lane.where}: {type(error).__name__}: {error}")
+                made.__cause__ = error
+                self._failed(made)
+                return
+            else:
+                size = sum(each[2] for each in window)
+                with self._changed:
+                    if self._stopped:
+                        return
+                    self._error = None
+                    self._ready.extend((sample, size, after) for sample, after, size in window)
+                    self._charged += size
+                    self._budget.give_back(self._claim.size - size)
+                    self._claim = self._budget.claim(size)
+                    self._changed.notify_all()
+
+    def _failed(self, error: DataError) -> bool:
+        """Hand the error to the consumer. Return True if the thread tries again."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+        return isinstance(error, SourceStalled) and not self._stopped
+
+
+class LocalFeed:
+    """A Feed of a lane that is read here (``lanes/feed.py``).
+
+    Its thread and its samples are this process's own; ``budget`` is shared by the process's
+    feeds. Samples count for the budget until they are taken or dropped. Threads of a process
+    decode one at a time unless the source says otherwise: see ``sources/common.py``.
+    """
+
+    def __init__(self, lane: Lane, budget: Budget) -> None:
+        self.lane = lane
+        self._budget = budget
+        self._reader: _Reader | None = None
+        self._given: dict[Ref, tuple[Sample, int]] = {}
+
+    def seek(self, position: Position) -> None:
+        """Go on from ``position``; forget what was read."""
+        self.close()
+        self._reader = _Reader(self.lane, position, self._budget)
+
+    def next(self) -> tuple[Meta, Position]:
+        """Return the next sample's metadata and the position after it. Waits for it.
+
+        Raises DataError. After SourceStalled, the next call waits again.
+        """
+        if self._reader is None:
+            raise DataError(f"{self.lane.name}: the feed is closed; seek() opens it")
+        sample, size, position = self._reader.next()
+        self._given[sample.meta.ref] = sample, size
+        return sample.meta, position
+
+    def take(self, refs: Iterable[Ref]) -> list[Sample]:
+        """Return these samples, of those that ``next`` has given, and forget them."""
+        taken = [self._given.pop(ref._replace(piece=0)) for ref in refs]
+        self._budget.give_back(sum(size for _, size in taken))
+        return [sample for sample, _ in taken]
+
+    def drop(self, refs: Iterable[Ref]) -> None:
+        """Forget these: other nodes' ranks have them."""
+        self.take(refs)
+
+    def again(self, refs: Iterable[Ref]) -> list[Sample]:
+        """Read single samples again by their names. Raises DataError."""
+        lane = self.lane.copy()
+        names = list(refs)
+        return _within_patience(lane, lambda: lane.again(names)) if names else []
+
+    def ahead(self) -> tuple[int, int]:
+        """Return how many samples are ready to be given, and their bytes."""
+        return self._reader.ahead() if self._reader is not None else (0, 0)
+
+    def close(self) -> None:
+        """Stop reading, and forget what was read."""
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
+        self.drop(list(self._given))
+
+
+def _within_patience(lane: Lane, read: Callable[[], list[Sample]]) -> list[Sample]:
+    """Call ``read`` in a thread: whoever hangs in it is left behind."""
+    done: list[list[Sample]] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(read())
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name=f"data {lane.name} again", daemon=True)
+    thread.start()
+    patience = lane.source.options.patience
+    began = time.monotonic()
+    while thread.is_alive():
+        waited = time.monotonic() - max(began, lane.progress)
+        if waited >= patience:
+            raise SourceStalled(f"{lane.name}: {lane.where}: nothing for {waited:.0f} s")
+        thread.join(patience - waited)
+    if failed:
+        raise failed[0]
+    return done[0]

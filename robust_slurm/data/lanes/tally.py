@@ -1,0 +1,47 @@
+"""The count of a lane's records and of its bad ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from robust_slurm.data.errors import DataError
+from robust_slurm.text import counted, one_line
+
+if TYPE_CHECKING:
+    from robust_slurm.data.sources.base import Bad, Options
+
+LOCATED = 20  # bad records of a lane that are kept, to be reported
+LEAST = 1000  # records that "most_bad" is a share of at the least
+
+
+class Tally:
+    """Records that a lane has read in this process. A record that is read again counts once."""
+
+    def __init__(self, options: Options) -> None:
+        self.records = 0
+        self.bad = 0
+        self.located: list[Bad] = []  # the first ones
+        self._options = options
+        self._furthest = (-1, 0, 0)
+
+    def add(self, epoch: int, turn: int, record: int, bad: Bad | None) -> None:
+        """Count one record, by its place in the lane. Raise DataError if it must not be bad."""
+        new = (epoch, turn, record) > self._furthest
+        if new:
+            self._furthest = (epoch, turn, record)
+            self.records += 1
+            self.bad += bad is not None
+        if bad is not None:
+            if new and len(self.located) < LOCATED:
+                self.located.append(bad)
+            self._judge(bad)
+
+    def _judge(self, bad: Bad) -> None:
+        place = f"{bad.part}: record {bad.record}: {one_line(bad.why, 300)}"
+        if self._options.bad != "skip":
+            raise DataError(f'{place}; bad="skip" leaves such records out')
+        if self.bad > self._options.most_bad * max(self.records, LEAST):
+            raise DataError(
+                f"{place}; {counted(self.bad, 'bad record')} of {self.records},"
+                f" more than most_bad={self._options.most_bad:g} allows"
+            )

@@ -1,0 +1,143 @@
+"""A feed of this process: what its thread reads ahead, within the budget, errors and hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import pytest
+from listed_source import Gate, ListedSource, numbered
+
+from robust_slurm.data.arrays import OVERHEAD
+from robust_slurm.data.errors import DataError, SourceStalled
+from robust_slurm.data.lanes.budget import Budget
+from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.lanes.local import LocalFeed
+from robust_slurm.data.lanes.position import Position
+from robust_slurm.data.sources.base import Bad
+
+ONE = 4 + OVERHEAD  # bytes of a sample of one token
+
+
+def lane_of(source: ListedSource, window: int = 4) -> Lane:
+    return Lane(source, "web", 0, 1, 7, window)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def budget() -> Iterator[Budget]:
+    budget = Budget(100 * ONE)
+    yield budget
+    assert budget.used == 0, "every byte was given back"
+
+
+def test_a_feed_gives_what_its_lane_gives_and_hands_samples_out_once(budget: Budget) -> None:
+    feed = LocalFeed(lane_of(numbered([10, 7])), budget)
+    expected = list(islice(lane_of(numbered([10, 7])), 40))
+    feed.seek(Position())
+    metas = [feed.next() for _ in range(20)]
+    assert metas == [(sample.meta, position) for sample, position in expected[:20]]
+    refs = [meta.ref for meta, _ in metas]
+    taken = feed.take([refs[5]._replace(piece=1), refs[3]])
+    assert [sample.values for sample in taken] == [expected[5][0].values, expected[3][0].values]
+    feed.drop([refs[0]])
+    with pytest.raises(KeyError):
+        feed.take([refs[0]])
+    assert [sample.values for sample in feed.again([refs[0], refs[9]])] == [
+        expected[0][0].values,
+        expected[9][0].values,
+    ]
+    feed.seek(expected[29][1])
+    assert feed.next() == (expected[30][0].meta, expected[30][1])
+    feed.close()
+    with pytest.raises(DataError, match="closed"):
+        feed.next()
+
+
+def test_feeds_read_ahead_within_their_budget_and_a_hungry_one_beyond_it() -> None:
+    budget = Budget(24 * ONE)
+    feeds = [LocalFeed(lane_of(numbered([400])), budget) for _ in range(2)]
+    for feed in feeds:
+        feed.seek(Position())
+    until(lambda: sum(feed.ahead()[0] for feed in feeds) == 24)
+    refs = [feeds[0].next()[0].ref for _ in range(40)]
+    until(lambda: feeds[0].ahead() == (0, 0))
+    assert budget.used <= budget.limit + 40 * ONE, "given samples count until they are taken"
+    feeds[0].drop(refs)
+    until(lambda: sum(feed.ahead()[0] for feed in feeds) == 24)
+    assert budget.used == 24 * ONE
+    for feed in feeds:
+        feed.close()
+    assert budget.used == 0
+
+
+def test_an_error_is_given_after_the_samples_before_it_and_again(budget: Budget) -> None:
+    source = ListedSource([[0, 1, 2, 3, 4, Bad("part0", 5, "no JSON"), 6]])
+    feed = LocalFeed(lane_of(source), budget)
+    feed.seek(Position())
+    for _ in range(4):
+        feed.next()
+    for _ in range(2):
+        with pytest.raises(DataError, match="part0: record 5: no JSON"):
+            feed.next()
+    feed.close()
+
+
+def test_an_unforeseen_error_names_its_place(budget: Budget) -> None:
+    source = numbered([9])
+    source.before = lambda part, record: 1 // (6 - record)
+    feed = LocalFeed(lane_of(source), budget)
+    feed.seek(Position(0, 0, 4))
+    with pytest.raises(DataError, match="part0: record 6: ZeroDivisionError"):
+        feed.next()
+    feed.close()
+
+
+def test_a_hang_is_told_after_patience_and_the_feed_goes_on_when_it_ends(budget: Budget) -> None:
+    source = numbered([20], patience=0.3)
+    source.before = gate = Gate(0, 6)
+    feed = LocalFeed(lane_of(source), budget)
+    feed.seek(Position())
+    given = [feed.next() for _ in range(4)]
+    for _ in range(2):
+        with pytest.raises(SourceStalled, match=r"web: part0: record 6: nothing for \d+ s"):
+            feed.next()
+    gate.opened.set()
+    while len(given) < 20:
+        given.append(feed.next())
+    assert [m for m, _ in given] == [s.meta for s, _ in islice(lane_of(numbered([20])), 20)]
+    feed.close()
+
+
+def test_seek_and_close_leave_a_read_that_hangs_behind(budget: Budget) -> None:
+    source = numbered([20])
+    source.before = gate = Gate(0, 6)
+    feed = LocalFeed(lane_of(source), budget)
+    feed.seek(Position(0, 0, 4))
+    assert gate.reached.wait(60)
+    feed.seek(Position(0, 0, 8))
+    assert feed.next()[0].ref.record >= 8
+    feed.close()
+    assert budget.used == 0
+    gate.opened.set()
+    until(lambda: not any(t.name == "data web/0" for t in threading.enumerate()))
+
+
+def test_reading_again_has_patience_too(budget: Budget) -> None:
+    source = numbered([20], patience=0.2)
+    feed = LocalFeed(lane_of(source), budget)
+    feed.seek(Position())
+    ref = feed.next()[0].ref
+    source.before = gate = Gate(0, ref.record)
+    with pytest.raises(SourceStalled, match="nothing for"):
+        feed.again([ref])
+    gate.opened.set()
+    feed.close()
