@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from robust_slurm.data import errors
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.service import pages, wire
 from robust_slurm.data.service.ring import MEMORY
+from robust_slurm.heartbeat import phase
 
 SILENCE = 30.0  # s without a word of the data process, which says something every second
 PATIENCE = 60.0  # s for it to be back after its death, in all
@@ -30,16 +32,10 @@ class ProcessGone(Exception):
 def door() -> str:
     """Return the path of the door of this node's robust-task; "" where there is none."""
     directory = os.environ.get("ROBUST_BEAT_DIR", "")
-    path = os.path.join(directory, DOOR)  # noqa: PTH118 - as cheap as it can be
-    return path if directory and "ROBUST_REPLAY" not in os.environ and _is_there(path) else ""
-
-
-def _is_there(path: str) -> bool:
-    try:
-        os.stat(path)
-    except OSError:
-        return False
-    return True
+    if not directory or "ROBUST_REPLAY" in os.environ:  # a replay leaves no trace
+        return ""
+    path = Path(directory) / DOOR
+    return str(path) if path.exists() else ""
 
 
 class NodeSteps:
@@ -50,11 +46,13 @@ class NodeSteps:
     freed with the last array of the step, however long the training keeps it.
     """
 
-    def __init__(self, name: str, rank: int, world: int, memory: int = MEMORY) -> None:
-        """Connect. ``name``: of the plan (module:attribute). Raises ProcessGone, and DataError
-        if the plan cannot be made."""
-        self._request = request(name, memory)
-        self._hello = {"op": "hello", "rank": rank, "world": world}
+    def __init__(
+        self, name: str, rank: int, world: int, original: int, memory: int = MEMORY
+    ) -> None:
+        """Connect. ``name``: of the plan (module:attribute); ``original``: the ranks that the job
+        began with. Raises ProcessGone, and DataError if the plan cannot be made."""
+        self._request = request(name, f"{world}/{original}", memory)
+        self._hello = {"op": "hello", "rank": rank, "world": world, "original": original}
         self._state: Any = None  # after the step that was returned last
         self._numbers = 0
         self._asked = 0  # the number of the step that is on its way; 0: none
@@ -149,7 +147,7 @@ class NodeSteps:
         heads = answer["pages"]
         if len(heads) != len(fds):
             raise wire.Closed("descriptors are missing")
-        rows = {int(head[0]): pages.read(fd, head[1]) for head, fd in zip(heads, fds)}
+        rows = {int(head[0]): pages.read(fd, head[1]) for head, fd in zip(heads, fds)}  # noqa: B905 - 3.9
         self._asked = 0
         self._ask()  # the next one is here before it is wanted
         return int(answer["number"]), rows, answer["state"]
@@ -165,25 +163,36 @@ class NodeSteps:
         self._line.send(message)
 
     def _hear(self, wanted: str, asked: int | None = None) -> tuple[dict[str, Any], list[int]]:
-        """Return the answer that is wanted. Raises DataError for a failure, OSError."""
-        while True:
-            if self._line is None:
-                raise wire.Closed("not connected")
-            got = self._line.receive(SILENCE)
-            if got is None:
-                raise ProcessGone(f"it has said nothing for {SILENCE:g} s")
-            message, fds = got
-            op = message["op"]
-            if op == wanted and message.get("id") == asked:
-                return message, fds
-            for fd in fds:
-                os.close(fd)
-            if op == "failed" and message.get("id") in (asked, None):
-                self._asked = 0
-                raise _error(message)
+        """Return the answer that is wanted. Raises DataError for a failure, OSError.
+
+        A wait of more than a second is a phase of its own: no steps are expected meanwhile.
+        """
+        with ExitStack() as waits:
+            waiting = False
+            while True:
+                message, fds = self._receive()
+                op = message["op"]
+                if op == wanted and message.get("id") == asked:
+                    return message, fds
+                for fd in fds:  # of a time before the last seek
+                    os.close(fd)
+                if op == "failed" and message.get("id") in (asked, None):
+                    self._asked = 0
+                    raise _error(message)
+                if op == "wait" and not waiting:
+                    waiting = True
+                    waits.enter_context(phase("data"))
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        if self._line is None:
+            raise wire.Closed("not connected")
+        got = self._line.receive(SILENCE)
+        if got is None:
+            raise ProcessGone(f"it has said nothing for {SILENCE:g} s")
+        return got
 
 
-def request(name: str, memory: int) -> dict[str, Any]:
+def request(name: str, world: str, memory: int) -> dict[str, Any]:
     """Return what robust-task needs to start the data process as this rank would."""
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is here
     return {
@@ -193,7 +202,7 @@ def request(name: str, memory: int) -> dict[str, Any]:
         "main": str(Path(__file__).with_name("main.py")),
         "path": path,
         "directory": os.getcwd(),  # noqa: PTH109
-        "world": os.environ.get("WORLD_SIZE", ""),
+        "world": world,
         "code": os.environ.get("ROBUST_CODE_VERSION", "") + _stamp(name.partition(":")[0]),
         "memory": memory,
         "environ": dict(os.environ),
@@ -207,7 +216,7 @@ def _stamp(module: str) -> str:
 
         spec = find_spec(module)
         origin = spec.origin if spec is not None else None
-        status = os.stat(origin or "")
+        status = Path(origin or "").stat()
     except Exception:  # noqa: BLE001 - the data process says what is wrong with it
         return ""
     return f"{origin} {status.st_mtime_ns} {status.st_size}"
@@ -232,5 +241,7 @@ def _open(path: str) -> wire.Line:
 def _error(message: dict[str, Any]) -> DataError:
     kind = getattr(errors, str(message.get("kind")), DataError)
     known = isinstance(kind, type) and issubclass(kind, DataError)
+    if kind is errors.EndOfData:
+        return errors.EndOfData(str(message.get("why")))
     where = "the data process says more in the job's output"
     return (kind if known else DataError)(f"{message.get('why')} ({where})")

@@ -8,7 +8,6 @@ its last mapping. A rank maps it privately: what a training writes in place is i
 from __future__ import annotations
 
 import fcntl
-import json
 import mmap
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,11 +27,10 @@ class Page(NamedTuple):
     fd: int
     size: int
     arrays: list[list[Any]]  # name, dtype, shape, offset
-    plain: dict[str, Any]  # what is no array: text and numbers
 
     def head(self) -> dict[str, Any]:
         """Return what a rank needs beside the descriptor."""
-        return {"size": self.size, "arrays": self.arrays, "plain": self.plain}
+        return {"size": self.size, "arrays": self.arrays}
 
     def close(self) -> None:
         """Let go of it; the mappings of others stay."""
@@ -45,17 +43,13 @@ def write(batch: Mapping[str, Any]) -> Page:
 
     arrays: list[list[Any]] = []
     parts: list[tuple[int, Any]] = []
-    plain: dict[str, Any] = {}
     end = 0
     for name, value in batch.items():
-        if not isinstance(value, (np.ndarray, np.generic)):
-            plain[name] = _plain(name, value)
-            continue
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         if array.dtype.kind not in _KINDS or array.dtype.names:
             raise DataError(
-                f"{name!r} is an array of {array.dtype}: a data process hands over plain numbers "
-                "and text alone; convert it in decode, or give Loader the plan itself"
+                f"{name!r} is an array of {array.dtype}: a data process hands over numbers and "
+                "text alone; convert it in decode, or give Loader the plan itself"
             )
         start = -(-end // _ALIGNED) * _ALIGNED
         arrays.append([str(name), array.dtype.str, list(array.shape), start])
@@ -75,21 +69,7 @@ def write(batch: Mapping[str, Any]) -> Page:
     except BaseException:
         os.close(fd)
         raise
-    return Page(fd, size, arrays, plain)
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Return the value if JSON gives the same back. Raises DataError."""
-    try:
-        same = json.loads(json.dumps(value))
-    except (TypeError, ValueError, RecursionError):
-        same = None
-    if same != value:
-        raise DataError(
-            f"{name!r} is a {type(value).__name__}: a data process hands over numpy arrays, "
-            "text, numbers and lists of them; convert it, or give Loader the plan itself"
-        )
-    return same
+    return Page(fd, size, arrays)
 
 
 def read(fd: int, head: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +92,7 @@ def read(fd: int, head: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"{name}: beyond the end")
             array = np.frombuffer(memory, dtype, count, start) if count else np.empty(0, dtype)
             batch[name] = array.reshape(shape)
-        return {**batch, **dict(head["plain"])}
+        return batch
     except (OSError, ValueError, TypeError, LookupError) as err:
         raise DataError(f"a step of the data process cannot be used: {err}") from err
     finally:

@@ -9,35 +9,25 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from robust_slurm.data.errors import DataError
+from robust_slurm.data.errors import DataError, EndOfData
 from robust_slurm.data.service import pages
 from robust_slurm.data.service.ring import Made, Ring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
+
+    from robust_slurm.data.steps import Steps
 
 AGAIN = 2.0  # s after which what has failed is tried once more, for whoever asks then
 WAIT = 1.0  # s between two words to a rank that waits
 
 
-class Steps(Protocol):
-    """The steps of a plan for some shares, with states as JSON has them."""
-
-    def seek(self, state: Any) -> None:
-        """Go on after this state; None: from the beginning. Raises DataError."""
-
-    def next(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
-        """Return the next step's number, its rows by share, and the state after it."""
-
-    def close(self) -> None:
-        """Stop reading."""
-
-
 class LoadedPlan(Protocol):
     """A plan, as far as the process knows it."""
 
-    def shares(self, rank: int, world: int) -> tuple[int, ...]:
-        """Return the shares of a rank. Raises DataError."""
+    def shares(self, rank: int, world: int, original: int) -> tuple[int, ...]:
+        """Return the shares of a rank; ``original``: ranks at the job's beginning. Raises
+        DataError."""
 
     def steps(self, shares: Collection[int]) -> Steps:
         """Begin to read for these shares."""
@@ -49,7 +39,7 @@ class Failure(NamedTuple):
     kind: str
     why: str
     at: float  # monotonic seconds
-    plan: bool = False  # there will be none: the plan itself cannot be made
+    lasts: bool = False  # there will be none
 
 
 class Wanted(NamedTuple):
@@ -83,7 +73,7 @@ class Producer:
     # -- for connections
 
     def shares(
-        self, rank: int, world: int, waiting: Callable[[], None]
+        self, rank: int, world: int, original: int, waiting: Callable[[], None]
     ) -> tuple[int, ...] | Failure | None:
         """Return a rank's shares; what is made from now on is made for them as well. The rest as
         for ``get``."""
@@ -96,7 +86,7 @@ class Producer:
                     return None
                 if self._plan is not None:
                     try:
-                        found = self._plan.shares(rank, world)
+                        found = self._plan.shares(rank, world, original)
                     except DataError as err:
                         return _failure(err)
                     self._shares.update(found)
@@ -122,7 +112,7 @@ class Producer:
                         self._change.notify_all()
                         return made, [os.dup(made.pages[share].fd) for share in wanted.shares]
                     failure = self.broken or self._failed.get(wanted.name)
-                    if failure is not None and (failure.plan or failure.at > asked - AGAIN):
+                    if failure is not None and (failure.lasts or failure.at > asked - AGAIN):
                         return failure
                     if self._closed:
                         return None
@@ -149,7 +139,7 @@ class Producer:
             plan = load()
         except (Exception, SystemExit) as err:  # noqa: BLE001 - the ranks are to know
             with self._change:
-                self.broken = _failure(err, plan=True)
+                self.broken = _failure(err, lasts=True)
                 self._change.notify_all()
             return
         with self._change:
@@ -179,15 +169,14 @@ class Producer:
         if source is not None:
             source.close()
 
-    def _task(
-        self, shares: frozenset[int], at: str
-    ) -> tuple[Wanted | None, frozenset[int]] | None:
+    def _task(self, shares: frozenset[int], at: str) -> tuple[Wanted | None, frozenset[int]] | None:
         """Wait until there is something to do: a step that is wanted, or (None) the next one."""
         with self._change:
             while not self._closed:
                 now = time.monotonic()
-                for name in [n for n, f in self._failed.items() if f.at <= now - AGAIN]:
-                    del self._failed[name]
+                for name, failure in list(self._failed.items()):
+                    if not failure.lasts and failure.at <= now - AGAIN:
+                        del self._failed[name]
                 for wanted in self._wanted.values():
                     known = wanted.name in self._failed
                     if not known and self._ring.find(wanted.name, wanted.shares) is None:
@@ -198,7 +187,7 @@ class Producer:
                 self._change.wait(WAIT)
             return None
 
-    def _make(self, source: Shares, at: str) -> str:
+    def _make(self, source: Steps, at: str) -> str:
         number, rows, state = source.next()
         held: dict[int, pages.Page] = {}
         try:
@@ -224,13 +213,15 @@ def _say(waiting: Callable[[], None], told: float) -> float:
     return now
 
 
-def _failure(err: BaseException, plan: bool = False) -> Failure:
+def _failure(err: BaseException, lasts: bool = False) -> Failure:
     import traceback
 
+    kind, now = type(err).__name__, time.monotonic()
+    if isinstance(err, EndOfData):
+        return Failure(kind, str(err), now, lasts=True)
     traceback.print_exc()
-    kind = type(err).__name__
-    why = str(err) if isinstance(err, DataError) else f"{kind}: {err}"
-    if not isinstance(err, DataError):
-        last = traceback.extract_tb(err.__traceback__)[-1:]
-        why += "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
-    return Failure(kind, why, time.monotonic(), plan)
+    if isinstance(err, DataError):
+        return Failure(kind, str(err), now, lasts)
+    last = traceback.extract_tb(err.__traceback__)[-1:]
+    where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
+    return Failure(kind, f"{kind}: {err}{where}", now, lasts)

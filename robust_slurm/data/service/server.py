@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.service import wire
@@ -46,7 +47,9 @@ class Server:
             line = wire.Line(sock)
             with self._lock:
                 self._lines.add(line)
-            threading.Thread(target=self._serve, args=(line,), name="data-rank", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(line,), name="data-rank", daemon=True
+            ).start()
 
     def wait_told(self) -> None:
         """Return when no rank is there any more that has to be told, or after some time."""
@@ -75,7 +78,7 @@ class Server:
                 os.close(fd)
             if message["op"] == "hello":
                 self._run_beside(message.get("cpus"))
-                shares = self._welcome(line, _whole(message, "rank"), _whole(message, "world"))
+                shares = self._welcome(line, message)
             elif message["op"] == "seek":
                 state = message.get("state")
                 name = digest(state)
@@ -85,10 +88,11 @@ class Server:
             else:
                 raise wire.Closed("not understood")
 
-    def _welcome(self, line: wire.Line, rank: int, world: int) -> tuple[int, ...]:
-        got = self._producer.shares(rank, world, lambda: line.send({"op": "wait"}))
-        if isinstance(got, Failure) or not got:
-            _fail(line, got or None)
+    def _welcome(self, line: wire.Line, message: dict[str, Any]) -> tuple[int, ...]:
+        rank, world, original = (_whole(message, name) for name in ("rank", "world", "original"))
+        got = self._producer.shares(rank, world, original, lambda: line.send({"op": "wait"}))
+        if got is None or isinstance(got, Failure):
+            _fail(line, got)
             return ()
         line.send({"op": "welcome", "shares": got})
         return got
@@ -115,9 +119,9 @@ class Server:
             with self._lock:
                 self._cpus.update(cpus)
                 wanted = set(self._cpus)
-            for thread in os.listdir("/proc/self/task"):
+            for thread in Path("/proc/self/task").iterdir():
                 with contextlib.suppress(OSError):
-                    os.sched_setaffinity(int(thread), wanted)
+                    os.sched_setaffinity(int(thread.name), wanted)
 
 
 def _fail(line: wire.Line, failure: Failure | None, asked: object = None) -> None:

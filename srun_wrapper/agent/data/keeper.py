@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -46,7 +45,7 @@ class Asked(msgspec.Struct, frozen=True):
     main: str  # the program of the data process, as the rank sees it
     path: tuple[str, ...]  # its sys.path
     directory: str
-    world: str  # WORLD_SIZE
+    world: str  # number of ranks, now and at the job's beginning
     code: str  # version of the code, and of the plan's own file
     memory: int
     environ: dict[str, str]

@@ -1,0 +1,43 @@
+"""What the data process makes steps of: the plan that its ranks have named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from robust_slurm.data.errors import DataError
+from robust_slurm.data.named import plan_named
+from robust_slurm.data.steps import LocalSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from robust_slurm.data.plan import Plan
+
+
+class NamedPlan:
+    """The plan, for a world of ranks."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._all = 0  # shares of a step
+
+    def shares(self, rank: int, world: int, original: int) -> tuple[int, ...]:
+        """Return the shares of a rank; ``original``: ranks at the job's beginning. Raises
+        DataError."""
+        number = self._plan.ranks(original).data
+        if self._all not in (0, number):
+            raise DataError(f"the ranks disagree: {self._all} shares of a step, or {number}")
+        found = self._plan.shares(rank, world, original)
+        self._all = number
+        return found
+
+    def steps(self, shares: Collection[int]) -> LocalSteps:
+        """Begin to read for these shares. Raises DataError."""
+        return LocalSteps(self._plan, shares, self._all)
+
+
+def load(name: str) -> NamedPlan:
+    """Import the plan. Raises whatever its module does."""
+    plan = plan_named(name)
+    plan.lanes()  # lists the sources' files
+    return NamedPlan(plan)

@@ -1,0 +1,73 @@
+"""A rank's steps from its node's data process, or made by the rank itself where there is none."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.data.service.client import NodeSteps, ProcessGone, door
+from robust_slurm.data.service.ring import MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from robust_slurm.data.steps import Steps
+
+
+def steps_of(
+    name: str,
+    rank: int,
+    world: int,
+    original: int,
+    own: Callable[[], Steps],
+    memory: int = MEMORY,
+) -> Steps:
+    """Return the steps of the plan ``name`` (module:attribute) for this rank of a world.
+
+    ``own`` makes steps in this process: outside robust-srun, and when the data process is gone
+    for good, with one line on stderr. Raises DataError.
+    """
+    if not door():
+        return own()
+    try:
+        node = NodeSteps(name, rank, world, original, memory)
+    except ProcessGone as gone:
+        _warn(gone)
+        return own()
+    return _Either(node, own)
+
+
+class _Either:
+    """Steps of the data process, and from its end on the same ones of this process."""
+
+    def __init__(self, node: NodeSteps, own: Callable[[], Steps]) -> None:
+        self._steps: Steps = node
+        self._own: Callable[[], Steps] | None = own
+        self._state: Any = None
+
+    def seek(self, state: Any) -> None:
+        self._state = state
+        self._do(lambda: self._steps.seek(state))
+
+    def next(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
+        number, rows, self._state = self._do(lambda: self._steps.next())
+        return number, rows, self._state
+
+    def close(self) -> None:
+        self._steps.close()
+
+    def _do(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except ProcessGone as gone:
+            assert self._own is not None
+            _warn(gone)
+            self._steps.close()
+            self._steps, self._own = self._own(), None
+            self._steps.seek(self._state)
+            return call()
+
+
+def _warn(gone: ProcessGone) -> None:
+    text = f"no data process for this rank: {gone}; it prepares its data itself"
+    print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
