@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 VOCABULARY = 50_000
-MARK = 1_000_000  # the first token of document n is MARK + n: whoever counts these sees what is lost
+MARK = (
+    1_000_000  # the first token of document n is MARK + n: whoever counts these sees what is lost
+)
 LONGEST = 12_000  # tokens
 SIGMA = 1.0  # of the lengths' logarithm
 MEDIANS = (150, 300, 450, 600)  # tokens of a document, by source

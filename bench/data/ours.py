@@ -1,4 +1,4 @@
-"""The corpus by a plan of ours, by the name that the data process imports: ``bench.data.ours:plan``.
+"""The corpus by a plan of ours, which the data process imports by its name: ``bench.data.ours:plan``.
 
 What the plan needs is in the environment, as a training's own settings may be.
 """
@@ -51,9 +51,8 @@ def loader(corpus: Corpus, spec: Mapping[str, Any]) -> Any:
     return data.Loader(NAME)
 
 
-def __getattr__(name: str) -> Any:
-    if name != "plan":
-        raise AttributeError(name)
+def plan() -> Any:
+    """Return the plan of ``SPEC``."""
     spec = json.loads(os.environ[SPEC])
     corpus = Corpus(Path(spec["root"]), spec["sources"], spec["files"], spec["documents"])
     return make_plan(corpus, world=spec["mesh"], rows=spec["rows"], pack=spec.get("pack", PACK))

@@ -32,28 +32,23 @@ class Packer:
 
 
 def padded(pieces: list[Any], pack: int = PACK) -> dict[str, Any]:
-    """Return a row's arrays: its tokens, and the number of the document (from 1) of each."""
+    """Return a row's arrays: tokens, and of each its position in the document and the document's
+    number in the row, -1 in padding."""
     import numpy
 
     tokens = numpy.zeros(pack, dtype=numpy.int32)
-    segments = numpy.zeros(pack, dtype=numpy.int32)
-    lengths = [len(piece) for piece in pieces]
-    tokens[: sum(lengths)] = numpy.concatenate(pieces)
-    segments[: sum(lengths)] = numpy.repeat(numpy.arange(1, len(pieces) + 1), lengths)
-    return {"tokens": tokens, "segments": segments}
-
-
-def cost(lengths: list[int]) -> int:
-    """Return what a row costs by the model of this benchmark: attention within its documents."""
-    return sum(length**2 for length in lengths)
+    positions = numpy.zeros(pack, dtype=numpy.int32)
+    documents = numpy.full(pack, -1, dtype=numpy.int32)
+    end = 0
+    for number, piece in enumerate(pieces):
+        begin, end = end, end + len(piece)
+        tokens[begin:end] = piece
+        positions[begin:end] = numpy.arange(len(piece), dtype=numpy.int32)
+        documents[begin:end] = number
+    return {"tokens": tokens, "position_ids": positions, "document_ids": documents}
 
 
 def arrival_rows(lengths: list[int], pack: int = PACK) -> list[list[int]]:
     """Return the lengths in each row that packing in arrival order gives, without any tokens."""
     packer = Packer(pack)
     return [[len(piece) for piece in row] for n in lengths for row in packer.add(range(n))]
-
-
-def imbalance(costs: list[float]) -> float:
-    """Return max/mean of what the ranks (or the rows) of a step cost; 1 is best."""
-    return max(costs) * len(costs) / sum(costs)

@@ -20,6 +20,7 @@ from typing import Any
 
 from bench.data.corpus import MARK, Corpus
 
+
 def opened(spec: dict[str, Any], corpus: Corpus) -> Any:
     """Return the side's loader; iterating it begins to read."""
     side, rows, workers = spec["side"], spec["rows"], spec["workers"]
@@ -49,11 +50,11 @@ def main(text: str) -> None:
     corpus = Corpus(Path(spec["root"]), spec["sources"], spec["files"], spec["documents"])
     if spec["side"] != "ray":  # a training has it anyway
         import torch
-        import torchdata.stateful_dataloader
 
         torch.set_num_threads(1)
     say(ready=True)
-    loader = batches = None
+    loader: Any = None
+    batches: Any = None
     for line in sys.stdin:
         word, *arguments = line.split()
         began = time.perf_counter()
@@ -109,7 +110,7 @@ def take(batches: Iterator[Any], number: int | None) -> dict[str, int]:
     the documents that begin in them."""
     tokens = documents = 0
     for batch in itertools.islice(batches, number):
-        tokens += int((batch["segments"] > 0).sum())
+        tokens += int((batch["document_ids"] >= 0).sum())
         documents += int((batch["tokens"] >= MARK).sum())
     return {"tokens": tokens, "documents": documents}
 

@@ -20,7 +20,6 @@ class Documents:
     ahead as far as its object store goes."""
 
     def __init__(self, corpus: Corpus, rows: int, workers: int) -> None:
-        import fsspec.implementations.http  # else threads of Ray's import it at the same time
         import ray
 
         ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)

@@ -46,6 +46,6 @@ def restart(results: Results) -> None:
         results.ratio(
             f"restart.{name}/ours.first_batch",
             f"restart.{name}.first_batch_s",
-            f"restart.ours.first_batch_s",
+            "restart.ours.first_batch_s",
         )
     results.settings["restart.dataloader"] = f"passes over {skip} batches"

@@ -59,9 +59,7 @@ def throughput(results: Results) -> None:
     results.settings["workers of each peer's rank"] = sides.WORKERS
 
 
-def _measured(
-    rank: Child, order: str, others: Callable[[], list[int]] = list
-) -> dict[str, float]:
+def _measured(rank: Child, order: str, others: Callable[[], list[int]] = list) -> dict[str, float]:
     """``others``: processes that work for this rank and are not below it."""
     before = cpu_seconds([*tree([rank.pid]), *others()])
     answer = rank.ask(order)

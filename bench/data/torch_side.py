@@ -1,4 +1,4 @@
-"""The corpus in torch's DataLoader and torchdata's StatefulDataLoader, as a good user would read it.
+"""The corpus in torch's DataLoader and torchdata's StatefulDataLoader, as a good user reads it.
 
 Every worker of every rank reads all sources, of each the records that are its own: what others
 have is skipped undecoded. Files are shuffled by seed and epoch, records are not. The position is a
@@ -130,4 +130,4 @@ def loader(
     """Return the loader of one rank: batches of ``rows`` rows."""
     dataset = Mixed(corpus, rank, world)
     made = StatefulDataLoader if stateful else torch.utils.data.DataLoader
-    return made(dataset, batch_size=rows, num_workers=workers)  # type: ignore[no-any-return]
+    return made(dataset, batch_size=rows, num_workers=workers)
