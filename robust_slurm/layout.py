@@ -54,6 +54,9 @@ NO_STEP = -(1 << 63)
 HEALED = -1
 NAME_BYTES = 31
 
+DATA_WAIT = "data wait"
+"""The phase of a rank that waits for its next batch (``robust_slurm.data``)."""
+
 # "Not given" is a NaN too, told from a loss that became NaN by its payload (readers compare bits).
 ABSENT_BITS = b"\x0b\xea\x70\xab\x5e\x17\xf8\x7f"
 ABSENT: float = unpack("<d", ABSENT_BITS)[0]

@@ -1,4 +1,4 @@
-"""The steps of a plan, one after the other: what both the training process and the data process run.
+"""The steps of a plan, one after the other: run by the training process or the data process.
 
 ::
 
@@ -105,8 +105,11 @@ class Engine:
             try:
                 step = next_step(self._rules, state, self._heads, held_back)
             except SourceStalled as stalled:
+                source = self._heads.asked
+                if self._may_hold_back(source):
+                    held_back.add(source)
+                self._stalled(source, stalled, held=source in held_back)
                 self._heads.rewind()
-                self._stalled(self._heads.asked, stalled, held_back)
                 continue
             except BaseException:
                 self._heads.rewind()
@@ -118,16 +121,17 @@ class Engine:
                 raise EndOfData("the plan's epochs are over")
             held_back.clear()  # there is nothing else: wait for it
 
-    def _stalled(self, source: str, stalled: SourceStalled, held_back: set[str]) -> None:
-        policy = self._plan.sources[source].options.stalled
-        alone = len(self._shares) == self._rules.shares
-        if policy == "error":
+    def _stalled(self, source: str, stalled: SourceStalled, *, held: bool = False) -> None:
+        """Say what is done; raise what was raised if the source's policy is "error"."""
+        if self._plan.sources[source].options.stalled == "error":
             raise stalled
-        if policy == "hold back" and alone:  # else others would not come to the same steps
-            held_back.add(source)
-            self._say(f"source {source}: {stalled}; step goes on without it")
-        else:
-            self._say(f"source {source}: {stalled}; still waiting")
+        what = "the step goes on without it" if held else "still waiting for it"
+        self._say(f"source {source}: {stalled}; {what}")
+
+    def _may_hold_back(self, source: str) -> bool:
+        """True if nobody else makes rows of this plan's steps, who would come to other steps."""
+        policy = self._plan.sources[source].options.stalled
+        return policy == "hold back" and len(self._shares) == self._rules.shares
 
     def _collect(self, step: PlannedStep) -> dict[Ref, Sample]:
         """Return the samples of the wanted rows; the feeds forget those that are done with."""
@@ -139,7 +143,7 @@ class Engine:
         for lane, refs in _by_lane(wanted & self._waiting).items():
             found.update((each.meta.ref, each) for each in self._feeds[lane].take(refs))
         for lane, refs in _by_lane(wanted - self._waiting).items():  # from before the last seek
-            found.update((each.meta.ref, each) for each in self._feeds[lane].again(refs))
+            found.update((each.meta.ref, each) for each in self._again(lane, refs))
         self._waiting -= mine
         for lane, refs in _by_lane(self._waiting - unplaced).items():
             self._feeds[lane].drop(refs)
@@ -148,6 +152,13 @@ class Engine:
             ref: sample for ref, sample in {**self._samples, **found}.items() if ref in unplaced
         }
         return found
+
+    def _again(self, lane: Lane, refs: list[Ref]) -> list[Sample]:
+        while True:
+            try:
+                return self._feeds[lane].again(refs)
+            except SourceStalled as stalled:
+                self._stalled(lane[0], stalled)
 
 
 class _FeedHeads:

@@ -25,19 +25,19 @@ class Plan:
     ``sources``: corpora by name. ``mix``: their weights, a dict or a function of the step that
     returns one; by default all are alike. Weights are of tokens, and without ``pack`` of samples.
 
-    ``batch``: rows of each data-parallel rank in a step. ``pack``: tokens a row; samples are packed
-    into rows, and ``long`` says what is done with those that are longer: "split" into pieces,
-    "truncate", or "error". Without ``pack`` a row is a sample, and ``collate`` makes a batch (a dict
-    of arrays) of a list of samples' values; by default arrays are padded to the longest.
-    ``pad``: values by the arrays' names that fill what is left of a row; 0 by default.
+    ``batch``: rows of each data-parallel rank in a step. ``pack``: tokens of a row. Samples are
+    packed into rows; ``long`` says what is done with a sample that is longer than a row: "split"
+    it into pieces, "truncate" it, or "error". Without ``pack`` a row is a sample, and ``collate``
+    makes a batch (a dict of arrays) of a list of samples' values; by default arrays are padded to
+    the longest. ``pad``: by the arrays' names, what fills the end of a row; 0 by default.
 
-    ``cost``: a function of a sample's Meta (``tokens``, ``ref.source``); by default its tokens. All
-    data-parallel ranks get rows of about equal cost. ``fill``: samples are drawn until their tokens
-    are this part of the rows': the lower, the better the balance.
+    ``cost``: a function of a sample's Meta (``tokens``, ``ref.source``); by default its tokens.
+    All data-parallel ranks get rows of about equal cost. ``fill``: samples are drawn until their
+    tokens are this part of the rows' tokens. With less, costs are closer to each other.
 
-    ``mesh``: the ranks along each dimension by name, the last varies fastest. Dimensions ``dp`` and
-    ``dp_…`` divide the data; ranks that differ in others (``tp``, ``pp``, ``cp``) get the same rows.
-    By default all ranks of the job are data-parallel.
+    ``mesh``: the ranks along each dimension by name; the last varies fastest. Dimensions ``dp``
+    and ``dp_…`` divide the data; ranks that differ in others (``tp``, ``pp``, ``cp``) get the same
+    rows. By default all ranks of the job are data-parallel.
 
     ``epochs``: passes over each source; None: no end. ``seed``: of all shuffles.
 
@@ -181,4 +181,4 @@ def _function(name: str, found: Any) -> Any:
 def _number(name: str, found: Any) -> int | None:
     if found is not None and (type(found) is not int or not 1 <= found < 1 << 31):
         raise DataError(f"Plan: {name} is {found!r}; give a whole number >= 1")
-    return found  # type: ignore[no-any-return]
+    return found

@@ -6,6 +6,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .engine import Engine
+from .lanes.budget import Budget
+from .lanes.lane import Lane
+from .lanes.local import LocalFeed
 from .planning.state import first_state, from_plain, to_plain
 
 if TYPE_CHECKING:
@@ -58,7 +61,15 @@ class LocalSteps:
 
 def local_feeds(plan: Plan) -> Mapping[tuple[str, int], Feed]:
     """Return feeds of all lanes, read in this process."""
-    raise NotImplementedError
+    budget = Budget()
+
+    def feed(name: str, lane: int, lanes: int) -> Feed:
+        source = plan.sources[name]
+        window = source.options.window
+        return LocalFeed(Lane(source, name, lane, lanes, plan.seed, window), budget)
+
+    counts = plan.lanes()
+    return {(name, lane): feed(name, lane, n) for name, n in counts.items() for lane in range(n)}
 
 
 def _say(line: str) -> None:

@@ -236,7 +236,9 @@ class HangWatch:
         lines: Sequence[str] = ()
         closer = CloserFindings()
         unlike: Located | None = None
-        if not ending:  # at the end ranks work apart, and none of them stands out
+        # At the end ranks work apart, and none of them stands out; and a rank without data stands
+        # out by no fault of its node.
+        if not ending and not (self._pace.waits_for_data and not stopped):
             located, lines, _ = self._try_to_locate(replies)
             early = self._located
             if not located.clear and early is not None and early[0] == self._since():

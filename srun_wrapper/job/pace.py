@@ -3,7 +3,8 @@
 The limit comes from the job itself: ten times its slowest step so far, never less than the
 configured floor. Start-up, the first steps and phases not seen before have the start allowance;
 a phase seen before has five times its longest duration (or, where steps are made inside it, five
-times the longest time between two of them).
+times the longest time between two of them). The wait for data has the start allowance always: how
+long the sources of data take next is not known from the last time.
 
 Once a rank has ended well the job is ending: the others may evaluate, save or upload at their own
 pace, within the start allowance.
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from robust_slurm.layout import DATA_WAIT
 from srun_wrapper.job.tempo import Tempo
 from srun_wrapper.protocol.messages import Sample
 
@@ -118,10 +120,15 @@ class Pace:
         return self.steps < WARM_UP or not self.slowest
 
     @property
+    def waits_for_data(self) -> bool:
+        """A rank waits for its next batch, and the others for it: no machine is at fault."""
+        return self.phase == DATA_WAIT
+
+    @property
     def unknown(self) -> bool:
         """Nothing like this was seen before: only the start allowance applies."""
         if self.phase and self.steps >= WARM_UP:
-            return self.phase not in self.phases
+            return self.phase not in self.phases or self.waits_for_data
         return self.warming
 
     def silent(self, now: float) -> float:

@@ -165,10 +165,15 @@ def _named(
         nodes,
         stack[:FRAMES],
         wins,
-        loads=any("dataloader.py" in frame or "/data/_utils/" in frame for frame in stack),
+        loads=any(loads(frame) for frame in stack),
         saves=any("checkpoint/" in frame or "serialization.py" in frame for frame in stack),
         storage=_storage(every, views, nodes),
     )
+
+
+def loads(frame: str) -> bool:
+    """True for a frame of torch's data loader or of ours."""
+    return any(part in frame for part in ("dataloader.py", "/data/_utils/", "robust_slurm/data/"))
 
 
 def _percent(share: float) -> str:

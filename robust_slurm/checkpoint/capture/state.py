@@ -22,7 +22,7 @@ from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
 from .sharing import Fingerprint, LeafList, Share, SharedPart, checksum, cut, divide, is_shared
-from .taken_over import LOADER, Taken, same_shares, take_over
+from .taken_over import LOADER, Taken, is_global, same_shares, take_over
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError", "capture", "restore"]
@@ -288,14 +288,20 @@ class State:
 
         False if these ranks did not save the positions of ``original`` shares. Raises StateError.
         """
+        if is_global(self._tree[LOADER]):
+            saved = Assembly(sources[:1], sources[0].snapshot.rank)
+            self._restore_loaders(saved, saved.own.values[LOADER])
+            return True
         if not all(same_shares(source.snapshot, original) for source in sources):
             return False
         saved = Assembly(sources, sources[0].snapshot.rank)
-        values = take_over(saved, sources, self._tree)
-        for section, encoded in pairs(LOADER, self._tree[LOADER], values[LOADER]):
-            for step in _plan(section, saved, encoded):
-                step.run() if isinstance(step, Fill) else step()
+        self._restore_loaders(saved, take_over(saved, sources, self._tree)[LOADER])
         return True
+
+    def _restore_loaders(self, saved: Assembly, encoded: Encoded) -> None:
+        for section, own in pairs(LOADER, self._tree[LOADER], encoded):
+            for step in _plan(section, saved, own):
+                step.run() if isinstance(step, Fill) else step()
 
     @property
     def notes(self) -> list[str]:

@@ -1,4 +1,8 @@
-"""State that a rank of a world of another size takes over: loaders' positions, share by share."""
+"""State that a rank of a world of another size takes over: loaders' positions, share by share.
+
+Loaders whose position is that of all ranks (``robust_slurm.data``) need no shares: every rank goes
+on with it as its origin had it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ def fixed(loader: Any, shares: Sequence[int]) -> str:
     A position is taken over only with its share: a loader that divides the data by the number of
     ranks would go on elsewhere in another world.
     """
-    if loader is None:
+    if loader is None or is_global(loader):
         return ""
     if isinstance(loader, Mapping) and set(loader) == set(shares):
         return ""
@@ -37,6 +41,15 @@ def fixed(loader: Any, shares: Sequence[int]) -> str:
         "its loader is not a dict with one for each share of the batch "
         "(robust_slurm.world().shares)"
     )
+
+
+def is_global(found: Any) -> bool:
+    """True for loaders, or their sections of a state, whose position is the same on all ranks."""
+    if isinstance(found, Mapping):
+        found = list(found.values())
+    if isinstance(found, (list, tuple)):
+        return bool(found) and all(map(is_global, found))
+    return getattr(getattr(found, "found", found), "shared_position", False) is True
 
 
 def by_share(snapshot: Snapshot) -> Mapping[str, Any]:
@@ -62,7 +75,7 @@ def take_over(
     it. Raises StateError, also if one of ``shares`` has no loader: nobody would read its data."""
     values = dict(saved.own.values)
     loaders = tree.get(LOADER)
-    if loaders is None:
+    if loaders is None or is_global(loaders):
         return values
     if not isinstance(loaders, dict):
         raise StateError(f"{LOADER}: its position is not saved by shares: see docs/resize.md")

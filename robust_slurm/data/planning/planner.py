@@ -63,12 +63,14 @@ class PlannedStep(NamedTuple):
 def next_step(
     rules: Rules, state: PlanState, heads: Heads, held_back: Collection[str] = ()
 ) -> PlannedStep | None:
-    """Return the next step; None if the epochs are over. ``held_back``: sources that nothing is
-    drawn from now. Raises DataError."""
+    """Return the next step; None if there is none: the epochs are over, and what is left does not
+    suffice for all shares. ``held_back``: sources that nothing is drawn from now; None also if
+    the others do not suffice for whole rows. Raises DataError."""
     drawing = _Drawing(rules, state, heads, held_back)
     carried = list(state.carried)
     ready = carried + drawing.until_full(sum(meta.tokens for meta in carried), len(carried))
-    if len(ready) < (rules.shares if rules.pack else rules.shares * rules.batch):
+    least = rules.shares if rules.pack else rules.shares * rules.batch
+    if len(ready) < least or (held_back and not drawing.full):
         return None
     costs = [_cost(rules.cost, meta) for meta in ready]
     if rules.pack:
@@ -103,6 +105,8 @@ class _Drawing:
         parts = mixture.parts_of(rules.mix(state.step), list(state.sources), where)
         self._parts = {name: part for name, part in parts.items() if name not in held_back}
         self.drawn: list[Meta] = []
+        self.full = False
+        """The step has as many samples as it should."""
 
     def sources(self) -> dict[str, SourceState]:
         """Return the sources' states after what was drawn."""
@@ -131,6 +135,7 @@ class _Drawing:
             mixture.book(self._parts, self._credits, name, amount)
             found += pieces
             have += amount
+        self.full = have >= wanted
         return found
 
 

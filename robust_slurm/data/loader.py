@@ -1,0 +1,193 @@
+"""The loader: hands the rows of a plan's steps to the training, and keeps some steps ready.
+
+A thread prepares steps ahead. What it has prepared is no state: ``state_dict`` is that of the last
+batch which was handed out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.heartbeat import phase
+from robust_slurm.layout import DATA_WAIT
+from robust_slurm.resizing.world import world
+
+from .errors import DataError, EndOfData
+from .plan import Plan
+from .steps import LocalSteps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from robust_slurm.resizing.world import TrainingWorld
+
+    from .steps import Steps
+
+SHORT = 0.05  # s: a shorter wait is not reported
+JOIN = 300.0  # s to wait for the thread, which may be reading a record
+
+
+class Loader:
+    """An iterator of batches: dicts of tensors, or of numpy arrays where there is no torch.
+
+    ``shares``: the shares of a step's rows that are this rank's, which it gets one after the
+    other. One, unless the job trains with fewer data-parallel ranks than the plan's mesh has:
+    then ``for share in loader.shares: batch = next(loader)`` makes a step.
+
+    Give it to ``Checkpointer(loader=loader)``. Its state is the same on all ranks.
+    """
+
+    shared_position = True
+    """Any rank, also of a world of another size, can go on with this loader's state."""
+
+    def __init__(self, plan: Plan | str, *, ahead: int = 2) -> None:
+        """``ahead``: steps that are ready in advance. Raises DataError."""
+        if type(ahead) is not int or ahead < 1:
+            raise DataError(f"Loader: ahead is {ahead!r}; give a number of steps >= 1")
+        self._steps, self.shares = open_steps(plan, world())
+        self.waited = 0.0
+        """Seconds that the training has waited for data."""
+        self._ahead = ahead
+        self._change = threading.Condition()
+        self._ready: deque[Any] = deque()  # steps, or the error after them
+        self._thread: threading.Thread | None = None
+        self._stop = False
+        self._closed = False
+        self._state: Any = None  # before the step that batches are handed out of
+        self._after: Any = None  # after it
+        self._rows: deque[Mapping[str, Any]] = deque()  # of it, not handed out yet
+        self._skip = 0  # batches of the next step that were handed out before it was saved
+
+    def __iter__(self) -> Loader:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        """Return the next batch; raise StopIteration after the plan's epochs, on all ranks at the
+        same step. Raises DataError."""
+        while not self._rows:
+            _, rows, after = self._next_step()
+            self._after = after
+            self._rows.extend(rows[share] for share in self.shares[self._skip :])
+            self._skip = 0
+        batch = self._rows.popleft()
+        if not self._rows:
+            self._state = self._after
+        return as_tensors(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last batch that was handed out: some KB of plain values."""
+        given = (len(self.shares) - len(self._rows)) if self._rows else self._skip
+        state: dict[str, Any] = {"state": self._state, "given": given}
+        if given:
+            state["shares"] = list(self.shares)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after this state. Raises DataError if it is none of this plan."""
+        if not hasattr(state, "keys") or "state" not in state or "given" not in state:
+            raise DataError("the loader's saved state is none of robust_slurm.data.Loader")
+        given = state["given"]
+        if type(given) is not int or not 0 <= given < len(self.shares):
+            given = -1
+        if given and (given < 0 or state.get("shares") != list(self.shares)):
+            raise DataError(
+                "the loader was saved in the middle of a step, by a rank with other shares: save "
+                "when a step's batches have all been used"
+            )
+        self._halt()
+        self._ready.clear()
+        self._rows.clear()
+        self._steps.seek(state["state"])
+        self._state, self._skip = state["state"], given
+        self._start()
+
+    def close(self) -> None:
+        """Stop reading. There are no further batches."""
+        if not self._closed:
+            self._closed = True
+            self._halt()
+            self._steps.close()
+
+    def _next_step(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
+        if self._closed:
+            raise DataError("the loader is closed")
+        if self._thread is None:
+            self._steps.seek(self._state)
+            self._start()
+        with self._change:
+            if not self._ready and not self._change.wait_for(self._is_ready, SHORT):
+                begun = time.monotonic() - SHORT
+                with phase(DATA_WAIT):
+                    self._change.wait_for(self._is_ready)
+                self.waited += time.monotonic() - begun
+            found = self._ready[0]
+            if isinstance(found, EndOfData):
+                raise StopIteration
+            if isinstance(found, BaseException):
+                raise found
+            self._ready.popleft()
+            self._change.notify_all()
+        return found  # type: ignore[no-any-return]
+
+    def _is_ready(self) -> bool:
+        return bool(self._ready)
+
+    def _start(self) -> None:
+        self._stop = False
+        self._thread = threading.Thread(target=self._prepare, name="robust-data", daemon=True)
+        self._thread.start()
+
+    def _halt(self) -> None:
+        """Have the thread end."""
+        with self._change:
+            self._stop = True
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join(JOIN)
+            if self._thread.is_alive():
+                raise DataError(f"a source has not answered for {JOIN:.0f} s")
+            self._thread = None
+
+    def _prepare(self) -> None:
+        """Prepare step after step; the thread's function."""
+        found: Any = None
+        while not isinstance(found, BaseException):
+            with self._change:
+                self._change.wait_for(lambda: self._stop or len(self._ready) < self._ahead)
+                if self._stop:
+                    return
+            try:
+                found = self._steps.next()
+            except BaseException as error:  # noqa: BLE001 - it is raised where batches are asked for
+                found = error
+            with self._change:
+                self._ready.append(found)
+                self._change.notify_all()
+
+
+def open_steps(plan: Plan | str, whole: TrainingWorld) -> tuple[Steps, tuple[int, ...]]:
+    """Return the steps of a plan for a rank of this world, and the rank's shares."""
+    if not isinstance(plan, Plan):
+        raise DataError(f"Loader: {plan!r} is no Plan")
+    shares = plan.shares(whole.rank, whole.size, whole.original)
+    return LocalSteps(plan, shares, plan.ranks(whole.original).data), shares
+
+
+def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays as tensors of the same memory, if torch is installed. uint16 and uint32, of
+    which torch can do little, become int32 and int64."""
+    try:
+        import torch
+    except ImportError:
+        return dict(batch)
+    made: dict[str, Any] = {}
+    for name, array in batch.items():
+        kind = getattr(array, "dtype", None)
+        if kind is not None and kind.kind == "u" and kind.itemsize in (2, 4):
+            array = array.astype(f"int{16 * kind.itemsize}")
+        numeric = kind is not None and kind.kind in "biufc"
+        made[name] = torch.from_numpy(array) if numeric else array
+    return made
