@@ -1,4 +1,4 @@
-"""Where a lane is: the small part of its state, from which all of it follows."""
+"""The place where a lane is: the small part of its state, from which all of it follows."""
 
 from __future__ import annotations
 

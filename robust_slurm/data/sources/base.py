@@ -1,4 +1,4 @@
-"""What a source is: parts in a fixed order, each a sequence of records."""
+"""A source: parts in a fixed order, each a sequence of records."""
 
 from __future__ import annotations
 

@@ -1,0 +1,178 @@
+"""The common half of all formats: options, parts, fingerprint, and the user's decode."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.data.arrays import as_arrays
+from robust_slurm.data.errors import DataError
+from robust_slurm.data.sources.base import Bad, Options, Part
+from robust_slurm.data.sources.files import File, Files, Unreadable
+from robust_slurm.text import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    Patterns = str | os.PathLike[str] | Iterable[str]
+    Decode = Callable[[Any], Mapping[str, Any] | None]
+
+OPENING = 16
+"""Files that are opened at the same time, of formats whose parts are found in them."""
+
+_one_at_a_time = threading.Lock()
+"""Held while a decode runs that is not ``parallel``: tokenizers are often shared by sources, and
+many must not be called by two threads at once."""
+
+
+class FileSource(ABC):
+    """A source of files (``sources/base.py``). Threads may use it at the same time.
+
+    ``decode``: a function of a record that returns a dict of arrays, or None to leave it out.
+    Without it, a record's "tokens" are taken. A process calls one decode at a time, of all its
+    sources, unless ``parallel`` says that this one may be called by several threads. What decode
+    computes in Python takes one core of the process; numpy, pyarrow and zstandard use more.
+    """
+
+    opens = False
+    """Files have to be opened to find their parts."""
+
+    def __init__(
+        self,
+        files: Patterns,
+        decode: Decode | None,
+        parallel: bool,
+        storage_options: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.options = checked(options)
+        self.files = Files(files, storage_options or {})  # type: ignore[arg-type]
+        self._decode = decode
+        self._guard = threading.Lock() if parallel else _one_at_a_time
+        self._parallel = parallel or decode is None
+        self._parts: list[tuple[Part, File, int]] = []
+        self._finding = threading.Lock()
+
+    def parts(self) -> list[Part]:
+        """Return all parts in the order of the files' names. Finds the files at the first call."""
+        return [part for part, _, _ in self._found()]
+
+    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad | None]]:
+        """Yield (index, decoded record) from record ``start`` of the part on."""
+        found, file, number = self._found()[part]
+        at = start
+        try:
+            for index, raw in self._records(file, number, start):
+                yield index, self._sample(found.name, index, raw)
+                at = index + 1
+        except Unreadable as error:
+            yield at, Bad(found.name, at, f"the file cannot be read from here on: {error}")
+
+    def fingerprint(self) -> str:
+        """Return a digest of the parts' names, as of their common folder, and sizes."""
+        parts = self.parts()
+        folder = len(os.path.commonprefix([part.name for part in parts]).rpartition("/")[0])
+        text = json.dumps([[part.name[folder:], part.size, part.records] for part in parts])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @abstractmethod
+    def _divided(self, file: File) -> list[tuple[Part, File, int]]:
+        """Return the parts of a file, and each one's number in it. Raises DataError, OSError."""
+
+    @abstractmethod
+    def _records(self, file: File, number: int, start: int) -> Iterator[tuple[int, Any]]:
+        """Yield (index, record as stored). Raises DataError, OSError, Unreadable."""
+
+    def _parsed(self, raw: Any) -> Any:
+        """Return the record that decode is given, or None. Any exception: a bad record."""
+        return raw
+
+    def _tokens(self, record: Any) -> dict[str, Any]:
+        """Return the values of a record without a decode."""
+        if not isinstance(record, dict) or record.get("tokens") is None:
+            raise ValueError('a record without "tokens"; give decode= to make them')
+        return {"tokens": record["tokens"]}
+
+    def _files(self) -> list[File]:
+        """Return the files in the order of their names. Raises DataError, OSError."""
+        return self.files.find()
+
+    def _found(self) -> list[tuple[Part, File, int]]:
+        with self._finding:
+            if not self._parts:
+                try:
+                    files = self._files()
+                    with ThreadPoolExecutor(OPENING) as pool:
+                        divided = (
+                            pool.map(self._named, files)
+                            if self.opens
+                            else map(self._divided, files)
+                        )
+                        self._parts = [part for each in divided for part in each]
+                except OSError as error:
+                    raise DataError(f"{self.files.patterns[0]}: {error}") from error
+                if not self._parts:
+                    raise DataError(
+                        f"{self.files.patterns[0]}: {len(files)} files without a record"
+                    )
+            return self._parts
+
+    def _named(self, file: File) -> list[tuple[Part, File, int]]:
+        try:
+            return self._divided(file)
+        except (OSError, Unreadable) as error:
+            raise DataError(f"{file.name}: {error}") from error
+
+    def _sample(self, name: str, index: int, raw: Any) -> dict[str, Any] | Bad | None:
+        try:
+            record = self._parsed(raw)
+            values = None if record is None else self._values(record)
+            if values is None:
+                return None
+            values = as_arrays(values)
+            return None if "tokens" in values and not len(values["tokens"]) else values
+        except (DataError, MemoryError):
+            raise
+        except OSError as error:
+            if error.errno is not None:
+                raise  # of the system, and not of this record
+            return _bad(name, index, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this record's
+            return _bad(name, index, error)
+
+    def _values(self, record: Any) -> dict[str, Any] | None:
+        if self._decode is None:
+            return self._tokens(record)
+        if self._parallel:
+            made = self._decode(record)
+        else:
+            with self._guard:
+                made = self._decode(record)
+        return None if made is None else dict(made)
+
+
+def _bad(name: str, index: int, error: Exception) -> Bad:
+    return Bad(name, index, f"{type(error).__name__}: {error}")
+
+
+def checked(options: Mapping[str, Any]) -> Options:
+    """Return the options of a source. Raises DataError for one that is unknown or wrong."""
+    for name in options:
+        if name not in Options._fields:
+            near = did_you_mean(name, Options._fields)
+            raise DataError(f"a source has no option {name}={near or ''}")
+    made = Options(**options)
+    for name, least in (("lanes", 1), ("window", 1)):
+        if type(getattr(made, name)) is not int or getattr(made, name) < least:
+            raise DataError(f"a source's {name}={getattr(made, name)!r}; give a number >= {least}")
+    for name, known in (("bad", ("error", "skip")), ("stalled", ("error", "wait", "hold back"))):
+        if getattr(made, name) not in known:
+            raise DataError(f"a source's {name}={getattr(made, name)!r}; it is one of {known}")
+    if not 0 <= made.most_bad <= 1 or not made.patience > 0:
+        raise DataError("a source's most_bad is a share from 0 to 1, and patience is > 0 seconds")
+    return made

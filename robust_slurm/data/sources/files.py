@@ -1,0 +1,148 @@
+"""Files of a source: found by pattern or URL, opened, decompressed, and found to be changed."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from robust_slurm.data.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+INSTALL = "pip install 'robust-slurm[data]'"
+
+
+class File(NamedTuple):
+    """A file as it was found."""
+
+    name: str  # an absolute path, or a URL
+    size: int
+
+
+class Unreadable(Exception):
+    """What follows in a file cannot be decompressed or parsed, however often it is read."""
+
+
+class Files:
+    """The files of a list of patterns, and the door to them. ``storage``: options for fsspec."""
+
+    def __init__(
+        self, patterns: str | os.PathLike[str] | Iterable[str], storage: Mapping[str, Any]
+    ) -> None:
+        one = isinstance(patterns, (str, os.PathLike))
+        given = [patterns] if one else list(patterns)  # type: ignore[list-item,arg-type]
+        self.patterns = [_absolute(os.fspath(each)) for each in given]
+        self._storage = dict(storage)
+
+    def find(self) -> list[File]:
+        """Return the files, each once, in the order of their names. Raises DataError, OSError."""
+        found: dict[str, int] = {}
+        for pattern in self.patterns:
+            new = self._urls(pattern) if is_url(pattern) else _paths(pattern)
+            if not new:
+                raise DataError(f"{pattern}: no such file")
+            found.update(new)
+        if not found:
+            raise DataError("a source without files: its list of patterns is empty")
+        return [File(name, found[name]) for name in sorted(found)]
+
+    def open(self, file: File) -> IO[bytes]:
+        """Open a file, as it is stored. Raises DataError if its size is not what it was."""
+        if is_url(file.name):
+            system, path = self._system(file.name)
+            size = system.info(path)["size"]
+            opened: IO[bytes] = system.open(path, "rb")
+        else:
+            opened = open(file.name, "rb", buffering=1 << 18)  # noqa: SIM115 - the caller closes
+            size = os.fstat(opened.fileno()).st_size
+        if size != file.size:
+            opened.close()
+            raise DataError(
+                f"{file.name}: {size} bytes, and {file.size} when it was found;"
+                " the files of a source must not change"
+            )
+        return opened
+
+    def _urls(self, pattern: str) -> dict[str, int]:
+        system, path = self._system(pattern)
+        found = system.glob(path, detail=True) if glob.has_magic(path) else {}
+        if not glob.has_magic(path) and system.exists(path):
+            found = {path: system.info(path)}
+        return {
+            str(system.unstrip_protocol(name)): int(info["size"])
+            for name, info in found.items()
+            if info["type"] == "file"
+        }
+
+    def _system(self, url: str) -> tuple[Any, str]:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise DataError(f"{url}: fsspec is not installed: {INSTALL}") from None
+        try:
+            system, path = url_to_fs(url, **self._storage)
+        except (ImportError, ValueError) as error:  # a package for the scheme; no such scheme
+            raise DataError(f"{url}: {error}") from error
+        return system, path
+
+
+def decompressed(opened: IO[bytes], name: str) -> IO[bytes]:
+    """Return a stream of what the file holds: names in .gz and .zst are compressed."""
+    if name.endswith((".gz", ".tgz")):
+        import gzip
+
+        return gzip.GzipFile(fileobj=opened)  # type: ignore[return-value]
+    if name.endswith((".zst", ".zstd")):
+        import io
+
+        reader: Any = (
+            _zstandard(name)
+            .ZstdDecompressor()
+            .stream_reader(opened, read_across_frames=True, closefd=True)
+        )
+        return io.BufferedReader(reader, 1 << 18)
+    return opened
+
+
+def broken() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of a compressed file that is damaged or cut off."""
+    import gzip
+    import zlib
+
+    kinds: list[type[BaseException]] = [EOFError, zlib.error, gzip.BadGzipFile]
+    try:
+        kinds.append(_zstandard("").ZstdError)
+    except DataError:
+        pass  # then nothing raises it
+    return tuple(kinds)
+
+
+def _zstandard(name: str) -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise DataError(f"{name}: zstandard is not installed: {INSTALL}") from None
+    return zstandard
+
+
+def is_url(name: str) -> bool:
+    return "://" in name
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return the paths that a local pattern matches; that of its very name, if it exists."""
+    if glob.has_magic(pattern) and not Path(pattern).exists():
+        return glob.glob(pattern, recursive=True)  # noqa: PTH207 - not Path's rules for **
+    return [pattern]
+
+
+def _absolute(pattern: str) -> str:
+    return pattern if is_url(pattern) else str(Path(pattern).expanduser().absolute())
+
+
+def _paths(pattern: str) -> dict[str, int]:
+    paths = [Path(name) for name in expanded(pattern)]
+    return {str(path): path.stat().st_size for path in paths if path.is_file()}

@@ -1,0 +1,50 @@
+"""JSON Lines: a record a line, a file a part; plain, .gz or .zst."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.data.sources.base import Part
+from robust_slurm.data.sources.common import FileSource
+from robust_slurm.data.sources.files import Unreadable, broken, decompressed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from robust_slurm.data.sources.common import Decode, Patterns
+    from robust_slurm.data.sources.files import File
+
+
+def jsonl(
+    files: Patterns,
+    decode: Decode | None = None,
+    *,
+    parallel: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> JsonLines:
+    """Return a source of JSON Lines. ``files``: paths, patterns or fsspec URLs.
+
+    Records are numbered by line; empty lines are left out. To go on within a file, the lines
+    before are read (and decompressed), but neither parsed nor decoded. Raises DataError.
+    """
+    return JsonLines(files, decode, parallel, storage_options, options)
+
+
+class JsonLines(FileSource):
+    """A source of JSON Lines."""
+
+    def _divided(self, file: File) -> list[tuple[Part, File, int]]:
+        return [(Part(file.name, file.size), file, 0)]
+
+    def _records(self, file: File, number: int, start: int) -> Iterator[tuple[int, bytes]]:
+        with self.files.open(file) as stored:
+            try:
+                yield from enumerate(islice(decompressed(stored, file.name), start, None), start)
+            except broken() as error:
+                raise Unreadable(str(error)) from error
+
+    def _parsed(self, raw: bytes) -> Any:
+        return None if raw.isspace() else json.loads(raw)

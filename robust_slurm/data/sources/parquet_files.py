@@ -1,0 +1,92 @@
+"""Parquet: a row a record, a row group a part."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.data.sources.base import Part
+from robust_slurm.data.sources.common import FileSource
+from robust_slurm.data.sources.files import Unreadable, is_url
+from robust_slurm.data.sources.rows import checked_columns, pyarrow, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from robust_slurm.data.sources.common import Decode, Patterns
+    from robust_slurm.data.sources.files import File
+
+BATCH = 512  # rows that are decompressed at a time
+BUFFER = 1 << 18  # bytes of a column that are read at a time
+
+
+def parquet(
+    files: Patterns,
+    decode: Decode | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    parallel: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ParquetFiles:
+    """Return a source of Parquet files. ``files``: paths, patterns or fsspec URLs.
+
+    ``decode`` is given a row as a dict, in which lists of numbers are numpy arrays. ``columns``:
+    those that are read, by default all, and without ``decode`` "tokens" alone. To go on within a
+    row group, the columns before are decompressed. Raises DataError.
+    """
+    return ParquetFiles(files, decode, columns, parallel, storage_options, options)
+
+
+class ParquetFiles(FileSource):
+    """A source of Parquet files."""
+
+    opens = True
+
+    def __init__(
+        self,
+        files: Patterns,
+        decode: Decode | None,
+        columns: Sequence[str] | None,
+        parallel: bool,
+        storage_options: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(files, decode, parallel, storage_options, options)
+        self._columns = ["tokens"] if columns is None and decode is None else columns
+
+    def _divided(self, file: File) -> list[tuple[Part, File, int]]:
+        with self._opened(file) as opened:
+            checked_columns(file.name, self._columns, opened.schema_arrow.names)
+            groups = [opened.metadata.row_group(n) for n in range(opened.num_row_groups)]
+        return [
+            (Part(f"{file.name}#{n}", group.total_byte_size, group.num_rows), file, n)
+            for n, group in enumerate(groups)
+        ]
+
+    def _records(self, file: File, number: int, start: int) -> Iterator[tuple[int, Any]]:
+        with self._opened(file) as opened:
+            index = 0
+            for batch in opened.iter_batches(
+                BATCH, row_groups=[number], columns=self._columns, use_threads=False
+            ):
+                skipped = min(max(0, start - index), len(batch))
+                yield from enumerate(rows(batch.slice(skipped)), index + skipped)
+                index += len(batch)
+
+    @contextmanager
+    def _opened(self, file: File) -> Iterator[Any]:
+        pa = pyarrow(file.name)
+        import pyarrow.parquet as pq
+
+        with self.files.open(file) as stored:
+            try:
+                source = stored if is_url(file.name) else file.name
+                with pq.ParquetFile(source, buffer_size=BUFFER) as opened:
+                    yield opened
+            except pa.ArrowException as error:
+                raise Unreadable(str(error)) from error
+            except OSError as error:
+                if error.errno is not None:
+                    raise
+                raise Unreadable(str(error)) from error
