@@ -17,6 +17,7 @@ from robust_slurm.resizing.world import world
 
 from .errors import DataError, EndOfData
 from .plan import Plan
+from .service.ring import MEMORY
 from .steps import LocalSteps
 
 if TYPE_CHECKING:
@@ -43,11 +44,13 @@ class Loader:
     shared_position = True
     """Any rank, also of a world of another size, can go on with this loader's state."""
 
-    def __init__(self, plan: Plan | str, *, ahead: int = 2) -> None:
-        """``ahead``: steps that are ready in advance. Raises DataError."""
+    def __init__(self, plan: Plan | str, *, ahead: int = 2, memory: int = MEMORY) -> None:
+        """``plan``: or its name, "module:plan", or that of a function which makes it: then the
+        node's data process prepares it under robust-srun, and holds about ``memory`` bytes of
+        steps. ``ahead``: steps that are ready in advance here. Raises DataError."""
         if type(ahead) is not int or ahead < 1:
             raise DataError(f"Loader: ahead is {ahead!r}; give a number of steps >= 1")
-        self._steps, self.shares = open_steps(plan, world())
+        self._steps, self.shares = open_steps(plan, world(), memory)
         self.waited = 0.0
         """Seconds that the training has waited for data."""
         self._ahead = ahead
@@ -168,8 +171,16 @@ class Loader:
                 self._change.notify_all()
 
 
-def open_steps(plan: Plan | str, whole: TrainingWorld) -> tuple[Steps, tuple[int, ...]]:
+def open_steps(
+    plan: Plan | str, whole: TrainingWorld, memory: int = MEMORY
+) -> tuple[Steps, tuple[int, ...]]:
     """Return the steps of a plan for a rank of this world, and the rank's shares."""
+    if isinstance(plan, str):
+        from .named import plan_named
+        from .service.either import steps_of
+
+        name = plan
+        return steps_of(name, whole, lambda: open_steps(plan_named(name), whole), memory)
     if not isinstance(plan, Plan):
         raise DataError(f"Loader: {plan!r} is no Plan")
     shares = plan.shares(whole.rank, whole.size, whole.original)

@@ -10,15 +10,16 @@ import os
 import socket
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data import errors
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.service import pages, wire
 from robust_slurm.data.service.ring import MEMORY
-from robust_slurm.heartbeat import phase
+
+if TYPE_CHECKING:
+    from robust_slurm.resizing.world import TrainingWorld
 
 SILENCE = 30.0  # s without a word of the data process, which says something every second
 PATIENCE = 60.0  # s for it to be back after its death, in all
@@ -46,16 +47,13 @@ class NodeSteps:
     freed with the last array of the step, however long the training keeps it.
     """
 
-    def __init__(
-        self, name: str, rank: int, world: int, original: int, memory: int = MEMORY
-    ) -> None:
-        """Connect. ``name``: of the plan (module:attribute); ``original``: the ranks that the job
-        began with. Raises ProcessGone, and DataError if the plan cannot be made."""
-        self._request = request(name, f"{world}/{original}", memory)
-        self._hello = {"op": "hello", "rank": rank, "world": world, "original": original}
+    def __init__(self, name: str, world: TrainingWorld, memory: int = MEMORY) -> None:
+        """Connect. ``name``: of the plan (module:attribute); ``memory``: bytes of the steps that
+        the data process holds. Raises ProcessGone, and DataError if the plan cannot be made."""
+        sizes = {"world": world.size, "original": world.original}
+        self._request = request(name, f"{world.size}/{world.original}", memory)
+        self._hello = {"op": "hello", "rank": world.rank, **sizes}
         self._state: Any = None  # after the step that was returned last
-        self._numbers = 0
-        self._asked = 0  # the number of the step that is on its way; 0: none
         self._owner = os.getpid()
         self._lease: wire.Line | None = None
         self._line: wire.Line | None = None
@@ -66,14 +64,7 @@ class NodeSteps:
     def seek(self, state: Any) -> None:
         """Go on after ``state`` (JSON values; None: from the beginning)."""
         self._state = state
-        if self._asked:  # what is on its way is of another time
-            self.close()
-            self._asked = 0
-
-        def tell() -> None:
-            self._say({"op": "seek", "state": state})
-
-        self._retry(tell)
+        self._retry(lambda: self._say({"op": "seek", "state": state}))
 
     def next(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
         """Return the next step's number, this rank's rows by share, and the state after it.
@@ -133,7 +124,6 @@ class NodeSteps:
         if answer[0]["op"] != "here":
             raise ProcessGone(str(answer[0].get("why")))
         self._line = _open(str(answer[0].get("path")))
-        self._asked = 0
         cpus = sorted(os.sched_getaffinity(0))
         self._say({**self._hello, "cpus": cpus})
         welcome, _ = self._hear("welcome")
@@ -141,55 +131,35 @@ class NodeSteps:
         self._say({"op": "seek", "state": self._state})
 
     def _take(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
-        if not self._asked:
-            self._ask()
-        answer, fds = self._hear("step", self._asked)
+        self._say({"op": "next"})
+        answer, fds = self._hear("step")
         heads = answer["pages"]
         if len(heads) != len(fds):
             raise wire.Closed("descriptors are missing")
         rows = {int(head[0]): pages.read(fd, head[1]) for head, fd in zip(heads, fds)}  # noqa: B905 - 3.9
-        self._asked = 0
-        self._ask()  # the next one is here before it is wanted
         return int(answer["number"]), rows, answer["state"]
-
-    def _ask(self) -> None:
-        self._numbers += 1
-        self._say({"op": "next", "id": self._numbers})
-        self._asked = self._numbers
 
     def _say(self, message: dict[str, Any]) -> None:
         if self._line is None:
             raise wire.Closed("not connected")
         self._line.send(message)
 
-    def _hear(self, wanted: str, asked: int | None = None) -> tuple[dict[str, Any], list[int]]:
-        """Return the answer that is wanted. Raises DataError for a failure, OSError.
-
-        A wait of more than a second is a phase of its own: no steps are expected meanwhile.
-        """
-        with ExitStack() as waits:
-            waiting = False
-            while True:
-                message, fds = self._receive()
-                op = message["op"]
-                if op == wanted and message.get("id") == asked:
-                    return message, fds
-                for fd in fds:  # of a time before the last seek
-                    os.close(fd)
-                if op == "failed" and message.get("id") in (asked, None):
-                    self._asked = 0
-                    raise _error(message)
-                if op == "wait" and not waiting:
-                    waiting = True
-                    waits.enter_context(phase("data"))
-
-    def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        if self._line is None:
-            raise wire.Closed("not connected")
-        got = self._line.receive(SILENCE)
-        if got is None:
-            raise ProcessGone(f"it has said nothing for {SILENCE:g} s")
-        return got
+    def _hear(self, wanted: str) -> tuple[dict[str, Any], list[int]]:
+        """Return the answer that is wanted. Raises DataError for a failure, OSError."""
+        while True:
+            if self._line is None:
+                raise wire.Closed("not connected")
+            got = self._line.receive(SILENCE)
+            if got is None:
+                self.close()
+                raise ProcessGone(f"it has said nothing for {SILENCE:g} s")
+            message, fds = got
+            if message["op"] == wanted:
+                return message, fds
+            for fd in fds:
+                os.close(fd)
+            if message["op"] == "failed":
+                raise _error(message)
 
 
 def request(name: str, world: str, memory: int) -> dict[str, Any]:

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from robust_slurm.data.steps import Steps
+    from robust_slurm.resizing.world import TrainingWorld
+
+    Opened = tuple[Steps, tuple[int, ...]]
+    """Steps, and the shares of the rank that they are for."""
 
 
 def steps_of(
-    name: str,
-    rank: int,
-    world: int,
-    original: int,
-    own: Callable[[], Steps],
-    memory: int = MEMORY,
-) -> Steps:
-    """Return the steps of the plan ``name`` (module:attribute) for this rank of a world.
+    name: str, world: TrainingWorld, own: Callable[[], Opened], memory: int = MEMORY
+) -> Opened:
+    """Return the steps of the plan ``name`` (module:attribute) for this rank of a world, and the
+    rank's shares.
 
     ``own`` makes steps in this process: outside robust-srun, and when the data process is gone
     for good, with one line on stderr. Raises DataError.
@@ -30,19 +30,19 @@ def steps_of(
     if not door():
         return own()
     try:
-        node = NodeSteps(name, rank, world, original, memory)
+        node = NodeSteps(name, world, memory)
     except ProcessGone as gone:
         _warn(gone)
         return own()
-    return _Either(node, own)
+    return _Either(node, own), node.shares
 
 
 class _Either:
     """Steps of the data process, and from its end on the same ones of this process."""
 
-    def __init__(self, node: NodeSteps, own: Callable[[], Steps]) -> None:
+    def __init__(self, node: NodeSteps, own: Callable[[], Opened]) -> None:
         self._steps: Steps = node
-        self._own: Callable[[], Steps] | None = own
+        self._own: Callable[[], Opened] | None = own
         self._state: Any = None
 
     def seek(self, state: Any) -> None:
@@ -63,7 +63,7 @@ class _Either:
             assert self._own is not None
             _warn(gone)
             self._steps.close()
-            self._steps, self._own = self._own(), None
+            (self._steps, _), self._own = self._own(), None
             self._steps.seek(self._state)
             return call()
 

@@ -84,7 +84,7 @@ class Server:
                 name = digest(state)
             elif message["op"] == "next" and shares:
                 wanted = Wanted(name, state, shares)
-                state, name = self._next(line, message.get("id"), wanted)
+                state, name = self._next(line, wanted)
             else:
                 raise wire.Closed("not understood")
 
@@ -97,16 +97,16 @@ class Server:
         line.send({"op": "welcome", "shares": got})
         return got
 
-    def _next(self, line: wire.Line, asked: object, wanted: Wanted) -> tuple[Any, str]:
+    def _next(self, line: wire.Line, wanted: Wanted) -> tuple[Any, str]:
         """Answer; return the state after the step and its name; without a step, the same."""
         got = self._producer.get(wanted, lambda: line.send({"op": "wait"}))
         if got is None or isinstance(got, Failure):
-            _fail(line, got, asked)
+            _fail(line, got)
             return wanted.state, wanted.name
         made, fds = got
         try:
             pages = [[share, made.pages[share].head()] for share in wanted.shares]
-            step = {"id": asked, "number": made.number, "state": made.state, "pages": pages}
+            step = {"number": made.number, "state": made.state, "pages": pages}
             line.send({"op": "step", **step}, fds)
         finally:
             for fd in fds:
@@ -124,10 +124,10 @@ class Server:
                     os.sched_setaffinity(int(thread.name), wanted)
 
 
-def _fail(line: wire.Line, failure: Failure | None, asked: object = None) -> None:
+def _fail(line: wire.Line, failure: Failure | None) -> None:
     if failure is None:
         raise wire.Closed("it ends")
-    line.send({"op": "failed", "id": asked, "kind": failure.kind, "why": failure.why})
+    line.send({"op": "failed", "kind": failure.kind, "why": failure.why})
 
 
 def _whole(message: dict[str, Any], name: str) -> int:

@@ -124,9 +124,10 @@ class DataDoor:
         for keeper in self._keepers.values():
             keeper.stop()
         self._keepers.clear()
-        if self._listener is not None:
-            self._loop.forget(self._listener)
-            self._listener.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._loop.forget(listener)
+            listener.close()
 
 
 def _elsewhere(pid: int, proc: Callable[[int], Path] = lambda pid: Path(f"/proc/{pid}")) -> str:

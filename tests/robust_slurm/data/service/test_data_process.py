@@ -21,6 +21,7 @@ from robust_slurm.data.service import client, pages, producer, server, wire
 from robust_slurm.data.service.client import NodeSteps, ProcessGone
 from robust_slurm.data.service.producer import Producer
 from robust_slurm.data.service.ring import Made, Ring
+from robust_slurm.resizing.world import TrainingWorld
 
 PACKAGE = Path(errors.__file__).parent
 
@@ -116,7 +117,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
 
 
 def rank(number: int = 0, world: int = 2) -> NodeSteps:
-    return NodeSteps("some:plan", number, world, 2)
+    return NodeSteps("some:plan", TrainingWorld(number, world, 2))
 
 
 def take(steps: NodeSteps, count: int) -> list[int]:
@@ -135,7 +136,7 @@ def test_all_ranks_get_their_rows_and_a_repeated_step_comes_from_the_ring(
     assert second.next()[1][1]["x"].tolist() == [[1] * 3] * 2
     rows[0]["x"] += 7  # a training that writes in place: into its own copy
     assert take(first, 4) == [1, 2, 3, 4]
-    until(lambda: plan.made >= 13, "eight steps ahead of the one that is on its way")
+    until(lambda: plan.made >= 13, "eight steps ahead")
     made, sought = plan.made, len(plan.sought)
     first.close()  # the rank restarts
     first = rank(0)

@@ -7,14 +7,22 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from waiting import until
 
-from robust_slurm.data.service.main import FAILED
+from robust_slurm.data.errors import DataError
+from robust_slurm.data.loader import open_steps
+from robust_slurm.data.named import plan_named
+from robust_slurm.data.service import client
+from robust_slurm.data.service.either import steps_of
+from robust_slurm.data.service.main import FAILED, NICE
+from robust_slurm.resizing.world import TrainingWorld
 from srun_wrapper.agent.data import keeper
 from srun_wrapper.agent.data.door import NAME, DataDoor, _elsewhere
 from srun_wrapper.agent.loop import Loop
@@ -187,6 +195,68 @@ def test_what_cannot_be_started_or_understood_is_refused_or_told(
     node.ask("a", python="/nonexistent/python")
     node.until(lambda: caplog.records, "the warning")
     assert "a cannot be started: " in caplog.records[0].message
+
+
+PLAN = """
+from memory_source import corpus
+from robust_slurm.data.plan import Plan
+plan = Plan({"web": corpus("web", 1), "code": corpus("code", 2)}, pack=256, batch=2, mesh={"dp": 2})
+broken = lambda: 1 / 0
+"""
+
+
+def test_a_real_one_makes_the_same_steps_whatever_dies(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (node.directory / "its_plan.py").write_text(PLAN)
+    monkeypatch.syspath_prepend(str(node.directory))
+    monkeypatch.setenv("ROBUST_BEAT_DIR", str(node.directory))
+    over = threading.Event()
+    turning = threading.Thread(target=lambda: [node.turn() for _ in iter(over.is_set, True)])
+    turning.start()
+    try:
+        make = lambda: open_steps(plan_named("its_plan:plan"), world)  # noqa: E731
+        world = TrainingWorld(1, 2, 2)
+        (own, _), (steps, shares) = make(), steps_of("its_plan:plan", world, make)
+        assert shares == (1,)
+        states: list[Any] = [None]
+
+        def same(count: int) -> None:
+            own.seek(states[-1])
+            for _ in range(count):
+                wanted, got = own.next(), steps.next()
+                assert (got[0], got[2], got[1].keys()) == (wanted[0], wanted[2], {1})
+                for name, array in wanted[1][1].items():
+                    np.testing.assert_array_equal(got[1][1][name], array)
+                states.append(got[2])
+
+        same(4)
+        (pid,) = keeper.processes()
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(mine + NICE, 19)
+        assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
+        os.kill(pid, signal.SIGTERM)  # as Slurm sends it to all of the step
+        os.kill(pid, signal.SIGUSR1)
+        same(2)
+        assert keeper.processes() == [pid]
+        os.kill(pid, signal.SIGKILL)
+        same(5)
+        del states[3:]
+        steps.seek(states[-1])  # back to a snapshot
+        same(3)
+        assert keeper.processes() != [pid] and len(keeper.processes()) == 1
+        with pytest.raises(
+            DataError, match=r"ZeroDivisionError: division by zero \(.*its_plan.py:5"
+        ):
+            steps_of("its_plan:broken", world, make)
+        assert "in <lambda>" in capfd.readouterr().err
+        node.loop.call(node.door.close)  # robust-task is gone, and the data process with it
+        monkeypatch.setattr(client, "PATIENCE", 0.3)
+        same(3)
+        assert capfd.readouterr().err.count("it prepares its data itself") == 1
+    finally:
+        over.set()
+        turning.join()
 
 
 def test_a_rank_in_a_container_is_refused(tmp_path: Path) -> None:
