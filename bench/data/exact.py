@@ -24,6 +24,9 @@ from bench.data import ours, sides
 from bench.data.child import end
 from bench.data.corpus import MARK, Corpus
 from bench.data.keeper import Kept
+from robust_slurm.data.service.either import steps_of
+from robust_slurm.data.steps import LocalSteps
+from robust_slurm.resizing.world import TrainingWorld
 
 FAULTS = 100
 SHARES, ROWS, PACK = 4, 2, 1024
@@ -146,9 +149,8 @@ class Ranks:
 def _serve(sock: socket.socket, rank: int, world: int, state: Any) -> None:
     """Be a rank. Never returns."""
     try:
-        from robust_slurm.data.service.either import steps_of
-
-        steps = steps_of(ours.NAME, rank, world, SHARES, _no_own)
+        whole = TrainingWorld(rank, world, SHARES)
+        steps, _ = steps_of(ours.NAME, whole, _no_own)
         steps.seek(state)
         with sock.makefile("rw") as file:
             for _ in file:
@@ -178,8 +180,6 @@ def _line(sock: socket.socket) -> dict[str, Any]:
 
 def undisturbed(corpus: Corpus, steps: int) -> Log:
     """Make the steps here."""
-    from robust_slurm.data.steps import LocalSteps
-
     plan = ours.make_plan(corpus, world=SHARES, rows=ROWS, pack=PACK)
     local = LocalSteps(plan, range(SHARES), SHARES)
     local.seek(None)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.data.corpus import Corpus, kind, tokenise
+from bench.data.corpus import JSONL, PARQUET, Corpus, kind, tokenise
 from bench.data.packing import PACK
 
 SPEC = "BENCH_DATA"
@@ -21,12 +21,15 @@ SEED = 7
 
 def make_plan(corpus: Corpus, *, world: int, rows: int, pack: int = PACK) -> Any:
     """Return the plan: all sources by the mixture, rows balanced by attention's cost."""
-    from robust_slurm import data
+    from robust_slurm.data.plan import Plan
+    from robust_slurm.data.sources.json_lines import jsonl
+    from robust_slurm.data.sources.parquet_files import parquet
 
+    read = {JSONL: jsonl, PARQUET: parquet}
     weights = corpus.weights()
-    return data.Plan(
+    return Plan(
         sources={
-            name: getattr(data, kind(name))(corpus.pattern(name), decode=tokenise)
+            name: read[kind(name)](corpus.pattern(name), decode=tokenise)
             for name in weights
         },
         mix=lambda step: weights,
@@ -46,9 +49,9 @@ def environ(spec: Mapping[str, Any]) -> dict[str, str]:
 
 def loader(corpus: Corpus, spec: Mapping[str, Any]) -> Any:
     """Return one rank's loader: of the node's data process if there is one, else in process."""
-    from robust_slurm import data
+    from robust_slurm.data.loader import Loader
 
-    return data.Loader(NAME)
+    return Loader(NAME)
 
 
 def plan() -> Any:
