@@ -94,11 +94,16 @@ def tree(roots: Iterable[int], proc: Path = Path("/proc")) -> list[int]:
 
 def end(pid: int) -> None:
     """Kill a child of this process and all below it; reap it if Popen does not."""
-    for each in tree([pid]):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+    signal_all(tree([pid]), signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to those that are still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:

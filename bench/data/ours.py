@@ -1,4 +1,4 @@
-"""The corpus by a plan of ours, which the data process imports by its name: ``bench.data.ours:plan``.
+"""The corpus by a plan of ours; the data process imports it by its name, ``bench.data.ours:plan``.
 
 What the plan needs is in the environment, as a training's own settings may be.
 """
@@ -28,10 +28,7 @@ def make_plan(corpus: Corpus, *, world: int, rows: int, pack: int = PACK) -> Any
     read = {JSONL: jsonl, PARQUET: parquet}
     weights = corpus.weights()
     return Plan(
-        sources={
-            name: read[kind(name)](corpus.pattern(name), decode=tokenise)
-            for name in weights
-        },
+        sources={name: read[kind(name)](corpus.pattern(name), decode=tokenise) for name in weights},
         mix=lambda step: weights,
         cost=lambda meta: meta.tokens**2,
         pack=pack,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from bench.common import MIN_SAMPLES, Metric, Results, summarise
+from bench.common import MIN_SAMPLES, Results, summarise
 from bench.data import sides
 from bench.data.keeper import Kept
 
@@ -16,7 +16,7 @@ def restart(results: Results) -> None:
     """Kill a rank again and again; ours and the peers take turns."""
     runs = results.runs or (2 if results.quick else MIN_SAMPLES)
     names = (sides.OURS, sides.STATEFUL, sides.DATALOADER)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     skip = 10 if results.quick else SKIP
     with sides.corpus(8, 4, 100) as corpus, contextlib.ExitStack() as stack:
         scratch = corpus.root.parent
@@ -29,19 +29,18 @@ def restart(results: Results) -> None:
             rank.ready()
         for run in range(runs + 1):  # the first starts from nothing
             for name, rank in ranks.items():
-                if name == sides.DATALOADER:
-                    if 0 < run <= SKIPS:
-                        seconds = rank.ask(f"again {scratch / name} {skip}")["seconds"]
-                        found[name].append(seconds)
+                passed = skip if name == sides.DATALOADER else 0
+                if passed and not 0 < run <= SKIPS:
                     continue
-                seconds = rank.ask(f"again {scratch / name} 0")["seconds"]
+                answer = rank.ask(f"again {scratch / name} {passed}")
                 if run:
-                    found[name].append(seconds)
+                    found[name].append(answer)
                 else:
-                    results.once(f"restart.{name}.very_first_s", seconds, "s")
+                    results.once(f"restart.{name}.very_first_s", answer["seconds"], "s")
     for name, samples in found.items():
-        metric: Metric = summarise(samples, "s")
-        results.metrics[f"restart.{name}.first_batch_s"] = metric
+        for what, key in (("first_batch_s", "seconds"), ("rank_cpu_s", "cpu_s")):
+            values = summarise([sample[key] for sample in samples], "s")
+            results.metrics[f"restart.{name}.{what}"] = values
     for name in names[1:]:
         results.ratio(
             f"restart.{name}/ours.first_batch",

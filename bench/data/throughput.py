@@ -1,16 +1,22 @@
-"""Samples and tokens per second of one rank that does nothing else than read."""
+"""Tokens per second of one rank that does nothing else than read.
+
+The sides take turns, and all processes of a side are stopped while it is another's turn: nobody
+works ahead in the meantime.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable
+from functools import partial
 
 from bench.common import MIN_SAMPLES, Metric, Results, summarise
 from bench.data import sides
-from bench.data.child import Child, cpu_seconds, tree
+from bench.data.child import Child, cpu_seconds, signal_all, tree
 from bench.data.keeper import Kept
 
-DRAIN, TAKE = 8, 16  # batches: what waits in the buffers is not counted
+TAKE = 24  # batches of a turn
 PASSES = 3  # of Ray Data
 
 
@@ -27,14 +33,21 @@ def throughput(results: Results) -> None:
             name: stack.enter_context(sides.child(sides.spec(corpus, name), scratch, kept))
             for name in names
         }
-        for rank in ranks.values():
+        works: dict[str, Callable[[], list[int]]] = {
+            name: partial(_of_side, rank, kept if name == sides.OURS else None)
+            for name, rank in ranks.items()
+        }
+        for name, rank in ranks.items():
             rank.ready()
             rank.ask("open")
-        for _ in range(runs):
+            signal_all(works[name](), signal.SIGSTOP)
+        for run in range(runs + 1):
             for name, rank in ranks.items():
-                rank.ask(f"take {DRAIN}")
-                extra = kept.below if name == sides.OURS else list
-                found[name].append(_measured(rank, f"take {TAKE}", extra))
+                signal_all(works[name](), signal.SIGCONT)
+                sample = _measured(rank, f"take {TAKE}", works[name])
+                signal_all(works[name](), signal.SIGSTOP)
+                if run:  # in the first turn, buffers fill
+                    found[name].append(sample)
         stack.close()
         for name, samples in found.items():
             _add(results, name, samples)
@@ -43,7 +56,10 @@ def throughput(results: Results) -> None:
                 rank.ready()
                 results.once("throughput.ray.first_s", rank.ask("open")["seconds"], "s")
                 passes = 1 if results.quick else PASSES
-                _add(results, sides.RAY_DATA, [_measured(rank, "pass") for _ in range(passes)])
+                samples = [
+                    _measured(rank, "pass", partial(_of_side, rank, None)) for _ in range(passes)
+                ]
+                _add(results, sides.RAY_DATA, samples)
     for name in (*names[1:], *([sides.RAY_DATA] if sides.RAY else [])):
         for what in ("tokens_per_s", "samples_per_s"):
             results.ratio(
@@ -59,11 +75,15 @@ def throughput(results: Results) -> None:
     results.settings["workers of each peer's rank"] = sides.WORKERS
 
 
-def _measured(rank: Child, order: str, others: Callable[[], list[int]] = list) -> dict[str, float]:
-    """``others``: processes that work for this rank and are not below it."""
-    before = cpu_seconds([*tree([rank.pid]), *others()])
+def _of_side(rank: Child, kept: Kept | None) -> list[int]:
+    """Return all processes that work for this rank."""
+    return [*tree([rank.pid]), *(kept.below() if kept else [])]
+
+
+def _measured(rank: Child, order: str, works: Callable[[], list[int]]) -> dict[str, float]:
+    before = cpu_seconds(works())
     answer = rank.ask(order)
-    cpu = cpu_seconds([*tree([rank.pid]), *others()]) - before
+    cpu = cpu_seconds(works()) - before
     return {
         "tokens_per_s": answer["tokens"] / answer["seconds"],
         "samples_per_s": answer["documents"] / answer["seconds"],
