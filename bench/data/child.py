@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -122,19 +121,3 @@ def pss_mb(pids: Iterable[int]) -> float:
         with contextlib.suppress(OSError):
             total += parse_kib(Path(f"/proc/{pid}/smaps_rollup").read_text(), "Pss") * 1024 / 1e6
     return total
-
-
-def open_all(children: Iterable[Child]) -> None:
-    """Let them all open their loaders at the same time, and wait for each's first batch."""
-    children = list(children)
-    for child in children:
-        child.ready()
-    for child in children:
-        child.tell("open")
-    for child in children:
-        child.answer()
-
-
-def settled(seconds: float = 1.0) -> None:
-    """Let buffers fill."""
-    time.sleep(seconds)

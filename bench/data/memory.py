@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 from bench.common import Results
 from bench.data import sides
-from bench.data.child import open_all, pss_mb, settled, tree
+from bench.data.child import pss_mb, tree
 from bench.data.keeper import Kept, shared_mb
 
 RANKS, SOURCES = 8, 50
 BATCHES = 8
+FILL = 1.0  # s for buffers to fill
 
 
 def memory(results: Results) -> None:
@@ -30,13 +32,12 @@ def memory(results: Results) -> None:
                     child.ready()
                 pids = [child.pid for child in children]
                 before = pss_mb(tree(pids))
-                open_all(children)
-                for _ in range(BATCHES):
+                for order in ("open", *["take 1"] * BATCHES):  # in step, as a training
                     for child in children:
-                        child.tell("take 1")
+                        child.tell(order)
                     for child in children:
                         child.answer()
-                settled()
+                time.sleep(FILL)
                 below = kept.below()
                 family = [*tree(pids), *below]
                 total = pss_mb(family) + shared_mb(below)
