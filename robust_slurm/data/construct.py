@@ -126,11 +126,13 @@ def _padded(
 
     batch: dict[str, Any] = {}
     metas = [meta for row in rows for meta in row]
-    for name in sorted(values[0]):
-        if missing := [at for at, each in enumerate(values) if name not in each]:
+    for meta, each in zip(metas, values):  # noqa: B905
+        if each.keys() != values[0].keys():
             raise DataError(
-                f"{describe(metas[missing[0]])} has no {name!r}, other samples have one"
+                f"{describe(meta)} has {_names(each)}, other samples have {_names(values[0])}: "
+                "pass Plan a function collate= that makes the batch"
             )
+    for name in sorted(values[0]):
         arrays = [np.asarray(each[name]) for each in values]
         shapes = {array.shape for array in arrays}
         dtype = np.result_type(*(array.dtype for array in arrays))

@@ -1,0 +1,186 @@
+"""The loader in a training: its state is that of the last batch, whatever is prepared ahead."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpointed_training import Training, fake_store, restart
+from memory_source import corpus
+
+from robust_slurm import heartbeat
+from robust_slurm.data import DataError, Loader, Plan
+from robust_slurm.data import loader as loader_module
+
+Batches = list[dict[str, torch.Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world(monkeypatch, 0, 1, 1)
+
+
+def world(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, original: int) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(size))
+    monkeypatch.setenv("ROBUST_RESIZED", f"{original}:{size}" if original != size else "")
+
+
+def a_plan(**other: Any) -> Plan:
+    given: dict[str, Any] = {"pack": 256, "batch": 2, "seed": 5, "cost": lambda m: m.tokens**2}
+    return Plan(sources={"web": corpus("web", 1), "code": corpus("code", 2)}, **{**given, **other})
+
+
+def take(loader: Loader, count: int) -> Batches:
+    return [next(loader) for _ in range(count)]
+
+
+def same(one: Batches, two: Batches) -> bool:
+    return len(one) == len(two) and all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+@pytest.fixture
+def undisturbed() -> Iterator[Batches]:
+    loader = Loader(a_plan())
+    yield take(loader, 20)
+    loader.close()
+
+
+def test_it_goes_on_after_the_last_batch_that_was_handed_out(undisturbed: Batches) -> None:
+    first = Loader(a_plan(), ahead=5)
+    assert same(take(first, 7), undisturbed[:7])
+    state = json.loads(json.dumps(first.state_dict()))
+    assert len(json.dumps(state)) < 4096
+    take(first, 4)
+    second = Loader(a_plan())
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    assert same(take(second, 13), undisturbed[7:])
+    second.load_state_dict(state)  # back, in the same process
+    assert same(take(second, 2), undisturbed[7:9])
+    second.load_state_dict({"state": None, "given": 0})
+    assert same(take(second, 2), undisturbed[:2])
+    first.close()
+    second.close()
+    with pytest.raises(DataError, match="closed"):
+        take(second, 3)
+
+
+def test_the_epochs_are_over_at_the_same_step_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    for rank in range(3):
+        world(monkeypatch, rank, 3, 3)
+        loader = Loader(a_plan(epochs=1))
+        lengths.append(len(list(loader)))
+        assert next(loader, None) is None
+        loader.close()
+    assert lengths[0] > 10 and len(set(lengths)) == 1
+
+
+def test_a_rank_of_a_smaller_world_gets_the_batches_of_all_its_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = []
+    for rank in range(3):
+        world(monkeypatch, rank, 3, 3)
+        with_all = Loader(a_plan())
+        whole.append(take(with_all, 6))
+        state = with_all.state_dict()
+        with_all.close()
+    world(monkeypatch, 0, 2, 3)
+    loader = Loader(a_plan())
+    assert loader.shares == (0, 2)
+    found = take(loader, 5)
+    assert same(found, [whole[share][step] for step in range(3) for share in (0, 2)][:5])
+    within = loader.state_dict()
+    assert (within["given"], within["shares"]) == (1, [0, 2])
+    assert same(take(loader, 7), [whole[s][n] for n in range(2, 6) for s in (0, 2)][1:])
+    assert loader.state_dict() == state  # of the same step in the whole world
+    loader.load_state_dict(within)
+    assert loader.state_dict() == within
+    assert same(take(loader, 1), [whole[2][2]])
+    loader.close()
+    world(monkeypatch, 1, 2, 3)
+    other = Loader(a_plan())
+    other.load_state_dict(state)
+    with pytest.raises(DataError, match="in the middle of a step"):
+        other.load_state_dict(within)
+    other.close()
+
+
+def test_a_wait_for_data_is_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[list[bytes]] = []
+    monkeypatch.setattr(heartbeat, "_write_phase", lambda: entered.append([*heartbeat._stack]))
+    monkeypatch.setattr(loader_module, "SHORT", 0.0)
+    loader = Loader(a_plan())
+    next(loader)
+    assert entered == [[b"data wait"], []] and loader.waited > 0
+    loader.close()
+
+
+def test_errors_of_the_users_functions_are_raised_where_batches_are_asked_for() -> None:
+    loader = Loader(a_plan(mix=lambda step: {"web": 1} if step < 2 else {"wbe": 1}))
+    take(loader, 2)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"mix\(2\): 'wbe'"):
+            next(loader)
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    "state", [None, {}, {"state": None}, {"state": {}, "given": 0}, {"state": None, "given": 1}]
+)
+def test_a_foreign_state_is_refused(state: Any) -> None:
+    loader = Loader(a_plan())
+    with pytest.raises(DataError, match="saved"):
+        loader.load_state_dict(state)
+    loader.close()
+
+
+def test_arrays_without_torch_and_numbers_that_torch_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import numpy as np
+
+    arrays = {"a": np.arange(3, dtype=np.uint16), "b": np.ones(2, np.uint32), "c": np.array(["x"])}
+    made = loader_module.as_tensors(arrays)
+    assert (made["a"].dtype, made["b"].dtype) == (torch.int32, torch.int64)
+    assert made["c"] is arrays["c"]
+    shared = np.zeros(3, np.int32)
+    tensor = loader_module.as_tensors({"t": shared})["t"]
+    shared[1] = 4
+    assert tensor.tolist() == [0, 4, 0]
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert loader_module.as_tensors(arrays) == arrays
+
+
+def test_a_checkpointer_saves_and_restores_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Batches
+) -> None:
+    with fake_store(tmp_path / "s", monkeypatch) as store:
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        first = Loader(a_plan(), ahead=4)
+        training = Training(loader=first)
+        assert training.ckpt.resume() == 0
+        for number in range(1, 9):
+            next(first)
+            training.step(number)
+        training.ckpt.close()
+        first.close()
+        (file,) = [m["file"] for m in store.wait("saved", 8) if m["step"] == 6]
+        restart(store, 6, file)
+        second = Loader(a_plan())
+        again = Training(loader=second)
+        assert again.ckpt.resume() == 6
+        assert same(take(second, 5), undisturbed[6:11])
+        again.ckpt.close()
+        second.close()
