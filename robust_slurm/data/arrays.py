@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 OVERHEAD = 256  # bytes of the objects around a value, roughly
 
 
 def as_arrays(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with lists of numbers as arrays: whole numbers as int32, others float32.
+    """Return the values with lists of numbers as arrays: whole ones as int32, others as float32.
 
     Arrays keep their type. A view is copied: it would keep all of the file's rows in memory.
     """
@@ -17,17 +18,45 @@ def as_arrays(values: dict[str, Any]) -> dict[str, Any]:
     made = {}
     for name, value in values.items():
         if isinstance(value, (list, tuple)):
-            array = np.asarray(value)
-            if array.dtype.kind in "iu" or not len(value):
-                array = np.asarray(value, dtype=np.int32)  # OverflowError: no token is so large
-            elif array.dtype.kind == "f":
-                array = array.astype(np.float32)
-            made[name] = array
+            made[name] = _of_list(value)
         elif isinstance(value, np.ndarray) and value.base is not None:
             made[name] = value.copy()
         else:
             made[name] = value
     return made
+
+
+def token_ids(value: Any) -> Any:
+    """Return a list or array of whole numbers as int32. Raises ValueError."""
+    import numpy as np
+
+    if isinstance(value, (list, tuple)):
+        try:
+            return np.array(array("i", value))  # quicker than numpy's look at each type
+        except TypeError:
+            raise ValueError('"tokens" is no list of whole numbers') from None
+        except OverflowError:
+            raise ValueError('"tokens" has a number beyond 32 bits') from None
+    found = np.asarray(value)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ValueError('"tokens" is no list of whole numbers')
+    if found.size and (found.min() < -(1 << 31) or found.max() >= 1 << 31):
+        raise ValueError('"tokens" has a number beyond 32 bits')
+    return found.astype(np.int32)
+
+
+def _of_list(value: list[Any] | tuple[Any, ...]) -> Any:
+    import numpy as np
+
+    try:
+        return np.array(array("i", value))
+    except TypeError:
+        made = np.asarray(value)
+    if made.dtype.kind == "i":
+        return made.astype(np.int32)
+    if made.dtype.kind == "f":
+        return made.astype(np.float32)
+    return value if made.dtype.kind in "OUS" else made
 
 
 def tokens_of(values: dict[str, Any]) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError, SourceStalled
+from robust_slurm.data.sources.turn import long_decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,9 +54,7 @@ class _Reader:
                 self._budget.force(self._claim)
                 waited = time.monotonic() - max(began, self.lane.progress)
                 if waited >= self._patience:
-                    raise SourceStalled(
-                        f"{self.lane.name}: {self.lane.where}: nothing for {waited:.0f} s"
-                    )
+                    raise _stalled(self.lane, waited)
                 self._changed.wait(min(self._patience - waited, 60.0))
             given = self._ready.popleft()
             self._charged -= given[1]
@@ -169,6 +168,10 @@ class LocalFeed:
         self.drop(list(self._given))
 
 
+def _stalled(lane: Lane, waited: float) -> SourceStalled:
+    return SourceStalled(f"{lane.name}: {lane.where}: nothing for {waited:.0f} s{long_decode()}")
+
+
 def _within_patience(lane: Lane, read: Callable[[], list[Sample]]) -> list[Sample]:
     """Call ``read`` in a thread: whoever hangs in it is left behind."""
     done: list[list[Sample]] = []
@@ -187,7 +190,7 @@ def _within_patience(lane: Lane, read: Callable[[], list[Sample]]) -> list[Sampl
     while thread.is_alive():
         waited = time.monotonic() - max(began, lane.progress)
         if waited >= patience:
-            raise SourceStalled(f"{lane.name}: {lane.where}: nothing for {waited:.0f} s")
+            raise _stalled(lane, waited)
         thread.join(patience - waited)
     if failed:
         raise failed[0]

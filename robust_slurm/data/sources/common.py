@@ -10,24 +10,21 @@ from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from robust_slurm.data.arrays import as_arrays
+from robust_slurm.data.arrays import as_arrays, token_ids
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.sources import turn
 from robust_slurm.data.sources.base import Bad, Options, Part
 from robust_slurm.data.sources.files import File, Files, Unreadable
-from robust_slurm.text import did_you_mean
+from robust_slurm.text import counted, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    Patterns = str | os.PathLike[str] | Iterable[str]
+    Patterns = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     Decode = Callable[[Any], Mapping[str, Any] | None]
 
 OPENING = 16
 """Files that are opened at the same time, of formats whose parts are found in them."""
-
-_one_at_a_time = threading.Lock()
-"""Held while a decode runs that is not ``parallel``: tokenizers are often shared by sources, and
-many must not be called by two threads at once."""
 
 
 class FileSource(ABC):
@@ -51,20 +48,21 @@ class FileSource(ABC):
         options: Mapping[str, Any],
     ) -> None:
         self.options = checked(options)
-        self.files = Files(files, storage_options or {})  # type: ignore[arg-type]
+        self.files = Files(files, storage_options or {})
         self._decode = decode
-        self._guard = threading.Lock() if parallel else _one_at_a_time
-        self._parallel = parallel or decode is None
-        self._parts: list[tuple[Part, File, int]] = []
+        self._parallel = parallel
+        self._parts: list[Part] = []
+        self._places: list[tuple[File, int]] = []
         self._finding = threading.Lock()
 
     def parts(self) -> list[Part]:
         """Return all parts in the order of the files' names. Finds the files at the first call."""
-        return [part for part, _, _ in self._found()]
+        return self._found()[0]
 
     def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad | None]]:
         """Yield (index, decoded record) from record ``start`` of the part on."""
-        found, file, number = self._found()[part]
+        parts, places = self._found()
+        found, (file, number) = parts[part], places[part]
         at = start
         try:
             for index, raw in self._records(file, number, start):
@@ -96,31 +94,30 @@ class FileSource(ABC):
         """Return the values of a record without a decode."""
         if not isinstance(record, dict) or record.get("tokens") is None:
             raise ValueError('a record without "tokens"; give decode= to make them')
-        return {"tokens": record["tokens"]}
+        return {"tokens": token_ids(record["tokens"])}
 
     def _files(self) -> list[File]:
         """Return the files in the order of their names. Raises DataError, OSError."""
         return self.files.find()
 
-    def _found(self) -> list[tuple[Part, File, int]]:
+    def _found(self) -> tuple[list[Part], list[tuple[File, int]]]:
         with self._finding:
             if not self._parts:
+                first = self.files.patterns[0] if self.files.patterns else "no file"
                 try:
                     files = self._files()
-                    with ThreadPoolExecutor(OPENING) as pool:
-                        divided = (
-                            pool.map(self._named, files)
-                            if self.opens
-                            else map(self._divided, files)
-                        )
-                        self._parts = [part for each in divided for part in each]
                 except OSError as error:
-                    raise DataError(f"{self.files.patterns[0]}: {error}") from error
-                if not self._parts:
-                    raise DataError(
-                        f"{self.files.patterns[0]}: {len(files)} files without a record"
+                    raise DataError(f"{first}: {error}") from error
+                with ThreadPoolExecutor(OPENING) as pool:
+                    divided = (
+                        pool.map(self._named, files) if self.opens else map(self._named, files)
                     )
-            return self._parts
+                    found = [part for each in divided for part in each]
+                if not found:
+                    raise DataError(f"{first}: {counted(len(files), 'file')} without a record")
+                self._places = [(file, number) for _, file, number in found]
+                self._parts = [part for part, _, _ in found]
+            return self._parts, self._places
 
     def _named(self, file: File) -> list[tuple[Part, File, int]]:
         try:
@@ -131,7 +128,7 @@ class FileSource(ABC):
     def _sample(self, name: str, index: int, raw: Any) -> dict[str, Any] | Bad | None:
         try:
             record = self._parsed(raw)
-            values = None if record is None else self._values(record)
+            values = None if record is None else self._values(name, index, record)
             if values is None:
                 return None
             values = as_arrays(values)
@@ -145,14 +142,17 @@ class FileSource(ABC):
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this record's
             return _bad(name, index, error)
 
-    def _values(self, record: Any) -> dict[str, Any] | None:
+    def _values(self, name: str, index: int, record: Any) -> dict[str, Any] | None:
         if self._decode is None:
             return self._tokens(record)
         if self._parallel:
             made = self._decode(record)
         else:
-            with self._guard:
+            turn.begin(f"{name}: record {index}")
+            try:
                 made = self._decode(record)
+            finally:
+                turn.end()
         return None if made is None else dict(made)
 
 

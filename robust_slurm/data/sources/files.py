@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.sources.zstd import ZstandardStream, zstandard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,11 +32,13 @@ class Files:
     """The files of a list of patterns, and the door to them. ``storage``: options for fsspec."""
 
     def __init__(
-        self, patterns: str | os.PathLike[str] | Iterable[str], storage: Mapping[str, Any]
+        self,
+        patterns: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        storage: Mapping[str, Any],
     ) -> None:
-        one = isinstance(patterns, (str, os.PathLike))
-        given = [patterns] if one else list(patterns)  # type: ignore[list-item,arg-type]
-        self.patterns = [_absolute(os.fspath(each)) for each in given]
+        if isinstance(patterns, (str, os.PathLike)):
+            patterns = [os.fspath(patterns)]
+        self.patterns = [_absolute(os.fspath(each)) for each in patterns]
         self._storage = dict(storage)
 
     def find(self) -> list[File]:
@@ -96,14 +100,7 @@ def decompressed(opened: IO[bytes], name: str) -> IO[bytes]:
 
         return gzip.GzipFile(fileobj=opened)  # type: ignore[return-value]
     if name.endswith((".zst", ".zstd")):
-        import io
-
-        reader: Any = (
-            _zstandard(name)
-            .ZstdDecompressor()
-            .stream_reader(opened, read_across_frames=True, closefd=True)
-        )
-        return io.BufferedReader(reader, 1 << 18)
+        return io.BufferedReader(ZstandardStream(opened, name), 1 << 18)
     return opened
 
 
@@ -114,18 +111,10 @@ def broken() -> tuple[type[BaseException], ...]:
 
     kinds: list[type[BaseException]] = [EOFError, zlib.error, gzip.BadGzipFile]
     try:
-        kinds.append(_zstandard("").ZstdError)
+        kinds.append(zstandard("").ZstdError)
     except DataError:
         pass  # then nothing raises it
     return tuple(kinds)
-
-
-def _zstandard(name: str) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise DataError(f"{name}: zstandard is not installed: {INSTALL}") from None
-    return zstandard
 
 
 def is_url(name: str) -> bool:

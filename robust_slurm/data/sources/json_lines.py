@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from robust_slurm.data.sources.common import FileSource
 from robust_slurm.data.sources.files import Unreadable, broken, decompressed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from robust_slurm.data.sources.common import Decode, Patterns
     from robust_slurm.data.sources.files import File
@@ -47,4 +48,25 @@ class JsonLines(FileSource):
                 raise Unreadable(str(error)) from error
 
     def _parsed(self, raw: bytes) -> Any:
-        return None if raw.isspace() else json.loads(raw)
+        return None if raw.isspace() else _loads(raw)
+
+
+def _loads(raw: bytes) -> Any:
+    decode, errors = _quick()
+    try:
+        return decode(raw)
+    except errors:
+        return json.loads(raw)
+
+
+@cache
+def _quick() -> tuple[Callable[[bytes], Any], type[Exception]]:
+    """Return msgspec's parser where it is installed: twice as fast, and the same values.
+
+    What it does not take (NaN, half a surrogate) the standard library may.
+    """
+    try:
+        import msgspec
+    except ImportError:
+        return json.loads, ValueError
+    return msgspec.json.decode, msgspec.MsgspecError

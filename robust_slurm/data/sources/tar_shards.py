@@ -48,9 +48,11 @@ class TarShards(FileSource):
     def _records(
         self, file: File, number: int, start: int
     ) -> Iterator[tuple[int, tuple[str, Members]]]:
+        damaged: tuple[type[BaseException], ...] = (tarfile.TarError, *broken())
         with self.files.open(file) as stored:
             try:
-                key, index, members = "", -1, []
+                key, index = "", -1
+                members: Members = []
                 for name, ending, archive, member in _members(stored, file.name):
                     if name != key or index < 0:
                         if index >= start:
@@ -61,7 +63,7 @@ class TarShards(FileSource):
                         members.append((ending, content.read() if content is not None else b""))
                 if index >= start:
                     yield index, (key, members)
-            except (tarfile.TarError, *broken()) as error:
+            except damaged as error:
                 raise Unreadable(str(error)) from error
 
     def _parsed(self, raw: tuple[str, Members]) -> dict[str, Any]:
@@ -87,9 +89,13 @@ def _members(
     mode: Any = "r:" if stream is stored else "r|"
     with tarfile.open(fileobj=stream, mode=mode) as archive:
         while (member := archive.next()) is not None:
-            archive.members = []  # it would remember all
+            archive.members = []  # type: ignore[attr-defined]  # it would remember all
             folder, slash, base = member.name.rpartition("/")
             stem, point, ending = base.partition(".")
             about = base.startswith("__") and base.endswith("__")
             if member.isreg() and stem and point and not about:
                 yield folder + slash + stem, ending.lower(), archive, member
+        if stream is stored:  # else the decompressor knows
+            stored.seek(archive.offset)
+            if stored.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+                raise Unreadable("the archive ends without its end mark")
