@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import robust_slurm
@@ -40,6 +41,7 @@ parser.add_argument("--no-beat", action="store_true")
 parser.add_argument("--ignore-term", action="store_true")
 parser.add_argument("--ahead", action="store_true")
 parser.add_argument("--reads", type=Path, help="a file that is read at each step")
+parser.add_argument("--data", default="", help="a plan of data by name, of which each step reads")
 args = parser.parse_args()
 if args.ahead:
     if "RANK" not in os.environ:
@@ -153,6 +155,17 @@ def holds(step: int) -> bool:
     return True
 
 
+def read_data() -> int:
+    """The checksum of this rank's next batch."""
+    began = time.monotonic()
+    batch = next(loader)
+    took = time.monotonic() - began
+    crc = zlib.crc32(b"".join(batch[name].tobytes() for name in sorted(batch)))
+    with (args.dir / f"order-{rank}").open("a") as file:
+        print(step, crc, f"{took:.4f}", robust_slurm.epoch(), node, file=file)
+    return crc
+
+
 if args.ignore_term:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if args.fault == "grandchild" and rank == args.rank:
@@ -160,6 +173,15 @@ if args.fault == "grandchild" and rank == args.rank:
 state = {"step": 0, "loss": 1.0}
 if checkpoint.exists():
     state = json.loads(checkpoint.read_text())
+if args.data:
+    os.environ["TOY_RECORDS"] = str(args.dir)
+    sys.modules["torch"] = None  # type: ignore[assignment] # arrays as they are
+    import numpy  # noqa: F401, ICN001 - as a training has long done
+
+    from robust_slurm.data.loader import Loader
+
+    loader = Loader(args.data)
+    loader.load_state_dict(state.get("data") or loader.state_dict())
 peers = connect()
 step, loss = int(state["step"]), float(state["loss"])
 while step < args.steps:
@@ -168,7 +190,8 @@ while step < args.steps:
     time.sleep(args.step_time)
     if args.reads:
         args.reads.read_bytes()
-    loss = loss * 0.99 + all_reduce((rank + 1) * step) * 1e-6
+    value = read_data() if args.data else (rank + 1) * step
+    loss = loss * 0.99 + all_reduce(value) * 1e-6
     if not args.no_beat:
         robust_slurm.beat(step, loss=loss)
     if rank == 0:
@@ -176,9 +199,11 @@ while step < args.steps:
         print(f"step {step} loss {loss!r}", flush=True)
         if step % args.save == 0:
             temporary = checkpoint.with_suffix(".tmp")
-            temporary.write_text(json.dumps({"step": step, "loss": loss}))
+            position = {"data": loader.state_dict()} if args.data else {}
+            temporary.write_text(json.dumps({"step": step, "loss": loss, **position}))
             temporary.replace(checkpoint)
-        while stay and not (args.dir / "go-on").exists():  # to be killed, or told to go on
+        go_on = args.dir / "go-on", args.dir / f"go-on-{step}"
+        while stay and not any(path.exists() for path in go_on):  # to be killed, or told to
             time.sleep(0.02)
 if rank == 0:
     (args.dir / "final.json").write_text(json.dumps({"step": step, "loss": loss}))

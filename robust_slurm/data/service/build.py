@@ -1,4 +1,4 @@
-"""What the data process makes steps of: the plan that its ranks have named."""
+"""The plan that the ranks of a data process have named, as it makes steps of it."""
 
 from __future__ import annotations
 

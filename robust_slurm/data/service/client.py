@@ -58,7 +58,7 @@ class NodeSteps:
         self._lease: wire.Line | None = None
         self._line: wire.Line | None = None
         self.shares: tuple[int, ...] = ()
-        """Of this rank."""
+        """This rank's."""
         self._retry(self._connect)
 
     def seek(self, state: Any) -> None:

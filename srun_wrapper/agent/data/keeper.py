@@ -27,7 +27,7 @@ _HIDDEN = (
     *("ROBUST_BEAT_DIR", "ROBUST_CKPT_SOCKET", "ROBUST_LEARN", "ROBUST_WARM_DOOR"),
     *("ROBUST_LAUNCHER_IMPORTS", "ROBUST_SHIM", "ROBUST_EPOCH", "ROBUST_RESTART_REASON"),
 )
-"""What is one rank's, or would make the process one. It has no GPU either."""
+"""Variables that are one rank's, or would make the process one. It has no GPU either."""
 _log = logging.getLogger("robust-task")
 _starts: list[Starting[int]] = []
 
@@ -38,7 +38,7 @@ def processes() -> list[int]:
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a rank asks for; ``data/service/client.py`` writes it."""
+    """A rank's request; ``data/service/client.py`` writes it."""
 
     name: str  # of the plan: module:attribute
     python: str
@@ -64,7 +64,7 @@ class Keeper:
         self._asked = asked
         self.path = path
         self.wanted = 0
-        """How many ranks want it now."""
+        """Number of ranks that want it now."""
         self.off = ""
         """Why it is not started any more."""
         self._deaths: deque[float] = deque(maxlen=DEATHS)
