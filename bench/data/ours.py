@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench.data.corpus import JSONL, PARQUET, Corpus, kind, tokenise
 from bench.data.packing import PACK
+from robust_slurm import data
 
 SPEC = "BENCH_DATA"
 NAME = "bench.data.ours:plan"
@@ -21,13 +22,9 @@ SEED = 7
 
 def make_plan(corpus: Corpus, *, world: int, rows: int, pack: int = PACK) -> Any:
     """Return the plan: all sources by the mixture, rows balanced by attention's cost."""
-    from robust_slurm.data.plan import Plan
-    from robust_slurm.data.sources.json_lines import jsonl
-    from robust_slurm.data.sources.parquet_files import parquet
-
-    read = {JSONL: jsonl, PARQUET: parquet}
+    read: Mapping[str, Callable[..., Any]] = {JSONL: data.jsonl, PARQUET: data.parquet}
     weights = corpus.weights()
-    return Plan(
+    return data.Plan(
         sources={name: read[kind(name)](corpus.pattern(name), decode=tokenise) for name in weights},
         mix=lambda step: weights,
         cost=lambda meta: meta.tokens**2,
@@ -46,9 +43,7 @@ def environ(spec: Mapping[str, Any]) -> dict[str, str]:
 
 def loader(corpus: Corpus, spec: Mapping[str, Any]) -> Any:
     """Return one rank's loader: of the node's data process if there is one, else in process."""
-    from robust_slurm.data.loader import Loader
-
-    return Loader(NAME)
+    return data.Loader(NAME)
 
 
 def plan() -> Any:
