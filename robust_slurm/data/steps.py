@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     OpenFeeds = Callable[[Plan], Mapping[tuple[str, int], Feed]]
 
+READ_AHEAD = 128 << 20
+"""Bytes of samples that a process reads ahead of its steps."""
+
 
 class Steps(Protocol):
     """The steps of a plan for some shares. All methods may raise DataError."""
@@ -61,7 +64,7 @@ class LocalSteps:
 
 def local_feeds(plan: Plan) -> Mapping[tuple[str, int], Feed]:
     """Return feeds of all lanes, read in this process."""
-    budget = Budget()
+    budget = Budget(READ_AHEAD)
 
     def feed(name: str, lane: int, lanes: int) -> Feed:
         source = plan.sources[name]

@@ -14,7 +14,7 @@ from checkpointed_training import Training, fake_store, restart
 from memory_source import corpus
 
 from robust_slurm import heartbeat
-from robust_slurm.data import DataError, Loader, Plan
+from robust_slurm.data import DataError, Loader, Plan, steps
 from robust_slurm.data import loader as loader_module
 
 Batches = list[dict[str, torch.Tensor]]
@@ -23,6 +23,7 @@ Batches = list[dict[str, torch.Tensor]]
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     world(monkeypatch, 0, 1, 1)
+    monkeypatch.setattr(steps, "READ_AHEAD", 1 << 18)
 
 
 def world(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, original: int) -> None:
@@ -33,7 +34,8 @@ def world(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, original: int) 
 
 def a_plan(**other: Any) -> Plan:
     given: dict[str, Any] = {"pack": 256, "batch": 2, "seed": 5, "cost": lambda m: m.tokens**2}
-    return Plan(sources={"web": corpus("web", 1), "code": corpus("code", 2)}, **{**given, **other})
+    sources = {"web": corpus("web", 1, each=30), "code": corpus("code", 2, each=30)}
+    return Plan(sources=sources, **{**given, **other})
 
 
 def take(loader: Loader, count: int) -> Batches:

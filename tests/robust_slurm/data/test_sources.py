@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from robust_slurm.data import arrow, jsonl, parquet, tar
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes.budget import Budget
 from robust_slurm.data.lanes.lane import Lane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
-from robust_slurm.data.sources import arrow, arrow_files, jsonl, parquet, tar, turn
+from robust_slurm.data.sources import arrow_files, turn
 from robust_slurm.data.sources.base import Bad
 
 Rows = Sequence[dict[str, Any]]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from made_job import Job, beat
 
+from robust_slurm.layout import DATA_WAIT
 from srun_wrapper.detect import hang_watch
 from srun_wrapper.detect.hang_watch import EARLY_WINDOW, HangWatch
 from srun_wrapper.detect.rank_views import rank_views
@@ -181,6 +182,19 @@ def test_a_location_from_before_a_phase_says_nothing_about_a_hang_inside_it() ->
     asyncio.run(scene())
     (failure,) = w.job.state.failures
     assert (failure.symptom, failure.rank, failure.suspects) == ("hang", None, ())
+
+
+def test_a_wait_for_data_is_no_fault_of_the_node_that_waits() -> None:
+    """Rank 3 waits for its batch, and all others for it."""
+    w = Watched()
+    pace, now = w.job.state.pace, time.monotonic()
+    pace.last = now - pace.start_limit - 2.0
+    pace.in_phase(DATA_WAIT, now - pace.start_limit - 1.0, now)
+    w.early()
+    (failure,) = w.job.state.failures
+    assert "phase 'data wait' took longer than" in failure.evidence[0]
+    assert (failure.symptom, failure.node, failure.rank, failure.suspects) == ("hang", "", None, ())
+    assert not w.told
 
 
 def test_the_early_look_sends_no_signal() -> None:

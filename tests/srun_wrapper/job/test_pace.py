@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from robust_slurm.layout import DATA_WAIT
 from srun_wrapper.job.pace import (
     FROZEN_ROUNDS,
     FROZEN_TIME,
@@ -187,6 +188,18 @@ def test_steps_inside_a_phase_teach_its_rhythm() -> None:
     assert p.limit() == FLOOR
     p.in_phase("", 0.0, now + 0.1)
     assert p.phases["data"] < 2.0
+
+
+def test_a_wait_for_data_has_the_start_allowance_always() -> None:
+    p, now = stepping(1.0)
+    for _ in range(2):
+        p.in_phase(DATA_WAIT, now, now)
+        assert p.limit() == START and p.locate_after() is None
+        assert not look(p, now + START - 1.0, QUIET, QUIET).hung
+        assert look(p, now + START + 1.0, QUIET, QUIET).hung
+        p.in_phase("", 0.0, now + 0.5)
+        now += 1.0
+        p.advance(now, 1)
 
 
 def test_a_new_phase_right_after_another() -> None:

@@ -96,6 +96,8 @@ def test_it_says_where_the_rank_is() -> None:
 
 def test_data_and_checkpoints_are_known() -> None:
     assert looks(one(1.0, 0.0, LOAD)).loads
+    own = ("wait (threading.py:327)", "_next_step (robust_slurm/data/loader.py:131)")
+    assert looks(one(1.0, 0.0, own)).loads
     assert looks(one(1.0, 0.0, SAVE)).saves
 
 

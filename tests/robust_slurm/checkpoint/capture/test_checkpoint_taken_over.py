@@ -97,6 +97,34 @@ def test_a_world_of_another_size_starts_from_disk_with_every_position(tmp_path: 
         assert loaders[rank].at == 0
 
 
+class GlobalLoader(Loader):
+    """Its position is that of all ranks."""
+
+    shared_position = True
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_position_of_all_ranks_is_taken_over_by_any(tmp_path: Path, several: bool) -> None:
+    def given(at: int) -> Any:
+        return (
+            {"train": GlobalLoader(at), "eval": GlobalLoader(at)} if several else GlobalLoader(at)
+        )
+
+    def at(loaders: Any) -> set[int]:
+        return {each.at for each in (loaders.values() if several else [loaders])}
+
+    sources = saved(tmp_path, 3, {rank: given(7) for rank in range(3)})
+    loaders = given(0)
+    assert fixed(loaders, (1,)) == ""
+    State(objects(9, loaders), rank=1).restore(sources, Taken(2, (1,), anew=True))
+    assert at(loaders) == {7}
+    loaders = given(0)
+    for original in (2, 8):  # from disk, in any other world
+        assert State(objects(9, loaders), rank=1).restore_positions(sources[:1], original)
+        assert at(loaders) == {7}
+    assert "one for each share" in fixed({"train": GlobalLoader(1), "eval": Loader(1)}, (1,))
+
+
 def test_a_position_that_nobody_saved_by_shares_is_refused(tmp_path: Path) -> None:
     sources = saved(tmp_path, 2, {r: {r: Loader()} for r in range(2)})
     state = State(objects(0, {5: Loader()}), rank=0)
