@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from robust_slurm.data.errors import DataError
@@ -34,9 +35,9 @@ class Tally:
         if bad is not None:
             if new and len(self.located) < LOCATED:
                 self.located.append(bad)
-            self._judge(bad)
+            self._judge(bad, new)
 
-    def _judge(self, bad: Bad) -> None:
+    def _judge(self, bad: Bad, new: bool) -> None:
         place = f"{bad.part}: record {bad.record}: {one_line(bad.why, 300)}"
         if self._options.bad != "skip":
             raise DataError(f'{place}; bad="skip" leaves such records out')
@@ -45,3 +46,6 @@ class Tally:
                 f"{place}; {counted(self.bad, 'bad record')} of {self.records},"
                 f" more than most_bad={self._options.most_bad:g} allows"
             )
+        if new and str(self.bad).strip("0") == "1":  # the 1st, 10th, 100th …
+            many = f"{counted(self.bad, 'bad record')} of {self.records} skipped by this lane"
+            print(f"robust-slurm: data: {place}; {many}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """What is read in one go: a file, or a row group of one."""
+    """A piece of a source that is read in one go: a file, or a row group of one."""
 
     name: str  # the path or URL, with "#n" for a row group
     size: int  # bytes; a file that has changed is an error, not other data

@@ -135,6 +135,8 @@ class FileSource(ABC):
             return None if "tokens" in values and not len(values["tokens"]) else values
         except (DataError, MemoryError):
             raise
+        except ImportError as error:  # of this environment, and not of this record
+            raise DataError(f"{name}: record {index}: {error}") from error
         except OSError as error:
             if error.errno is not None:
                 raise  # of the system, and not of this record

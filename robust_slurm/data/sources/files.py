@@ -25,7 +25,7 @@ class File(NamedTuple):
 
 
 class Unreadable(Exception):
-    """What follows in a file cannot be decompressed or parsed, however often it is read."""
+    """The rest of a file cannot be decompressed or parsed, however often it is read."""
 
 
 class Files:

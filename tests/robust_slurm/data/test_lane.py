@@ -113,6 +113,19 @@ def test_a_bad_record_is_an_error_that_locates_it() -> None:
         list(islice(lanes_of(source, 1)[0], 1))
 
 
+def test_skipped_records_are_reported_the_first_the_tenth_and_so_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    part: list[Record] = [Bad("web/a.jsonl", n, "no JSON") if n % 4 == 1 else n for n in range(48)]
+    lane = lanes_of(ListedSource([part], bad="skip", most_bad=1), 1)[0]
+    first_pass(lane)
+    start = "robust-slurm: data: web/a.jsonl: record"
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        f"{start} 1: no JSON; 1 bad record of 2 skipped by this lane",
+        f"{start} 37: no JSON; 10 bad records of 38 skipped by this lane",
+    ]
+
+
 def test_too_many_bad_records_are_an_error() -> None:
     part: list[Record] = [Bad("p", n, "no") if n % 10 == 0 else n for n in range(500)]
     lane = lanes_of(ListedSource([part], bad="skip", most_bad=0.02), 1)[0]

@@ -256,6 +256,19 @@ def test_lists_that_decode_returns_become_arrays(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_module_that_is_missing_is_no_bad_record(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"{}")
+
+    def decode(record: dict[str, Any]) -> dict[str, Any]:
+        import no_such_module  # type: ignore[import-not-found]
+
+        return {"tokens": no_such_module.tokens(record)}
+
+    lane = Lane(jsonl(tmp_path / "a.jsonl", decode, bad="skip"), "web", 0, 1, 7, 4)
+    with pytest.raises(DataError, match=r"a\.jsonl: record 0: No module named 'no_such_module'"):
+        next(lane)
+
+
 def test_one_thread_decodes_at_a_time_and_a_long_decode_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
