@@ -50,6 +50,8 @@ class Loader:
         steps. ``ahead``: steps that are ready in advance here. Raises DataError."""
         if type(ahead) is not int or ahead < 1:
             raise DataError(f"Loader: ahead is {ahead!r}; give a number of steps >= 1")
+        if type(memory) is not int or memory < 1:
+            raise DataError(f"Loader: memory is {memory!r}; give a number of bytes >= 1")
         self._steps, self.shares = open_steps(plan, world(), memory)
         self.waited = 0.0
         """Seconds that the training has waited for data."""

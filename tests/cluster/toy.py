@@ -176,7 +176,7 @@ if checkpoint.exists():
 if args.data:
     os.environ["TOY_RECORDS"] = str(args.dir)
     sys.modules["torch"] = None  # type: ignore[assignment] # arrays as they are
-    import numpy  # noqa: F401, ICN001 - as a training has long done
+    import numpy  # noqa: F401 - as a training has long done
 
     from robust_slurm.data.loader import Loader
 

@@ -21,7 +21,8 @@ from robust_slurm.data.service.ring import MEMORY
 if TYPE_CHECKING:
     from robust_slurm.resizing.world import TrainingWorld
 
-SILENCE = 30.0  # s without a word of the data process, which says something every second
+START = 180.0  # s for a data process to start: its interpreter may be on a slow file system
+SILENCE = 30.0  # s without a word of one that runs, which says something every second
 PATIENCE = 60.0  # s for it to be back after its death, in all
 DOOR = "data.sock"
 
@@ -126,13 +127,13 @@ class NodeSteps:
         self._line = _open(str(answer[0].get("path")))
         cpus = sorted(os.sched_getaffinity(0))
         self._say({**self._hello, "cpus": cpus})
-        welcome, _ = self._hear("welcome")
+        welcome, _ = self._hear("welcome", START)
         self.shares = tuple(int(share) for share in welcome["shares"])
         self._say({"op": "seek", "state": self._state})
 
     def _take(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
         self._say({"op": "next"})
-        answer, fds = self._hear("step")
+        answer, fds = self._hear("step", SILENCE)
         heads = answer["pages"]
         if len(heads) != len(fds):
             raise wire.Closed("descriptors are missing")
@@ -144,16 +145,18 @@ class NodeSteps:
             raise wire.Closed("not connected")
         self._line.send(message)
 
-    def _hear(self, wanted: str) -> tuple[dict[str, Any], list[int]]:
-        """Return the answer that is wanted. Raises DataError for a failure, OSError."""
+    def _hear(self, wanted: str, silence: float) -> tuple[dict[str, Any], list[int]]:
+        """Return the answer that is wanted. Raises DataError for a failure, OSError; ProcessGone
+        after so many seconds without a word."""
         while True:
             if self._line is None:
                 raise wire.Closed("not connected")
-            got = self._line.receive(SILENCE)
+            got = self._line.receive(silence)
             if got is None:
                 self.close()
-                raise ProcessGone(f"it has said nothing for {SILENCE:g} s")
+                raise ProcessGone(f"it has said nothing for {silence:g} s")
             message, fds = got
+            silence = SILENCE
             if message["op"] == wanted:
                 return message, fds
             for fd in fds:

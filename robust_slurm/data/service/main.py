@@ -6,6 +6,7 @@ has asked for it), ``listen`` (the descriptor of its socket), ``memory`` in byte
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -40,6 +41,8 @@ def _be_nice() -> None:
         wanted = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
     sys.setswitchinterval(_SWITCH)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # it is killed in the end
 
 
 def main() -> None:

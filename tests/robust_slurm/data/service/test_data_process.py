@@ -16,7 +16,7 @@ import pytest
 from waiting import until
 
 from robust_slurm.data import errors
-from robust_slurm.data.errors import DataError, SourceStalled
+from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import client, pages, producer, server, wire
 from robust_slurm.data.service.client import NodeSteps, ProcessGone
 from robust_slurm.data.service.producer import Producer
@@ -53,7 +53,7 @@ class Counting:
     def next(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
         number = self._at
         if number in self.raises:
-            raise self.raises.pop(number)
+            raise self.raises[number]
         self._at += 1
         self.made += 1
         rows = {share: {"x": np.full((2, 3), 10 * number + share)} for share in self._shares}
@@ -164,12 +164,19 @@ def test_what_fails_is_an_error_of_its_kind_once_and_tried_again(
     assert take(steps, 1) == [0]
     with pytest.raises(SourceStalled, match=r"web gives nothing .*the job's output"):
         steps.next()
+    del plan.raises[1]
     until(lambda: not node.producer._failed, "it is tried again")
     assert take(steps, 1) == [1]
     with pytest.raises(DataError, match=r"ZeroDivisionError: division by zero \(.*test_data_proc"):
         steps.next()
+    del plan.raises[2]
     until(lambda: not node.producer._failed, "it is tried again")
     assert take(steps, 2) == [2, 3]
+    plan.raises = dict.fromkeys(range(4, 99), EndOfData("its epochs are over"))
+    steps.seek({"step": 50})
+    for _ in range(2):
+        with pytest.raises(EndOfData, match=r"^its epochs are over$"):
+            steps.next()
     assert "in next" in capfd.readouterr().err  # the whole traceback
     with pytest.raises(DataError, match="does not fit 3 ranks"):
         rank(0, world=3)
