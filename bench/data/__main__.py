@@ -12,11 +12,12 @@ from bench.data.exact import exact
 from bench.data.memory import memory
 from bench.data.restart import restart
 from bench.data.sides import say_versions
-from bench.data.throughput import throughput
+from bench.data.throughput import throughput, throughput_outside
 
 CASES = {
     "balance": balance,
     "throughput": throughput,
+    "throughput_outside": throughput_outside,
     "memory": memory,
     "restart": restart,
     "exact": exact,

@@ -6,11 +6,13 @@ numpy and pyarrow only where they are needed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
 import unicodedata
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +23,9 @@ MARK = (
 LONGEST = 12_000  # tokens
 SIGMA = 1.0  # of the lengths' logarithm
 MEDIANS = (150, 300, 450, 600)  # tokens of a document, by source
+ROUNDS = 2  # of a hash for each token
 PARQUET, JSONL = "parquet", "jsonl"
+Tokenizer = Callable[[dict[str, Any]], dict[str, Any]]
 _WORD = re.compile(r"\S+")
 
 
@@ -98,11 +102,24 @@ def _write(path: Path, records: list[dict[str, Any]]) -> None:
 def tokenise(record: dict[str, Any]) -> dict[str, Any]:
     """Return a document's tokens: normalised text, split into words, a number for each.
 
-    A third of a microsecond for a token and all of it with Python's lock held. Hugging Face's
-    tokenizers take longer, and let other threads run.
+    About a quarter of a microsecond for a token, all of it with Python's lock held.
     """
     import numpy
 
     text = unicodedata.normalize("NFKC", record["text"])
     numbers = [zlib.crc32(word.encode()) % VOCABULARY for word in _WORD.findall(text)]
     return {"tokens": numpy.array([MARK + int(record["id"]), *numbers], dtype=numpy.int32)}
+
+
+def tokenise_outside(record: dict[str, Any]) -> dict[str, Any]:
+    """Return as many tokens, by a function that computes outside Python's lock for most of its
+    time, as tokenizers in Rust do: about a microsecond for a token, which is their pace."""
+    import numpy
+
+    text = record["text"].encode()
+    letters = numpy.frombuffer(text, dtype=numpy.uint8).astype(numpy.int32)
+    starts = numpy.flatnonzero(letters == ord(" ")) + 1
+    numbers = numpy.add.reduceat(letters, numpy.concatenate(([0], starts)))
+    hashlib.pbkdf2_hmac("sha256", text, b"", max(1, len(numbers) * ROUNDS))
+    first = numpy.array([MARK + int(record["id"])], dtype=numpy.int32)
+    return {"tokens": numpy.concatenate((first, numbers)).astype(numpy.int32)}

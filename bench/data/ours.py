@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.data.corpus import JSONL, PARQUET, Corpus, kind, tokenise
+from bench.data.corpus import JSONL, PARQUET, Corpus, kind, tokenise, tokenise_outside
 from bench.data.packing import PACK
 from robust_slurm import data
 
@@ -20,12 +20,19 @@ NAME = "bench.data.ours:plan"
 SEED = 7
 
 
-def make_plan(corpus: Corpus, *, world: int, rows: int, pack: int = PACK) -> Any:
-    """Return the plan: all sources by the mixture, rows balanced by attention's cost."""
+def make_plan(
+    corpus: Corpus, *, world: int, rows: int, pack: int = PACK, outside: bool = False
+) -> Any:
+    """Return the plan: all sources by the mixture, rows balanced by attention's cost. ``outside``:
+    with the tokenizer that several threads may call."""
     read: Mapping[str, Callable[..., Any]] = {JSONL: data.jsonl, PARQUET: data.parquet}
+    decode = tokenise_outside if outside else tokenise
     weights = corpus.weights()
     return data.Plan(
-        sources={name: read[kind(name)](corpus.pattern(name), decode=tokenise) for name in weights},
+        sources={
+            name: read[kind(name)](corpus.pattern(name), decode=decode, parallel=outside)
+            for name in weights
+        },
         mix=lambda step: weights,
         cost=lambda meta: meta.tokens**2,
         pack=pack,
@@ -50,4 +57,10 @@ def plan() -> Any:
     """Return the plan of ``SPEC``."""
     spec = json.loads(os.environ[SPEC])
     corpus = Corpus(Path(spec["root"]), spec["sources"], spec["files"], spec["documents"])
-    return make_plan(corpus, world=spec["mesh"], rows=spec["rows"], pack=spec.get("pack", PACK))
+    return make_plan(
+        corpus,
+        world=spec["mesh"],
+        rows=spec["rows"],
+        pack=spec.get("pack", PACK),
+        outside=spec.get("outside", False),
+    )

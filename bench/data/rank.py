@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.data.corpus import MARK, Corpus
+from bench.data.corpus import MARK, Corpus, tokenise, tokenise_outside
 
 
 def opened(spec: dict[str, Any], corpus: Corpus) -> Any:
@@ -37,6 +37,7 @@ def opened(spec: dict[str, Any], corpus: Corpus) -> Any:
     return loader(
         side == "stateful",
         corpus,
+        tokenise_outside if spec.get("outside") else tokenise,
         rank=spec["rank"],
         world=spec["world"],
         rows=rows,

@@ -11,26 +11,46 @@ import signal
 from collections.abc import Callable
 from functools import partial
 
-from bench.common import MIN_SAMPLES, Metric, Results, summarise
+from bench.common import MIN_SAMPLES, Results, summarise
 from bench.data import sides
 from bench.data.child import Child, cpu_seconds, signal_all, tree
+from bench.data.corpus import Corpus
 from bench.data.keeper import Kept
 
 TAKE = 24  # batches of a turn
 PASSES = 3  # of Ray Data
+PEERS = (sides.STATEFUL, sides.DATALOADER)
+UNITS = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "cpu_s_per_mtoken": "s"}
 
 
 def throughput(results: Results) -> None:
-    """Let all sides but Ray take turns; then Ray passes over the corpus."""
+    """Read with a tokenizer in Python; at last, let Ray Data pass over the corpus."""
+    with sides.corpus(8, 4, 100 if results.quick else 500) as corpus:
+        _turns(results, "throughput", corpus)
+        if sides.RAY:
+            _ray(results, corpus)
+            _compare(results, "throughput", sides.RAY_DATA)
+    results.settings["batch"] = f"{sides.ROWS} rows of 4096 tokens"
+    results.settings["workers of each peer's rank"] = sides.WORKERS
+
+
+def throughput_outside(results: Results) -> None:
+    """Read with a tokenizer that computes outside Python's lock, as those in Rust."""
+    with sides.corpus(8, 4, 100 if results.quick else 500) as corpus:
+        _turns(results, "throughput_outside", corpus, outside=True)
+
+
+def _turns(results: Results, case: str, corpus: Corpus, outside: bool = False) -> None:
     runs = results.runs or (2 if results.quick else MIN_SAMPLES)
-    names = (sides.OURS, sides.STATEFUL, sides.DATALOADER)
+    names = (sides.OURS, *PEERS)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    documents = 100 if results.quick else 500
-    with sides.corpus(8, 4, documents) as corpus, contextlib.ExitStack() as stack:
-        scratch = corpus.root.parent
-        kept = stack.enter_context(Kept(scratch / "run"))
+    scratch = corpus.root.parent
+    with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(Kept(scratch / f"run-{case}"))
         ranks = {
-            name: stack.enter_context(sides.child(sides.spec(corpus, name), scratch, kept))
+            name: stack.enter_context(
+                sides.child(sides.spec(corpus, name, outside=outside), scratch, kept)
+            )
             for name in names
         }
         works: dict[str, Callable[[], list[int]]] = {
@@ -48,31 +68,19 @@ def throughput(results: Results) -> None:
                 signal_all(works[name](), signal.SIGSTOP)
                 if run:  # in the first turn, buffers fill
                     found[name].append(sample)
-        stack.close()
-        for name, samples in found.items():
-            _add(results, name, samples)
-        if sides.RAY:
-            with sides.child(sides.spec(corpus, sides.RAY_DATA), scratch) as rank:
-                rank.ready()
-                results.once("throughput.ray.first_s", rank.ask("open")["seconds"], "s")
-                passes = 1 if results.quick else PASSES
-                samples = [
-                    _measured(rank, "pass", partial(_of_side, rank, None)) for _ in range(passes)
-                ]
-                _add(results, sides.RAY_DATA, samples)
-    for name in (*names[1:], *([sides.RAY_DATA] if sides.RAY else [])):
-        for what in ("tokens_per_s", "samples_per_s"):
-            results.ratio(
-                f"throughput.ours/{name}.{what}",
-                f"throughput.ours.{what}",
-                f"throughput.{name}.{what}",
-            )
-        cpu = "cpu_s_per_mtoken"
-        results.ratio(
-            f"throughput.{name}/ours.{cpu}", f"throughput.{name}.{cpu}", f"throughput.ours.{cpu}"
-        )
-    results.settings["batch"] = f"{sides.ROWS} rows of 4096 tokens"
-    results.settings["workers of each peer's rank"] = sides.WORKERS
+    for name, samples in found.items():
+        _add(results, f"{case}.{name}", samples)
+    for name in PEERS:
+        _compare(results, case, name)
+
+
+def _ray(results: Results, corpus: Corpus) -> None:
+    with sides.child(sides.spec(corpus, sides.RAY_DATA), corpus.root.parent) as rank:
+        rank.ready()
+        results.once("throughput.ray.first_s", rank.ask("open")["seconds"], "s")
+        works = partial(_of_side, rank, None)
+        passes = 1 if results.quick else PASSES
+        _add(results, "throughput.ray", [_measured(rank, "pass", works) for _ in range(passes)])
 
 
 def _of_side(rank: Child, kept: Kept | None) -> list[int]:
@@ -92,7 +100,13 @@ def _measured(rank: Child, order: str, works: Callable[[], list[int]]) -> dict[s
 
 
 def _add(results: Results, name: str, samples: list[dict[str, float]]) -> None:
-    units = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "cpu_s_per_mtoken": "s"}
-    for what, unit in units.items():
-        metric: Metric = summarise([sample[what] for sample in samples], unit)
-        results.metrics[f"throughput.{name}.{what}"] = metric
+    for what, unit in UNITS.items():
+        values = summarise([sample[what] for sample in samples], unit)
+        results.metrics[f"{name}.{what}"] = values
+
+
+def _compare(results: Results, case: str, peer: str) -> None:
+    """Add how many times as fast ours is, and how many times as much CPU the peer takes."""
+    rate, cpu = "tokens_per_s", "cpu_s_per_mtoken"
+    results.ratio(f"{case}.ours/{peer}", f"{case}.ours.{rate}", f"{case}.{peer}.{rate}")
+    results.ratio(f"{case}.{peer}/ours.cpu", f"{case}.{peer}.{cpu}", f"{case}.ours.{cpu}")

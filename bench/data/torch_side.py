@@ -17,7 +17,7 @@ from typing import Any
 import torch.utils.data
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from bench.data.corpus import JSONL, Corpus, kind, tokenise
+from bench.data.corpus import JSONL, Corpus, Tokenizer, kind
 from bench.data.packing import PACK, Packer, padded
 
 GROUP = 64  # Parquet records that are decoded to Python at a time
@@ -46,8 +46,11 @@ class Place:
 class Mixed(torch.utils.data.IterableDataset[dict[str, Any]]):
     """Rows of packed documents, drawn from all sources by the mixture."""
 
-    def __init__(self, corpus: Corpus, rank: int, world: int, seed: int = 7) -> None:
+    def __init__(
+        self, corpus: Corpus, tokenizer: Tokenizer, rank: int, world: int, seed: int = 7
+    ) -> None:
         self.corpus, self.rank, self.world, self.seed = corpus, rank, world, seed
+        self.tokenizer = tokenizer
         self.place = Place()
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,7 +84,7 @@ class Mixed(torch.utils.data.IterableDataset[dict[str, Any]]):
         while True:
             while not ready:
                 (name,) = chance.choices(names, shares)
-                ready = packer.add(tokenise(next(streams[name]))["tokens"])
+                ready = packer.add(self.tokenizer(next(streams[name]))["tokens"])
             row = ready.pop(0)
             place.draw, place.pending, place.ready = chance.getstate(), packer.pending[:], ready[:]
             yield padded(row)
@@ -125,9 +128,16 @@ def _parquet(path: Path, at: Cursor, mine: int, all_: int) -> Iterator[dict[str,
 
 
 def loader(
-    stateful: bool, corpus: Corpus, *, rank: int, world: int, rows: int, workers: int
+    stateful: bool,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    rank: int,
+    world: int,
+    rows: int,
+    workers: int,
 ) -> torch.utils.data.DataLoader[Any]:
     """Return the loader of one rank: batches of ``rows`` rows."""
-    dataset = Mixed(corpus, rank, world)
+    dataset = Mixed(corpus, tokenizer, rank, world)
     made = StatefulDataLoader if stateful else torch.utils.data.DataLoader
     return made(dataset, batch_size=rows, num_workers=workers)
