@@ -1,4 +1,4 @@
-"""How unequal the ranks' work is in a step: by our planner, and with rows packed as they come.
+"""The imbalance of the ranks' work in a step: by our planner, and with rows packed as they come.
 
 Pure: lengths alone, drawn from the corpus' distributions; the cost of a row is attention within its
 documents, the sum of their lengths' squares.

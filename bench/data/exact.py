@@ -37,7 +37,7 @@ DEADLINE = 60.0
 
 
 class Seen(NamedTuple):
-    """What was in a step: a digest of each share's rows, and the documents that begin in it."""
+    """The contents of a step: a digest of each share's rows, and the documents that begin in it."""
 
     digests: dict[int, str]
     documents: list[int]
@@ -58,7 +58,7 @@ def seen(rows: Mapping[int, Mapping[str, Any]]) -> Seen:
 
 
 class Log:
-    """What the training has had, by step. A step that is done again counts once."""
+    """The contents of a training, by step. A step that is done again counts once."""
 
     def __init__(self) -> None:
         self.steps: dict[int, Seen] = {}

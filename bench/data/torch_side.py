@@ -35,7 +35,7 @@ class Cursor:
 
 @dataclass
 class Place:
-    """What a worker needs to go on from a row."""
+    """The state from which a worker goes on after a row."""
 
     cursors: dict[str, Cursor] = field(default_factory=dict)
     draw: Any = None
