@@ -43,7 +43,7 @@ class Step(NamedTuple):
     state: PlanState
     """After it."""
     costs: tuple[float, ...] = ()
-    """Of the rows of every share, wanted here or not."""
+    """Costs of the rows of every share, wanted here or not."""
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""What goes wrong with data, told from what goes wrong with nodes."""
+"""Errors of data, told from those of nodes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Ref(NamedTuple):
 
 
 class Meta(NamedTuple):
-    """What the planner knows of a sample, and a user's ``cost`` is given."""
+    """The planner's knowledge of a sample; a user's ``cost`` is given it."""
 
     ref: Ref
     tokens: int  # length of its arrays, in tokens; 1 for samples without

@@ -226,7 +226,8 @@ def test_import_brings_in_next_to_nothing() -> None:
         "standby.py",
         "text.py",
     ]
-    + [f"auto/{path.name}" for path in (PACKAGE / "auto").glob("*.py")],
+    + [f"auto/{path.name}" for path in (PACKAGE / "auto").glob("*.py")]
+    + [str(path.relative_to(PACKAGE)) for path in (PACKAGE / "data").rglob("*.py")],
 )
 def test_syntax_is_that_of_python_3_9(name: str) -> None:
     ast.parse((PACKAGE / name).read_text(), feature_version=(3, 9))

@@ -34,7 +34,7 @@ class Heads(Protocol):
 
 
 class Rules(NamedTuple):
-    """What a plan says about steps."""
+    """A plan's rules for steps."""
 
     mix: Callable[[int], Any]
     cost: Callable[[Meta], float]
@@ -51,7 +51,7 @@ class PlannedStep(NamedTuple):
 
     number: int
     rows: tuple[Rows, ...]
-    """By share."""
+    """By share, 0 first."""
     drawn: tuple[Meta, ...]
     """Whole samples that were drawn for it; ``state.carried`` has those without a place."""
     costs: tuple[float, ...]

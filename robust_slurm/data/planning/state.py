@@ -20,7 +20,7 @@ class SourceState(NamedTuple):
     """The place in one source."""
 
     lanes: tuple[Position, ...]
-    """Of each lane, after the last sample that was drawn."""
+    """Each lane's position, after the last sample that was drawn."""
     epoch: int = 0
     """The pass over the source that samples are drawn of; a lane that is ahead waits."""
     turn: int = 0
