@@ -286,12 +286,12 @@ class State:
     def restore_positions(self, sources: Sequence[Source], original: int) -> bool:
         """Restore the loaders alone, each from the rank of any world that had its share.
 
-        False if these ranks did not save the positions of ``original`` shares. Raises StateError.
-        """
+        False if these ranks did not save those of ``original`` shares. Raises StateError."""
         if is_global(self._tree[LOADER]):
             saved = Assembly(sources[:1], sources[0].snapshot.rank)
-            self._restore_loaders(saved, saved.own.values[LOADER])
-            return True
+            if found := LOADER in saved.own.values:
+                self._restore_loaders(saved, saved.own.values[LOADER])
+            return found
         if not all(same_shares(source.snapshot, original) for source in sources):
             return False
         saved = Assembly(sources, sources[0].snapshot.rank)

@@ -1,9 +1,13 @@
-"""The memory that the feeds of a process may fill with samples ahead of need."""
+"""The memory that the feeds of a process may fill with samples ahead of need, and their turns."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+
+READERS = 4  # windows that are read at the same time: more would only fight for the interpreter
+SLOW = 1.0  # seconds after which a read is waiting, for a file or for good, and takes no turn
 
 
 class Claim:
@@ -12,6 +16,7 @@ class Claim:
     def __init__(self, size: int) -> None:
         self.size = size
         self.granted = threading.Event()
+        self.began = 0.0
 
 
 class Budget:
@@ -27,9 +32,10 @@ class Budget:
         self.used = 0
         self._lock = threading.Lock()
         self._waiting: deque[Claim] = deque()
+        self._reading: list[Claim] = []
 
     def claim(self, size: int) -> Claim:
-        """Ask for bytes: wait for ``granted`` of what is returned."""
+        """Ask for bytes: wait for ``granted`` of what is returned, read, and settle it."""
         claim = Claim(size)
         with self._lock:
             self._waiting.append(claim)
@@ -43,18 +49,35 @@ class Budget:
                 self._waiting.remove(claim)
                 self._give(claim)
 
+    def settle(self, claim: Claim, size: int) -> None:
+        """End a claim, granted or not: so many bytes were filled, and are to be given back."""
+        with self._lock:
+            if claim in self._waiting:
+                self._waiting.remove(claim)
+                self.used += size
+            elif claim in self._reading:
+                self._reading.remove(claim)
+                self.used += size - claim.size
+            self._grant()
+
     def give_back(self, size: int) -> None:
-        """Free bytes; less than 0: a claim was too small."""
+        """Free bytes that were filled."""
         with self._lock:
             self.used -= size
             self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and (
-            self.used + self._waiting[0].size <= self.limit or not self._waiting[0].size
-        ):
+        while self._waiting and self._room(self._waiting[0].size):
             self._give(self._waiting.popleft())
+
+    def _room(self, size: int) -> bool:
+        if size and self.used + size > self.limit:
+            return False
+        late = time.monotonic() - SLOW
+        return sum(claim.began > late for claim in self._reading) < READERS
 
     def _give(self, claim: Claim) -> None:
         self.used += claim.size
+        claim.began = time.monotonic()
+        self._reading.append(claim)
         claim.granted.set()

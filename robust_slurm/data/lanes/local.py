@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from robust_slurm.data.sample import Meta, Ref, Sample
 
 
+AHEAD = 4096  # samples of a lane that are read ahead at the most, and not of more than two passes
+
+
 class _Reader:
     """A thread that reads a lane from a position on, as far ahead as the budget allows.
 
@@ -35,7 +38,7 @@ class _Reader:
         self._changed = threading.Condition()
         self._ready: deque[tuple[Sample, int, Position]] = deque()
         self._error: DataError | None = None
-        self._stopped = False
+        self._stopped = self._parked = False
         self._claim = budget.claim(0)
         self._charged = 0  # bytes of the budget: what is ready, or will be
         name = f"data {lane.name}/{lane.lane}"
@@ -58,6 +61,8 @@ class _Reader:
                 self._changed.wait(min(self._patience - waited, 60.0))
             given = self._ready.popleft()
             self._charged -= given[1]
+            if self._parked and self._wants_more():
+                self._changed.notify_all()
             return given
 
     def ahead(self) -> tuple[int, int]:
@@ -69,8 +74,9 @@ class _Reader:
         """Stop reading; what is ready is forgotten."""
         with self._changed:
             self._stopped = True
-            self._budget.force(self._claim)
-            self._budget.give_back(self._charged + self._claim.size)
+            self._budget.settle(self._claim, 0)
+            self._claim.granted.set()
+            self._budget.give_back(self._charged)
             self._ready.clear()
             self._changed.notify_all()
 
@@ -98,16 +104,31 @@ class _Reader:
                     self._error = None
                     self._ready.extend((sample, size, after) for sample, after, size in window)
                     self._charged += size
-                    self._budget.give_back(self._claim.size - size)
-                    self._claim = self._budget.claim(size)
+                    self._budget.settle(self._claim, size)
                     self._changed.notify_all()
+                    self._parked = True
+                    self._changed.wait_for(lambda: self._stopped or self._wants_more())
+                    self._parked = False
+                    if self._stopped:
+                        return
+                    self._claim = self._budget.claim(size)
+                    self._changed.notify_all()  # a consumer that waits forces it
+
+    def _wants_more(self) -> bool:
+        if not self._ready:
+            return True
+        first, last = (self._ready[at][0].meta.ref.epoch for at in (0, -1))
+        return len(self._ready) < AHEAD and last - first < 2
 
     def _failed(self, error: DataError) -> bool:
         """Hand the error to the consumer. Return True if the thread tries again."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
-        return isinstance(error, SourceStalled) and not self._stopped
+            again = isinstance(error, SourceStalled) and not self._stopped
+            if not again:
+                self._budget.settle(self._claim, 0)
+        return again
 
 
 class LocalFeed:

@@ -51,7 +51,7 @@ class NodeSteps:
     def __init__(self, name: str, world: TrainingWorld, memory: int = MEMORY) -> None:
         """Connect. ``name``: of the plan (module:attribute); ``memory``: bytes of the steps that
         the data process holds. Raises ProcessGone, and DataError if the plan cannot be made."""
-        sizes = {"world": world.size, "original": world.original}
+        sizes = {"world": world.size, "original": world.original, "beside": _beside()}
         self._request = request(name, f"{world.size}/{world.original}", memory)
         self._hello = {"op": "hello", "rank": world.rank, **sizes}
         self._state: Any = None  # after the step that was returned last
@@ -163,6 +163,12 @@ class NodeSteps:
                 os.close(fd)
             if message["op"] == "failed":
                 raise _error(message)
+
+
+def _beside() -> int:
+    """Return the number of ranks on this node; 1 if it is not known."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
 
 
 def request(name: str, world: str, memory: int) -> dict[str, Any]:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 AGAIN = 2.0  # s after which what has failed is tried once more, for whoever asks then
 WAIT = 1.0  # s between two words to a rank that waits
+TOGETHER = (
+    2.0  # s for the other ranks of the node to come, since all is read anew for a further one
+)
 
 
 class LoadedPlan(Protocol):
@@ -64,6 +67,8 @@ class Producer:
         self._change = threading.Condition()
         self._wanted: dict[object, Wanted] = {}
         self._shares: set[int] = set()
+        self._ranks: set[int] = set()
+        self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
         self._failed: dict[str, Failure] = {}
         self._plan: LoadedPlan | None = None
         self._closed = False
@@ -73,10 +78,10 @@ class Producer:
     # -- for connections
 
     def shares(
-        self, rank: int, world: int, original: int, waiting: Callable[[], None]
+        self, rank: int, world: int, original: int, beside: int, waiting: Callable[[], None]
     ) -> tuple[int, ...] | Failure | None:
-        """Return a rank's shares; what is made from now on is made for them as well. The rest as
-        for ``get``."""
+        """Return a rank's shares; what is made from now on is made for them as well. ``beside``:
+        number of ranks of this node. The rest as for ``get``."""
         told = time.monotonic()
         while True:
             with self._change:
@@ -90,6 +95,12 @@ class Producer:
                     except DataError as err:
                         return _failure(err)
                     self._shares.update(found)
+                    if not self._ranks:
+                        self._complete_at = time.monotonic() + TOGETHER
+                    self._ranks.add(rank)
+                    if len(self._ranks) >= beside:
+                        self._complete_at = 0.0
+                    self._change.notify_all()
                     return found
                 self._change.wait(WAIT)
             told = _say(waiting, told)
@@ -177,6 +188,9 @@ class Producer:
                 for name, failure in list(self._failed.items()):
                     if not failure.lasts and failure.at <= now - AGAIN:
                         del self._failed[name]
+                if now < self._complete_at:
+                    self._change.wait(self._complete_at - now)
+                    continue
                 for wanted in self._wanted.values():
                     known = wanted.name in self._failed
                     if not known and self._ring.find(wanted.name, wanted.shares) is None:

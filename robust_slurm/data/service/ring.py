@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 AHEAD = 8  # steps that are made before anybody asks
 STEPS = 64  # steps in all
+KEPT = 4  # steps that were handed out and are kept, however large: ranks are not all at the same
 MEMORY = 512 << 20  # bytes in all; half of them for steps ahead
 
 
@@ -35,7 +36,7 @@ class Made(NamedTuple):
 
 
 class Ring:
-    """Consecutive steps. ``memory``: bytes; more only if a step ahead is larger than half."""
+    """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead."""
 
     def __init__(self, memory: int = MEMORY, ahead: int = AHEAD, steps: int = STEPS) -> None:
         self._memory, self._ahead, self._steps = memory, ahead, steps
@@ -65,7 +66,7 @@ class Ring:
         if self._made and self._made[-1].after != made.before:
             self.clear(made.before)
         self._made.append(made)
-        while self._served and (len(self._made) > self._steps or self.size > self._memory):
+        while self._served > KEPT and (len(self._made) > self._steps or self.size > self._memory):
             self._made.pop(0).close()
             self._served -= 1
 

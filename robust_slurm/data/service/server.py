@@ -89,8 +89,11 @@ class Server:
                 raise wire.Closed("not understood")
 
     def _welcome(self, line: wire.Line, message: dict[str, Any]) -> tuple[int, ...]:
-        rank, world, original = (_whole(message, name) for name in ("rank", "world", "original"))
-        got = self._producer.shares(rank, world, original, lambda: line.send({"op": "wait"}))
+        rank, world, original, beside = (
+            _whole(message, name) for name in ("rank", "world", "original", "beside")
+        )
+        say = lambda: line.send({"op": "wait"})  # noqa: E731
+        got = self._producer.shares(rank, world, original, beside, say)
         if got is None or isinstance(got, Failure):
             _fail(line, got)
             return ()

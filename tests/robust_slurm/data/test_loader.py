@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,11 +121,20 @@ def test_a_rank_of_a_smaller_world_gets_the_batches_of_all_its_shares(
 
 def test_a_wait_for_data_is_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[list[bytes]] = []
-    monkeypatch.setattr(heartbeat, "_write_phase", lambda: entered.append([*heartbeat._stack]))
-    monkeypatch.setattr(loader_module, "SHORT", 0.0)
-    loader = Loader(a_plan())
+    waits = threading.Event()
+
+    def write_phase() -> None:
+        entered.append([*heartbeat._stack])
+        waits.set()
+
+    def mix(_step: int) -> dict[str, float]:
+        assert waits.wait(60)
+        return {"web": 1}
+
+    monkeypatch.setattr(heartbeat, "_write_phase", write_phase)
+    loader = Loader(a_plan(mix=mix))
     next(loader)
-    assert entered == [[b"data wait"], []] and loader.waited > 0
+    assert entered == [[b"data wait"], []] and loader.waited >= loader_module.SHORT
     loader.close()
 
 

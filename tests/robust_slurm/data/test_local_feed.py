@@ -12,7 +12,8 @@ from listed_source import Gate, ListedSource, numbered
 
 from robust_slurm.data.arrays import OVERHEAD
 from robust_slurm.data.errors import DataError, SourceStalled
-from robust_slurm.data.lanes.budget import Budget
+from robust_slurm.data.lanes import budget as budget_module
+from robust_slurm.data.lanes.budget import READERS, Budget
 from robust_slurm.data.lanes.lane import Lane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
@@ -77,6 +78,35 @@ def test_feeds_read_ahead_within_their_budget_and_a_hungry_one_beyond_it() -> No
     for feed in feeds:
         feed.close()
     assert budget.used == 0
+
+
+def test_few_feeds_read_at_a_time_but_for_those_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = Budget()
+    gates = [Gate(0, 0) for _ in range(READERS + 1)]
+    feeds = [LocalFeed(lane_of(numbered([20])), budget) for _ in gates]
+    for feed, gate in zip(feeds, gates, strict=True):
+        feed.lane.source.before = gate  # type: ignore[attr-defined]
+        feed.seek(Position())
+    until(lambda: sum(gate.reached.is_set() for gate in gates) == READERS)
+    waiting = next(n for n, gate in enumerate(gates) if not gate.reached.is_set())
+    gates[waiting].opened.set()
+    assert feeds[waiting].next()[0].tokens == 1, "whoever is waited for reads"
+    monkeypatch.setattr(budget_module, "SLOW", 0.0)
+    feeds[waiting].drop([])
+    until(lambda: feeds[waiting].ahead()[0] > 4)
+    for feed, gate in zip(feeds, gates, strict=True):
+        feed.close()
+        gate.opened.set()
+    assert budget.used == 0
+
+
+def test_a_small_source_is_not_read_ahead_without_end(budget: Budget) -> None:
+    feed = LocalFeed(lane_of(numbered([3])), budget)
+    feed.seek(Position())
+    epochs = [feed.next()[0].ref.epoch for _ in range(9)]
+    assert epochs == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    until(lambda: feed.ahead()[0] == 9)
+    feed.close()
 
 
 def test_an_error_is_given_after_the_samples_before_it_and_again(budget: Budget) -> None:

@@ -122,6 +122,10 @@ def test_a_position_of_all_ranks_is_taken_over_by_any(tmp_path: Path, several: b
     for original in (2, 8):  # from disk, in any other world
         assert State(objects(9, loaders), rank=1).restore_positions(sources[:1], original)
         assert at(loaders) == {7}
+    bare = State({"model": nn.Linear(3, 5)}, rank=0)
+    items, values = bare.capture()
+    without = source(write(tmp_path / "bare.safetensors", items, values, rank=0, world=1))
+    assert not State(objects(9, loaders), rank=1).restore_positions([without], 2)
     assert "one for each share" in fixed({"train": GlobalLoader(1), "eval": Loader(1)}, (1,))
 
 

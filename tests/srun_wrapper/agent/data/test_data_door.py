@@ -211,6 +211,7 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
     (node.directory / "its_plan.py").write_text(PLAN)
     monkeypatch.syspath_prepend(str(node.directory))
     monkeypatch.setenv("ROBUST_BEAT_DIR", str(node.directory))
+    monkeypatch.setattr(client, "SILENCE", 300.0)  # a machine that does much else
     over = threading.Event()
     turning = threading.Thread(target=lambda: [node.turn() for _ in iter(over.is_set, True)])
     turning.start()
