@@ -5,16 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 READERS = 4  # windows that are read at the same time: more would only fight for the interpreter
 SLOW = 1.0  # seconds after which a read is waiting, for a file or for good, and takes no turn
 
 
 class Claim:
-    """Bytes that a feed wants to fill: granted when there is room, in the order of asking."""
+    """Bytes that a feed wants to fill: granted when there is room, in the order of asking.
 
-    def __init__(self, size: int) -> None:
+    ``start`` is called then: a feed's thread that has not begun yet. A thread that starts waits
+    for those that run, so who begins many feeds must not start one for each of them.
+    """
+
+    def __init__(self, size: int, start: Callable[[], object] | None = None) -> None:
         self.size = size
+        self.start = start
         self.granted = threading.Event()
         self.began = 0.0
 
@@ -34,13 +43,11 @@ class Budget:
         self._waiting: deque[Claim] = deque()
         self._reading: list[Claim] = []
 
-    def claim(self, size: int) -> Claim:
-        """Ask for bytes: wait for ``granted`` of what is returned, read, and settle it."""
-        claim = Claim(size)
+    def ask(self, claim: Claim) -> None:
+        """Ask for a claim's bytes: wait until it is ``granted``, read, and settle it."""
         with self._lock:
             self._waiting.append(claim)
             self._grant()
-        return claim
 
     def force(self, claim: Claim) -> None:
         """Grant a claim at once."""
@@ -81,3 +88,5 @@ class Budget:
         claim.began = time.monotonic()
         self._reading.append(claim)
         claim.granted.set()
+        if claim.start is not None:
+            claim.start()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError, SourceStalled
+from robust_slurm.data.lanes.budget import Claim
 from robust_slurm.data.sources.turn import long_decode
 
 if TYPE_CHECKING:
@@ -39,10 +40,11 @@ class _Reader:
         self._ready: deque[tuple[Sample, int, Position]] = deque()
         self._error: DataError | None = None
         self._stopped = self._parked = False
-        self._claim = budget.claim(0)
-        self._charged = 0  # bytes of the budget: what is ready, or will be
+        self._charged = 0  # bytes of the budget that are ready
         name = f"data {lane.name}/{lane.lane}"
-        threading.Thread(target=self._read, name=name, daemon=True).start()
+        thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self._claim = Claim(0, thread.start)
+        budget.ask(self._claim)
 
     def next(self) -> tuple[Sample, int, Position]:
         """Return the next sample, its size and the position after it."""
@@ -111,7 +113,8 @@ class _Reader:
                     self._parked = False
                     if self._stopped:
                         return
-                    self._claim = self._budget.claim(size)
+                    self._claim = Claim(size)
+                    self._budget.ask(self._claim)
                     self._changed.notify_all()  # a consumer that waits forces it
 
     def _wants_more(self) -> bool:

@@ -68,19 +68,20 @@ def test_feeds_read_ahead_within_their_budget_and_a_hungry_one_beyond_it() -> No
     feeds = [LocalFeed(lane_of(numbered([400])), budget) for _ in range(2)]
     for feed in feeds:
         feed.seek(Position())
-    until(lambda: sum(feed.ahead()[0] for feed in feeds) == 24)
+    until(lambda: sum(feed.ahead()[0] for feed in feeds) >= 24)
     refs = [feeds[0].next()[0].ref for _ in range(40)]
     until(lambda: feeds[0].ahead() == (0, 0))
-    assert budget.used <= budget.limit + 40 * ONE, "given samples count until they are taken"
+    assert budget.used > 40 * ONE, "given samples count until they are taken"
     feeds[0].drop(refs)
-    until(lambda: sum(feed.ahead()[0] for feed in feeds) == 24)
-    assert budget.used == 24 * ONE
+    until(lambda: sum(feed.ahead()[0] for feed in feeds) >= 24)
+    assert budget.used <= budget.limit + 4 * ONE, "the first window of one came later"
     for feed in feeds:
         feed.close()
     assert budget.used == 0
 
 
 def test_few_feeds_read_at_a_time_but_for_those_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_module, "SLOW", 1000.0)
     budget = Budget()
     gates = [Gate(0, 0) for _ in range(READERS + 1)]
     feeds = [LocalFeed(lane_of(numbered([20])), budget) for _ in gates]
