@@ -98,7 +98,7 @@ def measure(results: Results, name: str, steps: list[list[list[list[int]]]]) -> 
 
 def balance(results: Results) -> None:
     """Plan, and pack as they come, the same documents for 8 and 64 ranks."""
-    steps = results.runs or (5 if results.quick else 100)
+    steps = results.runs or (5 if results.quick else 40)
     for ranks in SIZES:
         ours, seconds = planned(ranks, steps)
         rows = [

@@ -14,6 +14,8 @@ from typing import Any
 from bench.data.corpus import JSONL, PARQUET, Corpus, kind, tokenise, tokenise_outside
 from bench.data.packing import PACK
 from robust_slurm import data
+from robust_slurm.data import steps
+from robust_slurm.data.sources.base import Options
 
 SPEC = "BENCH_DATA"
 NAME = "bench.data.ours:plan"
@@ -21,7 +23,13 @@ SEED = 7
 
 
 def make_plan(
-    corpus: Corpus, *, world: int, rows: int, pack: int = PACK, outside: bool = False
+    corpus: Corpus,
+    *,
+    world: int,
+    rows: int,
+    pack: int = PACK,
+    outside: bool = False,
+    window: int = Options().window,
 ) -> Any:
     """Return the plan: all sources by the mixture, rows balanced by attention's cost. ``outside``:
     with the tokenizer that several threads may call."""
@@ -30,7 +38,9 @@ def make_plan(
     weights = corpus.weights()
     return data.Plan(
         sources={
-            name: read[kind(name)](corpus.pattern(name), decode=decode, parallel=outside)
+            name: read[kind(name)](
+                corpus.pattern(name), decode=decode, parallel=outside, window=window
+            )
             for name in weights
         },
         mix=lambda step: weights,
@@ -54,8 +64,9 @@ def loader(corpus: Corpus, spec: Mapping[str, Any]) -> Any:
 
 
 def plan() -> Any:
-    """Return the plan of ``SPEC``."""
+    """Return the plan of ``SPEC``, and obey what is in it on reading ahead."""
     spec = json.loads(os.environ[SPEC])
+    steps.READ_AHEAD = spec.get("read_ahead", steps.READ_AHEAD)
     corpus = Corpus(Path(spec["root"]), spec["sources"], spec["files"], spec["documents"])
     return make_plan(
         corpus,
@@ -63,4 +74,5 @@ def plan() -> Any:
         rows=spec["rows"],
         pack=spec.get("pack", PACK),
         outside=spec.get("outside", False),
+        window=spec.get("window", Options().window),
     )
