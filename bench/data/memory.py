@@ -48,4 +48,4 @@ def memory(results: Results) -> None:
         results.ratio(
             f"memory.ours/stateful.{what}", f"memory.ours.{what}", f"memory.stateful.{what}"
         )
-    results.settings["memory"] = f"{SOURCES} sources, {ranks} ranks, no workers but {sides.WORKERS}"
+    results.settings["memory"] = f"{SOURCES} sources, {ranks} ranks, {sides.WORKERS} workers each"
