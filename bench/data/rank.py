@@ -71,6 +71,8 @@ def main(text: str) -> None:
         elif word == "take":
             say(**take(batches, int(arguments[0])), seconds=time.perf_counter() - began)
         elif word == "pass":
+            batches = None  # ends what it has begun
+            began = time.perf_counter()
             say(**take(iter(loader), None), seconds=time.perf_counter() - began)
         elif word == "save":
             torch.save(loader.state_dict(), arguments[0])
