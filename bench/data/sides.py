@@ -36,7 +36,8 @@ def child(told: Mapping[str, Any], scratch: Path, kept: Kept | None = None) -> C
         return Child(told, env={**environ(told), **(kept.environ if kept else {})})
     if told["side"] != RAY_DATA:
         return Child(told)
-    env = {"HOME": str(scratch), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    env = {"HOME": str(scratch), "RAY_TMPDIR": str(scratch)}
+    env |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     return Child(told, RAY, env)
 
 
