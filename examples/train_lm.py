@@ -10,7 +10,8 @@ checkpoint and ends with exactly the losses of a run that was never stopped. Wha
 
 - model and optimizer are in a ``robust_slurm.Checkpointer``: under robust-srun every step is kept
   in the memory of two nodes, everywhere some go to disk;
-- a step's data follow from the seed and the step's number, not from what was read before;
+- a step's data follow from the seed and the step's number, not from what was read before; with
+  ``--plan speeches:plan`` they come from ``robust_slurm.data``, whose position is saved;
 - under ``--robust-min-nodes`` the whole batch stays as it is when a node is missing: the ranks
   compute the missing one's share of it, one after the other (``accumulate``);
 - what the ranks add up, they add up in the same order every time (see ``settle``).
@@ -42,6 +43,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
 import robust_slurm
+from robust_slurm import data
 
 VOCABULARY = 256  # bytes
 
@@ -61,9 +63,11 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     whole = robust_slurm.world()  # with --robust-min-nodes a rank may have several shares
     settle(model, *batch_of(text, args, 0, rank, world))
+    loader = data.Loader(args.plan) if args.plan else None
     checkpointer = robust_slurm.Checkpointer(
         model=model,
         optimizer=optimizer,
+        loader=loader,
         directory=args.out / "checkpoints",
         every=args.save_every,
     )
@@ -80,7 +84,10 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
         optimizer.zero_grad(set_to_none=True)
         mean = torch.zeros((), device=device)
         for share in robust_slurm.accumulate(model):
-            inputs, targets = batch_of(text, args, step, share, whole.original)
+            if loader is not None:
+                inputs, targets = targets_of(next(loader), device)
+            else:
+                inputs, targets = batch_of(text, args, step, share, whole.original)
             loss = loss_of(model, inputs, targets)
             torch.autograd.backward(loss * whole.scale)
             mean += loss.detach()
@@ -189,6 +196,14 @@ def batch_of(
     return windows[:, :-1], windows[:, 1:]
 
 
+def targets_of(batch: dict[str, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The inputs and targets of a loader's batch of packed rows. No token has to foretell the
+    first one of another document, or padding: -100 is what cross_entropy leaves out."""
+    tokens, documents = batch["tokens"].to(device).long(), batch["document_ids"].to(device)
+    other = (documents[:, 1:] != documents[:, :-1]) | (documents[:, 1:] < 0)
+    return tokens[:, :-1], tokens[:, 1:].masked_fill(other, -100)
+
+
 # -- the losses -------------------------------------------------------------------------------
 
 
@@ -271,6 +286,7 @@ def parse_args() -> argparse.Namespace:
 
     parser.add_argument("--out", type=Path, required=True, help="directory on shared storage")
     parser.add_argument("--data", type=Path, default=here / "data" / "coriolanus.txt")
+    option("--plan", "", "take batches from this plan of robust_slurm.data, MODULE:NAME")
     option("--steps", 100, "train up to this step")
     option("--save-every", 10, "steps between checkpoints on disk")
     option("--batch", 8, "sequences per rank and step")

@@ -30,6 +30,7 @@ from lab.spec import HEAD
 
 OUT = REPOSITORY / "demo-out"
 STEPS, SAVE_EVERY = 240, 10
+PLAN = "speeches:plan"  # of robust_slurm.data
 CRASH_FROM, CRASH_BY = 47, 200  # at the first of these steps at which all ranks would start warm
 VICTIM = "n3"
 START_S = 240.0  # submission -> first step: eight interpreters import torch on what cores there are
@@ -71,7 +72,7 @@ class Run:
         self._shown_lines = 0
         argv = ["sbatch", "--parsable", f"--chdir={REPOSITORY}", f"--output={self.output}"]
         argv += [f"examples/{script}", "--out", str(self.losses.parent)]
-        argv += ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY)]
+        argv += ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--plan", PLAN]
         # The nodes of a lab have no name service, and torch warns about that in every rank.
         env = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
         done = lab.exec(HEAD, argv, cwd=REPOSITORY, env=env, check=True)

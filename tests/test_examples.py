@@ -152,6 +152,7 @@ EVERY = 4  # steps between checkpoints
 _RANK = f"""
 import os, runpy, sys, time
 sys.argv.pop(0)
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
 import robust_slurm
 out = sys.argv[sys.argv.index("--out") + 1] if "--out" in sys.argv else ""
 beat = robust_slurm.beat
@@ -241,9 +242,15 @@ def test_stopped_training_goes_on_with_the_same_losses(
     assert [row["epoch"] for row in rows] == [0] * 8 + [2] * 8
 
 
-def test_fsdp2_goes_on_where_it_was_stopped(tmp_path: Path, torch_forks: TorchForks) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("fsdp2.py", []), ("train_lm.py", ["--plan=speeches:plan", "--save-every=2"])],
+)
+def test_example_goes_on_where_it_was_stopped(
+    tmp_path: Path, torch_forks: TorchForks, name: str, more: list[str]
+) -> None:
     def run() -> list[str]:
-        words = [str(EXAMPLES / "fsdp2.py"), "--steps=6", f"--out={tmp_path}"]
+        words = [str(EXAMPLES / name), "--steps=6", f"--out={tmp_path}", *more]
         ranks = start(torch_forks, 2, {"ROBUST_CHECKPOINT_EVERY": "2"}, *words)
         all_end_well(ranks)
         return [line for line in ranks[0].out().splitlines() if line.startswith("step ")]

@@ -1,0 +1,1 @@
+"""Data loading beside others': throughput, balance, memory, restarts, and nothing lost."""

@@ -1,0 +1,92 @@
+"""Keeps data processes as robust-task does, with its code: ``python -m bench.data.keeper DIR``.
+
+Ranks with ROBUST_BEAT_DIR=DIR find it. Deaths have no limit here: they are the benchmark's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench.common import REPOSITORY, BenchError
+from bench.data.child import tree
+from srun_wrapper.agent.data import door, keeper
+from srun_wrapper.agent.loop import Loop
+
+STARTS_WITHIN = 60.0
+
+
+class Kept:
+    """The keeper's process, from the benchmark's side."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700)
+        self.environ = {"ROBUST_BEAT_DIR": str(directory)}
+        argv = [sys.executable, "-m", "bench.data.keeper", str(directory)]
+        self._process = subprocess.Popen(argv, cwd=REPOSITORY, start_new_session=True)
+        until = time.monotonic() + STARTS_WITHIN
+        while not (directory / door.NAME).exists():
+            if self._process.poll() is not None or time.monotonic() > until:
+                self.close()
+                raise BenchError("the data process' keeper does not start")
+            time.sleep(0.02)
+
+    def below(self) -> list[int]:
+        """Return the data processes, and what they have started."""
+        return tree([self._process.pid])[1:]
+
+    def kill(self) -> None:
+        """Kill the data process as a fault would."""
+        for pid in self.below()[:1]:
+            os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End all of it."""
+        self._process.terminate()
+        try:
+            self._process.wait(10.0)
+        finally:
+            self._process.kill()
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def shared_mb(pids: Iterable[int]) -> float:
+    """Return the size of the memory files that processes have open, each counted once.
+
+    Pages that are mapped as well are in the processes' own memory (PSS), too: counted twice.
+    """
+    found: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                if str(fd.readlink()).startswith("/memfd:"):
+                    status = fd.stat()
+                    found[status.st_ino] = status.st_blocks * 512
+    return sum(found.values()) / 1e6
+
+
+def main(directory: Path) -> None:
+    """Keep until SIGTERM."""
+    keeper.WITHIN = 0.0
+    loop = Loop()
+    made = door.DataDoor(loop, directory)
+    loop.on_signals([signal.SIGTERM], lambda _: loop.stop())
+    try:
+        loop.run()
+    finally:
+        made.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,84 @@
+"""bench.data: packing as they come, what is counted as lost, balance, and a short run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+from bench.common import REPOSITORY, Results
+from bench.data import __main__ as command
+from bench.data import balance
+from bench.data.corpus import MARK, Corpus, kind, make, tokenise
+from bench.data.exact import Log, Seen, compare, seen
+from bench.data.packing import Packer, arrival_rows, padded
+
+
+def test_documents_are_packed_as_they_come() -> None:
+    assert arrival_rows([3, 4, 2, 9, 1, 4], pack=6) == [[3], [4, 2], [6], [3, 1]]
+    packer = Packer(6)
+    (row,) = packer.add(numpy.array([5, 5])) + packer.add(numpy.array([7, 7, 7, 7, 7]))
+    again = Packer(6, packer.pending)
+    assert [len(piece) for piece in again.add(numpy.array([1, 1]))[0]] == [5]
+    made = padded(row, 6)
+    assert made["tokens"].tolist() == [5, 5, 0, 0, 0, 0]
+    assert made["document_ids"].tolist() == [0, 0, -1, -1, -1, -1]
+    assert made["position_ids"].tolist() == [0, 1, 0, 0, 0, 0]
+
+
+def test_the_corpus_follows_from_its_seed(tmp_path: Path) -> None:
+    one, two = (Corpus(tmp_path / name, 2, 2, 3) for name in ("one", "two"))
+    assert make(one) == make(two)
+    paths = one.paths("s00")
+    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in two.paths("s00")]
+    record = json.loads(paths[1].read_text().splitlines()[0])
+    tokens = tokenise(record)["tokens"]
+    assert (tokens[0], len(tokens)) == (MARK + 3, len(record["text"].split()) + 1)
+    assert [kind(name) for name in one.names()] == ["jsonl", "parquet"]
+
+
+def test_what_is_lost_or_comes_twice_is_counted() -> None:
+    def log(*steps: list[int]) -> Log:
+        made = Log()
+        for number, documents in enumerate(steps):
+            tokens = numpy.array([MARK + document for document in documents])
+            made.add(number, [seen({0: {"tokens": tokens}})])
+        return made
+
+    should = log([1, 2], [3, 4])
+    assert compare(log([1, 2], [3, 4]), should) == {"lost": 0, "repeated": 0, "other_steps": 0}
+    assert compare(log([1, 2], [4, 3]), should) == {"lost": 0, "repeated": 0, "other_steps": 1}
+    assert compare(log([1, 2], [3, 2]), should) == {"lost": 1, "repeated": 1, "other_steps": 1}
+    resumed = log([1, 2], [3, 4], [9])
+    resumed.resume(1)
+    assert list(resumed.steps) == [0]
+    resumed.add(1, [Seen(should.steps[1].digests, [3, 4])])
+    assert resumed.order() == should.order()
+
+
+def test_balance_is_of_the_same_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balance, "SIZES", (4,))
+    results = Results("data", quick=True, runs=3)
+    balance.balance(results)
+    ours = results.metrics["balance_4.ours.ranks"].median
+    assert 1.0 <= ours < 1.05 < results.metrics["balance_4.arrival.ranks"].median
+    assert results.metrics["balance_4.ours.rows_least"].median >= 1.0
+    assert command.missed(results) == []
+    results.once("balance_8.ours.ranks", 1.2, "max/mean")
+    assert command.missed(results) == ["balance_8.ours.ranks: 1.2, more than 1.05"]
+
+
+def test_nothing_is_lost_over_a_few_faults(tmp_path: Path) -> None:
+    """The real data process under robust-task's code, with real ranks."""
+    made = tmp_path / "made.json"
+    words = ["--case", "exact", "--runs", "3", "--json", str(made)]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.data", *words], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {name: each["median"] for name, each in json.loads(made.read_text())["metrics"].items()}
+    assert found["exact.faults"] == 3
+    assert [found[f"exact.{what}"] for what in ("lost", "repeated", "other_steps")] == [0, 0, 0]
+    assert found["exact.documents"] > 50
