@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def main(directory: Path) -> None:
     """Keep until SIGTERM."""
     keeper.WITHIN = 0.0
     loop = Loop()
-    made = door.DataDoor(loop, directory)
+    made = door.DataDoor(loop, directory, secrets.token_bytes(32))
     loop.on_signals([signal.SIGTERM], lambda _: loop.stop())
     try:
         loop.run()

@@ -227,8 +227,8 @@ class Agent:
         hello = Hello(
             place.job_id, place.step_id, place.node_index, place.node,
             tuple(task for _, task in sorted(self._shims.tasks.items())),
-            place.step_nodes, place.step_tasks, self._probe.port, free_port(), place.standby_request,
-            self._start.epoch if self._start else 0,
+            place.step_nodes, place.step_tasks, self._probe.port, free_port(),
+            place.standby_request, self._start.epoch if self._start else 0,
             self._acked, self._life, vouches=True, data_port=self.data_port,
         )  # fmt: skip
         link.send(hello)
