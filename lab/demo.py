@@ -31,6 +31,10 @@ from lab.spec import HEAD
 OUT = REPOSITORY / "demo-out"
 STEPS, SAVE_EVERY = 240, 10
 PLAN = "speeches:plan"  # of robust_slurm.data
+DATA_BY = {
+    "srun": f"data by the plan {PLAN}: every rank prepares its own batches",
+    "robust": f"data by the plan {PLAN}: a data process on each node prepares its ranks' batches",
+}
 CRASH_FROM, CRASH_BY = 47, 200  # at the first of these steps at which all ranks would start warm
 VICTIM = "n3"
 START_S = 240.0  # submission -> first step: eight interpreters import torch on what cores there are
@@ -78,6 +82,7 @@ class Run:
         done = lab.exec(HEAD, argv, cwd=REPOSITORY, env=env, check=True)
         self.job = int(done.stdout.strip().split(";")[0])
         story.say(who, f"sbatch examples/{script} is job {self.job}: 4 nodes, 8 ranks, torch DDP")
+        story.say(who, DATA_BY[who])
 
     def points(self) -> Points:
         try:
@@ -111,7 +116,7 @@ class Run:
 
     def _show(self, points: Points) -> None:
         for line in self._new_lines():
-            if line.startswith("robust-srun: "):
+            if line.startswith(("robust-srun: ", "robust-slurm: data: ")):
                 self.story.say(self.who, line, "yellow")
             elif line.startswith(("starting", "resumed")):
                 self.story.say(self.who, f"rank 0: {line}")
@@ -325,6 +330,8 @@ def _compare(story: Story, one: Points, other: Points, crash: int) -> bool:
         f"{OUT.relative_to(REPOSITORY)}/.",
         style="bold green" if gap == 0 else "bold red",
     )
+    if gap == 0:
+        story.console.print("So all ranks had the same batches, with and without the crash.")
     return gap == 0
 
 
