@@ -31,10 +31,6 @@ from lab.spec import HEAD
 OUT = REPOSITORY / "demo-out"
 STEPS, SAVE_EVERY = 240, 10
 PLAN = "speeches:plan"  # of robust_slurm.data
-DATA_BY = {
-    "srun": f"data by the plan {PLAN}: every rank prepares its own batches",
-    "robust": f"data by the plan {PLAN}: a data process on each node prepares its ranks' batches",
-}
 CRASH_FROM, CRASH_BY = 47, 200  # at the first of these steps at which all ranks would start warm
 VICTIM = "n3"
 START_S = 240.0  # submission -> first step: eight interpreters import torch on what cores there are
@@ -82,7 +78,8 @@ class Run:
         done = lab.exec(HEAD, argv, cwd=REPOSITORY, env=env, check=True)
         self.job = int(done.stdout.strip().split(";")[0])
         story.say(who, f"sbatch examples/{script} is job {self.job}: 4 nodes, 8 ranks, torch DDP")
-        story.say(who, DATA_BY[who])
+        by = "every rank itself" if who == "srun" else "the data process of its node"
+        story.say(who, f"plan {PLAN}: the batches of a rank are prepared by {by}")
 
     def points(self) -> Points:
         try:
