@@ -50,6 +50,6 @@ def memory(results: Results) -> None:
             f"memory.ours/stateful.{what}", f"memory.ours.{what}", f"memory.stateful.{what}"
         )
     results.settings["memory"] = (
-        f"{SOURCES} sources of {FILES} files, {ranks} ranks, of peers {sides.WORKERS} workers each, "
-        f"after {batches + 1} batches"
+        f"{SOURCES} sources of {FILES} files, {ranks} ranks, of peers {sides.WORKERS} workers each"
+        f", after {batches + 1} batches"
     )
