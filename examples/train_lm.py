@@ -285,8 +285,9 @@ def parse_args() -> argparse.Namespace:
         parser.add_argument(name, type=type(default), default=default, help=f"{text} [%(default)s]")
 
     parser.add_argument("--out", type=Path, required=True, help="directory on shared storage")
-    parser.add_argument("--data", type=Path, default=here / "data" / "coriolanus.txt")
-    option("--plan", "", "take batches from this plan of robust_slurm.data, MODULE:NAME")
+    parser.add_argument("--data", type=Path, default=here / "data" / "coriolanus.txt", help="text")
+    text = "take batches of --context + 1 tokens from this plan of robust_slurm.data, MODULE:NAME;"
+    option("--plan", "", f"{text} --data and --batch count for nothing then")
     option("--steps", 100, "train up to this step")
     option("--save-every", 10, "steps between checkpoints on disk")
     option("--batch", 8, "sequences per rank and step")

@@ -78,6 +78,8 @@ class Run:
         done = lab.exec(HEAD, argv, cwd=REPOSITORY, env=env, check=True)
         self.job = int(done.stdout.strip().split(";")[0])
         story.say(who, f"sbatch examples/{script} is job {self.job}: 4 nodes, 8 ranks, torch DDP")
+        by = "every rank itself" if who == "srun" else "the data process of its node"
+        story.say(who, f"plan {PLAN}: the batches of a rank are prepared by {by}")
 
     def points(self) -> Points:
         try:
@@ -111,7 +113,7 @@ class Run:
 
     def _show(self, points: Points) -> None:
         for line in self._new_lines():
-            if line.startswith("robust-srun: "):
+            if line.startswith(("robust-srun: ", "robust-slurm: data: ")):
                 self.story.say(self.who, line, "yellow")
             elif line.startswith(("starting", "resumed")):
                 self.story.say(self.who, f"rank 0: {line}")
@@ -325,6 +327,8 @@ def _compare(story: Story, one: Points, other: Points, crash: int) -> bool:
         f"{OUT.relative_to(REPOSITORY)}/.",
         style="bold green" if gap == 0 else "bold red",
     )
+    if gap == 0:
+        story.console.print("So all ranks had the same batches, with and without the crash.")
     return gap == 0
 
 

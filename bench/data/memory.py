@@ -11,14 +11,15 @@ from bench.data.child import pss_mb, tree
 from bench.data.keeper import Kept, shared_mb
 
 RANKS, SOURCES = 8, 50
-BATCHES = 8
+FILES = 4  # of a source: as many as it has lanes by default
+BATCHES = 72  # the data process holds as many steps then as it ever does
 FILL = 1.0  # s for buffers to fill
 
 
 def memory(results: Results) -> None:
     """Take the ranks' memory before they open their loaders and when these are busy."""
-    ranks = 2 if results.quick else RANKS
-    with sides.corpus(SOURCES, 1, 20 if results.quick else 200) as corpus:
+    ranks, batches = (2, 8) if results.quick else (RANKS, BATCHES)
+    with sides.corpus(SOURCES, FILES, 20 if results.quick else 200) as corpus:
         for name in (sides.OURS, sides.STATEFUL):
             with contextlib.ExitStack() as stack:
                 kept = stack.enter_context(Kept(corpus.root.parent / f"run-{name}"))
@@ -32,7 +33,7 @@ def memory(results: Results) -> None:
                     child.ready()
                 pids = [child.pid for child in children]
                 before = pss_mb(tree(pids))
-                for order in ("open", *["take 1"] * BATCHES):  # in step, as a training
+                for order in ("open", *["take 1"] * batches):  # in step, as a training
                     for child in children:
                         child.tell(order)
                     for child in children:
@@ -48,4 +49,7 @@ def memory(results: Results) -> None:
         results.ratio(
             f"memory.ours/stateful.{what}", f"memory.ours.{what}", f"memory.stateful.{what}"
         )
-    results.settings["memory"] = f"{SOURCES} sources, {ranks} ranks, {sides.WORKERS} workers each"
+    results.settings["memory"] = (
+        f"{SOURCES} sources of {FILES} files, {ranks} ranks, of peers {sides.WORKERS} workers each"
+        f", after {batches + 1} batches"
+    )

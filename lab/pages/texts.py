@@ -25,7 +25,7 @@ CHANNELS = frozenset(
         "SizeError",
         "WishError",
     }
-    | {"PoolError", "InstallError"}
+    | {"PoolError", "InstallError", "DataError", "SourceStalled"}
 )
 STDERR = "stderr"  # print(…, file=sys.stderr)
 _CALLED = re.compile(rf"\b(?:{'|'.join(CHANNELS)})\(|file=|interrupted=")

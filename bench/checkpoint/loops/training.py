@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torchdata.stateful_dataloader as stateful  # type: ignore[import-untyped]
+import torchdata.stateful_dataloader as stateful
 from torch import nn
 
 from bench.checkpoint.loops.case import Loop

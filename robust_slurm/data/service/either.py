@@ -69,5 +69,8 @@ class _Either:
 
 
 def _warn(gone: ProcessGone) -> None:
-    text = f"no data process for this rank: {gone}; it prepares its data itself"
-    print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
+    print(
+        f"robust-slurm: data: no data process for this rank: {gone}; it prepares its data itself",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -236,6 +236,7 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         mine = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(mine + NICE, 19)
         assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
+        assert "ARROW_DEFAULT_MEMORY_POOL=system" in Path(f"/proc/{pid}/environ").read_text()
         os.kill(pid, signal.SIGTERM)  # as Slurm sends it to all of the step
         os.kill(pid, signal.SIGUSR1)
         same(2)
