@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 from memory_source import MemoryFeed, MemorySource, corpus, memory_feeds
 
+from robust_slurm.data.construct import construct
 from robust_slurm.data.engine import Engine, Step
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.plan import Plan
 from robust_slurm.data.planning.state import PlanState, first_state, from_plain, to_plain
-from robust_slurm.data.sample import Meta
+from robust_slurm.data.sample import Meta, Ref, Sample
 from robust_slurm.data.sources.base import Options
 
 PACK = 512
@@ -178,6 +179,8 @@ class Odd(MemorySource):
         (6, [{}, {"more": np.zeros(3)}], "needs? arrays of the same names|have tokens"),
         (6, [{"more": np.zeros((3, 2))}], "'more' is no array of one dimension"),
         (6, [{"more": 7}], "'more' is no array of one dimension"),
+        (6, [{"more": np.zeros(4)}], "'more' is no array of one dimension and of 3 tokens"),
+        (6, [{"tokens": np.zeros(4)}, {}], "has 4 tokens now, and had another"),
         (6, [{"position_ids": np.zeros(3)}], "samples have an array 'position_ids'"),
         (None, [{}, {"more": 1}], "odd: part 0, record . has "),
         (None, [{"text": object()}], "'text' is not an array of numbers"),
@@ -232,6 +235,35 @@ def test_a_source_that_stalls(policy: str) -> None:
     part = [engine_of(plan, [0], say=said.append)._may_hold_back("web"),
             engine_of(plan, say=said.append)._may_hold_back("web")]  # fmt: skip
     assert part == [False, True]  # others would come to other steps
+
+
+def test_samples_whose_length_nobody_can_say_are_not_packed_by_their_first_token() -> None:
+    meta = Meta(Ref("odd", 0, 0, 0, 0), 1)
+    values = {"ids": np.zeros(3, np.int32), "label": np.zeros(1, np.int32)}
+    with pytest.raises(DataError, match="'ids' is no array of one dimension and of 1 tokens"):
+        construct(a_plan(), ((meta,),), {meta.ref: Sample(meta, values)})
+
+
+class Small(MemorySource):
+    """A source of uint16."""
+
+    def values(self, part: int, record: int) -> dict[str, Any]:
+        return {"tokens": super().values(part, record)["tokens"].astype(np.uint16)}
+
+
+@pytest.mark.parametrize(
+    ("pad", "why"),
+    [
+        ({"token": 1}, "pad: 'token' is none of the arrays .tokens"),
+        ({"tokens": -100}, "pad: -100 does not fit into 'tokens', an array of uint16"),
+        ({"tokens": 0.5}, "pad: 0.5 does not fit"),
+    ],
+)
+@pytest.mark.parametrize("pack", [6, None])
+def test_a_pad_that_would_be_lost(pad: dict[str, float], why: str, pack: int | None) -> None:
+    plan = Plan(sources={"s": Small("s", [[3, 2]], 1)}, pack=pack, batch=2, fill=0.5, pad=pad)
+    with pytest.raises(DataError, match=why):
+        steps(plan, 1, [0], 1)
 
 
 @pytest.mark.parametrize(
