@@ -186,7 +186,8 @@ def open_steps(
     if not isinstance(plan, Plan):
         raise DataError(f"Loader: {plan!r} is no Plan")
     shares = plan.shares(whole.rank, whole.size, whole.original)
-    return LocalSteps(plan, shares, plan.ranks(whole.original).data), shares
+    dp, alone = plan.ranks(whole.original).data, whole.size == 1
+    return LocalSteps(plan, shares, dp, alone=alone), shares
 
 
 def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
