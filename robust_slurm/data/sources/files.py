@@ -117,6 +117,13 @@ def broken() -> tuple[type[BaseException], ...]:
     return tuple(kinds)
 
 
+def of_the_system(error: OSError) -> bool:
+    """True for an error of a file system or network, which may be over later; False for one by
+    which a library says that a record or file is damaged: another process finds it the same."""
+    kinds = (ConnectionError, TimeoutError, FileNotFoundError, PermissionError)
+    return error.errno is not None or isinstance(error, kinds)
+
+
 def is_url(name: str) -> bool:
     return "://" in name
 

@@ -19,7 +19,7 @@ from robust_slurm.data.lanes.budget import Budget
 from robust_slurm.data.lanes.lane import Lane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
-from robust_slurm.data.sources import arrow_files, turn
+from robust_slurm.data.sources import arrow_files, parquet_files, turn
 from robust_slurm.data.sources.base import Bad
 
 
@@ -199,6 +199,34 @@ def test_lists_that_decode_returns_become_arrays(tmp_path: Path) -> None:
         "tokens": "int32", "mask": "int32", "weight": "float32", "grid": "int32", "none": "int32",
         "words": "<class 'list'>", "half": "float16", "name": "<class 'str'>",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [[1 << 40], [[1], [1 << 40]]])
+def test_a_number_beyond_32_bits_is_no_other_number(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"{}")
+    [(_, bad)] = jsonl(tmp_path / "a.jsonl", lambda _: {"ids": value}).read(0)
+    assert isinstance(bad, Bad) and "beyond 32 bits: return an array of int64" in bad.why
+
+
+@pytest.mark.parametrize("error", [TimeoutError("timed out"), FileNotFoundError("s3://b/k")])
+def test_an_error_that_may_be_over_later_is_no_bad_record(
+    tmp_path: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of fsspec and sockets, they have no errno. Another rank would have had the record."""
+    assert error.errno is None
+
+    def fails(*_args: object) -> Any:
+        raise error
+
+    (tmp_path / "a.jsonl").write_bytes(b"{}")
+    with pytest.raises(type(error)):
+        next(jsonl(tmp_path / "a.jsonl", fails, bad="skip").read(0))
+    (tmp_path / "a.parquet").write_bytes(parquet_of([row(1)]))
+    source = parquet(tmp_path / "a.parquet", bad="skip")
+    assert source.parts()
+    monkeypatch.setattr(parquet_files, "rows", fails)
+    with pytest.raises(type(error)):
+        next(source.read(0))
 
 
 def test_a_module_that_is_missing_is_no_bad_record(tmp_path: Path) -> None:
