@@ -46,6 +46,6 @@ class Tally:
                 f"{place}; {counted(self.bad, 'bad record')} of {self.records},"
                 f" more than most_bad={self._options.most_bad:g} allows"
             )
-        if new and str(self.bad).strip("0") == "1":  # the 1st, 10th, 100th …
+        if new and (bad.rest or str(self.bad).strip("0") == "1"):  # the 1st, 10th, 100th …
             many = f"{counted(self.bad, 'bad record')} of {self.records} skipped by this lane"
             print(f"robust-slurm: data: {place}; {many}", file=sys.stderr, flush=True)

@@ -69,7 +69,7 @@ class FileSource(ABC):
                 yield index, self._sample(found.name, index, raw)
                 at = index + 1
         except Unreadable as error:
-            yield at, Bad(found.name, at, f"the file cannot be read from here on: {error}")
+            yield at, Bad(found.name, at, f"the file cannot be read from here on: {error}", True)
 
     def fingerprint(self) -> str:
         """Return a digest of the parts' names, as of their common folder, and sizes."""

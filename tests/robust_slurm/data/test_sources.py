@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import threading
@@ -104,6 +105,18 @@ def test_a_file_that_is_cut_off_has_a_bad_record_and_no_wrong_one(
         expected = [row(n)["tokens"] for n in range(len(well))]
         assert [values["tokens"].tolist() for values in well] == expected
         assert isinstance(bad, Bad) and bad.part == str(file) and bad.record == len(well)
+
+
+def test_every_file_that_is_cut_off_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = gzip.compress(b'{"tokens": [1]}\n' * 4_000)
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(whole[:-20])
+    lane = Lane(jsonl(tmp_path / "*.gz", bad="skip", lanes=1), "web", 0, 1, 7, 4)
+    next(sample for sample, _ in lane if sample.meta.ref.epoch == 1)
+    told = capsys.readouterr().err
+    assert [told.count(f"{name}.jsonl.gz: record") for name in "abc"] == [1, 1, 1]
 
 
 def test_a_file_that_changed_is_an_error(corpus: tuple[Any, str, Write]) -> None:
