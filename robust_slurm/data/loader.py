@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.heartbeat import phase
@@ -143,7 +144,9 @@ class Loader:
         with self._change:
             if not self._ready and not self._change.wait_for(self._is_ready, SHORT):
                 begun = time.monotonic() - SHORT
-                with phase(DATA_WAIT):
+                # A thread that fetches ahead waits all the time: that says nothing of the training.
+                in_main = threading.current_thread() is threading.main_thread()
+                with phase(DATA_WAIT) if in_main else nullcontext():
                     self._change.wait_for(self._is_ready)
                 self.waited += time.monotonic() - begun
             found = self._ready[0]

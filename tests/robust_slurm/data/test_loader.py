@@ -184,6 +184,20 @@ def test_a_wait_for_data_is_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     loader.close()
 
 
+def test_a_thread_that_fetches_ahead_does_not_say_that_the_training_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[list[bytes]] = []
+    monkeypatch.setattr(heartbeat, "_write_phase", lambda: entered.append([*heartbeat._stack]))
+    monkeypatch.setattr(loader_module, "SHORT", 0.0)
+    loader = Loader(a_plan())
+    fetches = threading.Thread(target=take, args=(loader, 3))
+    fetches.start()
+    fetches.join()
+    assert loader.waited > 0 and not entered
+    loader.close()
+
+
 def test_errors_of_the_users_functions_are_raised_where_batches_are_asked_for() -> None:
     loader = Loader(a_plan(mix=lambda step: {"web": 1} if step < 2 else {"wbe": 1}))
     take(loader, 2)

@@ -345,6 +345,19 @@ def test_steps_are_a_function_of_the_state_and_it_survives_json() -> None:
         assert run(rules(), lengths, 1, state) == [steps[step.number + 1]]
 
 
+def test_a_lane_without_a_sample_in_very_many_passes_is_no_endless_loop() -> None:
+    class Late:
+        def head(self, source: str, lane: int) -> tuple[Meta, Position]:
+            return Meta(Ref(source, lane, 1 << 61, 0, 0), 8), Position(1 << 61)
+
+        def advance(self, source: str, lane: int) -> None:
+            pass
+
+    step = next_step(rules(), first_state({"a": 2, "b": 2}), Late())
+    assert step is not None and step.state.sources["a"].epoch == 1 << 61
+    assert next_step(rules(epochs=3), first_state({"a": 2, "b": 2}), Late()) is None
+
+
 def a_state() -> dict[str, Any]:
     lengths = {"a": lanes_of(1, 3, 40, 100), "b": lanes_of(2, 1, 70, 30)}
     state = next(s.state for s in run(rules(), lengths, 20) if s.state.carried)
