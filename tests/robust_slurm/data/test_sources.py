@@ -225,7 +225,7 @@ def test_a_number_beyond_32_bits_is_no_other_number(tmp_path: Path, value: Any) 
 def test_an_error_that_may_be_over_later_is_no_bad_record(
     tmp_path: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of fsspec and sockets, they have no errno. Another rank would have had the record."""
+    """fsspec and sockets raise it without errno. Another rank would have had the record."""
     assert error.errno is None
 
     def fails(*_args: object) -> Any:
