@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+BEYOND = "a list has a number beyond 32 bits: return an array of int64"
 OVERHEAD = 256  # bytes of the objects around a value, roughly
 
 
@@ -50,9 +51,13 @@ def _of_list(value: list[Any] | tuple[Any, ...]) -> Any:
 
     try:
         return np.array(array("i", value))
+    except OverflowError:
+        raise ValueError(BEYOND) from None
     except TypeError:
         made = np.asarray(value)
     if made.dtype.kind == "i":
+        if made.size and not -(1 << 31) <= made.min() <= made.max() < 1 << 31:
+            raise ValueError(BEYOND)
         return made.astype(np.int32)
     if made.dtype.kind == "f":
         return made.astype(np.float32)

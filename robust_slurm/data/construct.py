@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .arrays import tokens_of
 from .errors import DataError
 from .planning.planner import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from .plan import Plan
     from .planning.planner import Rows
@@ -55,7 +56,9 @@ def _packed(
     import numpy as np
 
     shape = (len(rows), pack)
-    fields = _fields(rows, samples)
+    fields = _fields(rows, samples, pack)
+    fills = {name: _fill(name, dtype, pad) for name, dtype in fields.items()}
+    _known(pad, fields)
     batch = {name: make(name, shape, dtype) for name, dtype in fields.items()}
     positions, documents = (make(name, shape, np.dtype(np.int32)) for name in MADE[:2])
     bounds = [0]
@@ -71,7 +74,7 @@ def _packed(
             documents[at, begin:end] = number
             bounds.append(at * pack + end)
         for name, array in batch.items():
-            array[at, end:] = pad.get(name, 0)
+            array[at, end:] = fills[name]
         positions[at, end:] = 0
         documents[at, end:] = -1
         if end < pack:
@@ -81,7 +84,7 @@ def _packed(
     return batch
 
 
-def _fields(rows: Rows, samples: Mapping[Any, Sample]) -> dict[str, Any]:
+def _fields(rows: Rows, samples: Mapping[Any, Sample], pack: int) -> dict[str, Any]:
     """Return the arrays' names and a dtype that all samples' values fit in. Raises DataError."""
     import numpy as np
 
@@ -90,17 +93,20 @@ def _fields(rows: Rows, samples: Mapping[Any, Sample]) -> dict[str, Any]:
     for row in rows:
         for meta in row:
             values = samples[meta.ref._replace(piece=0)].values
+            length = tokens_of(values)
+            for name, value in values.items():
+                if getattr(value, "ndim", 0) != 1 or len(value) != length:
+                    raise DataError(
+                        f"{describe(meta)}: {name!r} is no array of one dimension and of {length} "
+                        "tokens, as its others; only such arrays can be packed"
+                    )
+            _as_planned(meta, length, pack)
             if not first and dtypes.keys() != values.keys():
                 raise DataError(
                     f"{describe(meta)} has {_names(values)}, other samples have {_names(dtypes)}; "
                     "samples that are packed together need arrays of the same names"
                 )
             for name, value in values.items():
-                if getattr(value, "ndim", 0) != 1 or len(value) < _end(meta):
-                    raise DataError(
-                        f"{describe(meta)}: {name!r} is no array of one dimension and "
-                        f"{_end(meta)} tokens; only such arrays can be packed"
-                    )
                 known = value.dtype if first else np.result_type(dtypes[name], value.dtype)
                 dtypes[name] = known
             first = False
@@ -109,8 +115,31 @@ def _fields(rows: Rows, samples: Mapping[Any, Sample]) -> dict[str, Any]:
     return {name: dtypes[name] for name in sorted(dtypes)}
 
 
-def _end(meta: Meta) -> int:
-    return meta.tokens if meta.ref.piece == 0 else 1
+def _as_planned(meta: Meta, length: int, pack: int) -> None:
+    """Raise DataError if a sample's arrays are not as long as when its place was planned."""
+    end = meta.ref.piece * pack + meta.tokens
+    if end > length or (meta.tokens < pack and end != length):
+        raise DataError(
+            f"{describe(meta)} has {length} tokens now, and had another number when it was read "
+            "before: decode must return the same for the same record"
+        )
+
+
+def _known(pad: Mapping[str, float], there: Collection[str]) -> None:
+    if unknown := [name for name in pad if name not in there]:
+        raise DataError(f"pad: {unknown[0]!r} is none of the arrays ({_names(there)})")
+
+
+def _fill(name: str, dtype: Any, pad: Mapping[str, float]) -> Any:
+    """Return what fills an array's end. Raises DataError for what would be another number in it."""
+    import numpy as np
+
+    value = pad.get(name, 0)
+    if dtype.kind in "iu" and not (
+        np.iinfo(dtype).min <= value <= np.iinfo(dtype).max and value == int(value)
+    ):
+        raise DataError(f"pad: {value!r} does not fit into {name!r}, an array of {dtype}")
+    return value
 
 
 def _padded(
@@ -132,6 +161,7 @@ def _padded(
                 f"{describe(meta)} has {_names(each)}, other samples have {_names(values[0])}: "
                 "pass Plan a function collate= that makes the batch"
             )
+    _known(pad, values[0])
     for name in sorted(values[0]):
         arrays = [np.asarray(each[name]) for each in values]
         shapes = {array.shape for array in arrays}
@@ -147,10 +177,11 @@ def _padded(
                 batch[name][at] = array
             continue
         longest = max(len(array) for array in arrays)
+        fill = _fill(name, dtype, pad)
         batch[name] = make(name, (len(arrays), longest), dtype)
         for at, array in enumerate(arrays):
             batch[name][at, : len(array)] = array
-            batch[name][at, len(array) :] = pad.get(name, 0)
+            batch[name][at, len(array) :] = fill
     if "lengths" not in batch:
         batch["lengths"] = _copied("lengths", np.asarray(lengths, dtype=np.int32), make)
     return batch
@@ -167,5 +198,5 @@ def _copied(name: str, value: Any, make: Allocate) -> Any:
     return made
 
 
-def _names(values: Mapping[str, Any]) -> str:
+def _names(values: Collection[str]) -> str:
     return ", ".join(sorted(values)) or "no arrays"

@@ -13,6 +13,7 @@ here. Whoever computes other shares of the same plan comes to the same steps.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,8 +57,10 @@ class Engine:
         shares: Collection[int],
         dp: int,
         say: Callable[[str], None] = lambda _line: None,
+        alone: bool = False,
     ) -> None:
-        """``say`` gets a line when a source is waited for, or held back. Raises DataError."""
+        """``say`` gets a line when a source is waited for, or held back. ``alone``: the rows are
+        for one rank, and no other process makes steps of this plan. Raises DataError."""
         wrong = [share for share in shares if not 0 <= share < dp]
         if wrong or not shares:
             raise DataError(f"no share {wrong[0] if wrong else 'at all'}: a step has {dp}")
@@ -66,6 +69,8 @@ class Engine:
         self._feeds = dict(feeds)
         self._shares = sorted(set(shares))
         self._say = say
+        self._alone = alone
+        self._held: dict[str, float] = {}  # sources that are held back, until then
         self._heads = _FeedHeads(self._feeds)
         self._state: PlanState | None = None
         self._waiting: set[Ref] = set()  # given by feeds, neither taken nor dropped yet
@@ -100,7 +105,8 @@ class Engine:
             feed.close()
 
     def _plan_step(self, state: PlanState) -> PlannedStep:
-        held_back: set[str] = set()
+        now = time.monotonic()
+        held_back = {source for source, until in self._held.items() if now < until}
         while True:
             try:
                 step = next_step(self._rules, state, self._heads, held_back)
@@ -108,6 +114,8 @@ class Engine:
                 source = self._heads.asked
                 if self._may_hold_back(source):
                     held_back.add(source)
+                    patience = self._plan.sources[source].options.patience
+                    self._held[source] = time.monotonic() + patience
                 self._stalled(source, stalled, held=source in held_back)
                 self._heads.rewind()
                 continue
@@ -120,6 +128,7 @@ class Engine:
             if not held_back:
                 raise EndOfData("the plan's epochs are over")
             held_back.clear()  # there is nothing else: wait for it
+            self._held.clear()
 
     def _stalled(self, source: str, stalled: SourceStalled, *, held: bool = False) -> None:
         """Say what is done; raise what was raised if the source's policy is "error"."""
@@ -130,8 +139,7 @@ class Engine:
 
     def _may_hold_back(self, source: str) -> bool:
         """True if nobody else makes rows of this plan's steps, who would come to other steps."""
-        policy = self._plan.sources[source].options.stalled
-        return policy == "hold back" and len(self._shares) == self._rules.shares
+        return self._alone and self._plan.sources[source].options.stalled == "hold back"
 
     def _collect(self, step: PlannedStep) -> dict[Ref, Sample]:
         """Return the samples of the wanted rows; the feeds forget those that are done with."""

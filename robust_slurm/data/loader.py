@@ -6,9 +6,12 @@ batch which was handed out.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.heartbeat import phase
@@ -21,13 +24,17 @@ from .service.ring import MEMORY
 from .steps import LocalSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from robust_slurm.resizing.world import TrainingWorld
 
     from .steps import Steps
 
 SHORT = 0.05  # s: a shorter wait is not reported
+OTHER_ROWS = (
+    "the loader was saved in the middle of a step, whose rows are others now: go on with the "
+    "batch, mesh, mix and cost of then, or save when a step's batches have all been used"
+)
 JOIN = 300.0  # s to wait for the thread, which may be reading a record
 
 
@@ -65,6 +72,8 @@ class Loader:
         self._after: Any = None  # after it
         self._rows: deque[Mapping[str, Any]] = deque()  # of it, not handed out yet
         self._skip = 0  # batches of the next step that were handed out before it was saved
+        self._rest: Any = None  # the digest of its other ones
+        self._owner = 0  # the process that the thread is in
 
     def __iter__(self) -> Loader:
         return self
@@ -75,7 +84,11 @@ class Loader:
         while not self._rows:
             _, rows, after = self._next_step()
             self._after = after
-            self._rows.extend(rows[share] for share in self.shares[self._skip :])
+            rest = [rows[share] for share in self.shares[self._skip :]]
+            if self._skip and digest_of(rest) != self._rest:
+                self._ready.appendleft(DataError(OTHER_ROWS))
+                continue
+            self._rows.extend(rest)
             self._skip = 0
         batch = self._rows.popleft()
         if not self._rows:
@@ -88,6 +101,7 @@ class Loader:
         state: dict[str, Any] = {"state": self._state, "given": given}
         if given:
             state["shares"] = list(self.shares)
+            state["rest"] = digest_of(self._rows) if self._rows else self._rest
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -102,11 +116,15 @@ class Loader:
                 "the loader was saved in the middle of a step, by a rank with other shares: save "
                 "when a step's batches have all been used"
             )
+        if self._closed:
+            raise DataError("the loader is closed")
+        before = self.state_dict()
         self._halt()
         self._ready.clear()
         self._rows.clear()
+        self._skip, self._rest = before["given"], before.get("rest")  # if the state is refused
         self._steps.seek(state["state"])
-        self._state, self._skip = state["state"], given
+        self._state, self._skip, self._rest = state["state"], given, state.get("rest")
         self._start()
 
     def close(self) -> None:
@@ -119,13 +137,16 @@ class Loader:
     def _next_step(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
         if self._closed:
             raise DataError("the loader is closed")
+        self._expect_own_process()
         if self._thread is None:
             self._steps.seek(self._state)
             self._start()
         with self._change:
             if not self._ready and not self._change.wait_for(self._is_ready, SHORT):
                 begun = time.monotonic() - SHORT
-                with phase(DATA_WAIT):
+                # A thread that fetches ahead waits all the time: that says nothing of the training.
+                in_main = threading.current_thread() is threading.main_thread()
+                with phase(DATA_WAIT) if in_main else nullcontext():
                     self._change.wait_for(self._is_ready)
                 self.waited += time.monotonic() - begun
             found = self._ready[0]
@@ -140,13 +161,24 @@ class Loader:
     def _is_ready(self) -> bool:
         return bool(self._ready)
 
+    def _expect_own_process(self) -> None:
+        """Raise DataError in a fork: the thread is not there, and the parent goes on with the same
+        samples."""
+        if self._thread is not None and self._owner != os.getpid():
+            raise DataError(
+                "the loader was begun by another process, of which this is a fork; make a Loader "
+                "in the process that uses it"
+            )
+
     def _start(self) -> None:
         self._stop = False
+        self._owner = os.getpid()
         self._thread = threading.Thread(target=self._prepare, name="robust-data", daemon=True)
         self._thread.start()
 
     def _halt(self) -> None:
         """Have the thread end."""
+        self._expect_own_process()
         with self._change:
             self._stop = True
             self._change.notify_all()
@@ -186,7 +218,19 @@ def open_steps(
     if not isinstance(plan, Plan):
         raise DataError(f"Loader: {plan!r} is no Plan")
     shares = plan.shares(whole.rank, whole.size, whole.original)
-    return LocalSteps(plan, shares, plan.ranks(whole.original).data), shares
+    dp, alone = plan.ranks(whole.original).data, whole.size == 1
+    return LocalSteps(plan, shares, dp, alone=alone), shares
+
+
+def digest_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a digest of the arrays of these rows."""
+    made = hashlib.sha256()
+    for arrays in rows:
+        for name in sorted(arrays):
+            array = arrays[name]
+            made.update(f"{name} {array.dtype} {array.shape} ".encode())
+            made.update(array.tobytes())
+    return made.hexdigest()[:32]
 
 
 def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:

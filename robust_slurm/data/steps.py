@@ -41,11 +41,17 @@ class LocalSteps:
     """Steps that are made in this process."""
 
     def __init__(
-        self, plan: Plan, shares: Collection[int], dp: int, feeds: OpenFeeds | None = None
+        self,
+        plan: Plan,
+        shares: Collection[int],
+        dp: int,
+        feeds: OpenFeeds | None = None,
+        alone: bool = False,
     ) -> None:
-        """``dp``: number of all shares of a step. Lists the sources' parts."""
+        """``dp``: number of all shares of a step. ``alone``: as for Engine. Lists the sources'
+        parts."""
         self._plan = plan
-        self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, _say)
+        self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, _say, alone)
 
     def seek(self, state: Any) -> None:
         lanes = self._plan.lanes()

@@ -42,8 +42,8 @@ class _Reader:
         self._stopped = self._parked = False
         self._charged = 0  # bytes of the budget that are ready
         name = f"data {lane.name}/{lane.lane}"
-        thread = threading.Thread(target=self._read, name=name, daemon=True)
-        self._claim = Claim(0, thread.start)
+        self._thread = threading.Thread(target=self._read, name=name, daemon=True)
+        self._claim = Claim(0, self._begin)
         budget.ask(self._claim)
 
     def next(self) -> tuple[Sample, int, Position]:
@@ -57,6 +57,8 @@ class _Reader:
                         self._error = None  # the thread tries again
                     raise error
                 self._budget.force(self._claim)
+                if self._error is not None:
+                    continue
                 waited = time.monotonic() - max(began, self.lane.progress)
                 if waited >= self._patience:
                     raise _stalled(self.lane, waited)
@@ -82,6 +84,13 @@ class _Reader:
             self._ready.clear()
             self._changed.notify_all()
 
+    def _begin(self) -> None:
+        """Start the thread, in whichever thread has made room for it."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._error = DataError(f"{self.lane.name}: no thread to read it: {error}")
+
     def _read(self) -> None:
         while True:
             self._claim.granted.wait()
@@ -93,7 +102,7 @@ class _Reader:
             except DataError as error:
                 if not self._failed(error):
                     return
-            except Exception as error:  # noqa: BLE001 - the consumer raises it
+            except BaseException as error:  # noqa: BLE001 - of decode, sys.exit() too: it is raised there
                 made = DataError(f"{self.lane.where}: {type(error).__name__}: {error}")
                 made.__cause__ = error
                 self._failed(made)

@@ -11,7 +11,6 @@ from robust_slurm.text import counted, one_line
 if TYPE_CHECKING:
     from robust_slurm.data.sources.base import Bad, Options
 
-LOCATED = 20  # bad records of a lane that are kept, to be reported
 LEAST = 1000  # records that "most_bad" is a share of at the least
 
 
@@ -21,7 +20,6 @@ class Tally:
     def __init__(self, options: Options) -> None:
         self.records = 0
         self.bad = 0
-        self.located: list[Bad] = []  # the first ones
         self._options = options
         self._furthest = (-1, 0, 0)
 
@@ -33,8 +31,6 @@ class Tally:
             self.records += 1
             self.bad += bad is not None
         if bad is not None:
-            if new and len(self.located) < LOCATED:
-                self.located.append(bad)
             self._judge(bad, new)
 
     def _judge(self, bad: Bad, new: bool) -> None:
@@ -46,6 +42,6 @@ class Tally:
                 f"{place}; {counted(self.bad, 'bad record')} of {self.records},"
                 f" more than most_bad={self._options.most_bad:g} allows"
             )
-        if new and str(self.bad).strip("0") == "1":  # the 1st, 10th, 100th …
+        if new and (bad.rest or str(self.bad).strip("0") == "1"):  # the 1st, 10th, 100th …
             many = f"{counted(self.bad, 'bad record')} of {self.records} skipped by this lane"
             print(f"robust-slurm: data: {place}; {many}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,24 +33,29 @@ def into_rows(
     item goes to the share that would be cheapest in the end: its cost so far, and that of the
     room that it has left, at the mean cost of the tokens that are still to be placed. (By the
     cost so far alone, a share with few, dear items gets most of the small ones as well, since
-    it has the most room at the end.) Then to the row of that share, by the same rule.
+    it has the most room at the end.) Then to the row of that share, by the same rule. The last
+    items go to shares that have none yet: a rank without a sample would have no arrays.
     """
     import numpy as np
 
     order = [*range(first), *sorted(range(first, len(tokens)), key=lambda i: (-costs[i], i))]
-    rest_tokens, rest_cost = sum(tokens), float(sum(costs))
+    rest_tokens, rest_cost = sum(tokens), math.fsum(costs)  # sum() differs by Python's version
     cost = np.zeros((shares, rows))
     room = np.full((shares, rows), capacity)
     share_cost, share_room = np.zeros(shares), np.full(shares, rows * capacity)
     widest = np.full(shares, capacity)
     packed: list[list[list[int]]] = [[[] for _ in range(rows)] for _ in range(shares)]
     left: list[int] = []
-    for item in order:
+    bare = set(range(shares))  # without an item
+    for done, item in enumerate(order):
         length, price = tokens[item], costs[item]
         rest_tokens -= length
         rest_cost = max(0.0, rest_cost - price)
         rate = rest_cost / rest_tokens if rest_tokens else 0.0
         share = int(np.where(widest >= length, share_cost + rate * share_room, np.inf).argmin())
+        if len(order) - done <= len(bare) and share not in bare:
+            share = min(bare)
+        bare.discard(share)
         if widest[share] < length:
             left.append(item)
             continue

@@ -158,6 +158,7 @@ class _Place:
         any is drawn twice.
         """
         while epochs is None or self._epoch < epochs:
+            earliest = math.inf
             for step in range(len(self._lanes)):
                 lane = (self._turn + step) % len(self._lanes)
                 meta, after = self._heads.head(self._name, lane)
@@ -167,7 +168,8 @@ class _Place:
                     self._turn = (lane + 1) % len(self._lanes)
                     self._drawn += 1
                     return meta
-            self._epoch += 1
+                earliest = min(earliest, meta.ref.epoch)
+            self._epoch = int(earliest)  # lanes may have no sample in many passes
         return None
 
 

@@ -22,6 +22,7 @@ class NamedPlan:
         self._plan = plan
         self._feeds = joining.feeds if joining is not None else None
         self._all = 0  # shares of a step
+        self._alone = False
 
     def shares(self, rank: int, world: int, original: int) -> tuple[int, ...]:
         """Return the shares of a rank; ``original``: ranks at the job's beginning. Raises
@@ -30,12 +31,12 @@ class NamedPlan:
         if self._all not in (0, number):
             raise DataError(f"the ranks disagree: {self._all} shares of a step, or {number}")
         found = self._plan.shares(rank, world, original)
-        self._all = number
+        self._all, self._alone = number, world == 1
         return found
 
     def steps(self, shares: Collection[int]) -> LocalSteps:
         """Begin to read for these shares. Raises DataError."""
-        return LocalSteps(self._plan, shares, self._all, self._feeds)
+        return LocalSteps(self._plan, shares, self._all, self._feeds, self._alone)
 
 
 def load(name: str, joining: Joining | None = None) -> NamedPlan:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.sources.base import Part
 from robust_slurm.data.sources.common import FileSource
-from robust_slurm.data.sources.files import Unreadable, expanded, is_url
+from robust_slurm.data.sources.files import Unreadable, expanded, is_url, of_the_system
 from robust_slurm.data.sources.rows import checked_columns, pyarrow, rows
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ArrowFiles(FileSource):
         except pa.ArrowException as error:
             raise Unreadable(str(error)) from error
         except OSError as error:
-            if error.errno is not None:
+            if of_the_system(error):
                 raise
             raise Unreadable(str(error)) from error
 

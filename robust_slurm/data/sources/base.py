@@ -22,6 +22,7 @@ class Bad(NamedTuple):
     part: str
     record: int
     why: str
+    rest: bool = False  # nor can all that follow it in the part
 
 
 class Options(NamedTuple):

@@ -14,7 +14,7 @@ from robust_slurm.data.arrays import as_arrays, token_ids
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.sources import turn
 from robust_slurm.data.sources.base import Bad, Options, Part
-from robust_slurm.data.sources.files import File, Files, Unreadable
+from robust_slurm.data.sources.files import File, Files, Unreadable, of_the_system
 from robust_slurm.text import counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class FileSource(ABC):
                 yield index, self._sample(found.name, index, raw)
                 at = index + 1
         except Unreadable as error:
-            yield at, Bad(found.name, at, f"the file cannot be read from here on: {error}")
+            yield at, Bad(found.name, at, f"the file cannot be read from here on: {error}", True)
 
     def fingerprint(self) -> str:
         """Return a digest of the parts' names, as of their common folder, and sizes."""
@@ -138,8 +138,8 @@ class FileSource(ABC):
         except ImportError as error:  # of this environment, and not of this record
             raise DataError(f"{name}: record {index}: {error}") from error
         except OSError as error:
-            if error.errno is not None:
-                raise  # of the system, and not of this record
+            if of_the_system(error):
+                raise
             return _bad(name, index, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this record's
             return _bad(name, index, error)

@@ -75,11 +75,15 @@ class Files:
         found = system.glob(path, detail=True) if glob.has_magic(path) else {}
         if not glob.has_magic(path) and system.exists(path):
             found = {path: system.info(path)}
-        return {
-            str(system.unstrip_protocol(name)): int(info["size"])
+        files = {
+            str(system.unstrip_protocol(name)): info["size"]
             for name, info in found.items()
             if info["type"] == "file"
         }
+        for name, size in files.items():
+            if not isinstance(size, int):
+                raise DataError(f"{name}: its server does not tell the size of the file")
+        return files
 
     def _system(self, url: str) -> tuple[Any, str]:
         try:
@@ -115,6 +119,13 @@ def broken() -> tuple[type[BaseException], ...]:
     except DataError:
         pass  # then nothing raises it
     return tuple(kinds)
+
+
+def of_the_system(error: OSError) -> bool:
+    """True for an error of a file system or network, which may be over later; False for one by
+    which a library says that a record or file is damaged: another process finds it the same."""
+    kinds = (ConnectionError, TimeoutError, FileNotFoundError, PermissionError)
+    return error.errno is not None or isinstance(error, kinds)
 
 
 def is_url(name: str) -> bool:

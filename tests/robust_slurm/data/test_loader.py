@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -117,6 +118,51 @@ def test_a_rank_of_a_smaller_world_gets_the_batches_of_all_its_shares(
     with pytest.raises(DataError, match="in the middle of a step"):
         other.load_state_dict(within)
     other.close()
+    world(monkeypatch, 0, 2, 3)
+    for changed in ({"batch": 1}, {"cost": lambda m: -m.tokens % 97}, {"mesh": {"dp": 4}}):
+        if "mesh" in changed:
+            world(monkeypatch, 0, 2, 4)
+        loader = Loader(a_plan(**changed))
+        assert loader.shares == (0, 2)
+        loader.load_state_dict(within)
+        for _ in range(2):
+            with pytest.raises(DataError, match="whose rows are others now"):
+                next(loader)
+        loader.close()
+
+
+def test_a_state_that_is_refused_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world(monkeypatch, 0, 1, 2)
+    loader = Loader(a_plan())
+    expected = take(loader, 7)
+    loader.load_state_dict({"state": None, "given": 0})
+    take(loader, 3)
+    with pytest.raises(DataError, match="saved"):
+        loader.load_state_dict({"state": {"version": 0}, "given": 0})
+    assert same(take(loader, 4), expected[3:])
+    loader.close()
+    with pytest.raises(DataError, match="closed"):
+        loader.load_state_dict({"state": None, "given": 0})
+
+
+def test_a_fork_of_a_loader_that_has_begun_is_told_so() -> None:
+    loader = Loader(a_plan())
+    take(loader, 2)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for use in (lambda: next(loader), loader.close):
+            try:
+                use()
+            except DataError as error:
+                os.write(write, str(error).encode()[:60] + b";")
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read, "rb") as told:
+        assert told.read().count(b"was begun by another process") == 2
+    take(loader, 2)
+    loader.close()
 
 
 def test_a_wait_for_data_is_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +181,20 @@ def test_a_wait_for_data_is_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = Loader(a_plan(mix=mix))
     next(loader)
     assert entered == [[b"data wait"], []] and loader.waited >= loader_module.SHORT
+    loader.close()
+
+
+def test_a_thread_that_fetches_ahead_does_not_say_that_the_training_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[list[bytes]] = []
+    monkeypatch.setattr(heartbeat, "_write_phase", lambda: entered.append([*heartbeat._stack]))
+    monkeypatch.setattr(loader_module, "SHORT", 0.0)
+    loader = Loader(a_plan())
+    fetches = threading.Thread(target=take, args=(loader, 3))
+    fetches.start()
+    fetches.join()
+    assert loader.waited > 0 and not entered
     loader.close()
 
 

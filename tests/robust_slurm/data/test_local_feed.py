@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +131,32 @@ def test_an_unforeseen_error_names_its_place(budget: Budget) -> None:
     with pytest.raises(DataError, match="part0: record 6: ZeroDivisionError"):
         feed.next()
     feed.close()
+
+
+def test_a_decode_that_exits_does_not_leave_the_training_waiting(budget: Budget) -> None:
+    source = numbered([9])
+    source.before = lambda part, record: sys.exit("enough")
+    feed = LocalFeed(lane_of(source), budget)
+    feed.seek(Position())
+    with pytest.raises(DataError, match="part0: record 0: SystemExit: enough"):
+        feed.next()
+    feed.close()
+
+
+def test_a_thread_that_cannot_start_is_told_at_once(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    feeds = [LocalFeed(lane_of(numbered([9])), budget) for _ in range(READERS + 1)]
+    for feed in feeds:  # the last one is waiting for its turn
+        feed.seek(Position())
+    for feed in feeds:
+        with pytest.raises(DataError, match="web: no thread to read it: can't start new thread"):
+            feed.next()
+        feed.close()
 
 
 def test_a_hang_is_told_after_patience_and_the_feed_goes_on_when_it_ends(budget: Budget) -> None:

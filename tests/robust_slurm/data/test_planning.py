@@ -100,6 +100,20 @@ def test_rows_hold_no_more_than_they_can_and_nothing_is_lost(
     room = max(64 - sum(tokens[i] for i in row) for share in packed.rows for row in share)
     assert all(tokens[item] > room for item in packed.left)
     assert tokens == [] or 0 in placed  # the first always fits: nothing waits forever
+    assert len(tokens) < shares or all(any(share) for share in packed.rows)
+
+
+@pytest.mark.parametrize("costs", [[0.1, 1000.0, 10.0], [0.0] * 3])
+def test_no_rank_is_without_a_sample_however_few_there_are(costs: list[float]) -> None:
+    packed = into_rows([10, 50, 10], costs, 1, 3, 1, 100)
+    assert [len(row) for share in packed.rows for row in share] == [1, 1, 1]
+
+
+def test_costs_are_summed_up_alike_by_all_versions_of_python() -> None:
+    assert into_rows([32, 16, 16, 32], [0.2, 0.1, 0.2, 0.2], 0, 2, 1, 100).rows == [
+        [[0, 2]],
+        [[3, 1]],
+    ]
 
 
 def test_groups_have_as_many_items_and_about_the_same_cost() -> None:
@@ -329,6 +343,19 @@ def test_steps_are_a_function_of_the_state_and_it_survives_json() -> None:
         state = from_plain(plain, {"seed": 1}, {"a": 3, "b": 1})
         assert state == step.state
         assert run(rules(), lengths, 1, state) == [steps[step.number + 1]]
+
+
+def test_a_lane_without_a_sample_in_very_many_passes_is_no_endless_loop() -> None:
+    class Late:
+        def head(self, source: str, lane: int) -> tuple[Meta, Position]:
+            return Meta(Ref(source, lane, 1 << 61, 0, 0), 8), Position(1 << 61)
+
+        def advance(self, source: str, lane: int) -> None:
+            pass
+
+    step = next_step(rules(), first_state({"a": 2, "b": 2}), Late())
+    assert step is not None and step.state.sources["a"].epoch == 1 << 61
+    assert next_step(rules(epochs=3), first_state({"a": 2, "b": 2}), Late()) is None
 
 
 def a_state() -> dict[str, Any]:

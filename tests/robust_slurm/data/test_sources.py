@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import threading
@@ -19,7 +20,7 @@ from robust_slurm.data.lanes.budget import Budget
 from robust_slurm.data.lanes.lane import Lane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
-from robust_slurm.data.sources import arrow_files, turn
+from robust_slurm.data.sources import arrow_files, parquet_files, turn
 from robust_slurm.data.sources.base import Bad
 
 
@@ -104,6 +105,18 @@ def test_a_file_that_is_cut_off_has_a_bad_record_and_no_wrong_one(
         expected = [row(n)["tokens"] for n in range(len(well))]
         assert [values["tokens"].tolist() for values in well] == expected
         assert isinstance(bad, Bad) and bad.part == str(file) and bad.record == len(well)
+
+
+def test_every_file_that_is_cut_off_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = gzip.compress(b'{"tokens": [1]}\n' * 4_000)
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(whole[:-20])
+    lane = Lane(jsonl(tmp_path / "*.gz", bad="skip", lanes=1), "web", 0, 1, 7, 4)
+    next(sample for sample, _ in lane if sample.meta.ref.epoch == 1)
+    told = capsys.readouterr().err
+    assert [told.count(f"{name}.jsonl.gz: record") for name in "abc"] == [1, 1, 1]
 
 
 def test_a_file_that_changed_is_an_error(corpus: tuple[Any, str, Write]) -> None:
@@ -199,6 +212,34 @@ def test_lists_that_decode_returns_become_arrays(tmp_path: Path) -> None:
         "tokens": "int32", "mask": "int32", "weight": "float32", "grid": "int32", "none": "int32",
         "words": "<class 'list'>", "half": "float16", "name": "<class 'str'>",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [[1 << 40], [[1], [1 << 40]]])
+def test_a_number_beyond_32_bits_is_no_other_number(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"{}")
+    [(_, bad)] = jsonl(tmp_path / "a.jsonl", lambda _: {"ids": value}).read(0)
+    assert isinstance(bad, Bad) and "beyond 32 bits: return an array of int64" in bad.why
+
+
+@pytest.mark.parametrize("error", [TimeoutError("timed out"), FileNotFoundError("s3://b/k")])
+def test_an_error_that_may_be_over_later_is_no_bad_record(
+    tmp_path: Path, error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsspec and sockets raise it without errno. Another rank would have had the record."""
+    assert error.errno is None
+
+    def fails(*_args: object) -> Any:
+        raise error
+
+    (tmp_path / "a.jsonl").write_bytes(b"{}")
+    with pytest.raises(type(error)):
+        next(jsonl(tmp_path / "a.jsonl", fails, bad="skip").read(0))
+    (tmp_path / "a.parquet").write_bytes(parquet_of([row(1)]))
+    source = parquet(tmp_path / "a.parquet", bad="skip")
+    assert source.parts()
+    monkeypatch.setattr(parquet_files, "rows", fails)
+    with pytest.raises(type(error)):
+        next(source.read(0))
 
 
 def test_a_module_that_is_missing_is_no_bad_record(tmp_path: Path) -> None:
