@@ -36,6 +36,7 @@ class Joining:
         self._lock = threading.Lock()
         self._nodes: Nodes | None = None
         self._plan: Plan | None = None
+        self._code = ""
         self._exchange: Exchange | None = None
 
     def place(self, said: object) -> None:
@@ -46,10 +47,11 @@ class Joining:
                 self._nodes = nodes
                 self._join()
 
-    def know(self, plan: Plan) -> None:
-        """Serve the lanes of this plan, to other nodes' processes from now on."""
+    def know(self, plan: Plan, code: str) -> None:
+        """Serve the lanes of this plan, to other nodes' processes of the same ``code`` from now
+        on: another version decodes the same files to other samples."""
         with self._lock:
-            self._plan = plan
+            self._plan, self._code = plan, code
             self._join()
 
     def feeds(self, plan: Plan) -> Mapping[tuple[str, int], Feed]:
@@ -61,7 +63,7 @@ class Joining:
         if self._order is None or self._nodes is None or self._plan is None:
             return
         if self._exchange is None:
-            self._exchange = _exchange(self._plan, *self._order)
+            self._exchange = _exchange(self._plan, self._code, *self._order)
         self._exchange.place(*self._nodes)
 
 
@@ -76,7 +78,7 @@ def nodes_of(said: object) -> Nodes | None:
     return (place, nodes) if known else None
 
 
-def _exchange(plan: Plan, descriptor: int, key: str) -> Exchange:
+def _exchange(plan: Plan, code: str, descriptor: int, key: str) -> Exchange:
     budget, counts = Budget(READING), plan.lanes()
 
     def open_lane(lane: tuple[str, int]) -> Feed:
@@ -87,5 +89,5 @@ def _exchange(plan: Plan, descriptor: int, key: str) -> Exchange:
 
     lanes = [(name, lane) for name, count in counts.items() for lane in range(count)]
     listener = socket.socket(fileno=descriptor)
-    whose = json.dumps(plan.fingerprint(), sort_keys=True)
+    whose = json.dumps([code, plan.fingerprint()], sort_keys=True)
     return Exchange(open_lane, lanes, listener, bytes.fromhex(key), whose, WAITING)

@@ -1,8 +1,9 @@
 """The data process's program. robust-task starts it in the ranks' interpreter, by its path.
 
-Its orders are on stdin, a JSON object: ``name`` of the plan, ``path`` (sys.path of the rank that
-has asked for it), ``listen`` (the descriptor of its socket), ``memory`` in bytes, ``exchange`` (the
-descriptor of the socket for other nodes and their key, or null).
+Its orders are on stdin, a JSON object: ``name`` of the plan, ``code`` (the version that the rank has
+seen), ``path`` (sys.path of the rank that has asked for it), ``listen`` (the descriptor of its
+socket), ``memory`` in bytes, ``exchange`` (the descriptor of the socket for other nodes and their
+key, or null).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> None:
     joining = Joining(order.get("exchange"))
     joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
     server = Server(listener, producer, joining.place)
-    producer.run(lambda: load(order["name"], joining))
+    producer.run(lambda: load(order["name"], order["code"], joining))
     if producer.broken is not None:
         server.wait_told()
         sys.stderr.flush()

@@ -159,7 +159,8 @@ def _begin(
 ) -> int:
     """Start it and give it its orders; return its pid. Raises OSError, ValueError."""
     listen = listener.fileno()
-    order = {"name": asked.name, "path": asked.path, "memory": asked.memory, "listen": listen}
+    order = {"name": asked.name, "code": asked.code, "path": asked.path, "memory": asked.memory}
+    order["listen"] = listen
     passed = [listen]
     if exchange is not None:
         passed.append(exchange[0].fileno())

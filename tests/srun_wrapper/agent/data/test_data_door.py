@@ -251,6 +251,16 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         ):
             steps_of("its_plan:broken", world, make)
         assert "in <lambda>" in capfd.readouterr().err
+        (node.directory / "its_plan.py").write_text(PLAN + "# edited while the job runs\n")
+        for pid in keeper.processes():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(DataError, match="its_plan:plan has changed since the ranks"):
+            for _ in range(200):  # the first may have come already
+                steps.next()
+        (node.directory / "its_plan.py").write_text(PLAN)
+        until(lambda: not keeper.processes(), "the end of the one that cannot make the plan", 60.0)
+        steps.seek(states[-1])
+        same(2)
         node.loop.call(node.door.close)  # robust-task is gone, and the data process with it
         monkeypatch.setattr(client, "PATIENCE", 0.3)
         same(3)
