@@ -47,7 +47,7 @@ class FrameSocket:
     def __init__(self, sock: socket.socket, key: bytes, *, server: bool, silence: float) -> None:
         self._sock = sock
         self._codec = Codec(key, server=server)
-        self._silence = silence
+        self.silence = silence
         self._lock = threading.Lock()
         self._frames: list[bytes] = []
         sock.settimeout(None)
@@ -60,7 +60,7 @@ class FrameSocket:
     def greet(self) -> None:
         """Send the preface and wait for the other's. Raises BrokenLine."""
         self._write(self._codec.preface())
-        until = time.monotonic() + self._silence
+        until = time.monotonic() + self.silence
         while not self._codec.ready:
             self._more(until)
 
@@ -111,7 +111,7 @@ class FrameSocket:
     # -- inside
 
     def _frame(self) -> bytes:
-        until = time.monotonic() + self._silence
+        until = time.monotonic() + self.silence
         while not self._frames:
             self._more(until)
         return self._frames.pop(0)
@@ -131,7 +131,7 @@ class FrameSocket:
         except WireError as err:
             raise BrokenLine(str(err)) from None
         if not self._frames and time.monotonic() >= until:
-            raise BrokenLine(f"no whole message for {self._silence:g} s")
+            raise BrokenLine(f"no whole message for {self.silence:g} s")
 
     def _write(self, data: bytes) -> None:
         try:
