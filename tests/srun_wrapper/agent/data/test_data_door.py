@@ -270,6 +270,15 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         turning.join()
 
 
+def test_no_port_is_open_where_no_other_node_can_use_it(tmp_path: Path) -> None:
+    for nodes, opened in ((1, False), (2, False), (3, True)):
+        run_dir = tmp_path / str(nodes)
+        run_dir.mkdir()
+        door = DataDoor(Loop(), run_dir, b"k" * 32, nodes)
+        assert bool(door.port) is opened and (run_dir / NAME).exists()
+        door.close()
+
+
 def test_a_rank_in_a_container_is_refused(tmp_path: Path) -> None:
     for pid, mount in ((1, "mnt:[1]"), (2, "mnt:[2]"), (os.getpid(), "mnt:[1]")):
         (tmp_path / str(pid) / "ns").mkdir(parents=True)
