@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +62,12 @@ class Loader:
         self._thread: threading.Thread | None = None
         self._stop = False
         self._closed = False
+        self._left = False  # the thread gives back what it reads from, at its end
         self._state: Any = None  # before the step that batches are handed out of
         self._after: Any = None  # after it
         self._rows: deque[Mapping[str, Any]] = deque()  # of it, not handed out yet
         self._skip = 0  # batches of the next step that were handed out before it was saved
+        _alive.add(self)
 
     def __iter__(self) -> Loader:
         return self
@@ -119,6 +122,9 @@ class Loader:
     def _next_step(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
         if self._closed:
             raise DataError("the loader is closed")
+        if self._left:
+            self._halt()
+            self._ready.clear()
         if self._thread is None:
             self._steps.seek(self._state)
             self._start()
@@ -141,7 +147,7 @@ class Loader:
         return bool(self._ready)
 
     def _start(self) -> None:
-        self._stop = False
+        self._stop = self._left = False
         self._thread = threading.Thread(target=self._prepare, name="robust-data", daemon=True)
         self._thread.start()
 
@@ -162,8 +168,10 @@ class Loader:
         while not isinstance(found, BaseException):
             with self._change:
                 self._change.wait_for(lambda: self._stop or len(self._ready) < self._ahead)
-                if self._stop:
-                    return
+            if self._stop:
+                if self._left:
+                    self._steps.close()
+                return
             try:
                 found = self._steps.next()
             except BaseException as error:  # noqa: BLE001 - it is raised where batches are asked for
@@ -171,6 +179,19 @@ class Loader:
             with self._change:
                 self._ready.append(found)
                 self._change.notify_all()
+
+
+_alive: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+
+def let_go() -> None:
+    """Have the threads of all loaders end, and give back connections and buffers, without waiting
+    for it: nothing else would, of a loader that nobody uses any more. One that is used after all
+    goes on where it was."""
+    for loader in list(_alive):
+        with loader._change:
+            loader._stop = loader._left = True
+            loader._change.notify_all()
 
 
 def open_steps(
