@@ -54,6 +54,7 @@ class Loader:
         if type(memory) is not int or memory < 1:
             raise DataError(f"Loader: memory is {memory!r}; give a number of bytes >= 1")
         self._steps, self.shares = open_steps(plan, world(), memory)
+        _alive.add(self)
         self.waited = 0.0
         """Seconds that the training has waited for data."""
         self._ahead = ahead
@@ -67,7 +68,6 @@ class Loader:
         self._after: Any = None  # after it
         self._rows: deque[Mapping[str, Any]] = deque()  # of it, not handed out yet
         self._skip = 0  # batches of the next step that were handed out before it was saved
-        _alive.add(self)
 
     def __iter__(self) -> Loader:
         return self
@@ -122,10 +122,12 @@ class Loader:
     def _next_step(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
         if self._closed:
             raise DataError("the loader is closed")
-        if self._left:
+        if self._thread is None:
+            self._steps.seek(self._state)
+            self._start()
+        elif self._left:
             self._halt()
             self._ready.clear()
-        if self._thread is None:
             self._steps.seek(self._state)
             self._start()
         with self._change:
@@ -147,7 +149,7 @@ class Loader:
         return bool(self._ready)
 
     def _start(self) -> None:
-        self._stop = self._left = False
+        self._stop = False
         self._thread = threading.Thread(target=self._prepare, name="robust-data", daemon=True)
         self._thread.start()
 
@@ -161,6 +163,7 @@ class Loader:
             if self._thread.is_alive():
                 raise DataError(f"a source has not answered for {JOIN:.0f} s")
             self._thread = None
+        self._left = False
 
     def _prepare(self) -> None:
         """Prepare step after step; the thread's function."""
