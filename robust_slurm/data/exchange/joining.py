@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from robust_slurm.data.exchange.node import Exchange
-from robust_slurm.data.exchange.placement import LEAST
+from robust_slurm.data.exchange.placement import LEAST, MOST
 from robust_slurm.data.lanes.budget import Budget
 from robust_slurm.data.lanes.lane import Lane
 from robust_slurm.data.lanes.local import LocalFeed
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 READING = 1 << 26  # bytes that are read, before they wait
 WAITING = 1 << 28  # bytes that wait for users
-_MOST = 1 << 16
 
 Nodes = tuple[int, "list[tuple[str, int]]"]
 
@@ -68,13 +67,13 @@ class Joining:
 
 
 def nodes_of(said: object) -> Nodes | None:
-    """Return this node's place and all nodes' addresses; None for too few, or nonsense."""
+    """Return this node's place and all nodes' addresses; None for too few or many, or nonsense."""
     try:
         place, given = json.loads(said) if isinstance(said, str) else (0, [])
         nodes = [(str(host), int(port)) for host, port in given]
     except (ValueError, TypeError, RecursionError):
         return None
-    known = type(place) is int and LEAST <= len(nodes) <= _MOST and 0 <= place < len(nodes)
+    known = type(place) is int and LEAST <= len(nodes) <= MOST and 0 <= place < len(nodes)
     return (place, nodes) if known else None
 
 
