@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.named import plan_named
-from robust_slurm.data.service.client import code_of
+from robust_slurm.data.service.client import expect_code
 from robust_slurm.data.steps import LocalSteps
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ def load(name: str, code: str, joining: Joining | None = None) -> NamedPlan:
     """Import the plan; without ``joining``, all lanes are read here. ``code``: what the rank has
     seen (``client.code_of``). Raises whatever its module does, DataError if it is another now."""
     plan = plan_named(name)
-    if code_of(name) != code:
-        raise DataError(
-            f"the file of {name} has changed since the ranks were started: their steps would be "
-            "others than those of this data process"
-        )
+    expect_code(name, code)
     plan.lanes()  # lists the sources' files
     if joining is not None:
         joining.know(plan, f"{name} {code}")

@@ -205,6 +205,15 @@ def code_of(name: str) -> str:
     return f"{version} {hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
+def expect_code(name: str, code: str) -> None:
+    """Raise DataError if the plan's code is another now."""
+    if code_of(name) != code:
+        raise DataError(
+            f"the file of {name} has changed since the ranks were started: those on other nodes "
+            "have steps of the one before"
+        )
+
+
 def _open(path: str) -> wire.Line:
     """Connect. Raises OSError; DataError if another user listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -261,10 +261,15 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         until(lambda: not keeper.processes(), "the end of the one that cannot make the plan", 60.0)
         steps.seek(states[-1])
         same(2)
+        (late, _) = steps_of("its_plan:plan", world, make)
         node.loop.call(node.door.close)  # robust-task is gone, and the data process with it
         monkeypatch.setattr(client, "PATIENCE", 0.3)
         same(3)
         assert capfd.readouterr().err.count("it prepares its data itself") == 1
+        (node.directory / "its_plan.py").write_text(PLAN + "# edited while the job runs\n")
+        monkeypatch.delitem(sys.modules, "its_plan")
+        with pytest.raises(DataError, match="its_plan:plan has changed since the ranks"):
+            late.next()
     finally:
         over.set()
         turning.join()
