@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 BEAT = 0.5  # s between two signs of life
 QUIET = 30.0  # s without a word of the other end until it is taken for dead
 MOST = 4096  # connections
-NEW = 128  # of those that have not shown the key yet: for a further one the oldest is ended
+NEW = 1024  # that have not shown the key yet: for a further one the oldest is ended. All nodes of
+# a job may come at once; each costs a thread and at most 64 KiB.
 GREETING = 5.0  # s to show it
 MOST_ASKED = 1024  # answers that a connection may wait for
 _GROUP = 1 << 23  # bytes of samples in an answer, or one sample

@@ -25,6 +25,7 @@ PIECE = 1 << 18  # bytes of a body in a frame
 MOST_BODY = 1 << 28
 MOST_REFS = 4096  # samples in a request
 _RECEIVE = 1 << 18
+_FIRST = 1 << 12  # until the other end has shown the key
 _NEXT = struct.Struct("<8q")  # epoch, part, record, piece, tokens; position
 _WHOLE = 1 << 62
 _DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,9}(\[[0-9a-zA-Z]{1,9}\])?\Z")
@@ -119,7 +120,7 @@ class FrameSocket:
     def _more(self, until: float) -> None:
         """Take what has come. Raises BrokenLine at the end, and when the time for it is over."""
         try:
-            data = self._sock.recv(_RECEIVE)
+            data = self._sock.recv(_RECEIVE if self._codec.trusted else _FIRST)
         except (BlockingIOError, InterruptedError):
             data = None
         except OSError as err:
