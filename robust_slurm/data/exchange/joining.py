@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING
 
+from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.placement import LEAST, MOST
 from robust_slurm.data.lanes.budget import Budget
@@ -44,7 +46,11 @@ class Joining:
         with self._lock:
             if nodes is not None and nodes != self._nodes:
                 self._nodes = nodes
-                self._join()
+                try:
+                    self._join()
+                except (DataError, OSError, RuntimeError) as err:  # RuntimeError: no thread
+                    text = f"lanes of other nodes are not used by this one: {err}"
+                    print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
 
     def know(self, plan: Plan, code: str) -> None:
         """Serve the lanes of this plan, to other nodes' processes of the same ``code`` from now

@@ -234,6 +234,19 @@ def test_another_version_of_the_code_is_another_plan(monkeypatch: pytest.MonkeyP
     assert sent[0] == sent[1] != sent[2]
 
 
+def test_an_exchange_that_cannot_be_made_is_told_once_and_not_to_ranks(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rank's connection would end, and be made again 20 times a second."""
+    monkeypatch.setattr(joining, "Exchange", MagicMock(side_effect=RuntimeError("no new thread")))
+    monkeypatch.setattr(joining.socket, "socket", lambda fileno: None)
+    one = joining.Joining((0, KEY.hex()))
+    one.know(Plan({"web": MemorySource("web", [[3, 4]], lanes=1)}), "its:plan 1")
+    for _ in range(2):
+        one.place(json.dumps([0, [["a", 1], ["b", 1], ["c", 1]]]))
+    assert capfd.readouterr().err.count("not used by this one: no new thread") == 1
+
+
 def test_a_frame_above_the_limit_is_refused_before_it_comes(ends: Ends) -> None:
     ends.sock.sendall(struct.pack(">I", 1 << 30) + bytes(16))
     with pytest.raises(BrokenLine, match="over the limit"):
