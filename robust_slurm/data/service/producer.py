@@ -176,7 +176,7 @@ class Producer:
                 at = ""
                 with self._change:
                     self._failed[name] = _failure(err)
-                    self._closed = isinstance(err, SourceStalled)
+                    self._closed |= isinstance(err, SourceStalled)
                     self._change.notify_all()
                 if self._closed:
                     return
