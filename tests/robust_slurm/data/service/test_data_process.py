@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import fcntl
 import os
-import resource
 import socket
 import threading
 from collections.abc import Collection, Iterator
@@ -254,22 +252,6 @@ def test_a_thread_too_few_costs_a_rank_no_more_than_another_try(
     node = Node(tmp_path, plan)
     assert take(rank(), 1) == [0] and not refused
     node.close()
-
-
-def test_a_line_waits_for_its_reader_whatever_number_its_descriptor_has() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    left, right = socket.socketpair()
-    high = socket.socket(fileno=fcntl.fcntl(left, fcntl.F_DUPFD_CLOEXEC, 2000))
-    ends = wire.Line(high), wire.Line(right)
-    message = {"op": "x", "text": "x" * (1 << 20)}
-    sender = threading.Thread(target=ends[0].send, args=(message,))
-    sender.start()
-    assert ends[1].receive(20) == (message, [])
-    sender.join()
-    for each in (*ends, left):
-        each.close()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_one_that_hangs_or_is_another_users_is_left(
