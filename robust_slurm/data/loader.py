@@ -10,6 +10,7 @@ import hashlib
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,7 @@ class Loader:
         if type(memory) is not int or memory < 1:
             raise DataError(f"Loader: memory is {memory!r}; give a number of bytes >= 1")
         self._steps, self.shares = open_steps(plan, world(), memory)
+        _alive.add(self)
         self.waited = 0.0
         """Seconds that the training has waited for data."""
         self._ahead = ahead
@@ -68,6 +70,7 @@ class Loader:
         self._thread: threading.Thread | None = None
         self._stop = False
         self._closed = False
+        self._left = False  # the thread gives back what it reads from, at its end
         self._state: Any = None  # before the step that batches are handed out of
         self._after: Any = None  # after it
         self._rows: deque[Mapping[str, Any]] = deque()  # of it, not handed out yet
@@ -141,6 +144,11 @@ class Loader:
         if self._thread is None:
             self._steps.seek(self._state)
             self._start()
+        elif self._left:
+            self._halt()
+            self._ready.clear()
+            self._steps.seek(self._state)
+            self._start()
         with self._change:
             if not self._ready and not self._change.wait_for(self._is_ready, SHORT):
                 begun = time.monotonic() - SHORT
@@ -187,6 +195,7 @@ class Loader:
             if self._thread.is_alive():
                 raise DataError(f"a source has not answered for {JOIN:.0f} s")
             self._thread = None
+        self._left = False
 
     def _prepare(self) -> None:
         """Prepare step after step; the thread's function."""
@@ -194,8 +203,10 @@ class Loader:
         while not isinstance(found, BaseException):
             with self._change:
                 self._change.wait_for(lambda: self._stop or len(self._ready) < self._ahead)
-                if self._stop:
-                    return
+            if self._stop:
+                if self._left:
+                    self._steps.close()
+                return
             try:
                 found = self._steps.next()
             except BaseException as error:  # noqa: BLE001 - it is raised where batches are asked for
@@ -203,6 +214,19 @@ class Loader:
             with self._change:
                 self._ready.append(found)
                 self._change.notify_all()
+
+
+_alive: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+
+def let_go() -> None:
+    """Have the threads of all loaders end, and give back connections and buffers, without waiting
+    for it: nothing else would, of a loader that nobody uses any more. One that is used after all
+    goes on where it was."""
+    for loader in list(_alive):
+        with loader._change:
+            loader._stop = loader._left = True
+            loader._change.notify_all()
 
 
 def open_steps(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CHECKPOINTER = "robust_slurm.checkpoint.training.checkpointer"
+_LOADER = "robust_slurm.data.loader"
 _SNAPSHOT = "robust_slurm.checkpoint.copying.snapshot"
 
 
@@ -49,6 +50,13 @@ def close_checkpointers() -> None:
         if each._session is not None and not each._resumed:
             raise RuntimeError("its Checkpointer saves, but resume() was not called")
         each._close(0.0)
+
+
+def let_go_loaders() -> None:
+    """The loaders of the epoch that is over end; the function makes its own."""
+    loader: Any = sys.modules.get(_LOADER)
+    if loader is not None:
+        loader.let_go()
 
 
 def begin(order: Mapping[str, Any]) -> None:

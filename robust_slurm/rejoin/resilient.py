@@ -146,6 +146,7 @@ def _rejoin(
     """Become a rank of the next epoch. A rank that cannot ends here, and is replaced."""
     try:
         renew.close_checkpointers()
+        renew.let_go_loaders()
         _let_go(error)
         collectives.take_down()
         sockets.next_round()

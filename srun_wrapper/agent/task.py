@@ -106,7 +106,8 @@ class Shim:
             self._run_dir = MemoryDir(name)
             run_dir = self._run_dir.path
             self._make_slot(run_dir)
-            self._data = DataDoor(self._loop, run_dir, self._key)
+            nodes = 1 << 16 if self._place.standby_request else self._place.step_nodes
+            self._data = DataDoor(self._loop, run_dir, self._key, nodes)
             self._agent = Agent(
                 self._loop,
                 self._place,

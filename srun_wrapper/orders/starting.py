@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from robust_slurm.checkpoint.store.events import Restore
-from robust_slurm.data.exchange.placement import LEAST, VARIABLE
+from robust_slurm.data.exchange.placement import LEAST, MOST, VARIABLE
 from srun_wrapper.command.rank_env import node_env, only_ours, only_slurm, rank_env, world_env
 from srun_wrapper.job.model import Node, Role, World
 from srun_wrapper.job.state import JobState
@@ -85,7 +85,7 @@ def start_orders(
 
 def data_nodes(index: int, nodes: Sequence[tuple[str, int]]) -> dict[str, str]:
     """Return the variable by which data processes know one another (``data/exchange``)."""
-    if len(nodes) < LEAST:
+    if not LEAST <= len(nodes) <= MOST:
         return {}
     return {VARIABLE: json.dumps([index, nodes], separators=(",", ":"))}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING
 
+from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.node import Exchange
-from robust_slurm.data.exchange.placement import LEAST
+from robust_slurm.data.exchange.placement import LEAST, MOST
 from robust_slurm.data.lanes.budget import Budget
 from robust_slurm.data.lanes.lane import Lane
 from robust_slurm.data.lanes.local import LocalFeed
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 READING = 1 << 26  # bytes that are read, before they wait
 WAITING = 1 << 28  # bytes that wait for users
-_MOST = 1 << 16
 
 Nodes = tuple[int, "list[tuple[str, int]]"]
 
@@ -36,6 +37,7 @@ class Joining:
         self._lock = threading.Lock()
         self._nodes: Nodes | None = None
         self._plan: Plan | None = None
+        self._code = ""
         self._exchange: Exchange | None = None
 
     def place(self, said: object) -> None:
@@ -44,12 +46,17 @@ class Joining:
         with self._lock:
             if nodes is not None and nodes != self._nodes:
                 self._nodes = nodes
-                self._join()
+                try:
+                    self._join()
+                except (DataError, OSError, RuntimeError) as err:  # RuntimeError: no thread
+                    text = f"lanes of other nodes are not used by this one: {err}"
+                    print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
 
-    def know(self, plan: Plan) -> None:
-        """Serve the lanes of this plan, to other nodes' processes from now on."""
+    def know(self, plan: Plan, code: str) -> None:
+        """Serve the lanes of this plan, to other nodes' processes of the same ``code`` from now
+        on: another version decodes the same files to other samples."""
         with self._lock:
-            self._plan = plan
+            self._plan, self._code = plan, code
             self._join()
 
     def feeds(self, plan: Plan) -> Mapping[tuple[str, int], Feed]:
@@ -61,22 +68,22 @@ class Joining:
         if self._order is None or self._nodes is None or self._plan is None:
             return
         if self._exchange is None:
-            self._exchange = _exchange(self._plan, *self._order)
+            self._exchange = _exchange(self._plan, self._code, *self._order)
         self._exchange.place(*self._nodes)
 
 
 def nodes_of(said: object) -> Nodes | None:
-    """Return this node's place and all nodes' addresses; None for too few, or nonsense."""
+    """Return this node's place and all nodes' addresses; None for too few or many, or nonsense."""
     try:
         place, given = json.loads(said) if isinstance(said, str) else (0, [])
         nodes = [(str(host), int(port)) for host, port in given]
     except (ValueError, TypeError, RecursionError):
         return None
-    known = type(place) is int and LEAST <= len(nodes) <= _MOST and 0 <= place < len(nodes)
+    known = type(place) is int and LEAST <= len(nodes) <= MOST and 0 <= place < len(nodes)
     return (place, nodes) if known else None
 
 
-def _exchange(plan: Plan, descriptor: int, key: str) -> Exchange:
+def _exchange(plan: Plan, code: str, descriptor: int, key: str) -> Exchange:
     budget, counts = Budget(READING), plan.lanes()
 
     def open_lane(lane: tuple[str, int]) -> Feed:
@@ -87,5 +94,5 @@ def _exchange(plan: Plan, descriptor: int, key: str) -> Exchange:
 
     lanes = [(name, lane) for name, count in counts.items() for lane in range(count)]
     listener = socket.socket(fileno=descriptor)
-    whose = json.dumps(plan.fingerprint(), sort_keys=True)
+    whose = json.dumps([code, plan.fingerprint()], sort_keys=True)
     return Exchange(open_lane, lanes, listener, bytes.fromhex(key), whose, WAITING)

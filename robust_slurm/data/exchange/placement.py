@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LEAST = 3  # nodes: of two, both would read all lanes, as the owner or as the shadow
+MOST = 512  # nodes: each talks to all others, and all ranks have the addresses in a variable
 VARIABLE = "ROBUST_DATA_NODES"
 """In the ranks' environment: JSON, this node's place and all nodes' (address, port)."""
 

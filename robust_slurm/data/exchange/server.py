@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 BEAT = 0.5  # s between two signs of life
 QUIET = 30.0  # s without a word of the other end until it is taken for dead
 MOST = 4096  # connections
+NEW = 1024  # that have not shown the key yet: for a further one the oldest is ended. All nodes of
+# a job may come at once; each costs a thread and at most 64 KiB.
+GREETING = 5.0  # s to show it
 MOST_ASKED = 1024  # answers that a connection may wait for
 _GROUP = 1 << 23  # bytes of samples in an answer, or one sample
 
@@ -62,6 +65,7 @@ class LaneServer:
         self._lanes = frozenset(lanes)
         self._shelf = shelf
         self._lock = threading.Lock()
+        self._new: dict[FrameSocket, None] = {}  # anybody's, the oldest first
         self._open: set[FrameSocket] = set()
         self._closed = False
         threading.Thread(target=self._accept, name="data-exchange", daemon=True).start()
@@ -70,7 +74,7 @@ class LaneServer:
         """End all connections. The listener is its maker's."""
         with self._lock:
             self._closed = True
-            for line in self._open:
+            for line in (*self._new, *self._open):
                 line.close()
 
     def _accept(self) -> None:
@@ -83,15 +87,37 @@ class LaneServer:
             except OSError:  # socket.timeout is another class before Python 3.10
                 time.sleep(0.05)
                 continue
+            try:
+                self._begin(sock)
+            except (OSError, RuntimeError):  # no thread: a limit of the user, the job or the node
+                sock.close()
+                time.sleep(0.05)
+
+    def _begin(self, sock: socket.socket) -> None:
+        line = FrameSocket(sock, self._key, server=True, silence=GREETING)
+        with self._lock:
+            self._new[line] = None
+            if len(self._new) > NEW:
+                oldest = next(iter(self._new))
+                del self._new[oldest]
+                oldest.close()
+        thread = threading.Thread(target=self._serve, args=(line,), name="data-node", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
             with self._lock:
-                if self._closed or len(self._open) >= MOST:
-                    sock.close()
-                    continue
-                line = FrameSocket(sock, self._key, server=True, silence=QUIET)
-                self._open.add(line)
-            threading.Thread(
-                target=self._serve, args=(line,), name="data-node", daemon=True
-            ).start()
+                self._new.pop(line, None)
+            raise
+
+    def _admit(self, line: FrameSocket) -> bool:
+        """It has shown the key. Return whether it may stay."""
+        with self._lock:
+            self._new.pop(line, None)
+            if self._closed or len(self._open) >= MOST:
+                return False
+            self._open.add(line)
+        line.silence = QUIET
+        return True
 
     def _serve(self, line: FrameSocket) -> None:
         user = object()
@@ -104,14 +130,17 @@ class LaneServer:
             hello, _ = line.receive()
             if hello.get("op") != "hello" or hello.get("plan") != self._plan:
                 return
+            if not self._admit(line):
+                return
             sender.start()
             while True:
                 self._asked(line.receive()[0], user, answers)
-        except BrokenLine:
+        except (BrokenLine, RuntimeError):  # RuntimeError: no thread
             pass  # the other end goes on elsewhere, and comes again if it wants to
         finally:
             self._shelf.leave(user)
             with self._lock:
+                self._new.pop(line, None)
                 self._open.discard(line)
             line.close()
             answers.put(None)

@@ -304,11 +304,11 @@ class LaneShelf:
                     found = feed.again(names)
                 finally:
                     feed.close()
-            except Exception as err:  # noqa: BLE001 - who asked is told
+            except BaseException as err:  # noqa: BLE001 - who asked is told, and the next ones too
                 answer.set_exception(_data_error(err))
             else:
                 answer.set_result(found)
 
 
-def _data_error(err: Exception) -> DataError:
+def _data_error(err: BaseException) -> DataError:
     return err if isinstance(err, DataError) else DataError(f"{type(err).__name__}: {err}")

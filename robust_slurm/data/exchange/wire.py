@@ -25,6 +25,7 @@ PIECE = 1 << 18  # bytes of a body in a frame
 MOST_BODY = 1 << 28
 MOST_REFS = 4096  # samples in a request
 _RECEIVE = 1 << 18
+_FIRST = 1 << 12  # until the other end has shown the key
 _NEXT = struct.Struct("<8q")  # epoch, part, record, piece, tokens; position
 _WHOLE = 1 << 62
 _DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,9}(\[[0-9a-zA-Z]{1,9}\])?\Z")
@@ -47,7 +48,7 @@ class FrameSocket:
     def __init__(self, sock: socket.socket, key: bytes, *, server: bool, silence: float) -> None:
         self._sock = sock
         self._codec = Codec(key, server=server)
-        self._silence = silence
+        self.silence = silence
         self._lock = threading.Lock()
         self._frames: list[bytes] = []
         sock.settimeout(None)
@@ -60,7 +61,7 @@ class FrameSocket:
     def greet(self) -> None:
         """Send the preface and wait for the other's. Raises BrokenLine."""
         self._write(self._codec.preface())
-        until = time.monotonic() + self._silence
+        until = time.monotonic() + self.silence
         while not self._codec.ready:
             self._more(until)
 
@@ -111,7 +112,7 @@ class FrameSocket:
     # -- inside
 
     def _frame(self) -> bytes:
-        until = time.monotonic() + self._silence
+        until = time.monotonic() + self.silence
         while not self._frames:
             self._more(until)
         return self._frames.pop(0)
@@ -119,7 +120,7 @@ class FrameSocket:
     def _more(self, until: float) -> None:
         """Take what has come. Raises BrokenLine at the end, and when the time for it is over."""
         try:
-            data = self._sock.recv(_RECEIVE)
+            data = self._sock.recv(_RECEIVE if self._codec.trusted else _FIRST)
         except (BlockingIOError, InterruptedError):
             data = None
         except OSError as err:
@@ -131,7 +132,7 @@ class FrameSocket:
         except WireError as err:
             raise BrokenLine(str(err)) from None
         if not self._frames and time.monotonic() >= until:
-            raise BrokenLine(f"no whole message for {self._silence:g} s")
+            raise BrokenLine(f"no whole message for {self.silence:g} s")
 
     def _write(self, data: bytes) -> None:
         try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.named import plan_named
+from robust_slurm.data.service.client import expect_code
 from robust_slurm.data.steps import LocalSteps
 
 if TYPE_CHECKING:
@@ -39,11 +40,12 @@ class NamedPlan:
         return LocalSteps(self._plan, shares, self._all, self._feeds, self._alone)
 
 
-def load(name: str, joining: Joining | None = None) -> NamedPlan:
-    """Import the plan; without ``joining``, all lanes are read here. Raises whatever its module
-    does."""
+def load(name: str, code: str, joining: Joining | None = None) -> NamedPlan:
+    """Import the plan; without ``joining``, all lanes are read here. ``code``: what the rank has
+    seen (``client.code_of``). Raises whatever its module does, DataError if it is another now."""
     plan = plan_named(name)
+    expect_code(name, code)
     plan.lanes()  # lists the sources' files
     if joining is not None:
-        joining.know(plan)
+        joining.know(plan, f"{name} {code}")
     return NamedPlan(plan, joining)

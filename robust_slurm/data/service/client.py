@@ -6,6 +6,7 @@ it needs, and is told the socket. Standard library only, but for the arrays' own
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import sys
@@ -184,23 +185,33 @@ def request(name: str, world: str, memory: int) -> dict[str, Any]:
         "path": path,
         "directory": os.getcwd(),  # noqa: PTH109
         "world": world,
-        "code": os.environ.get("ROBUST_CODE_VERSION", "") + _stamp(name.partition(":")[0]),
+        "code": code_of(name),
         "memory": memory,
         "environ": dict(os.environ),
     }
 
 
-def _stamp(module: str) -> str:
-    """Return what changes when the module's file does; "" if that cannot be seen."""
+def code_of(name: str) -> str:
+    """Return what changes with the job's version of the code, and with the plan's own file: the
+    same on all nodes."""
+    version = os.environ.get("ROBUST_CODE_VERSION", "")
     try:
         from importlib.util import find_spec
 
-        spec = find_spec(module)
-        origin = spec.origin if spec is not None else None
-        status = Path(origin or "").stat()
+        spec = find_spec(name.partition(":")[0])
+        content = Path((spec.origin if spec is not None else None) or "").read_bytes()
     except Exception:  # noqa: BLE001 - the data process says what is wrong with it
-        return ""
-    return f"{origin} {status.st_mtime_ns} {status.st_size}"
+        return version
+    return f"{version} {hashlib.blake2b(content, digest_size=16).hexdigest()}"
+
+
+def expect_code(name: str, code: str) -> None:
+    """Raise DataError if the plan's code is another now."""
+    if code_of(name) != code:
+        raise DataError(
+            f"the file of {name} has changed since the ranks were started: those on other nodes "
+            "have steps of the one before"
+        )
 
 
 def _open(path: str) -> wire.Line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from robust_slurm.data.service.client import NodeSteps, ProcessGone, door
+from robust_slurm.data.service.client import NodeSteps, ProcessGone, code_of, door, expect_code
 from robust_slurm.data.service.ring import MEMORY
 
 if TYPE_CHECKING:
@@ -29,12 +29,19 @@ def steps_of(
     """
     if not door():
         return own()
+    code = code_of(name)
+
+    def own_later() -> Opened:
+        if name.partition(":")[0] not in sys.modules:  # it is read only now
+            expect_code(name, code)
+        return own()
+
     try:
         node = NodeSteps(name, world, memory)
     except ProcessGone as gone:
         _warn(gone)
         return own()
-    return _Either(node, own), node.shares
+    return _Either(node, own_later), node.shares
 
 
 class _Either:

@@ -1,8 +1,9 @@
 """The data process's program. robust-task starts it in the ranks' interpreter, by its path.
 
-Its orders are on stdin, a JSON object: ``name`` of the plan, ``path`` (sys.path of the rank that
-has asked for it), ``listen`` (the descriptor of its socket), ``memory`` in bytes, ``exchange`` (the
-descriptor of the socket for other nodes and their key, or null).
+Its orders are on stdin, a JSON object: ``name`` of the plan, ``code`` (the version that the rank
+has seen), ``path`` (sys.path of the rank that has asked for it), ``listen`` (descriptor of its
+socket), ``memory`` in bytes, ``exchange`` (the descriptor of the socket for other nodes and their
+key, or null).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import sys
 
 FAILED = 3
-"""The exit code when the plan cannot be made: its ranks have been told."""
+"""The exit code when the plan cannot be made, or a source hangs: its ranks have been told, and the
+next one that asks gets another process."""
 NICE = 5
 _SCORE = 300  # it goes first when memory is short: nothing is lost with it
 _FILES = 1 << 14
@@ -47,7 +49,7 @@ def _be_nice() -> None:
 
 
 def main() -> None:
-    """Serve until killed, or until the plan turns out to be broken."""
+    """Serve until killed, or until the plan turns out to be broken, or a source hangs."""
     order = json.loads(sys.stdin.read())
     sys.path[:] = order["path"]
     _be_nice()
@@ -65,11 +67,10 @@ def main() -> None:
     joining = Joining(order.get("exchange"))
     joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
     server = Server(listener, producer, joining.place)
-    producer.run(lambda: load(order["name"], joining))
-    if producer.broken is not None:
-        server.wait_told()
-        sys.stderr.flush()
-        os._exit(FAILED)
+    producer.run(lambda: load(order["name"], order["code"], joining))
+    server.wait_told()
+    sys.stderr.flush()
+    os._exit(FAILED)
 
 
 if __name__ == "__main__":

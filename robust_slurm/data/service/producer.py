@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from robust_slurm.data.errors import DataError, EndOfData
+from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import pages
 from robust_slurm.data.service.ring import Made, Ring
 
@@ -145,7 +145,7 @@ class Producer:
 
     def run(self, load: Callable[[], LoadedPlan]) -> None:
         """Make steps until closed, or until the plan turns out to be broken: ``load`` runs the
-        user's code."""
+        user's code. Also until a source hangs: what it holds, another process has not."""
         try:
             plan = load()
         except (Exception, SystemExit) as err:  # noqa: BLE001 - the ranks are to know
@@ -176,7 +176,10 @@ class Producer:
                 at = ""
                 with self._change:
                     self._failed[name] = _failure(err)
+                    self._closed |= isinstance(err, SourceStalled)
                     self._change.notify_all()
+                if self._closed:
+                    return
         if source is not None:
             source.close()
 

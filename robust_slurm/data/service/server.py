@@ -48,17 +48,21 @@ class Server:
             except OSError:
                 time.sleep(0.05)
                 continue
-            with self._lock:
-                full = len(self._lines) >= MOST
-            if full or not wire.ours(wire.peer(sock)[1]):
+            try:
+                self._begin(sock)
+            except (OSError, RuntimeError):  # no thread: a limit of the user, the job or the node
                 sock.close()
-                continue
-            line = wire.Line(sock)
-            with self._lock:
-                self._lines.add(line)
-            threading.Thread(
-                target=self._serve, args=(line,), name="data-rank", daemon=True
-            ).start()
+                time.sleep(0.05)
+
+    def _begin(self, sock: socket.socket) -> None:
+        with self._lock:
+            full = len(self._lines) >= MOST
+        if full or not wire.ours(wire.peer(sock)[1]):
+            sock.close()
+            return
+        line = wire.Line(sock)
+        thread = threading.Thread(target=self._serve, args=(line,), name="data-rank", daemon=True)
+        thread.start()
 
     def wait_told(self) -> None:
         """Return when no rank is there any more that has to be told, or after some time."""
@@ -68,6 +72,8 @@ class Server:
             time.sleep(0.05)
 
     def _serve(self, line: wire.Line) -> None:
+        with self._lock:
+            self._lines.add(line)
         try:
             self._listen(line)
         except OSError:

@@ -76,8 +76,9 @@ class Line:
                     sent = self._sock.send(line)
                 line = line[sent:]
             except BlockingIOError:
-                left = until - time.monotonic()
-                if left <= 0 or not select.select([], [self._sock], [], left)[1]:
+                poll = select.poll()  # select() knows descriptors below 1024 alone
+                poll.register(self._sock, select.POLLOUT)
+                if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
                     raise Closed("the other end does not read") from None
 
     def receive(self, seconds: float | None) -> tuple[dict[str, Any], list[int]] | None:

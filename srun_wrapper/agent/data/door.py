@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from robust_slurm.data.exchange.placement import LEAST
 from robust_slurm.data.service.wire import encode, ours, peer
 from srun_wrapper.agent.data.keeper import Asked, Keeper
 from srun_wrapper.agent.loop import Loop
@@ -32,8 +33,8 @@ _log = logging.getLogger("robust-task")
 class DataDoor:
     """All methods are called in the loop's thread."""
 
-    def __init__(self, loop: Loop, run_dir: Path, key: bytes) -> None:
-        """``key``: of the step."""
+    def __init__(self, loop: Loop, run_dir: Path, key: bytes, nodes: int = LEAST) -> None:
+        """``key``: of the step; ``nodes``: with fewer than LEAST, no port is opened for others."""
         self._loop = loop
         self._run_dir = run_dir
         self._numbers = itertools.count(1)
@@ -54,6 +55,8 @@ class DataDoor:
             return
         self._listener = listener
         loop.watch(listener, self._accept, write=False)
+        if nodes < LEAST:
+            return
         try:
             self._exchange = _for_nodes()
         except OSError as err:

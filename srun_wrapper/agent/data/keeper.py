@@ -19,7 +19,7 @@ from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.starting import Starting
 
-FAILED = 3  # exit code: the plan cannot be made, and the ranks know (``data/service/main.py``)
+FAILED = 3  # exit code: the ranks know why (``data/service/main.py``)
 DEATHS, WITHIN = 5, 600.0  # so many within so many seconds: it is not started any more
 BACKOFF = 0.5  # s before a second start; doubled for each further one
 _HIDDEN = (
@@ -161,7 +161,8 @@ def _begin(
 ) -> int:
     """Start it and give it its orders; return its pid. Raises OSError, ValueError."""
     listen = listener.fileno()
-    order = {"name": asked.name, "path": asked.path, "memory": asked.memory, "listen": listen}
+    order = {"name": asked.name, "code": asked.code, "path": asked.path, "memory": asked.memory}
+    order["listen"] = listen
     passed = [listen]
     if exchange is not None:
         passed.append(exchange[0].fileno())

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 import torch
 from checkpointed_training import Training, fake_store, restart
 from memory_source import corpus
+from waiting import until
 
 from robust_slurm import heartbeat
 from robust_slurm.data import DataError, Loader, Plan, steps
 from robust_slurm.data import loader as loader_module
+from robust_slurm.rejoin import renew
 
 Batches = list[dict[str, torch.Tensor]]
 
@@ -76,6 +79,18 @@ def test_it_goes_on_after_the_last_batch_that_was_handed_out(undisturbed: Batche
     second.close()
     with pytest.raises(DataError, match="closed"):
         take(second, 3)
+
+
+def test_a_rank_that_rejoins_keeps_nothing_of_its_last_loader(undisturbed: Batches) -> None:
+    before = set(threading.enumerate())
+    loader, kept = Loader(a_plan()), Loader(a_plan())
+    assert same(take(loader, 3), undisturbed[:3]) and same(take(kept, 4), undisturbed[:4])
+    gone = weakref.ref(loader)
+    del loader
+    renew.let_go_loaders()
+    until(lambda: gone() is None and set(threading.enumerate()) <= before, "the end of threads")
+    assert same(take(kept, 4), undisturbed[4:8]), "it is used after all"
+    kept.close()
 
 
 def test_the_epochs_are_over_at_the_same_step_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
+from unittest.mock import MagicMock
 
 import exchange_nodes
 import numpy as np
 import pytest
 from exchange_nodes import KEY, LANES, open_lane
+from memory_source import MemorySource
 from waiting import until
 
-from robust_slurm.data.exchange import link
+from robust_slurm.data.exchange import joining, link, server
 from robust_slurm.data.exchange.link import PeerLink
 from robust_slurm.data.exchange.wire import (
     MOST_BODY,
@@ -31,6 +33,7 @@ from robust_slurm.data.exchange.wire import (
     unpack_samples,
 )
 from robust_slurm.data.lanes.position import Position
+from robust_slurm.data.plan import Plan
 from robust_slurm.data.sample import Meta, Ref, Sample
 from robust_slurm.frames.wire import Codec
 
@@ -189,6 +192,59 @@ def test_another_key_or_plan_and_lanes_that_are_none_are_turned_away(
     beside.close()
     own.close()
     listener.close()
+
+
+def test_who_does_not_show_the_key_gives_way_and_a_thread_too_few_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "NEW", 4)
+    start, refused = threading.Thread.start, ["data-node"]
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            refused.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    listener = socket.create_server(("127.0.0.1", 0))
+    own = exchange_nodes.exchange(listener)
+    place = listener.getsockname()[:2]
+    strangers = [socket.create_connection(place, 20) for _ in range(8)]
+    for each in strangers[:4]:  # the first for want of a thread
+        while each.recv(100):
+            pass
+    friend = PeerLink(*place, KEY, own._plan)
+    until(lambda: friend.up, "the connection of one that has the key")
+    assert not refused and len(own._server._new) <= 4
+    for each in (friend, own, listener, *strangers):
+        each.close()
+
+
+def test_another_version_of_the_code_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may decode the same files to other samples."""
+    sent: list[str] = []
+    monkeypatch.setattr(joining, "Exchange", lambda *given: sent.append(given[4]) or MagicMock())
+    monkeypatch.setattr(joining.socket, "socket", lambda fileno: None)
+    plan = Plan({"web": MemorySource("web", [[3, 4]], lanes=1)})
+    for code in ("its:plan 1", "its:plan 1", "its:plan 2"):
+        one = joining.Joining((0, KEY.hex()))
+        one.place(json.dumps([0, [["a", 1], ["b", 1], ["c", 1]]]))
+        one.know(plan, code)
+    assert sent[0] == sent[1] != sent[2]
+
+
+def test_an_exchange_that_cannot_be_made_is_told_once_and_not_to_ranks(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rank's connection would end, and be made again 20 times a second."""
+    monkeypatch.setattr(joining, "Exchange", MagicMock(side_effect=RuntimeError("no new thread")))
+    monkeypatch.setattr(joining.socket, "socket", lambda fileno: None)
+    one = joining.Joining((0, KEY.hex()))
+    one.know(Plan({"web": MemorySource("web", [[3, 4]], lanes=1)}), "its:plan 1")
+    for _ in range(2):
+        one.place(json.dumps([0, [["a", 1], ["b", 1], ["c", 1]]]))
+    assert capfd.readouterr().err.count("not used by this one: no new thread") == 1
 
 
 def test_a_frame_above_the_limit_is_refused_before_it_comes(ends: Ends) -> None:

@@ -112,6 +112,23 @@ def test_a_shadow_reads_ahead_of_the_slowest_and_a_dead_one_holds_nothing_up(
     beside.close()
 
 
+def test_a_decode_that_exits_when_read_again_is_told_and_the_next_is_read(
+    shelf: LaneShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (meta, _) = read(shelf, object(), Position(), 1)[0]
+    again = LocalFeed.again
+
+    def exits(*_: object) -> None:
+        monkeypatch.setattr(LocalFeed, "again", again)
+        raise SystemExit(1)
+
+    monkeypatch.setattr(LocalFeed, "again", exits)
+    monkeypatch.setattr(LaneReader, "sample", lambda *_: None)
+    with pytest.raises(DataError, match="SystemExit: 1"):
+        shelf.take(LANE, [meta.ref]).result(60)
+    assert shelf.take(LANE, [meta.ref]).result(60)[0].meta == meta
+
+
 def test_a_lane_that_fails_is_told_and_tried_again(
     shelf: LaneShelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

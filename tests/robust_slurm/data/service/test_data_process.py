@@ -79,7 +79,8 @@ class Node:
         self._listener = self._listen(self.path)
         self.server = server.Server(self._listener, self.producer)
         load = lambda: self.plan if isinstance(self.plan, Counting) else self.plan()  # noqa: E731
-        threading.Thread(target=self.producer.run, args=(load,), daemon=True).start()
+        self.run = threading.Thread(target=self.producer.run, args=(load,), daemon=True)
+        self.run.start()
 
     def die(self) -> None:
         self.producer.close()
@@ -161,11 +162,11 @@ def test_all_ranks_get_their_rows_and_a_repeated_step_comes_from_the_ring(
 def test_what_fails_is_an_error_of_its_kind_once_and_tried_again(
     tmp_path: Path, plan: Counting, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plan.raises = {1: SourceStalled("web gives nothing"), 2: ZeroDivisionError("division by zero")}
+    plan.raises = {1: DataError("web has nothing"), 2: ZeroDivisionError("division by zero")}
     node = Node(tmp_path, plan)
     steps = rank()
     assert take(steps, 1) == [0]
-    with pytest.raises(SourceStalled, match=r"web gives nothing .*the job's output"):
+    with pytest.raises(DataError, match=r"web has nothing .*the job's output"):
         steps.next()
     del plan.raises[1]
     until(lambda: not node.producer._failed, "it is tried again")
@@ -183,6 +184,23 @@ def test_what_fails_is_an_error_of_its_kind_once_and_tried_again(
     assert "in next" in capfd.readouterr().err  # the whole traceback
     with pytest.raises(DataError, match="does not fit 3 ranks"):
         rank(0, world=3)
+    node.close()
+
+
+def test_after_a_source_that_hangs_another_process_goes_on(tmp_path: Path, plan: Counting) -> None:
+    """The thread that hangs may hold the lock of all others, for as long as the process lives."""
+    plan.raises = {1: SourceStalled("web gives nothing")}
+    node = Node(tmp_path, plan)
+    steps = rank()
+    assert take(steps, 1) == [0]
+    with pytest.raises(SourceStalled, match=r"web gives nothing .*the job's output"):
+        steps.next()
+    node.run.join(20)
+    assert not node.run.is_alive()
+    node.die()
+    plan.raises.clear()
+    node.live()
+    assert take(steps, 2) == [1, 2]
     node.close()
 
 
@@ -216,6 +234,24 @@ def test_a_rank_waits_for_a_data_process_that_comes_back(
     monkeypatch.delenv("ROBUST_BEAT_DIR")
     with pytest.raises(ProcessGone, match="no robust-task"):
         rank()
+
+
+def test_a_thread_too_few_costs_a_rank_no_more_than_another_try(
+    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, ["data-rank"]
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            refused.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    monkeypatch.setattr(client, "START", 20.0)
+    node = Node(tmp_path, plan)
+    assert take(rank(), 1) == [0] and not refused
+    node.close()
 
 
 def test_one_that_hangs_or_is_another_users_is_left(

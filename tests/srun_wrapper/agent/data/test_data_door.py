@@ -252,13 +252,37 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         ):
             steps_of("its_plan:broken", world, make)
         assert "in <lambda>" in capfd.readouterr().err
+        (node.directory / "its_plan.py").write_text(PLAN + "# edited while the job runs\n")
+        for pid in keeper.processes():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(DataError, match="its_plan:plan has changed since the ranks"):
+            for _ in range(200):  # the first may have come already
+                steps.next()
+        (node.directory / "its_plan.py").write_text(PLAN)
+        until(lambda: not keeper.processes(), "the end of the one that cannot make the plan", 60.0)
+        steps.seek(states[-1])
+        same(2)
+        (late, _) = steps_of("its_plan:plan", world, make)
         node.loop.call(node.door.close)  # robust-task is gone, and the data process with it
         monkeypatch.setattr(client, "PATIENCE", 0.3)
         same(3)
         assert capfd.readouterr().err.count("it prepares its data itself") == 1
+        (node.directory / "its_plan.py").write_text(PLAN + "# edited while the job runs\n")
+        monkeypatch.delitem(sys.modules, "its_plan")
+        with pytest.raises(DataError, match="its_plan:plan has changed since the ranks"):
+            late.next()
     finally:
         over.set()
         turning.join()
+
+
+def test_no_port_is_open_where_no_other_node_can_use_it(tmp_path: Path) -> None:
+    for nodes, opened in ((1, False), (2, False), (3, True)):
+        run_dir = tmp_path / str(nodes)
+        run_dir.mkdir()
+        door = DataDoor(Loop(), run_dir, b"k" * 32, nodes)
+        assert bool(door.port) is opened and (run_dir / NAME).exists()
+        door.close()
 
 
 def test_a_rank_in_a_container_is_refused(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_lanes_are_read_by_two_nodes_of_three_and_outlive_each(
     addresses = [("127.0.0.1", door.port) for door in doors.doors]
     assert all(port for _, port in addresses)
     assert data_nodes(0, addresses[:2]) == {}, "two nodes read all lanes, both"
+    assert data_nodes(0, addresses * 1000) == {}, "no rank could be started with it"
 
     def at(node: int) -> None:
         monkeypatch.setenv("NODE", str(node))

@@ -1,0 +1,26 @@
+"""One end of a connection between a rank and its data process."""
+
+from __future__ import annotations
+
+import fcntl
+import resource
+import socket
+import threading
+
+from robust_slurm.data.service import wire
+
+
+def test_a_line_waits_for_its_reader_whatever_number_its_descriptor_has() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    left, right = socket.socketpair()
+    high = socket.socket(fileno=fcntl.fcntl(left, fcntl.F_DUPFD_CLOEXEC, 2000))
+    ends = wire.Line(high), wire.Line(right)
+    message = {"op": "x", "text": "x" * (1 << 20)}
+    sender = threading.Thread(target=ends[0].send, args=(message,))
+    sender.start()
+    assert ends[1].receive(20) == (message, [])
+    sender.join()
+    for each in (*ends, left):
+        each.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
