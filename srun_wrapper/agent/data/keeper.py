@@ -24,7 +24,7 @@ DEATHS, WITHIN = 5, 600.0  # so many within so many seconds: it is not started a
 BACKOFF = 0.5  # s before a second start; doubled for each further one
 _HIDDEN = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "SLURM_PROCID", "SLURM_LOCALID"),
-    *("ROBUST_BEAT_DIR", "ROBUST_CKPT_SOCKET", "ROBUST_LEARN", "ROBUST_WARM_DOOR"),
+    *("ROBUST_BEAT_DIR", "ROBUST_CKPT_SOCKET", "ROBUST_LEARN", "ROBUST_TORCHRUN_BROKER"),
     *("ROBUST_LAUNCHER_IMPORTS", "ROBUST_SHIM", "ROBUST_EPOCH", "ROBUST_RESTART_REASON"),
 )
 """Variables that are one rank's, or would make the process one. It has no GPU either."""
