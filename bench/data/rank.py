@@ -90,7 +90,7 @@ def again(spec: dict[str, Any], corpus: Corpus, state: Path, skip: int) -> None:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        saved = torch.load(state, weights_only=False) if state.exists() and not skip else None
+        saved = torch.load(state, weights_only=True) if state.exists() and not skip else None
         began, used = time.perf_counter(), time.process_time()
         loader = opened(spec, corpus)
         if saved is not None:

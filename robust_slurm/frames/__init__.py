@@ -1,1 +1,1 @@
-"""Authenticated frames between our own processes: the bytes, and the end that accepts."""
+"""Messages between our own processes: authenticated frames, and lines of JSON on a node."""

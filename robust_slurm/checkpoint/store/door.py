@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import socket
 import struct
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from robust_slurm.frames import json_lines
 
 MAX_LINE = 16 << 20
 MAX_CONNECTIONS = 1024
@@ -35,7 +35,7 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """A rank that is gone or does not read loses its connection."""
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        line = json_lines.encode(message)
         try:
             with self._lock:
                 self._sock.sendall(line)
@@ -75,12 +75,9 @@ class Connection:
 def parse(line: bytes) -> Message:
     """Raises RefusedError."""
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as err:
-        raise RefusedError(f"a line is not JSON: {str(err)[:100]}") from None
-    if not isinstance(message, dict) or not isinstance(message.get("op"), str):
-        raise RefusedError('a line is no object with "op"')
-    return message
+        return json_lines.parse(line)
+    except ValueError as err:
+        raise RefusedError(str(err)) from None
 
 
 def whole(message: Message, name: str, below: int = 1 << 62) -> int:
@@ -129,10 +126,9 @@ class Door:
         self._closed = False
 
     def accept(self, sock: socket.socket) -> None:
-        peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, uid, _ = struct.unpack("3i", peer)
+        allowed = json_lines.ours(json_lines.peer(sock)[1])
         with self._lock:
-            if self._closed or uid not in (os.geteuid(), 0) or len(self._open) >= MAX_CONNECTIONS:
+            if self._closed or not allowed or len(self._open) >= MAX_CONNECTIONS:
                 sock.close()
                 return
             connection = Connection(sock)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from robust_slurm.data.accepting import accept_all
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.wire import (
     MOST_REFS,
@@ -59,7 +60,6 @@ class LaneServer:
         lanes: Collection[tuple[str, int]],
         shelf: LaneShelf,
     ) -> None:
-        self._listener = listener
         self._key = key
         self._plan = plan
         self._lanes = frozenset(lanes)
@@ -68,7 +68,8 @@ class LaneServer:
         self._new: dict[FrameSocket, None] = {}  # anybody's, the oldest first
         self._open: set[FrameSocket] = set()
         self._closed = False
-        threading.Thread(target=self._accept, name="data-exchange", daemon=True).start()
+        accept = partial(accept_all, listener, self._begin, lambda: self._closed)
+        threading.Thread(target=accept, name="data-exchange", daemon=True).start()
 
     def close(self) -> None:
         """End all connections. The listener is its maker's."""
@@ -76,22 +77,6 @@ class LaneServer:
             self._closed = True
             for line in (*self._new, *self._open):
                 line.close()
-
-    def _accept(self) -> None:
-        self._listener.settimeout(1.0)
-        while not self._closed:
-            try:
-                sock, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:  # socket.timeout is another class before Python 3.10
-                time.sleep(0.05)
-                continue
-            try:
-                self._begin(sock)
-            except (OSError, RuntimeError):  # no thread: a limit of the user, the job or the node
-                sock.close()
-                time.sleep(0.05)
 
     def _begin(self, sock: socket.socket) -> None:
         line = FrameSocket(sock, self._key, server=True, silence=GREETING)

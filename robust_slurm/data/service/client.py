@@ -19,6 +19,7 @@ from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.placement import VARIABLE
 from robust_slurm.data.service import pages, wire
 from robust_slurm.data.service.ring import MEMORY
+from robust_slurm.frames import json_lines
 
 if TYPE_CHECKING:
     from robust_slurm.resizing.world import TrainingWorld
@@ -220,11 +221,11 @@ def _open(path: str) -> wire.Line:
     try:
         sock.settimeout(SILENCE)
         sock.connect(path)
-        uid = wire.peer(sock)[1]
+        uid = json_lines.peer(sock)[1]
     except OSError:
         sock.close()
         raise
-    if not wire.ours(uid):
+    if not json_lines.ours(uid):
         sock.close()
         raise DataError(f"{path} is of user {uid}: not a data process of this job")
     return wire.Line(sock)

@@ -7,11 +7,14 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robust_slurm.data.accepting import accept_all
 from robust_slurm.data.service import wire
 from robust_slurm.data.service.producer import Failure, Wanted, digest
+from robust_slurm.frames import json_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,32 +35,18 @@ class Server:
         placed: Callable[[object], None] = lambda _nodes: None,
     ) -> None:
         """``placed`` is told what ranks know of the job's nodes."""
-        self._listener = listener
         self._producer = producer
         self._placed = placed
         self._lock = threading.Lock()
         self._lines: set[wire.Line] = set()
         self._cpus: set[int] = set()
-        threading.Thread(target=self._accept, name="data-door", daemon=True).start()
-
-    def _accept(self) -> None:
-        self._listener.setblocking(True)
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                time.sleep(0.05)
-                continue
-            try:
-                self._begin(sock)
-            except (OSError, RuntimeError):  # no thread: a limit of the user, the job or the node
-                sock.close()
-                time.sleep(0.05)
+        accept = partial(accept_all, listener, self._begin)
+        threading.Thread(target=accept, name="data-door", daemon=True).start()
 
     def _begin(self, sock: socket.socket) -> None:
         with self._lock:
             full = len(self._lines) >= MOST
-        if full or not wire.ours(wire.peer(sock)[1]):
+        if full or not json_lines.ours(json_lines.peer(sock)[1]):
             sock.close()
             return
         line = wire.Line(sock)

@@ -5,13 +5,14 @@ Both ends of the data process, and its door in robust-task. Standard library onl
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
-import struct
 import time
 from typing import TYPE_CHECKING, Any
+
+from robust_slurm.frames import json_lines
+from robust_slurm.frames.json_lines import encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,39 +20,18 @@ if TYPE_CHECKING:
 MOST = 16 << 20  # bytes of a line
 SEND = 30.0  # s for the other end to read
 MOST_FDS = 253  # of one message: the kernel's limit
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Closed(OSError):
     """The other end has gone, or says what is no message."""
 
 
-def peer(sock: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the other end; the pid is 0 if it is of another pid namespace."""
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(data)
-    return int(pid), int(uid)
-
-
-def ours(uid: int) -> bool:
-    """Return whether a peer of this user may be talked to."""
-    return uid in (os.geteuid(), 0)
-
-
-def encode(message: dict[str, Any]) -> bytes:
-    """Return the line of a message."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
 def parse(line: bytes) -> dict[str, Any]:
     """Return the message of a line. Raises Closed."""
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as err:
-        raise Closed(f"a line is not JSON: {str(err)[:100]}") from None
-    if not isinstance(message, dict) or not isinstance(message.get("op"), str):
-        raise Closed('a line is no object with "op"')
-    return message
+        return json_lines.parse(line)
+    except ValueError as err:
+        raise Closed(str(err)) from None
 
 
 class Line:

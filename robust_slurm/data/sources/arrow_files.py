@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.sources.base import Part
-from robust_slurm.data.sources.common import FileSource
 from robust_slurm.data.sources.files import Unreadable, expanded, is_url, of_the_system
-from robust_slurm.data.sources.rows import checked_columns, pyarrow, rows
+from robust_slurm.data.sources.rows import ColumnSource, checked_columns, pyarrow, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from robust_slurm.data.sources.common import Decode, Patterns
     from robust_slurm.data.sources.files import File
@@ -37,27 +36,15 @@ def arrow(
     a dict, in which lists of numbers are numpy arrays. ``columns``: as for ``parquet``. To go on
     within a part costs nothing. Raises DataError.
     """
-    return ArrowFiles(files, decode, columns, parallel, options)
+    made = ArrowFiles(files, decode, columns, parallel, None, options)
+    for pattern in made.files.patterns:
+        if is_url(pattern):
+            raise DataError(f"{pattern}: arrow() maps files into memory; give local ones")
+    return made
 
 
-class ArrowFiles(FileSource):
+class ArrowFiles(ColumnSource):
     """A source of Arrow files."""
-
-    opens = True
-
-    def __init__(
-        self,
-        files: Patterns,
-        decode: Decode | None,
-        columns: Sequence[str] | None,
-        parallel: bool,
-        options: Mapping[str, Any],
-    ) -> None:
-        super().__init__(files, decode, parallel, None, options)
-        for pattern in self.files.patterns:
-            if is_url(pattern):
-                raise DataError(f"{pattern}: arrow() maps files into memory; give local ones")
-        self._columns = ["tokens"] if columns is None and decode is None else columns
 
     def _files(self) -> list[File]:
         paths = [Path(name) for pattern in self.files.patterns for name in expanded(pattern)]

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.sources.base import Part
-from robust_slurm.data.sources.common import FileSource
 from robust_slurm.data.sources.files import Unreadable, is_url, of_the_system
-from robust_slurm.data.sources.rows import checked_columns, pyarrow, rows
+from robust_slurm.data.sources.rows import ColumnSource, checked_columns, pyarrow, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,22 +37,8 @@ def parquet(
     return ParquetFiles(files, decode, columns, parallel, storage_options, options)
 
 
-class ParquetFiles(FileSource):
+class ParquetFiles(ColumnSource):
     """A source of Parquet files."""
-
-    opens = True
-
-    def __init__(
-        self,
-        files: Patterns,
-        decode: Decode | None,
-        columns: Sequence[str] | None,
-        parallel: bool,
-        storage_options: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-    ) -> None:
-        super().__init__(files, decode, parallel, storage_options, options)
-        self._columns = ["tokens"] if columns is None and decode is None else columns
 
     def _divided(self, file: File) -> list[tuple[Part, File, int]]:
         with self._opened(file) as opened:

@@ -1,14 +1,17 @@
-"""Rows of Arrow data as records."""
+"""Rows of Arrow data as records, and the sources that have columns."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.sources.common import FileSource
 from robust_slurm.data.sources.files import INSTALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from robust_slurm.data.sources.common import Decode, Patterns
 
 
 def rows(batch: Any) -> Iterator[dict[str, Any]]:
@@ -49,6 +52,24 @@ def pyarrow(name: str) -> Any:
     except ImportError:
         raise DataError(f"{name}: pyarrow is not installed: {INSTALL}") from None
     return pyarrow
+
+
+class ColumnSource(FileSource):
+    """A source of files with columns, of which some are read."""
+
+    opens = True
+
+    def __init__(
+        self,
+        files: Patterns,
+        decode: Decode | None,
+        columns: Sequence[str] | None,
+        parallel: bool,
+        storage_options: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(files, decode, parallel, storage_options, options)
+        self._columns = ["tokens"] if columns is None and decode is None else columns
 
 
 def checked_columns(name: str, wanted: Sequence[str] | None, there: Sequence[str]) -> None:

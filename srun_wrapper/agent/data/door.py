@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm.data.exchange.placement import LEAST
-from robust_slurm.data.service.wire import encode, ours, peer
+from robust_slurm.frames.json_lines import encode, ours, peer
 from srun_wrapper.agent.data.keeper import Asked, Keeper
 from srun_wrapper.agent.loop import Loop
 

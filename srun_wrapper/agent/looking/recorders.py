@@ -9,13 +9,13 @@ import contextlib
 import math
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
+from robust_slurm.frames.json_lines import peer
 from robust_slurm.text import one_line
 from srun_wrapper.locate.recorded import Recorded, RecordedCall, RecordedGroup
 
@@ -146,10 +146,10 @@ def read_all(
             line.setblocking(False)
             try:
                 line.connect(str(path))
-                cred = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                pid, _ = peer(line)
             except OSError:  # its rank is gone
                 continue
-            if struct.unpack("3i", cred)[0] in ours:
+            if pid in ours:
                 selector.register(line, selectors.EVENT_READ)
                 texts[line] = bytearray()
         while selector.get_map() and (left := until - time.monotonic()) > 0:

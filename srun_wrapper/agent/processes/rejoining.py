@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from robust_slurm.frames.json_lines import peer
 from robust_slurm.record import record_path
 from robust_slurm.rejoin.offer import GOING, PAUSE, READY, path_beside
 from srun_wrapper.agent.loop import Loop, Timer
@@ -68,8 +68,7 @@ class Rejoining:
         line.settimeout(SENT)
         try:
             line.connect(path_beside(beat))
-            pid = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-            if pid != process:  # below a launcher, which would see it end
+            if peer(line)[0] != process:  # below a launcher, which would see it end
                 raise OSError
             line.sendall(PAUSE)
         except OSError:  # it is not in resilient(), or is gone

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from robust_slurm.auto.teardown import ABORT, DONE
+from robust_slurm.frames.json_lines import peer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.handler_work import HandlerWork, handles
 
@@ -38,11 +38,10 @@ class Aborts:
             line.setblocking(False)
             try:
                 line.connect(str(path))
-                cred = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                pid, _ = peer(line)
             except OSError:  # its rank is gone
                 line.close()
                 continue
-            pid = struct.unpack("3i", cred)[0]
             ours = ours or {root, *process_tree.descendants(root)}
             if pid in ours:
                 self._lines.append((pid, line))

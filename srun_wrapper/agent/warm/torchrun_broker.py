@@ -10,13 +10,13 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from robust_slurm.frames.json_lines import peer
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.surroundings import parent_of, same_surroundings
@@ -26,7 +26,6 @@ from srun_wrapper.agent.warm.interpreter import Warm
 
 _HEAD = 8
 _MOST = 4 << 20  # bytes of a request
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MANY = 256  # ranks of one launcher
 
 
@@ -189,7 +188,7 @@ class TorchrunBroker:
             and not self._stopping
             and len(asking.fds) == 2
             and warm.fits(words, environ, request.directory)
-            and same_surroundings(_peer(asking.sock), request.thread, os.getpid())
+            and same_surroundings(peer(asking.sock)[0], request.thread, os.getpid())
             and warm.ask(words, environ, asking.fds, answer, request.directory)
         )
         for fd in asking.fds:
@@ -266,12 +265,6 @@ class TorchrunBroker:
         self._listener.close()
         with contextlib.suppress(OSError):
             self.path.unlink()
-
-
-def _peer(sock: socket.socket) -> int:
-    """The process that asks; 0 if it is of another pid namespace."""
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(data)[0])
 
 
 def _ranks(environ: Mapping[str, str]) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from exchange_nodes import KEY, LANES, open_lane
 from memory_source import MemorySource
+from too_few_threads import refuse_once
 from waiting import until
 
 from robust_slurm.data.exchange import joining, link, server
@@ -198,15 +199,7 @@ def test_who_does_not_show_the_key_gives_way_and_a_thread_too_few_ends_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "NEW", 4)
-    start, refused = threading.Thread.start, ["data-node"]
-
-    def started(thread: threading.Thread) -> None:
-        if thread.name in refused:
-            refused.remove(thread.name)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", started)
+    refused = refuse_once(monkeypatch, "data-node")
     listener = socket.create_server(("127.0.0.1", 0))
     own = exchange_nodes.exchange(listener)
     place = listener.getsockname()[:2]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from too_few_threads import refuse_once
 from waiting import until
 
 from robust_slurm.data import errors
@@ -21,6 +22,7 @@ from robust_slurm.data.service import client, pages, producer, server, wire
 from robust_slurm.data.service.client import NodeSteps, ProcessGone
 from robust_slurm.data.service.producer import Producer
 from robust_slurm.data.service.ring import Made, Ring
+from robust_slurm.frames import json_lines
 from robust_slurm.resizing.world import TrainingWorld
 
 PACKAGE = Path(errors.__file__).parent
@@ -239,15 +241,7 @@ def test_a_rank_waits_for_a_data_process_that_comes_back(
 def test_a_thread_too_few_costs_a_rank_no_more_than_another_try(
     tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, refused = threading.Thread.start, ["data-rank"]
-
-    def started(thread: threading.Thread) -> None:
-        if thread.name in refused:
-            refused.remove(thread.name)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", started)
+    refused = refuse_once(monkeypatch, "data-rank")
     monkeypatch.setattr(client, "START", 20.0)
     node = Node(tmp_path, plan)
     assert take(rank(), 1) == [0] and not refused
@@ -263,7 +257,7 @@ def test_one_that_hangs_or_is_another_users_is_left(
     monkeypatch.setattr(server.Server, "_next", lambda *_: threading.Event().wait())
     with pytest.raises(ProcessGone, match=r"said nothing for 0\.2 s"):
         steps.next()
-    monkeypatch.setattr(wire, "ours", lambda _uid: False)
+    monkeypatch.setattr(json_lines, "ours", lambda _uid: False)
     with pytest.raises(DataError, match=f"of user {os.getuid()}: not a data process"):
         rank()
     node.close()

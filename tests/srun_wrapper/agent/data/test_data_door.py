@@ -109,7 +109,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path)
     yield node
     node.door.close()
-    node.until(lambda: not keeper.processes(), "the end of all data processes")
+    node.until(lambda: not starting._pending, "the end of all data processes, and of their starts")
+    assert not keeper.processes()
     assert not list(tmp_path.glob("data-*"))
 
 

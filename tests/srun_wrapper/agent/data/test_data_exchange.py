@@ -68,7 +68,8 @@ class Doors:
     def close(self) -> None:
         for door in self.doors:
             self.loop.call(door.close)
-        until(lambda: not keeper.processes(), "the end of all")
+        until(lambda: not starting._pending, "the end of all, and of their starts")
+        assert not keeper.processes()
         self._over.set()
         self._thread.join()
 
