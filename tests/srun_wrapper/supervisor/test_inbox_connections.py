@@ -1,11 +1,77 @@
-"""Connections of node agents: new ones, lost ones, and those of nodes given up."""
+"""Connections of node agents: new ones, lost ones, those of nodes given up, and strangers."""
 
 from __future__ import annotations
 
-from made_job import Job
+from typing import cast
+
+import pytest
+from made_job import Job, Line, as_connection, hello
 
 from srun_wrapper.job.model import Role
-from srun_wrapper.protocol.messages import Finish, Report, Stop
+from srun_wrapper.job.state import PULSE
+from srun_wrapper.protocol.messages import Ack, Finish, Message, Report, Start, Started, Stop
+
+
+def test_a_lost_node_that_comes_back_is_ended() -> None:
+    """Cut off, given up, healed: its ranks of an old epoch must not go on."""
+    job = Job()
+    job.state.lose(job.node(1), "no word")
+    line = job.join(1, epoch=1)
+    assert job.node(1).role is Role.DEAD
+    assert Finish(((0, 0), (0, 0))) in line.sent
+
+
+def start(epoch: int) -> Start:
+    return Start(epoch, {}, (), 1.0, 0, True, 2, "n0", 7001)
+
+
+@pytest.mark.parametrize(
+    ("order", "epoch", "stopped", "again"),
+    [
+        (start(1), 0, 0, True),  # it went under with the connection
+        (start(1), 1, 0, False),
+        (start(2), 1, 1, True),
+        (Stop(1, 1.0), 1, 0, True),
+        (Stop(1, 1.0), 1, 1, False),
+        (Finish(((0, 0),)), 1, 1, True),
+        (None, 0, 0, False),
+    ],
+)
+def test_orders_survive_a_lost_connection(
+    order: Message | None, epoch: int, stopped: int, again: bool
+) -> None:
+    job = Job()
+    node = job.node(0)
+    node.order, node.stopped = order, stopped
+    job.inbox.closed(as_connection(job.lines[0]))
+    line = job.join(0, epoch)
+    assert line.sent == [Ack(0, 0.25, PULSE), *([order] if order is not None and again else [])]
+
+
+def test_a_new_connection_replaces_the_old() -> None:
+    job = Job()
+    job.say(0, Started(5, 1, 0, 1))
+    old, new = job.lines[0], job.join(0, epoch=1)
+    assert old.closed and new.sent[0] == Ack(5, 0.25, PULSE)
+    job.inbox.closed(as_connection(old))
+    assert cast(object, job.node(0).connection) is new
+    job.inbox.closed(as_connection(new))
+    assert job.node(0).connection is None and job.node(0).closed_at is not None
+
+
+def test_strangers_are_cut_off() -> None:
+    job, line = Job(), Line()
+    job.inbox.message(as_connection(line), Report(1, ()))
+    assert line.closed and line.sent == []
+    job.inbox.closed(as_connection(line))
+
+
+def test_a_standby_node_that_comes_too_late_is_sent_away() -> None:
+    job = Job()
+    line = Line()
+    job.inbox.message(as_connection(line), hello(9, standby_request=7))
+    assert isinstance(line.sent[-1], Finish)
+    assert not any(n.standby_request for n in job.state.live())
 
 
 def test_a_node_that_was_given_up_for_its_silence_is_taken_back() -> None:
