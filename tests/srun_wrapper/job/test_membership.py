@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from made_job import made_node
+from made_job import Job, made_node
 
 import srun_wrapper
 from srun_wrapper.job.membership import Membership
@@ -91,3 +91,16 @@ def test_a_node_equals_itself_only() -> None:
     node = made_node(1)
     assert copy.copy(node) != node
     assert len({node, copy.copy(node)}) == 2
+
+
+def test_an_impossible_move_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    node, news = job.node(0), list[str]()
+    job.state.on_news = news.append
+    job.state.members.move(node, Role.EVICTED)
+    with pytest.raises(AssertionError, match="n0 cannot become released"):
+        job.state.members.move(node, Role.RELEASED)
+    monkeypatch.setattr(job.state.members, "strict", False)
+    job.state.members.move(node, Role.SPARE)
+    assert node.role is Role.EVICTED
+    assert news[1] == "internal error: n0 cannot become spare: it is evicted"

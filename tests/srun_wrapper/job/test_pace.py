@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_job import Job, beat
 
 from robust_slurm.layout import DATA_WAIT
 from srun_wrapper.job.pace import (
@@ -19,7 +20,7 @@ from srun_wrapper.job.pace import (
     is_quiet,
     judge,
 )
-from srun_wrapper.protocol.messages import Sample
+from srun_wrapper.protocol.messages import Exited, Report, Sample
 
 FLOOR, BUSY, START = 10.0, 600.0, 1800.0
 QUIET = Sample(0, "S", 0.0, 0, ("wait (a.py:1)",))
@@ -316,3 +317,18 @@ def test_is_frozen() -> None:
     assert not is_frozen({0: SPINNING, 1: WORKING})
     assert not is_frozen({0: SPINNING, 1: Sample(0, "R", 1.0, 0)})  # no stack: not known
     assert not is_frozen({})
+
+
+def test_phases_of_several_ranks() -> None:
+    job = Job()
+    pace = job.state.pace
+    job.say(0, Report(1, (beat(0, None, 0, phase="eval", phase_age=1.0),)))
+    job.say(1, Report(1, (beat(0, None, 0, phase="save", phase_age=1.0),)))
+    assert pace.phase == "eval"
+    job.say(0, Report(1, (beat(0, 1, 1),)))
+    assert pace.phase == "save" and "eval" in pace.phases
+    job.say(1, Report(1, (beat(0, None, 0, phase="upload"),)))
+    assert pace.phase == "upload" and "save" in pace.phases
+    job.say(1, Exited(1, 1, 0, 0, None, 0.0, ""))  # it ended inside its phase
+    job.say(0, Report(1, (beat(0, 2, 2),)))
+    assert pace.phase == ""

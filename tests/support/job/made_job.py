@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -130,3 +131,9 @@ class Job:
 
 def beat(local: int, step: int | None, beats: int, **more: Any) -> RankBeat:
     return RankBeat(local, step, beats, 0.0, source=more.pop("source", "explicit"), **more)
+
+
+def silent_nodes(job: Job, *indexes: int, since: float = 1.0) -> None:
+    for index in indexes:
+        node = job.node(index)
+        node.second_way, node.last_word = True, time.monotonic() - since

@@ -1,0 +1,42 @@
+"""Waiters for a change of the job's state."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from made_job import Job
+
+from srun_wrapper.protocol.messages import SlotLost
+
+
+def test_until() -> None:
+    job = Job()
+
+    async def check() -> None:
+        state = job.state
+        assert await state.until(lambda: True, 0.0)
+        began = time.monotonic()
+        assert not await state.until(lambda: False, 0.05)
+        assert time.monotonic() - began < 5.0
+        asyncio.get_running_loop().call_later(0.02, job.say, 0, SlotLost(1, 0))
+        both = [state.until(lambda: bool(state.failures), 5.0) for _ in range(2)]
+        assert await asyncio.gather(*both) == [True, True]
+
+    asyncio.run(check())
+
+
+def test_a_waiter_that_begins_takes_no_news_from_another() -> None:
+    """On Python 3.11 wait_for starts to wait one turn later; the second waiter cleared the flag."""
+    job = Job()
+
+    async def check() -> None:
+        state, loop = job.state, asyncio.get_running_loop()
+        first = asyncio.create_task(state.until(lambda: bool(state.failures), 5.0))
+        loop.call_soon(job.say, 0, SlotLost(1, 0))
+        second = asyncio.create_task(state.until(lambda: len(state.failures) > 1, 60.0))
+        done, _ = await asyncio.wait([first], timeout=2.0)
+        second.cancel()
+        assert done, "the first waiter has not heard of the failure"
+
+    asyncio.run(check())
