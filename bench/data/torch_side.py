@@ -54,14 +54,22 @@ class Mixed(torch.utils.data.IterableDataset[dict[str, Any]]):
         self.place = Place()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the worker's place, as plain values."""
-        cursors = {name: vars(cursor).copy() for name, cursor in self.place.cursors.items()}
-        return {**vars(self.place), "cursors": cursors}
+        """Return the worker's place, as plain values and tensors, which torch reads without
+        pickle's power to run code."""
+        place = self.place
+        cursors = {name: vars(cursor).copy() for name, cursor in place.cursors.items()}
+        pending, *ready = [
+            [torch.from_numpy(tokens) for tokens in row] for row in (place.pending, *place.ready)
+        ]
+        return {"cursors": cursors, "draw": place.draw, "pending": pending, "ready": ready}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         cursors = {name: Cursor(**cursor) for name, cursor in state["cursors"].items()}
-        self.place = Place(**{**state, "cursors": cursors})
+        pending, *ready = [
+            [tokens.numpy() for tokens in row] for row in (state["pending"], *state["ready"])
+        ]
+        self.place = Place(cursors, state["draw"], pending, ready)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = torch.utils.data.get_worker_info()
