@@ -93,7 +93,7 @@ def test_a_job_that_was_suspended_goes_on(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3)
     training = start(lab, 3, steps=150)
     training.wait_step(8)
-    for what, pause in (("suspend", 12.0), ("resume", 0.0)):
+    for what, pause in (("suspend", 12.0), ("resume", 0.0)):  # longer than outage_wait
         lab.exec("head", ["scontrol", what, str(training.job)], user=False, check=True)
         time.sleep(pause)
     undisturbed(training)

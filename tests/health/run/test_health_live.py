@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from health import settings
 from health.children import child
@@ -187,14 +188,15 @@ def test_a_command_ends_at_its_deadline_with_all_it_started(tmp_path: Path) -> N
     with pytest.raises(TimeoutError, match="within 3 s"):
         run(["/bin/sh", "-c", script], 3.0)
     pid = int((tmp_path / "pid").read_text())
-    limit = time.monotonic() + 10
-    while time.monotonic() < limit:
-        try:
-            child.start_time(pid)
-        except OSError:
-            return
-        time.sleep(0.01)
-    pytest.fail("what the command started is still there")
+    until(lambda: _gone(pid), "the end of what the command started", 5)
+
+
+def _gone(pid: int) -> bool:
+    try:
+        child.start_time(pid)
+    except OSError:
+        return True
+    return False
 
 
 # Probes.

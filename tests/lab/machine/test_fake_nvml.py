@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from lab.errors import LabError
 from lab.machine import fake_nvml
@@ -244,18 +244,15 @@ def _status(process: subprocess.Popen[str]) -> dict[str, str]:
 
 
 def _wait_until_blocked(process: subprocess.Popen[str]) -> None:
-    _wait(lambda: int(_status(process)["SigBlk"], 16) & (1 << (signal.SIGTERM - 1)) != 0)
+    until(lambda: _has(process, "SigBlk", signal.SIGTERM), "SIGTERM is blocked", 10)
 
 
 def _wait_until_pending(process: subprocess.Popen[str], number: int) -> None:
-    _wait(lambda: int(_status(process)["ShdPnd"], 16) & (1 << (number - 1)) != 0)
+    until(lambda: _has(process, "ShdPnd", number), f"signal {number} is pending", 10)
 
 
-def _wait(condition: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def _has(process: subprocess.Popen[str], mask: str, number: int) -> bool:
+    return bool(int(_status(process)[mask], 16) & (1 << (number - 1)))
 
 
 def test_hang_at_a_path_goes_on_when_the_path_answers(library: Path, state: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 from listed_source import Gate, ListedSource, numbered
+from waiting import until
 
 from robust_slurm.data.arrays import OVERHEAD
 from robust_slurm.data.errors import DataError, SourceStalled
@@ -25,13 +25,6 @@ ONE = 4 + OVERHEAD  # bytes of a sample of one token
 
 def lane_of(source: ListedSource, window: int = 4) -> Lane:
     return Lane(source, "web", 0, 1, 7, window)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -69,12 +62,12 @@ def test_feeds_read_ahead_within_their_budget_and_a_hungry_one_beyond_it() -> No
     feeds = [LocalFeed(lane_of(numbered([400])), budget) for _ in range(2)]
     for feed in feeds:
         feed.seek(Position())
-    until(lambda: sum(feed.ahead()[0] for feed in feeds) >= 24)
+    until(lambda: sum(feed.ahead()[0] for feed in feeds) >= 24, "a full budget", 30)
     refs = [feeds[0].next()[0].ref for _ in range(40)]
-    until(lambda: feeds[0].ahead() == (0, 0))
+    until(lambda: feeds[0].ahead() == (0, 0), "nothing left ahead", 30)
     assert budget.used > 40 * ONE, "given samples count until they are taken"
     feeds[0].drop(refs)
-    until(lambda: sum(feed.ahead()[0] for feed in feeds) >= 24)
+    until(lambda: sum(feed.ahead()[0] for feed in feeds) >= 24, "a full budget", 30)
     assert budget.used <= budget.limit + 4 * ONE, "the first window of one came later"
     for feed in feeds:
         feed.close()
@@ -89,13 +82,13 @@ def test_few_feeds_read_at_a_time_but_for_those_that_hang(monkeypatch: pytest.Mo
     for feed, gate in zip(feeds, gates, strict=True):
         feed.lane.source.before = gate  # type: ignore[attr-defined]
         feed.seek(Position())
-    until(lambda: sum(gate.reached.is_set() for gate in gates) == READERS)
+    until(lambda: sum(gate.reached.is_set() for gate in gates) == READERS, "all at work", 30)
     waiting = next(n for n, gate in enumerate(gates) if not gate.reached.is_set())
     gates[waiting].opened.set()
     assert feeds[waiting].next()[0].tokens == 1, "whoever is waited for reads"
     monkeypatch.setattr(budget_module, "SLOW", 0.0)
     feeds[waiting].drop([])
-    until(lambda: feeds[waiting].ahead()[0] > 4)
+    until(lambda: feeds[waiting].ahead()[0] > 4, "a reader more", 30)
     for feed, gate in zip(feeds, gates, strict=True):
         feed.close()
         gate.opened.set()
@@ -107,7 +100,7 @@ def test_a_small_source_is_not_read_ahead_without_end(budget: Budget) -> None:
     feed.seek(Position())
     epochs = [feed.next()[0].ref.epoch for _ in range(9)]
     assert epochs == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    until(lambda: feed.ahead()[0] == 9)
+    until(lambda: feed.ahead()[0] == 9, "nine ahead", 30)
     feed.close()
 
 
@@ -186,7 +179,8 @@ def test_seek_and_close_leave_a_read_that_hangs_behind(budget: Budget) -> None:
     feed.close()
     assert budget.used == 0
     gate.opened.set()
-    until(lambda: not any(t.name == "data web/0" for t in threading.enumerate()))
+    reading = lambda: any(t.name == "data web/0" for t in threading.enumerate())  # noqa: E731
+    until(lambda: not reading(), "the end of its thread", 30)
 
 
 def test_reading_again_has_patience_too(budget: Budget) -> None:

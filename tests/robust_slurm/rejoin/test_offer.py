@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from robust_slurm.rejoin.offer import PAUSE, Interrupted, Offer
 
@@ -22,7 +22,6 @@ def test_nothing_is_computed_with_what_an_abort_returns(tmp_path: Path) -> None:
         robust_task.connect(str(tmp_path / "line"))
         with pytest.raises(Interrupted):
             robust_task.sendall(PAUSE)
-            while not left:
-                time.sleep(0.001)
+            until(lambda: left, "the end of the abort", LONG, every=0.001)
         assert offer.end()
     assert left[0]

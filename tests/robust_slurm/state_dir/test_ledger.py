@@ -11,12 +11,12 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until
 
 from health.history.accusations import Accused, parse_withdrawal
 from robust_slurm.state_dir import job_dirs, ledger
@@ -40,14 +40,6 @@ def lines(path: Path) -> list[object]:
         except ValueError:
             continue
     return found
-
-
-def wait(ready: Callable[[], bool], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while not ready():
-        assert time.monotonic() < deadline, "not in time"
-        pause.wait(0.005)
 
 
 def test_append(tmp_path: Path) -> None:
@@ -143,7 +135,7 @@ def test_the_ledger_writes_all_kinds(tmp_path: Path) -> None:
 def test_failed_writes_are_counted_and_named(tmp_path: Path) -> None:
     book = JobLedger(tmp_path / "gone")
     book.incident({"id": "0-1"})
-    wait(lambda: book.dropped == 1)
+    until(lambda: book.dropped == 1, "the lost line", 2.5, 0.005)
     assert "incidents.jsonl: No such file" in book.error
     (tmp_path / "gone").mkdir()
     book.incident({"id": "0-2"})

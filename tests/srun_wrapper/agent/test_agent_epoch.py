@@ -10,6 +10,7 @@ import pytest
 from agent_node import FakeSupervisor, Shim, crash, start, wait
 
 from robust_slurm.record import RecordWriter, create, record_path
+from srun_wrapper.agent.node_agent import TOLD
 from srun_wrapper.protocol.messages import Finish, Hello, Report, Started, Stop
 from srun_wrapper.protocol.task_options import TaskOptions
 
@@ -59,7 +60,7 @@ def test_alone_the_nodes_shims_end_as_its_ranks(
     shim.emit(crash(code=3))
     if ends is None:
         shim.emit(Report(1, ()))
-        time.sleep(0.4)  # nothing comes
+        time.sleep(2 * TOLD)  # nothing comes: an end is told after TOLD
         assert not shim.orders
     else:
         wait(lambda: shim.orders == [Finish(ends)])

@@ -240,7 +240,7 @@ def test_a_standby_node_without_ranks_ends_by_itself_when_slurm_takes_it_back(
         supervisor.mute = True
         shim.call(lambda: shim.agent.signalled(int(signal.SIGTERM)))
         if ran:
-            time.sleep(2 * node_agent.TOLD)
+            time.sleep(2 * node_agent.TOLD)  # after TOLD it would tell them
         else:
             wait(told_to_end)
         assert told_to_end() is not ran

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from robust_slurm.config import Config
 from robust_slurm.state_dir.job_dirs import LOG
@@ -95,9 +96,7 @@ def test_the_size_is_bounded(tmp_path: Path) -> None:
 
 def wait_written(file: job_log.LogFile) -> None:
     """The queue is empty: of a batch at most the last lines are on their way."""
-    pause = threading.Event()
-    while not file._queue.empty():
-        pause.wait(0.001)
+    until(file._queue.empty, "an empty queue", every=0.001)
 
 
 def test_a_file_system_that_stalls_costs_lines_only(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import DistError  # type: ignore[attr-defined]
 
-from health.active.worker import allreduce, collective
+from health.active.worker import allreduce, collective, sealed
 from health.active.worker.collective import limit, listen, local, pair
 from health.active.worker.device import WorkerDevice
 from health.active.worker.sealed import Sealed
@@ -210,7 +210,7 @@ def test_a_stranger_at_the_store_aborts_nobody(monkeypatch: pytest.MonkeyPatch) 
             stranger = listens("127.0.0.1", ports[0], is_master=False, wait_for_workers=False)
             for key in ("plan", "here/0", "group/0", "done/1"):
                 stranger.set(key, "[1e99, 0]")
-            time.sleep(0.5)  # the others look meanwhile
+            time.sleep(10 * sealed._POLL_S)  # the others look meanwhile, each so often
         return real(rank, probe)
 
     def listening(host: str) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from places import PROGRAMS
 from slot_driver import Driver, drive, drivers
+from waiting import until
 
 from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.looking import kernel
@@ -146,10 +146,11 @@ def test_the_file_that_a_real_process_waits_for(tmp_path: Path) -> None:
     inner = ("sh", "-c", "read line < data")
     for words, call in ((("cat", str(tmp_path / "data")), "by path"), (inner, "relative")):
         with subprocess.Popen(words, cwd=tmp_path) as process:
-            until = time.monotonic() + 10.0
-            while not (found := kernel.waited_file(process.pid)) and time.monotonic() < until:
-                time.sleep(0.01)
-            process.kill()
+            try:
+                until(lambda: kernel.waited_file(process.pid), f"it waits, {call}", 5)
+                found = kernel.waited_file(process.pid)
+            finally:
+                process.kill()
         assert found == str(tmp_path / "data"), call
     assert filesystems.point_of(os.getpid(), "/proc/self/x") == "/proc"
     assert kernel.waited_file(os.getpid()) == "", "it runs"

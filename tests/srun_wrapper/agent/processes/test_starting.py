@@ -59,7 +59,9 @@ def test_a_process_is_started_and_dies_with_us() -> None:
     one.wait()
     ((pid, status),) = one.began
     assert status is None and not one.failed
-    time.sleep(0.1)  # the thread that has forked must not end: the process would die with it
+    until(lambda: process_tree.usage([pid]).state == "S", "the command runs", 5)
+    # The thread that has forked must not end: the process would die with it, and at once.
+    time.sleep(0.1)
     assert process_tree.usage([pid]).state == "S"
     os.kill(pid, signal.SIGKILL)
     until(lambda: pid in process_tree.reap(), "its end")

@@ -160,7 +160,7 @@ def test_a_step_that_is_being_committed_is_not_written_and_committed_again(
     flushed: list[FetchOutcome] = []
     flushing = threading.Thread(target=lambda: flushed.extend(store.flush(found, 10, 4, 60.0)))
     flushing.start()
-    time.sleep(0.3)  # to ask again, if it did
+    time.sleep(0.3)  # to ask again, if it did: what is queued goes to the writer at once
     (tmp_path / "ckpt/go").touch()
     assert rank.wait("flushed")["ok"]
     flushing.join(30)

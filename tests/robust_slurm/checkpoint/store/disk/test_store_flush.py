@@ -60,7 +60,7 @@ def test_a_flush_does_not_wait_for_ranks_that_have_no_checkpointer(
         store.place({0: None})  # all are here, as the supervisor sees it
         rank.messages.clear()
         rank.say(op="flush", step=1)
-        time.sleep(1.0)
+        time.sleep(2 * archive.ALL_HERE)  # after which it looks at who is here
         assert not rank.heard("flushed")  # it waits for their parts
         (tmp_path / "ckpt/go").touch()
         assert rank.wait("flushed")["ok"]
