@@ -207,8 +207,10 @@ def test_the_request_waits_for_slurm_but_not_beyond_a_signal(standby_job: Standb
 
         standby_job.slurm.job = job
         taking = asyncio.create_task(standby_job.standby.take({1: (2, "n2")}))
-        await asyncio.sleep(0.3)
-        assert not taking.done() and standby_job.said
+        async with asyncio.timeout(10.0):
+            while not standby_job.said:
+                await asyncio.sleep(0.01)
+        assert not taking.done()
         standby_job.state.signalled = 15
         standby_job.state.changed.set()
         assert await asyncio.wait_for(taking, 10.0) == {}
