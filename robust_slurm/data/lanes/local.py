@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from robust_slurm.data.lanes.budget import Budget
     from robust_slurm.data.lanes.lane import Lane
     from robust_slurm.data.lanes.position import Position
+    from robust_slurm.data.lanes.tally import Figures
     from robust_slurm.data.sample import Meta, Ref, Sample
 
 
@@ -97,6 +98,7 @@ class _Reader:
             with self._changed:
                 if self._stopped:
                     return
+            began = time.thread_time()
             try:
                 window = [(*given, size_of(given[0].values)) for given in self.lane.next_window()]
             except DataError as error:
@@ -109,6 +111,8 @@ class _Reader:
                 return
             else:
                 size = sum(each[2] for each in window)
+                tokens = sum(each[0].meta.tokens for each in window)
+                self.lane.tally.spend(tokens, time.thread_time() - began)
                 with self._changed:
                     if self._stopped:
                         return
@@ -192,6 +196,10 @@ class LocalFeed:
     def ahead(self) -> tuple[int, int]:
         """Return how many samples are ready to be given, and their bytes."""
         return self._reader.ahead() if self._reader is not None else (0, 0)
+
+    def figures(self) -> Figures:
+        """Return what this process has read of the lane so far, wherever it went on."""
+        return self.lane.tally.figures()
 
     def close(self) -> None:
         """Stop reading, and forget what was read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from robust_slurm.data.errors import DataError
 from robust_slurm.text import counted, one_line
@@ -14,12 +14,24 @@ if TYPE_CHECKING:
 LEAST = 1000  # records that "most_bad" is a share of at the least
 
 
+class Figures(NamedTuple):
+    """What has been read of a lane in a process so far; what was read twice counts twice, but for
+    ``records`` and ``bad``."""
+
+    records: int
+    bad: int
+    tokens: int
+    busy: float  # s of CPU time to read and decode
+
+
 class Tally:
     """Records that a lane has read in this process. A record that is read again counts once."""
 
     def __init__(self, options: Options) -> None:
         self.records = 0
         self.bad = 0
+        self._tokens = 0
+        self._busy = 0.0
         self._options = options
         self._furthest = (-1, 0, 0)
 
@@ -32,6 +44,15 @@ class Tally:
             self.bad += bad is not None
         if bad is not None:
             self._judge(bad, new)
+
+    def spend(self, tokens: int, busy: float) -> None:
+        """Count what a window had, and took."""
+        self._tokens += tokens
+        self._busy += busy
+
+    def figures(self) -> Figures:
+        """Return the sums so far."""
+        return Figures(self.records, self.bad, self._tokens, self._busy)
 
     def _judge(self, bad: Bad, new: bool) -> None:
         place = f"{bad.part}: record {bad.record}: {one_line(bad.why, 300)}"
