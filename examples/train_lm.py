@@ -79,6 +79,7 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
         print(why_here(done), flush=True)
 
     for step in range(done + 1, args.steps + 1):
+        began = time.monotonic()
         for group in optimizer.param_groups:
             group["lr"] = args.lr * schedule(step, args.steps)
         optimizer.zero_grad(set_to_none=True)
@@ -93,6 +94,7 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
             mean += loss.detach()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        time.sleep(max(0.0, began + args.step_time - time.monotonic()))
 
         dist.all_reduce(mean)
         mean_loss = mean.item() / whole.original
@@ -297,6 +299,7 @@ def parse_args() -> argparse.Namespace:
     option("--heads", 4, "attention heads")
     option("--lr", 3e-3, "learning rate")
     option("--seed", 1, "of the weights and the data")
+    option("--step-time", 0.0, "seconds of a step at least; it waits, as for an accelerator")
     return parser.parse_args()
 
 

@@ -30,6 +30,7 @@ from lab.spec import HEAD
 
 OUT = REPOSITORY / "demo-out"
 STEPS, SAVE_EVERY = 240, 10
+STEP_TIME = 0.2  # s; a step alone takes half of it of the two cores that all nodes share here
 PLAN = "speeches:plan"  # of robust_slurm.data
 CRASH_FROM, CRASH_BY = 47, 200  # at the first of these steps at which all ranks would start warm
 VICTIM = "n3"
@@ -73,6 +74,7 @@ class Run:
         argv = ["sbatch", "--parsable", f"--chdir={REPOSITORY}", f"--output={self.output}"]
         argv += [f"examples/{script}", "--out", str(self.losses.parent)]
         argv += ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--plan", PLAN]
+        argv += ["--step-time", str(STEP_TIME)]
         # The nodes of a lab have no name service, and torch warns about that in every rank.
         env = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
         done = lab.exec(HEAD, argv, cwd=REPOSITORY, env=env, check=True)
