@@ -21,7 +21,8 @@ from lab import Lab
 from lab.keeper.ranks import Process, scan
 
 MODULE = {
-    name: f"bench.training.{name}_train" for name in ("toy", "torch", "saved", "resilient", "nvrx")
+    name: f"bench.training.{name}_train"
+    for name in ("toy", "torch", "saved", "resilient", "nvrx", "torchft")
 }
 POLL = 0.01
 START_UP = 300.0

@@ -30,7 +30,8 @@ def main() -> None:
     network = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    checkpointer = robust_slurm.Checkpointer(model=model, optimizer=optimizer)
+    disk = {"directory": args.dir / "checkpoints", "every": args.save} if args.durable else {}
+    checkpointer = robust_slurm.Checkpointer(model=model, optimizer=optimizer, **disk)
     whole = robust_slurm.world()
     for step in range(checkpointer.resume() + 1, args.steps + 1):
         began = time.perf_counter()

@@ -1,0 +1,1 @@
+"""A site that loses a node a minute and has no spare: how far does a training get?"""
