@@ -25,6 +25,10 @@ TORCHFT = os.environ.get("BENCH_TORCHFT", "")
 OURS = "exec robust-srun --robust-max-restarts=1000"
 FEWER = f"{OURS} --robust-min-nodes={RUNNING - 2} --robust-standby-wait=1"
 LIGHTHOUSE = 29510
+PLAIN = (
+    LAUNCH
+    + """ bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 exec "$@"' rank"""
+)
 
 
 @dataclass(slots=True)
@@ -49,7 +53,7 @@ SIDES = {
     "undisturbed": Side(OURS, faults=False),
     "fewer": Side(FEWER, standby=True),
     "requeue": Side(OURS),
-    "plain_requeue": Side(LAUNCH),
+    "plain_requeue": Side(PLAIN),
 }
 
 
