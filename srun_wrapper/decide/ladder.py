@@ -278,7 +278,7 @@ RUNGS = (
     ),
     Rung(
         "one-world",
-        "the ranks are one MPI world (robust-srun --mpi=pmi2, pmix), or MPI could not start again",
+        "the ranks are one MPI world (--mpi=pmi2, pmix), or MPI could not start again",
         "stop if the program is to blame, the job may not be requeued, or it was requeued "
         f"max_restarts times; else requeue without the nodes to evict, exit code {REQUEUED}",
         _one_world,
