@@ -1,7 +1,7 @@
 """Containers for a lab: an image, and stand-ins for the programs that enter one.
 
-Neither Pyxis nor Apptainer is needed here, and neither was run: what the stand-ins have of each,
-and what not, is written in them (``spank_image.c``, ``apptainer``).
+Neither Pyxis nor Apptainer is needed here: what the stand-ins have of each, and what not, is
+written in them (``spank_image.c``, ``apptainer``), and docs/containers.md tells of the real ones.
 """
 
 import shutil

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +68,8 @@ def own_python() -> OwnPython:
     """Look at this process."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         mapped = {line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/" in line}
-    theirs = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    ours = {*site.getsitepackages(), site.getusersitepackages()}
+    theirs = {*os.environ.get("PYTHONPATH", "").split(os.pathsep)} - ours
     sites = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     return OwnPython(
         os.path.realpath(sys.executable),
@@ -75,7 +77,7 @@ def own_python() -> OwnPython:
         os.path.realpath(sys.base_prefix),
         os.path.realpath(sysconfig.get_path("stdlib")),
         str(Path(sys.modules["robust_slurm"].__path__[0]).resolve().parent),
-        tuple(os.path.realpath(site) for site in sites if site not in theirs),
+        tuple(os.path.realpath(path) for path in sites if path not in theirs),
         tuple(sorted(path for path in mapped if _LIBRARY.search(path))),
     )
 

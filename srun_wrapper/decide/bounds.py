@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -74,6 +75,10 @@ def loses(gone: Collection[str], copies: Copies) -> bool:
 
 
 OFF = "min_nodes is 0"
+# Open MPI's words, then MPICH's, also of MPI_Init_thread.
+_NO_INIT = re.compile(
+    r"error occurred in MPI_Init|before MPI_INIT completed|MPI_Init(_thread)?\(.* failed", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +102,16 @@ class Means:
     not_fewer: Callable[[tuple[str, ...]], str] = lambda _names: OFF
     """Why the job cannot go on without these nodes and with nothing in their places; "": it can."""
     resize_failed: bool = False  # the ranks have made no step in a world of this size
+    again: bool = False  # these ranks were not the first of this step of the job
+
+    def one_world(self, tail: str) -> str:
+        """Return why ranks that ended so cannot be started again in the step; "": they can.
+
+        ``tail``: the last words of the first one. Where Slurm makes one MPI world of every step
+        (MpiDefault, SLURM_MPI_TYPE), torch's ranks can be, and those of an MPI program not.
+        """
+        if self.world:
+            return f"--mpi={self.world}: an MPI world cannot be started again in the step"
+        if self.again and _NO_INIT.search(tail):
+            return "MPI cannot be started again in the step; with --mpi=TYPE it is not tried"
+        return ""

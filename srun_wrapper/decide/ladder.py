@@ -147,10 +147,9 @@ def _cannot_run(now: Situation) -> Plan | None:
 
 def _one_world(now: Situation) -> Plan | None:
     means = now.means
-    if not means.world:
+    if not (why := means.one_world(now.diagnosis.root.tail)):
         return None
-    why = f"--mpi={means.world}: an MPI world cannot be started again in the step"
-    if now.diagnosis.cause == "user":
+    if means.world and now.diagnosis.cause == "user":
         return Plan("stop", now.must, f"the program is to blame; {why}", _own_code(now))
     if not means.requeue:
         code = NOTHING_LEFT if now.must else _own_code(now)
@@ -279,7 +278,7 @@ RUNGS = (
     ),
     Rung(
         "one-world",
-        "the ranks are one MPI world (robust-srun --mpi=pmi2, pmix)",
+        "the ranks are one MPI world (--mpi=pmi2, pmix), or MPI could not start again",
         "stop if the program is to blame, the job may not be requeued, or it was requeued "
         f"max_restarts times; else requeue without the nodes to evict, exit code {REQUEUED}",
         _one_world,

@@ -89,6 +89,7 @@ class AvailableMeans:
             world=mpi_world(self._launch.command),
             requeues=int(self._launch.env.get("SLURM_RESTART_COUNT") or 0),
             stepped=self._progress.stepped,
+            again=self._world.epoch > 1,
         )
         if self._resizing is not None:
             fewer, failed = self._resizing.without, self._resizing.failed

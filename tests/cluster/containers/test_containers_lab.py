@@ -22,6 +22,13 @@ from srun_wrapper.protocol.messages import Inspect, Inspected
 __all__ = ["drive", "drivers"]
 HEADERS = Path("/usr/include/slurm/spank.h").exists() and shutil.which("cc") is not None
 PACKAGE = str(Path(HOOK_DIR).parent)
+REAL = pytest.param(
+    "apptainer",
+    id="installed",
+    marks=pytest.mark.skipif(
+        shutil.which("apptainer") is None, reason="Apptainer itself is not installed"
+    ),
+)
 QUICK = "--robust-hang-floor=2 --robust-interval=0.2"
 
 
@@ -80,9 +87,10 @@ def test_pyxis_starts_robust_task_in_the_image(nodes: Cluster, image: Path) -> N
     crash_and_hang(training, options, "", version_of(image))
 
 
-def test_apptainer_is_started_by_robust_task(nodes: Cluster, image: Path) -> None:
+@pytest.mark.parametrize("program", [pytest.param(str(containers.APPTAINER), id="stand-in"), REAL])
+def test_apptainer_is_started_by_robust_task(nodes: Cluster, image: Path, program: str) -> None:
     training = prepared(nodes, 2, 40)
-    crash_and_hang(training, "", f"{containers.APPTAINER} exec {image}", version_of(image))
+    crash_and_hang(training, "", f"{program} exec {image}", version_of(image))
 
 
 def test_the_ranks_side_imports_in_the_images_python(image: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from jobs import Training, prepared, start
 
 from lab import Cluster
 
-PMI2 = Path(__file__).parents[2] / "programs" / "pmi2_world.py"
+PROGRAMS = Path(__file__).parents[2] / "programs"
+OPEN_MPI = Path(f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}/libmpi.so.40").exists()
 
 
 @pytest.fixture
@@ -38,18 +40,18 @@ def test_a_preempted_job_goes_on_after_the_other(low: Cluster) -> None:
     assert len(training.runs()) == 2 and not training.incidents() and not training.accusations()
 
 
-def mpi_world(lab: Cluster, *words: str) -> Training:
-    """Start an MPI program in place of the toy, as far as Slurm can tell: it speaks PMI2."""
+def mpi_world(lab: Cluster, kind: str, program: str, *words: str) -> Training:
+    """Start an MPI program in place of the toy."""
     training = prepared(lab, 2, steps=20)
-    command = f"python {PMI2} {training.dir} {training.steps} {' '.join(words)}"
-    training.submit(f"robust-srun --mpi=pmi2 {command}", ["-N2"])
+    command = f"python {PROGRAMS / program} {training.dir} {training.steps} {' '.join(words)}"
+    training.submit(f"robust-srun --mpi={kind} {command}", ["-N2"])
     return training
 
 
 def test_an_mpi_world_is_requeued_without_the_lost_node(new_lab: LabFactory) -> None:
-    """No MPI is installed here: the program speaks the words of MPI_Init and a barrier."""
+    """No MPI is needed: the program speaks the words of MPI_Init and a barrier."""
     lab = new_lab(nodes=3, standby=0)
-    training = mpi_world(lab, "--hold=8")
+    training = mpi_world(lab, "pmi2", "pmi2_world.py", "--hold=8")
     training.wait_step(8)
     lab.crash("n2")
     training.wait_says("^robust-srun: .*MPI world .*: the job is requeued without n2$")
@@ -58,4 +60,16 @@ def test_an_mpi_world_is_requeued_without_the_lost_node(new_lab: LabFactory) -> 
     assert training.says("^robust-srun: warning: --mpi=pmi2 makes one MPI world of the ranks")
     assert training.runs() == [["n1", "n2"], ["n1", "n3"]]
     training.only_incident(action="requeue", outcome="requeued", suspects=["n2"])
+    assert training.says("^step 20 of a world of 2$")
+
+
+@pytest.mark.skipif(not OPEN_MPI, reason="libopenmpi3 is not installed")
+def test_open_mpi_is_requeued_when_a_rank_dies(new_lab: LabFactory) -> None:
+    """Slurm's PMIx plugin sees the death, too, and may end the step: the job is requeued first."""
+    lab = new_lab(nodes=2, standby=0)
+    training = mpi_world(lab, "pmix", "mpi_world.py", "--die=8")
+    training.until(lambda: len(training.runs()) > 1, "second run", 40)
+    assert training.wait_end() == 0, training.story()
+    assert training.says("^robust-srun: warning: --mpi=pmix makes one MPI world of the ranks")
+    training.only_incident(symptom="crash", action="requeue", outcome="requeued")
     assert training.says("^step 20 of a world of 2$")

@@ -214,3 +214,12 @@ def test_sites_named_by_the_users_pythonpath_are_not_ours(monkeypatch: pytest.Mo
     assert theirs in own_python().sites
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/x", theirs]))
     assert theirs not in own_python().sites
+
+
+def test_sites_of_ours_stay_ours_where_pythonpath_names_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user who exports the environment's own site-packages does not take it from robust-task."""
+    ours = own_python().sites
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    assert ours and own_python().sites == ours

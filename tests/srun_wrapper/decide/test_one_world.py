@@ -61,3 +61,23 @@ def test_the_line_of_a_requeue_without_a_world() -> None:
     budget.spend(lost())
     chosen = plan(lost(), ("n2",), budget, Means(0, 0, True, 3))
     assert (chosen.action, chosen.cause) == ("requeue", "no node can replace n2")
+
+
+OPEN_MPI = "[n1:00255] Local abort before MPI_INIT completed completed successfully"
+MPICH = (
+    "internal_Init(59)....: MPI_Init(argc=0x7ffe, argv=0x7fff) failed\nPMI_Get_appnum returned -1"
+)
+
+
+@pytest.mark.parametrize("said", [OPEN_MPI, MPICH])
+def test_mpi_that_does_not_start_again_is_requeued(said: str) -> None:
+    """Slurm's default, not the line, makes the world: what it says is no error of the program."""
+    budget, failed = Budget(), crash(said, code=1)
+    budget.spend(failed)
+    budget.spend(failed)  # as both ranks said it, or the second restart
+    chosen = plan(failed, (), budget, Means(2, 2, True, 3, again=True))
+    assert (chosen.action, chosen.rung) == ("requeue", "one-world")
+    assert chosen.cause.startswith("MPI cannot be started again in the step")
+    assert plan(failed, (), budget, Means(2, 2, True, 3)).action == "stop"  # at the first start
+    spent = plan(failed, (), budget, Means(2, 2, True, 3, again=True, requeues=3))
+    assert spent.action == "stop" and "requeued 3 times" in spent.why
