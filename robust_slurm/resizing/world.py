@@ -57,7 +57,7 @@ def world() -> TrainingWorld:
     return TrainingWorld(rank, size, original)
 
 
-def accumulate(model: Any = None) -> Iterator[int]:
+def accumulate(model: Any = None) -> Iterator[Any]:
     """Yield the shares of this rank, one after the other; call ``backward`` once for each.
 
     ::
@@ -68,9 +68,16 @@ def accumulate(model: Any = None) -> Iterator[int]:
         optimizer.step()
 
     ``model``: a DistributedDataParallel, whose gradients are then summed up over the ranks at the
-    last share only.
+    last share only; or one of ``fully_shard``, whose passes need all ranks: if another rank has one
+    share more, the last is None, which is any batch with a loss times 0.
     """
-    shares = world().shares
+    whole = world()
+    shares = whole.shares
+    if hasattr(model, "set_requires_gradient_sync"):
+        yield from shares
+        if len(shares) < -(-whole.original // whole.size):
+            yield None
+        return
     quiet = getattr(model, "no_sync", nullcontext)
     for share in shares[:-1]:
         with quiet():

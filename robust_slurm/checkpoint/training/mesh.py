@@ -15,6 +15,11 @@ from robust_slurm.text import counted
 from ..capture import shards
 from ..capture.state import Share
 
+IN_SHARDS = frozenset(
+    ("dp", "ddp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp", "shard")
+)
+"""Dimensions along which each rank computes a batch of its own."""
+MOST_LENGTHS = 1000
 REPLICATED = ("dp_replicate", "dp")  # dimensions along which plain tensors are the same
 
 
@@ -106,6 +111,59 @@ def find_share(models: Iterable[Any], mesh: Mapping[str, int], rank: int) -> Sha
     else:
         found = named
     return Share(found, blocks) if len(found) > 1 else None
+
+
+class Cut(NamedTuple):
+    """Whether and how a world of another size could go on with parameters in blocks."""
+
+    why: str
+    """Why it could not; empty: it could."""
+    lengths: tuple[int, ...] = ()
+    shards: int = 0
+    """See ``Enrolled`` for both."""
+
+
+def find_cut(
+    models: Sequence[Any], others: Iterable[Any], optimizers: Iterable[Any], size: int
+) -> Cut:
+    """Return how ``fully_shard`` has cut the parameters of all ranks. ``others``: of ``extra``."""
+    modules = [each for each in (*models, *others) if isinstance(each, torch.nn.Module)]
+    found = [p for module in modules for p in module.parameters()]
+    of_groups = (p for each in optimizers for g in each.param_groups for p in g["params"])
+    trained = [p for p in (*found, *of_groups) if p.requires_grad]
+    blocks = [p for p in found if shards.is_dtensor(p)]
+    if not blocks and not any(map(shards.is_dtensor, trained)):
+        return Cut("")
+    if not all(map(shards.is_dtensor, trained)):
+        return Cut("only some of its trained parameters are distributed tensors")
+    if not any(hasattr(each, "set_requires_gradient_sync") for each in models):
+        return Cut("its parameters are distributed tensors, but the model is none of fully_shard")
+    meshes = {(tuple(p.device_mesh.mesh.shape), p.device_mesh.mesh_dim_names) for p in blocks}
+    if len(meshes) != 1 or any(_ranks(p) != list(range(size)) for p in blocks):
+        return Cut("its parameters are not on one mesh of all ranks")
+    ((shape, names),) = meshes
+    if not IN_SHARDS.issuperset(names or ()):
+        return Cut(f"its parameters are on a mesh of {', '.join(names)}")
+    kinds = {tuple(p.is_replicate() for p in each.placements) for each in blocks}
+    if kinds - {(False,), (True, False)} or not all(map(_in_rows, blocks)):
+        return Cut("its parameters are cut otherwise than fully_shard cuts them")
+    if len(shape) > 1:
+        return Cut("", shards=shape[-1])
+    lengths = sorted({p.shape[p.placements[0].dim] for p in blocks})
+    if len(lengths) > MOST_LENGTHS:
+        return Cut(f"its parameters are cut along {len(lengths)} lengths")
+    return Cut("", tuple(lengths))
+
+
+def _ranks(parameter: Any) -> list[int]:
+    found: list[int] = parameter.device_mesh.mesh.flatten().tolist()
+    return found
+
+
+def _in_rows(parameter: Any) -> bool:
+    """True if its last placement is a plain shard."""
+    last = parameter.placements[-1]
+    return bool(last.is_shard()) and "Strided" not in type(last).__name__
 
 
 def gather(values: Sequence[int]) -> list[list[int]]:
