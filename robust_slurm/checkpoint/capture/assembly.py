@@ -132,8 +132,9 @@ class Assembly:
             blocks = [known[block] for block in shards.tile(target, known)]
         except ValueError as err:
             raise StateError(f"{ref.fqn}: {err} (snapshots of ranks {self._peers})") from None
-        if any(found.global_shape != entry.global_shape for found, _ in blocks):
-            raise StateError(f"{ref.fqn}: of one shape in some snapshots, of another in others")
+        kinds = {(found.global_shape, found.dtype) for found, _ in (*blocks, (entry, None))}
+        if len(kinds) > 1:
+            raise StateError(f"{ref.fqn}: of one shape or type in a snapshot, of another in another")
         return WholeTensor(entry, target[0], tuple(blocks), target[1])
 
     def into(self, live: torch.Tensor, ref: Ref) -> Fill:
