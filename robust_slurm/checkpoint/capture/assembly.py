@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from operator import add, sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -116,7 +116,7 @@ class Assembly:
             )
         return WholeTensor(first, shape, tuple(parts), origin)
 
-    def _cut_anew(self, ref: Ref, like: torch.Tensor) -> WholeTensor:
+    def _cut_anew(self, ref: Ref, like: Any) -> WholeTensor:
         """Return this rank's block, on the mesh of ``like``, of a distributed tensor that was saved
         on another one. StateError if the snapshots do not hold each of its items just once."""
         known = self._blocks.get(ref.fqn)
@@ -134,7 +134,9 @@ class Assembly:
             raise StateError(f"{ref.fqn}: {err} (snapshots of ranks {self._peers})") from None
         kinds = {(found.global_shape, found.dtype) for found, _ in (*blocks, (entry, None))}
         if len(kinds) > 1:
-            raise StateError(f"{ref.fqn}: of one shape or type in a snapshot, of another in another")
+            raise StateError(
+                f"{ref.fqn}: of one shape or type in a snapshot, of another in another"
+            )
         return WholeTensor(entry, target[0], tuple(blocks), target[1])
 
     def into(self, live: torch.Tensor, ref: Ref) -> Fill:
@@ -180,9 +182,9 @@ class Assembly:
 
     def later(self, ref: Ref, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Fill]:
         """A new tensor, and the copy that brings the saved data into it. Raises StateError."""
-        anew = self.resized and bool(ref.placements) and like is not None
-        anew = anew and local_part(like) is not like
-        whole = self._cut_anew(ref, like) if anew else self.find(ref.fqn)
+        cut = like if like is not None and local_part(like) is not like else None
+        anew = self.resized and bool(ref.placements) and cut is not None
+        whole = self._cut_anew(ref, cut) if anew else self.find(ref.fqn)
         dtype = dtype_of(ref.dtype) if ref.dtype else TORCH[whole.entry.dtype]
         shape = whole.shape[:-1] if ref.dtype and dtype.is_complex else whole.shape
         device = _device(ref, like)
@@ -207,7 +209,7 @@ class Assembly:
             )
         extra = len(whole.shape) - tensor.dim()
         shape = ref.shape or whole.entry.global_shape[: len(whole.shape) - extra]
-        mesh = tuple(like.device_mesh.shape) if self.resized else ref.mesh
+        mesh = shards.shard_of(like).mesh if self.resized else ref.mesh
         try:
             return shards.make(tensor, like, ref.placements, mesh, shape, ref.fqn)
         except ValueError as err:

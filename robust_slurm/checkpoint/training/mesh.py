@@ -128,7 +128,7 @@ def find_cut(
 ) -> Cut:
     """Return how ``fully_shard`` has cut the parameters of all ranks. ``others``: of ``extra``."""
     modules = [each for each in (*models, *others) if isinstance(each, torch.nn.Module)]
-    found = [p for module in modules for p in module.parameters()]
+    found: list[Any] = [p for module in modules for p in module.parameters()]
     of_groups = (p for each in optimizers for g in each.param_groups for p in g["params"])
     trained = [p for p in (*found, *of_groups) if p.requires_grad]
     blocks = [p for p in found if shards.is_dtensor(p)]

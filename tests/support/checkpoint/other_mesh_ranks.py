@@ -74,11 +74,34 @@ def change_of(kind: str) -> Any:
     return more(smaller.ranks, FULL, list(smaller.places), come)
 
 
+def refused(kind: str, model: nn.Module, optimizer: Any) -> None:
+    """See that no other world is promised to what is cut otherwise."""
+    scale = nn.Parameter(torch.ones(()))
+    other = torch.optim.SGD([scale])
+    blocks = nn.ParameterList(model.parameters())
+    of_two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    layers = [nn.Linear(4, 4) for _ in range(2)]
+    fully_shard(layers[0], mesh=of_two["dp"])
+    fully_shard(layers[1], mesh=init_device_mesh("cpu", (SIZE,), mesh_dim_names=("dp_cp",)))
+    for models, optimizers, why in [
+        ([model], [optimizer, other], "only some of its trained parameters"),
+        ([nn.Sequential(model, nn.Linear(1, 1))], [optimizer], "only some"),
+        ([blocks], [], "the model is none of fully_shard"),
+        ([layers[0]], [], "not on one mesh of all ranks"),
+        ([layers[1]], [], "a mesh of dp_cp"),
+    ]:
+        assert why in find_cut(models, [], optimizers, SIZE).why, (why, kind)
+    assert find_cut([model], [], [optimizer], SIZE + 1).why
+    assert find_cut([nn.Linear(1, 1)], [], [other], SIZE) == ("", (), 0)
+
+
 def run(kind: str) -> None:
     model, (mesh, optimizer) = make(kind)
     share = find_share([model], check_mesh(mesh, SIZE), RANK)
     cut = find_cut([model], [], [optimizer], SIZE)
     assert cut == (("", (1, 3, 9, 12), 0) if kind == "fsdp" else ("", (), 2)), cut
+    if not NUMBER:
+        refused(kind, model, optimizer)
     state = State({"model": model, "optimizer": optimizer, "rng": None}, rank=RANK, share=share)
     if NUMBER:
         before, change = BEFORE[kind, NUMBER], change_of(kind)

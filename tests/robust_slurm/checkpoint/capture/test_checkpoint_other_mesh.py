@@ -1,4 +1,4 @@
-"""FSDP2 and HSDP go on with fewer ranks and with all again: blocks are cut anew, to the last bit."""
+"""FSDP2 and HSDP in worlds of fewer ranks and of all again: blocks are cut anew, bit by bit."""
 
 from __future__ import annotations
 
