@@ -128,6 +128,9 @@ class Assembly:
         shape = entry.global_shape[: len(entry.shape) - len(extra)]
         try:
             own, at = shards.block_for(like, ref.placements, shape, ref.fqn)
+        except ValueError as err:
+            raise StateError(str(err)) from None
+        try:
             target = (*own, *extra), (*at, *(0 for _ in extra))
             blocks = [known[block] for block in shards.tile(target, known)]
         except ValueError as err:

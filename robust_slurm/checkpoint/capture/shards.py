@@ -96,7 +96,7 @@ def tile(target: Block, blocks: Collection[Block]) -> list[Block]:
 
 
 def _common(one: Block, other: Block) -> Block | None:
-    """What two blocks have in common; None: nothing."""
+    """Return the block that two have in common; None: nothing."""
     starts = tuple(map(max, one[1], other[1]))
     ends = (
         min(a + n, b + m) for n, a, m, b in zip(one[0], one[1], other[0], other[1], strict=True)

@@ -114,10 +114,10 @@ def find_share(models: Iterable[Any], mesh: Mapping[str, int], rank: int) -> Sha
 
 
 class Cut(NamedTuple):
-    """Whether and how a world of another size could go on with parameters in blocks."""
+    """Parameters in blocks, as a world of another size has to know them."""
 
     why: str
-    """Why it could not; empty: it could."""
+    """Reason why none could go on with them; empty: it could."""
     lengths: tuple[int, ...] = ()
     shards: int = 0
     """See ``Enrolled`` for both."""

@@ -20,7 +20,7 @@ from srun_wrapper.job.state import JobState
 DATA = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
 """Dimensions of a mesh along which only copies of the model are."""
 SHARDED = frozenset(("dp_shard", "fsdp", "shard"))
-"""Those along which its parameters are cut, and each rank computes a batch of its own."""
+"""Dimensions along which its parameters are cut, and each rank computes a batch of its own."""
 
 
 class Resizing:
