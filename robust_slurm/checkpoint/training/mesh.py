@@ -19,7 +19,7 @@ IN_SHARDS = frozenset(
     ("dp", "ddp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp", "shard")
 )
 """Dimensions along which each rank computes a batch of its own."""
-MOST_LENGTHS = 1000
+MOST_LENGTHS = 64  # the supervisor goes through them for every rank
 REPLICATED = ("dp_replicate", "dp")  # dimensions along which plain tensors are the same
 
 
@@ -127,25 +127,27 @@ def find_cut(
     models: Sequence[Any], others: Iterable[Any], optimizers: Iterable[Any], size: int
 ) -> Cut:
     """Return how ``fully_shard`` has cut the parameters of all ranks. ``others``: of ``extra``."""
-    modules = [each for each in (*models, *others) if isinstance(each, torch.nn.Module)]
-    found: list[Any] = [p for module in modules for p in module.parameters()]
-    of_groups = (p for each in optimizers for g in each.param_groups for p in g["params"])
-    trained = [p for p in (*found, *of_groups) if p.requires_grad]
+    found: list[Any] = [p for each in (*models, *others) for p in _parameters(each)]
+    groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
+    own = (p for group in groups for p in group.get("params", ()))
+    trained = [p for p in (*found, *own) if p.requires_grad]
     blocks = [p for p in found if shards.is_dtensor(p)]
     if not blocks and not any(map(shards.is_dtensor, trained)):
         return Cut("")
     if not all(map(shards.is_dtensor, trained)):
         return Cut("only some of its trained parameters are distributed tensors")
-    if not any(hasattr(each, "set_requires_gradient_sync") for each in models):
+    cut = [each for each in models if any(map(shards.is_dtensor, _parameters(each)))]
+    if not cut or not all(hasattr(each, "set_requires_gradient_sync") for each in cut):
         return Cut("its parameters are distributed tensors, but the model is none of fully_shard")
-    meshes = {(tuple(p.device_mesh.mesh.shape), p.device_mesh.mesh_dim_names) for p in blocks}
-    if len(meshes) != 1 or any(_ranks(p) != list(range(size)) for p in blocks):
+    meshes = {id(p.device_mesh): p.device_mesh for p in blocks}.values()
+    kinds = {(tuple(mesh.mesh.shape), mesh.mesh_dim_names) for mesh in meshes}
+    if len(kinds) != 1 or any(m.mesh.flatten().tolist() != list(range(size)) for m in meshes):
         return Cut("its parameters are not on one mesh of all ranks")
-    ((shape, names),) = meshes
+    ((shape, names),) = kinds
     if not IN_SHARDS.issuperset(names or ()):
         return Cut(f"its parameters are on a mesh of {', '.join(names)}")
-    kinds = {tuple(p.is_replicate() for p in each.placements) for each in blocks}
-    if kinds - {(False,), (True, False)} or not all(map(_in_rows, blocks)):
+    places = {tuple(p.is_replicate() for p in each.placements) for each in blocks}
+    if places - {(False,), (True, False)} or not all(map(_in_rows, blocks)):
         return Cut("its parameters are cut otherwise than fully_shard cuts them")
     if len(shape) > 1:
         return Cut("", shards=shape[-1])
@@ -155,9 +157,8 @@ def find_cut(
     return Cut("", tuple(lengths))
 
 
-def _ranks(parameter: Any) -> list[int]:
-    found: list[int] = parameter.device_mesh.mesh.flatten().tolist()
-    return found
+def _parameters(found: Any) -> Iterable[torch.Tensor]:
+    return found.parameters() if isinstance(found, torch.nn.Module) else ()
 
 
 def _in_rows(parameter: Any) -> bool:
