@@ -45,11 +45,10 @@ def train(out: Path, steps: int, device: torch.device) -> None:
     for step in range(checkpointer.resume() + 1, steps + 1):
         optimizer.zero_grad()
         for share in robust_slurm.accumulate(model):
-            # None: another rank has one share more, and its passes need all ranks.
-            scale = 0.0 if share is None else whole.scale
+            # None: another rank has one share more, and its passes need all ranks; scale is 0.
             inputs = batch_of(step, share or 0, device)
             loss = (model(inputs) - inputs).square().mean()
-            torch.autograd.backward(loss * scale)
+            torch.autograd.backward(loss * whole.scale)
         optimizer.step()
         schedule.step()
         if dist.get_rank() == 0:

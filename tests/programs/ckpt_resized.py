@@ -133,6 +133,7 @@ def endless(share: int) -> Any:
 
 
 batches = {share: endless(share) for share in whole.shares}
+inputs = torch.zeros(BATCH, WIDTH)
 for step in range(begun + 1, args.steps + 1):
     held = args.dir / f"held.{journal.epoch}.{step}.{rank}"
     if f"{journal.epoch}:{step}" in args.hold.split(",") and not held.exists():
@@ -142,7 +143,7 @@ for step in range(begun + 1, args.steps + 1):
     mean, seen = torch.zeros(()), {}
     for share in robust_slurm.accumulate(model):
         if share is None:  # another rank has one share more, and its passes need all ranks
-            (model(torch.zeros(BATCH, WIDTH)).sum() * 0.0).backward()
+            (model(inputs).sum() * whole.scale).backward()
             continue
         ids, inputs, targets = next(batches[share])
         loss = (model(inputs) - targets).square().mean()

@@ -84,4 +84,10 @@ def test_all_ranks_of_a_sharded_model_compute_as_often(
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
+    world = robust_slurm.world()
+    scales = []
+    for share in robust_slurm.accumulate(Sharded()):
+        scales.append(world.scale if share is None else world.scale * world.original / world.size)
+    assert scales == [float(share is not None) for share in passes]
     assert list(robust_slurm.accumulate(Sharded())) == passes
+    assert world.scale == world.size / world.original
