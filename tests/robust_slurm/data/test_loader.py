@@ -156,12 +156,15 @@ def test_a_pass_for_ranks_with_more_shares_takes_nothing_of_the_next_step(
         set_requires_gradient_sync = None
 
     world(monkeypatch, 1, 3, 4)
+    with_nothing_else = Loader(a_plan())
+    plain = take(with_nothing_else, 2)
+    with_nothing_else.close()
     loader = Loader(a_plan())
-    plain = take(Loader(a_plan()), 2)
     for step in range(2):
         got = [next(loader) for _ in robust_slurm.accumulate(Sharded())]
         assert same(got, [plain[step]] * 2), step
         assert loader.state_dict()["given"] == 0
+    loader.close()
 
 
 def test_a_state_that_is_refused_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
