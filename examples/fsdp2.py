@@ -1,5 +1,7 @@
 """A plain training loop with FSDP2 that goes on where it was stopped; see fsdp2.sbatch.
 
+With ``--robust-min-nodes`` also on fewer nodes, with the same batch: ``world`` and ``accumulate``.
+
 torchrun --nproc-per-node=2 examples/fsdp2.py --out runs/fsdp2
 """
 
@@ -20,13 +22,14 @@ import robust_slurm
 WIDTH = 64
 
 
-def batch_of(step: int, rank: int, device: torch.device) -> Tensor:
-    """A batch (8, WIDTH) that follows from step and rank: nothing of it needs to be saved."""
-    own = torch.Generator().manual_seed(1_000_003 * step + rank)
+def batch_of(step: int, share: int, device: torch.device) -> Tensor:
+    """A batch (8, WIDTH) that follows from step and share: nothing of it needs to be saved."""
+    own = torch.Generator().manual_seed(1_000_003 * step + share)
     return torch.randn(8, WIDTH, generator=own).to(device)
 
 
 def train(out: Path, steps: int, device: torch.device) -> None:
+    whole = robust_slurm.world()  # a rank of a smaller world has several shares of the batch
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).to(device)
@@ -40,10 +43,12 @@ def train(out: Path, steps: int, device: torch.device) -> None:
         directory=out / "checkpoints",
     )  # fmt: skip
     for step in range(checkpointer.resume() + 1, steps + 1):
-        inputs = batch_of(step, dist.get_rank(), device)
-        loss = (model(inputs) - inputs).square().mean()
         optimizer.zero_grad()
-        torch.autograd.backward(loss)
+        for share in robust_slurm.accumulate(model):
+            # None: another rank has one share more, and its passes need all ranks; scale is 0.
+            inputs = batch_of(step, share or 0, device)
+            loss = (model(inputs) - inputs).square().mean()
+            torch.autograd.backward(loss * whole.scale)
         optimizer.step()
         schedule.step()
         if dist.get_rank() == 0:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.heartbeat import phase
 from robust_slurm.layout import DATA_WAIT
-from robust_slurm.resizing.world import world
+from robust_slurm.resizing.world import is_for_others, world
 
 from .errors import DataError, EndOfData
 from .plan import Plan
@@ -74,6 +74,8 @@ class Loader:
         self._state: Any = None  # before the step that batches are handed out of
         self._after: Any = None  # after it
         self._rows: deque[Mapping[str, Any]] = deque()  # of it, not handed out yet
+        self._last: Mapping[str, Any] | None = None  # handed out, in a world of fewer ranks
+        self._keeps = world().resized
         self._skip = 0  # batches of the next step that were handed out before it was saved
         self._rest: Any = None  # the digest of its other ones
         self._owner = 0  # the process that the thread is in
@@ -83,7 +85,10 @@ class Loader:
 
     def __next__(self) -> dict[str, Any]:
         """Return the next batch; raise StopIteration after the plan's epochs, on all ranks at the
-        same step. Raises DataError."""
+        same step. In a pass for other ranks (``accumulate``) it is the last one again. Raises
+        DataError."""
+        if self._last is not None and is_for_others():
+            return as_tensors(self._last)
         while not self._rows:
             _, rows, after = self._next_step()
             self._after = after
@@ -94,6 +99,8 @@ class Loader:
             self._rows.extend(rest)
             self._skip = 0
         batch = self._rows.popleft()
+        if self._keeps:
+            self._last = batch
         if not self._rows:
             self._state = self._after
         return as_tensors(batch)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from robust_slurm.text import counted
 
-from .shares import holder, shares_of
+from .shares import holder, holders_of_blocks, shares_of
 
 Ranks = Sequence[Sequence[int]]
 """Rank numbers of each place."""
@@ -111,17 +111,19 @@ def more(ranks: Ranks, full: Ranks, home: Sequence[int], come: Collection[int]) 
 
 
 def owners(
-    origin: Mapping[int, int], old: int, new: int, original: int
+    origin: Mapping[int, int], old: int, new: int, original: int, lengths: Collection[int] = ()
 ) -> dict[int, tuple[int, ...]]:
     """Return for each rank of a world of ``new`` those of ``old`` whose own snapshots it needs.
 
     First its ``origin``, which it goes on with, then those that had the shares of the global batch
-    which are its own now: the positions in the data are theirs. ``original``: number of shares.
+    which are its own now: the positions in the data are theirs. Then those with parts of its
+    blocks. ``original``: number of shares; ``lengths``: see ``holders_of_blocks``.
     """
     found = {}
     for rank, first in origin.items():
         held = [holder(share, old) for share in shares_of(rank, new, original)]
-        found[rank] = tuple(dict.fromkeys([first, *held]))
+        blocks = holders_of_blocks(rank, new, old, lengths)
+        found[rank] = tuple(dict.fromkeys([first, *held, *blocks]))
     return found
 
 

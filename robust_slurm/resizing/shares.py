@@ -5,6 +5,8 @@ A rank of a smaller world computes several. Standard library only, Python 3.9 sy
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 
 def shares_of(rank: int, size: int, original: int) -> tuple[int, ...]:
     """Return the shares that a rank of ``size`` computes: as many as others, or one more."""
@@ -14,6 +16,22 @@ def shares_of(rank: int, size: int, original: int) -> tuple[int, ...]:
 def holder(share: int, size: int) -> int:
     """Return the rank of a world of ``size`` that computes this share."""
     return share % size
+
+
+def holders_of_blocks(
+    rank: int, size: int, saved_by: int, lengths: Collection[int]
+) -> tuple[int, ...]:
+    """Return the ranks of a world of ``saved_by`` whose blocks overlap those of a rank of ``size``.
+
+    ``lengths``: those of the dimensions that are cut among all ranks, as ``torch.chunk`` cuts.
+    """
+    found: set[int] = set()
+    for length in lengths:
+        here, there = max(1, -(-length // size)), max(1, -(-length // saved_by))
+        first, end = rank * here, min((rank + 1) * here, length)
+        if first < end:
+            found.update(range(first // there, (end - 1) // there + 1))
+    return tuple(sorted(found))
 
 
 def read_resized(text: str) -> tuple[int, int] | None:

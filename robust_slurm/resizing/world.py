@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 RESIZED = "ROBUST_RESIZED"
 
 
+class _Passes:
+    """``of_others``: ``accumulate`` is at a pass without a share of this rank's own."""
+
+    of_others = False
+
+
+_passes = _Passes()
+
+
 class TrainingWorld:
     """The ranks of the running training. ``shares``: those of the global batch that are this
     rank's to compute; ``scale``: factor of the loss of each, so that the mean of all ranks'
@@ -29,7 +38,11 @@ class TrainingWorld:
         self.original = original
         """Number of ranks that the job began with, and of shares."""
         self.shares = shares_of(rank, size, original)
-        self.scale = size / original
+
+    @property
+    def scale(self) -> float:
+        """Factor of a share's loss; 0 in a pass that is only for the ranks with more shares."""
+        return 0.0 if _passes.of_others else self.size / self.original
 
     @property
     def resized(self) -> bool:
@@ -57,7 +70,7 @@ def world() -> TrainingWorld:
     return TrainingWorld(rank, size, original)
 
 
-def accumulate(model: Any = None) -> Iterator[int]:
+def accumulate(model: Any = None) -> Iterator[Any]:
     """Yield the shares of this rank, one after the other; call ``backward`` once for each.
 
     ::
@@ -68,14 +81,30 @@ def accumulate(model: Any = None) -> Iterator[int]:
         optimizer.step()
 
     ``model``: a DistributedDataParallel, whose gradients are then summed up over the ranks at the
-    last share only.
+    last share only; or one of ``fully_shard``, whose passes need all ranks: if another rank has one
+    share more, the last is None, for any batch; ``scale`` is 0 then.
     """
-    shares = world().shares
+    whole = world()
+    shares = whole.shares
+    if hasattr(model, "set_requires_gradient_sync"):
+        yield from shares
+        if len(shares) < -(-whole.original // whole.size):
+            _passes.of_others = True
+            try:
+                yield None
+            finally:
+                _passes.of_others = False
+        return
     quiet = getattr(model, "no_sync", nullcontext)
     for share in shares[:-1]:
         with quiet():
             yield share
     yield shares[-1]
+
+
+def is_for_others() -> bool:
+    """Return whether ``accumulate`` is at a pass without a share of this rank's own."""
+    return _passes.of_others
 
 
 def _number(*names: str) -> int | None:

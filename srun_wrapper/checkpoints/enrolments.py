@@ -50,13 +50,15 @@ class EarlierWorld:
     """Present rank -> its ranks whose own snapshots that needs; see ``resize.owners``."""
     anew: frozenset[int]
     """Present ranks that were none in it."""
+    lengths: tuple[int, ...] = ()
+    """See ``Enrolled``."""
 
     def after(self, change: Resize, original: int) -> EarlierWorld:
         """Return it as the ranks after another change need it."""
         origin = {rank: self.owners[old][0] for rank, old in change.origin.items()}
         lost = {rank for rank, old in change.origin.items() if old in self.anew}
-        found = owners(origin, self.size, change.new, original)
-        return EarlierWorld(self.size, found, frozenset(change.anew | lost))
+        found = owners(origin, self.size, change.new, original, self.lengths)
+        return EarlierWorld(self.size, found, frozenset(change.anew | lost), self.lengths)
 
 
 @dataclass(slots=True)
@@ -92,8 +94,9 @@ class Enrolments:
 
         ``original``: size of the first world.
         """
-        found = owners(change.origin, change.old, change.new, original)
-        last = EarlierWorld(change.old, found, change.anew)
+        lengths = tuple(sorted({n for each in self.ranks.values() for n in each.said.lengths}))
+        found = owners(change.origin, change.old, change.new, original, lengths)
+        last = EarlierWorld(change.old, found, change.anew, lengths)
         self.earlier = [last, *(each.after(change, original) for each in self.earlier)][:KEPT]
         before, self.ranks = self.ranks, {}
         origin = sorted(change.origin.items())
@@ -131,6 +134,16 @@ class Enrolments:
         for rank, each in self.ranks.items():
             found.setdefault(min(each.said.needs), set()).update((rank, *each.said.needs))
         return [tuple(sorted(ranks)) for _, ranks in sorted(found.items())]
+
+    def cut(self) -> tuple[tuple[int, ...], int]:
+        """Return how the ranks' parameters are cut, as ``lengths`` and ``shards`` of ``Enrolled``.
+
+        Raises ValueError if they do not agree.
+        """
+        found = {(each.said.lengths, each.said.shards) for each in self.ranks.values()}
+        if len(found) > 1:
+            raise ValueError("the ranks' parameters are cut in different ways")
+        return found.pop() if found else ((), 0)
 
     def fixed(self) -> str:
         """Return why a world of another size cannot go on with the ranks' state; "" if it can."""

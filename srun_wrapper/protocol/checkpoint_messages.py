@@ -37,6 +37,8 @@ class Enrolled(Event):
     every: int  # steps between durable checkpoints, 0: by time only
     size: int  # bytes of a snapshot, as far as known
     fixed: str = ""  # why a world of another size could not go on with its state
+    lengths: tuple[int, ...] = ()  # those of the dimensions that are cut among all ranks (FSDP2)
+    shards: int = 0  # blocks into which each replica cuts its parameters (HSDP); 0: it does not
 
 
 class Saved(Message):

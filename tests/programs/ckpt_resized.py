@@ -1,4 +1,6 @@
-"""DDP that keeps its global batch in worlds of any size: a loader for each share of the batch.
+"""A training that keeps its global batch in worlds of any size: a loader for each share of it.
+
+DDP, or with ``--cut=fsdp`` and ``--cut=hsdp`` (2 shards) parameters in blocks of ``fully_shard``.
 
 Without robust-srun (``--bare``) a run goes on from what the run before it left in ``--before``, in
 a world of another size: the same change of the world, made without a fault.
@@ -12,6 +14,7 @@ import gc
 gc.disable()  # torch's modules are no garbage; unsearched they load faster
 
 import os
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -19,6 +22,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+if "--cut=" in " ".join(sys.argv):
+    import torch._dynamo  # DTensors need the compiler that without_compiler.py would keep out
 from ckpt_training import (
     BATCH,
     HOLD,
@@ -30,22 +36,34 @@ from ckpt_training import (
     seed,
 )
 from teardown import leave
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import robust_slurm
 
-args = options("before", "original", "from")
+args = options("before", "original", "from", "cut")
 rank, size = join_world()
 if args.original:
     os.environ["ROBUST_RESIZED"] = f"{args.original}:{size}"
 whole = robust_slurm.world()
 seed(1)
-model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 1)))
-model(torch.zeros(2, WIDTH)).sum().backward()  # DDP orders its buckets anew after this one
-model.zero_grad(set_to_none=True)
+net = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 1))
+model: nn.Module = net
+if args.cut:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    sizes = {"fsdp": size} if args.cut == "fsdp" else {"dp_replicate": size // 2, "dp_shard": 2}
+    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for part in net:
+        fully_shard(part, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+else:
+    model = DistributedDataParallel(net)
+    model(torch.zeros(2, WIDTH)).sum().backward()  # DDP orders its buckets anew after this one
+    model.zero_grad(set_to_none=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 loaders: dict[int, Any] = {
     share: StatefulDataLoader(
@@ -60,13 +78,23 @@ loaders: dict[int, Any] = {
 journal = Journal(args, rank)
 
 
-def state_sum() -> str:
-    """Digest parameters and optimizer state: what is equal on all ranks."""
-    total = 0
-    found = [*model.state_dict().values()]
+def parameters_and_state() -> list[Tensor]:
+    found: list[Tensor] = [*net.parameters()]
     for _, state in sorted(optimizer.state_dict()["state"].items()):
         found += [value for _, value in sorted(state.items())]
-    for tensor in found:
+    return found
+
+
+def whole_tensors() -> list[Tensor]:
+    """Parameters and optimizer state, what is equal on all ranks; blocks are put together."""
+    found: list[Any] = parameters_and_state()
+    return [t.full_tensor() if hasattr(t, "full_tensor") else t for t in found]
+
+
+def state_sum() -> str:
+    total = 0
+    for tensor in whole_tensors():
+        tensor = tensor.detach()
         total = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), total)
     return f"{total:08x}"
 
@@ -75,13 +103,25 @@ ckpt = None
 begun = int(getattr(args, "from") or 0)
 if not args.bare:
     ckpt = robust_slurm.Checkpointer(
-        model=model, optimizer=optimizer, loader=loaders, directory=args.directory
+        model=model,
+        optimizer=optimizer,
+        loader=loaders,
+        directory=args.directory,
+        mesh=mesh if args.cut else None,
     )
     begun = ckpt.resume()
 elif args.before:
-    kept = torch.load(Path(args.before) / "model.pt")
-    model.module.load_state_dict(kept["model"])
-    optimizer.load_state_dict(kept["optimizer"])
+    for parameter in net.parameters():  # so that there is optimizer state
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    kept = torch.load(Path(args.before) / "state.pt")
+    for tensor, saved in zip(parameters_and_state(), kept, strict=True):
+        if hasattr(tensor, "full_tensor"):
+            from torch.distributed.tensor import distribute_tensor
+
+            saved = distribute_tensor(saved, tensor.device_mesh, tensor.placements)
+        tensor.detach().copy_(saved)
     for share, loader in loaders.items():
         loader.load_state_dict(torch.load(Path(args.before) / f"loader-{share}.pt"))
 journal.write(resumed=begun, size=whole.size, state=state_sum())
@@ -93,6 +133,7 @@ def endless(share: int) -> Any:
 
 
 batches = {share: endless(share) for share in whole.shares}
+inputs = torch.zeros(BATCH, WIDTH)
 for step in range(begun + 1, args.steps + 1):
     held = args.dir / f"held.{journal.epoch}.{step}.{rank}"
     if f"{journal.epoch}:{step}" in args.hold.split(",") and not held.exists():
@@ -101,6 +142,9 @@ for step in range(begun + 1, args.steps + 1):
     optimizer.zero_grad(set_to_none=True)
     mean, seen = torch.zeros(()), {}
     for share in robust_slurm.accumulate(model):
+        if share is None:  # another rank has one share more, and its passes need all ranks
+            (model(inputs).sum() * whole.scale).backward()
+            continue
         ids, inputs, targets = next(batches[share])
         loss = (model(inputs) - targets).square().mean()
         (loss * whole.scale).backward()
@@ -124,9 +168,9 @@ for step in range(begun + 1, args.steps + 1):
 if args.bare:
     for share, loader in loaders.items():
         torch.save(loader.state_dict(), args.dir / f"loader-{share}.pt")
+    kept = [tensor.detach().clone() for tensor in whole_tensors()]
     if rank == 0:
-        kept = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(kept, args.dir / "model.pt")
+        torch.save(kept, args.dir / "state.pt")
 if ckpt is not None:
     ckpt.close()
 journal.write(end=True)

@@ -56,33 +56,50 @@ def check_shares(steps: dict[int, Line]) -> None:
         assert sorted(ids) == list(range(24)), (first, both)
 
 
-def check_same(steps: dict[int, Line], forks: TorchForks, directory: Path) -> None:
-    """Compare with the same sizes at the same steps, each world begun where the last one ended."""
+def check_same(
+    steps: dict[int, Line], forks: TorchForks, directory: Path, *options: str, smaller: int = 3
+) -> None:
+    """Compare with the same sizes at the same steps, each world begun where the last one ended.
+
+    ``options``: of the program; ``smaller``: size of the world between.
+    """
     sizes = [(number, step["size"]) for number, step in steps.items()]
     phases = [
         (size, [number for number, _ in group])
         for size, group in groupby(sizes, lambda one: one[1])
     ]
-    assert [size for size, _ in phases] == [4, 3, 4]
+    assert [size for size, _ in phases] == [4, smaller, 4]
     before: list[str] = []
     for number, (size, own) in enumerate(phases):
         here = directory / str(number)
         here.mkdir()
         words = [f"--dir={here}", f"--steps={own[-1]}", f"--from={own[0] - 1}", "--bare"]
-        words += ["--pause=0", *before, *(["--original=4"] if size < 4 else [])]
-        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        env |= {"WORLD_SIZE": str(size), "PYTHONPATH": str(REPOSITORY)}
-        code = (
-            f"import runpy, sys; sys.path.insert(0, '{PROGRAMS}');"
-            f"sys.argv[0] = '{PROGRAM}'; runpy.run_path('{PROGRAM}', run_name='__main__')"
-        )
-        ranks = [
-            forks.start(code, *words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(size)
-        ]
-        all_end_well(ranks, 120.0)
+        words += ["--pause=0", *options, *before, *(["--original=4"] if size < 4 else [])]
+        run(forks, size, *words)
         planned = merged([*(read_lines(here / f"rank-{rank}.jsonl") for rank in range(size))])
         for step in own[:-1]:
             for name in ("loss", "ids", "state"):
                 assert planned[step][name] == steps[step][name], (step, name, phases)
         before = [f"--before={here}"]
+    here = directory / "undisturbed"
+    here.mkdir()
+    run(forks, 4, f"--dir={here}", f"--steps={len(steps)}", "--bare", "--pause=0", *options)
+    undisturbed = merged([*(read_lines(here / f"rank-{rank}.jsonl") for rank in range(4))])
+    for step, other in undisturbed.items():  # but for the order in which gradients are added up
+        one, two = float.fromhex(steps[step]["loss"]), float.fromhex(other["loss"])
+        assert abs(one - two) <= 1e-3 * abs(two), (step, one, two)
+
+
+def run(forks: TorchForks, size: int, *words: str) -> None:
+    """Run the program, to its end."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env |= {"WORLD_SIZE": str(size), "PYTHONPATH": str(REPOSITORY)}
+    code = (
+        f"import runpy, sys; sys.path.insert(0, '{PROGRAMS}');"
+        f"sys.argv[0] = '{PROGRAM}'; runpy.run_path('{PROGRAM}', run_name='__main__')"
+    )
+    ranks = [
+        forks.start(code, *words, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(size)
+    ]
+    all_end_well(ranks, 120.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from operator import add, sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,9 +49,15 @@ class WholeTensor(NamedTuple):
 
 
 class Assembly:
-    """State that one rank restores: its own snapshot, and the shared blocks of its peers."""
+    """State that one rank restores: its own snapshot, and the shared blocks of its peers.
 
-    def __init__(self, sources: Sequence[Source], rank: int) -> None:
+    ``resized``: they are of a world of another size, where ranks have other blocks of distributed
+    tensors: each is put together from what there is of it.
+    """
+
+    def __init__(self, sources: Sequence[Source], rank: int, *, resized: bool = False) -> None:
+        self.resized = resized
+        self._blocks: dict[str, dict[shards.Block, tuple[Entry, Source]]] = {}
         own = [source for source in sources if source.snapshot.rank == rank]
         if not own:
             raise StateError(f"none of the snapshots given ({len(sources)}) is of rank {rank}")
@@ -60,6 +66,9 @@ class Assembly:
         self._mine: dict[str, tuple[Entry, Source]] = {}
         for source in sources:
             for entry in source.snapshot.entries:
+                if resized and (source is own[0] or entry.kind != "private"):
+                    known = self._blocks.setdefault(entry.fqn, {})
+                    known.setdefault((entry.shape, entry.offsets), (entry, source))
                 if entry.kind in ("shared", "piece"):
                     self._shared.setdefault(entry.fqn, {})[entry.offsets] = (entry, source)
                 elif source is own[0]:
@@ -107,14 +116,43 @@ class Assembly:
             )
         return WholeTensor(first, shape, tuple(parts), origin)
 
+    def _cut_anew(self, ref: Ref, like: Any) -> WholeTensor:
+        """Return this rank's block, on the mesh of ``like``, of a distributed tensor that was saved
+        on another one. StateError if the snapshots do not hold each of its items just once."""
+        known = self._blocks.get(ref.fqn)
+        if not known or ref.shape:
+            why = "only a rank of its own mesh can use it" if known else "not in the snapshots"
+            raise StateError(f"{ref.fqn}: {why}")
+        entry = next(iter(known.values()))[0]
+        extra = entry.shape[-1:] if ref.dtype and dtype_of(ref.dtype).is_complex else ()
+        shape = entry.global_shape[: len(entry.shape) - len(extra)]
+        try:
+            own, at = shards.block_for(like, ref.placements, shape, ref.fqn)
+        except ValueError as err:
+            raise StateError(str(err)) from None
+        try:
+            target = (*own, *extra), (*at, *(0 for _ in extra))
+            blocks = [known[block] for block in shards.tile(target, known)]
+        except ValueError as err:
+            raise StateError(f"{ref.fqn}: {err} (snapshots of ranks {self._peers})") from None
+        kinds = {(found.global_shape, found.dtype) for found, _ in (*blocks, (entry, None))}
+        if len(kinds) > 1:
+            raise StateError(
+                f"{ref.fqn}: of one shape or type in a snapshot, of another in another"
+            )
+        return WholeTensor(entry, target[0], tuple(blocks), target[1])
+
     def into(self, live: torch.Tensor, ref: Ref) -> Fill:
         """Check that the saved tensor fits a live one; what copies it there.
 
         Raises StateError that names the tensor.
         """
-        whole = self.find(ref.fqn)
         local = local_part(live)
-        if local is not live:
+        anew = self.resized and local is not live and bool(ref.placements)
+        whole = self._cut_anew(ref, live) if anew else self.find(ref.fqn)
+        if anew:
+            _check_placed(live, ref, whole.entry)
+        elif local is not live:
             _check_shard(live, ref, whole.entry)
         elif ref.placements:
             raise StateError(f"{ref.fqn}: saved as a distributed tensor, it is none here")
@@ -147,11 +185,13 @@ class Assembly:
 
     def later(self, ref: Ref, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Fill]:
         """A new tensor, and the copy that brings the saved data into it. Raises StateError."""
-        whole = self.find(ref.fqn)
+        cut = like if like is not None and local_part(like) is not like else None
+        anew = self.resized and bool(ref.placements) and cut is not None
+        whole = self._cut_anew(ref, cut) if anew else self.find(ref.fqn)
         dtype = dtype_of(ref.dtype) if ref.dtype else TORCH[whole.entry.dtype]
         shape = whole.shape[:-1] if ref.dtype and dtype.is_complex else whole.shape
         device = _device(ref, like)
-        if len(ref.stride) == len(shape) > 0:
+        if len(ref.stride) == len(shape) > 0 and not anew:
             tensor = torch.empty_strided(shape, ref.stride, dtype=dtype, device=device)
         else:
             tensor = torch.empty(shape, dtype=dtype, device=device)
@@ -159,9 +199,8 @@ class Assembly:
         fill = Fill(storable(tensor), whole)
         return self._wrap(tensor, ref, whole, like), fill
 
-    @staticmethod
     def _wrap(
-        tensor: torch.Tensor, ref: Ref, whole: WholeTensor, like: torch.Tensor | None
+        self, tensor: torch.Tensor, ref: Ref, whole: WholeTensor, like: torch.Tensor | None
     ) -> torch.Tensor:
         """The distributed tensor that ``tensor`` is the local part of, if it is one."""
         if not ref.placements:
@@ -173,8 +212,9 @@ class Assembly:
             )
         extra = len(whole.shape) - tensor.dim()
         shape = ref.shape or whole.entry.global_shape[: len(whole.shape) - extra]
+        mesh = shards.shard_of(like).mesh if self.resized else ref.mesh
         try:
-            return shards.make(tensor, like, ref.placements, ref.mesh, shape, ref.fqn)
+            return shards.make(tensor, like, ref.placements, mesh, shape, ref.fqn)
         except ValueError as err:
             raise StateError(str(err)) from None
 
@@ -187,14 +227,16 @@ class Fill(NamedTuple):
 
     def run(self) -> None:
         """Copy. Raises StateError where memory cannot be written (it overlaps itself)."""
-        cut = len(self.whole.blocks) > 1
         for entry, source in self.whole.blocks:
             block = source.tensors[entry.name]
             into = self.target
-            for dim, size in enumerate(block.shape if cut else ()):
-                if size != into.shape[dim]:
-                    start = entry.offsets[dim] - self.whole.origin[dim]
-                    into = into.narrow(dim, start, size)
+            for dim, size in enumerate(self.whole.shape):
+                start, begin = self.whole.origin[dim], entry.offsets[dim]
+                first, end = max(start, begin), min(start + size, begin + entry.shape[dim])
+                if end - first != size:
+                    into = into.narrow(dim, first - start, end - first)
+                if end - first != entry.shape[dim]:
+                    block = block.narrow(dim, first - begin, end - first)
             into, block = _without_repeats(into, block, entry.fqn)
             try:
                 into.copy_(block)
@@ -249,6 +291,21 @@ def run_all(fills: Sequence[Fill]) -> None:
 def _run(fills: Sequence[Fill]) -> None:
     for fill in fills:
         fill.run()
+
+
+def _check_placed(live: torch.Tensor, ref: Ref, entry: Entry) -> None:
+    """Raise StateError unless a live tensor is cut as the saved one, on whatever mesh."""
+    shard = shards.shard_of(live)
+    saved, dims = entry.global_shape[: len(shard.global_shape)], len(ref.mesh)
+    if (shard.placements, len(shard.mesh)) != (ref.placements, dims) or shard.kind == "private":
+        raise StateError(
+            f"{ref.fqn}: saved as {_placed(ref.placements, ref.mesh)}, it is "
+            f"{_placed(shard.placements, shard.mesh)} here"
+        )
+    if shard.global_shape != saved:
+        raise StateError(
+            f"{ref.fqn}: saved with shape {list(saved)}, it has {list(shard.global_shape)} here"
+        )
 
 
 def _check_shard(live: torch.Tensor, ref: Ref, entry: Entry) -> None:

@@ -194,7 +194,7 @@ class ModuleState:
             steps.append(saved.into(tensors[name], ref))
             local = local_part(tensors[name])
             other = placed.setdefault(memory_of(local), ref) if local.numel() else ref
-            if other.fqn != ref.fqn and not _alike(saved, ref, other):
+            if other.fqn != ref.fqn and (saved.resized or not _alike(saved, ref, other)):
                 raise StateError(
                     f"{ref.fqn} and {other.fqn} are one tensor here, but were saved as two"
                 )

@@ -254,7 +254,8 @@ class State:
         Returns the values of "extra." that are no objects, by their keys. Whether models and
         optimizers fit is known before anything is changed. Raises StateError that names the key.
         """
-        saved = Assembly(sources, self.rank if taken is None else taken.origin)
+        origin = self.rank if taken is None else taken.origin
+        saved = Assembly(sources, origin, resized=taken is not None)
         values = saved.own.values
         if not isinstance(values, dict):
             raise StateError("the snapshot holds no state")

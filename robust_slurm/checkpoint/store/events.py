@@ -97,6 +97,10 @@ class Enrolled(NamedTuple):
     """Bytes of a snapshot, as far as known."""
     fixed: str = ""
     """Why a world of another size could not go on with its state; empty: it could."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of the dimensions that are cut among all ranks (FSDP2)."""
+    shards: int = 0
+    """Number of blocks into which each replica cuts its parameters (HSDP); 0: it does not."""
 
 
 class Saved(NamedTuple):

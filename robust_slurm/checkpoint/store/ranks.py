@@ -36,13 +36,16 @@ class RankEnrolment(NamedTuple):
     local: int = 0
     """Number of the rank on its node."""
     fixed: str = ""
-    """See ``Enrolled``."""
+    lengths: tuple[int, ...] = ()
+    shards: int = 0
+    """See ``Enrolled`` for these three."""
 
     @property
     def event(self) -> Enrolled:
         return Enrolled(
             self.epoch, self.rank, self.world, self.mesh, self.needs,
-            self.destination.directory, self.every, self.bytes, self.fixed,
+            self.destination.directory, self.every, self.bytes, self.fixed, self.lengths,
+            self.shards,
         )  # fmt: skip
 
 
@@ -56,6 +59,9 @@ def read_enrolment(message: Message) -> RankEnrolment:
         raise RefusedError(f"enrol: mesh is {mesh!r}"[:200])
     if not isinstance(needs, list) or not all(type(v) is int and 0 <= v < world for v in needs):
         raise RefusedError(f"enrol: needs is {needs!r}"[:200])
+    lengths = message.get("lengths", [])
+    if not isinstance(lengths, list) or not all(type(v) is int and v > 0 for v in lengths):
+        raise RefusedError(f"enrol: lengths is {lengths!r}"[:200])
     return RankEnrolment(
         rank, world, door.whole(message, "epoch"), mesh,
         tuple(sorted({*needs, rank})),
@@ -69,6 +75,8 @@ def read_enrolment(message: Message) -> RankEnrolment:
         door.whole(message, "bytes") if "bytes" in message else 0,
         door.whole(message, "local") if "local" in message else 0,
         door.text(message, "fixed", 1024) if "fixed" in message else "",
+        tuple(lengths),
+        door.whole(message, "shards", MAX_RANK) if "shards" in message else 0,
     )  # fmt: skip
 
 

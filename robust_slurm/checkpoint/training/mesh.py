@@ -15,6 +15,11 @@ from robust_slurm.text import counted
 from ..capture import shards
 from ..capture.state import Share
 
+IN_SHARDS = frozenset(
+    ("dp", "ddp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp", "shard")
+)
+"""Dimensions along which each rank computes a batch of its own."""
+MOST_LENGTHS = 64  # the supervisor goes through them for every rank
 REPLICATED = ("dp_replicate", "dp")  # dimensions along which plain tensors are the same
 
 
@@ -106,6 +111,60 @@ def find_share(models: Iterable[Any], mesh: Mapping[str, int], rank: int) -> Sha
     else:
         found = named
     return Share(found, blocks) if len(found) > 1 else None
+
+
+class Cut(NamedTuple):
+    """Parameters in blocks, as a world of another size has to know them."""
+
+    why: str
+    """Reason why none could go on with them; empty: it could."""
+    lengths: tuple[int, ...] = ()
+    shards: int = 0
+    """See ``Enrolled`` for both."""
+
+
+def find_cut(
+    models: Sequence[Any], others: Iterable[Any], optimizers: Iterable[Any], size: int
+) -> Cut:
+    """Return how ``fully_shard`` has cut the parameters of all ranks. ``others``: of ``extra``."""
+    found: list[Any] = [p for each in (*models, *others) for p in _parameters(each)]
+    groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
+    own = (p for group in groups for p in group.get("params", ()))
+    trained = [p for p in (*found, *own) if p.requires_grad]
+    blocks = [p for p in found if shards.is_dtensor(p)]
+    if not blocks and not any(map(shards.is_dtensor, trained)):
+        return Cut("")
+    if not all(map(shards.is_dtensor, trained)):
+        return Cut("only some of its trained parameters are distributed tensors")
+    cut = [each for each in models if any(map(shards.is_dtensor, _parameters(each)))]
+    if not cut or not all(hasattr(each, "set_requires_gradient_sync") for each in cut):
+        return Cut("its parameters are distributed tensors, but the model is none of fully_shard")
+    meshes = {id(p.device_mesh): p.device_mesh for p in blocks}.values()
+    kinds = {(tuple(mesh.mesh.shape), mesh.mesh_dim_names) for mesh in meshes}
+    if len(kinds) != 1 or any(m.mesh.flatten().tolist() != list(range(size)) for m in meshes):
+        return Cut("its parameters are not on one mesh of all ranks")
+    ((shape, names),) = kinds
+    if not IN_SHARDS.issuperset(names or ()):
+        return Cut(f"its parameters are on a mesh of {', '.join(names)}")
+    places = {tuple(p.is_replicate() for p in each.placements) for each in blocks}
+    if places - {(False,), (True, False)} or not all(map(_in_rows, blocks)):
+        return Cut("its parameters are cut otherwise than fully_shard cuts them")
+    if len(shape) > 1:
+        return Cut("", shards=shape[-1])
+    lengths = sorted({p.shape[p.placements[0].dim] for p in blocks})
+    if len(lengths) > MOST_LENGTHS:
+        return Cut(f"its parameters are cut along {len(lengths)} lengths")
+    return Cut("", tuple(lengths))
+
+
+def _parameters(found: Any) -> Iterable[torch.Tensor]:
+    return found.parameters() if isinstance(found, torch.nn.Module) else ()
+
+
+def _in_rows(parameter: Any) -> bool:
+    """True if its last placement is a plain shard."""
+    last = parameter.placements[-1]
+    return bool(last.is_shard()) and "Strided" not in type(last).__name__
 
 
 def gather(values: Sequence[int]) -> list[list[int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from robust_slurm.resizing.shares import holder
+from robust_slurm.resizing.shares import holder, holders_of_blocks
 from robust_slurm.resizing.world import world as training_world
 
 from ..capture import values
@@ -34,13 +34,16 @@ def shares() -> tuple[int, ...]:
     return training_world().shares
 
 
-def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
+def from_memory(
+    state: State, client: Client, plan: Mapping[str, Any], lengths: Sequence[int] = ()
+) -> int:
     """Restore from the files of a plan. Returns its step. Raises CheckpointError.
 
     The plan names the files that any rank of this node needs; a snapshot says which ranks' its own
     rank needs, and no others are looked at: in a pipeline they hold other tensors of equal names.
     In a world of another size a rank goes on with the snapshot of the rank that it was there, its
-    ``origin``, and reads positions in the data from those that had its shares.
+    ``origin``, and reads positions in the data from those that had its shares, and its blocks
+    from those that had parts of them (``lengths``: see ``holders_of_blocks``).
     """
     step, directory = int(plan["step"]), Path(client.welcome["directory"])
     sources: list[Source] = []
@@ -69,6 +72,9 @@ def from_memory(state: State, client: Client, plan: Mapping[str, Any]) -> int:
             ) from None
         if rank == origin and not sources[1:]:
             held = [holder(s, snapshot.world) for s in shares()] if resized else []
+            if resized:
+                size = training_world().size
+                held += holders_of_blocks(state.rank, size, snapshot.world, lengths)
             wanted += [r for r in dict.fromkeys((*held, *snapshot.needs)) if r != rank]
     try:
         if resized:

@@ -6,17 +6,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import torch
-
 from robust_slurm import heartbeat
 
 from ..capture.beside.modes import note_modes
-from ..capture.shards import is_dtensor
 from ..capture.state import State
 from ..capture.taken_over import fixed
 from ..durable import tier
@@ -60,6 +57,9 @@ class Session:
         models = named(objects.get("model")).values()
         share = meshes.find_share(models, self.mesh, self.world.rank)
         self._state = State(objects, rank=self.world.rank, share=share)
+        others = [v for k, v in objects.items() if k.startswith("extra.")]
+        optimizers = named(objects.get("optimizer")).values()
+        self._cut = meshes.find_cut(list(models), others, optimizers, self.world.size)
         self._replay = os.environ.get(REPLAY) == "1"
         if not self._replay:
             self._connect()
@@ -81,7 +81,7 @@ class Session:
                 "is not in memory; the next start is by new processes"
             )
         if self.client is not None and plan is not None and in_memory:
-            step = from_memory(self._state, self.client, plan)
+            step = from_memory(self._state, self.client, plan, self._cut.lengths)
         else:
             with reported(self._options.directory, "resume()", self.say):
                 step = from_durable(
@@ -207,13 +207,15 @@ class Session:
         parts = len(share.keepers) if share is not None else 1
         models = named(self._objects.get("model")).values()
         optimizers = named(self._objects.get("optimizer")).values()
+        cut = self._cut
         size = estimate(models, optimizers) // parts
         enrol: dict[str, Any] = {
             "rank": world.rank, "world": world.size, "local": world.local, "epoch": epoch,
             "pid": os.getpid(), "mesh": self.mesh, "needs": list(needs),
             "directory": choice.directory, "local_directory": choice.local_directory,
             "every": choice.every, "keep": choice.keep, "python": sys.executable, "bytes": size,
-            "goes_on": goes_on, "fixed": self._fixed(models),
+            "goes_on": goes_on, "lengths": cut.lengths, "shards": cut.shards,
+            "fixed": cut.why or fixed(self._objects.get("loader"), shares()),
         }  # fmt: skip
         if not socket and not choice.directory and not choice.local_directory:
             if world.rank == 0:  # there is no store that would count the ranks that say it
@@ -257,13 +259,6 @@ class Session:
             self.saver.keep(rung)
         if rung is not None and text:
             self.say(text)
-
-    def _fixed(self, models: Iterable[Any]) -> str:
-        """Return why a world of another size could not go on with this state; "" if it could."""
-        modules = (model for model in models if isinstance(model, torch.nn.Module))
-        if any(is_dtensor(p) for module in modules for p in module.parameters()):
-            return "its parameters are distributed tensors (FSDP)"
-        return fixed(self._objects.get("loader"), shares())
 
     def _job(self, own_store: bool) -> str:
         """Names this run's timeline: the same on all ranks, another one after a requeue."""

@@ -18,7 +18,9 @@ from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.state import JobState
 
 DATA = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
-"""Dimensions of a mesh along which only copies of the model are; its only one must be of these."""
+"""Dimensions of a mesh along which only copies of the model are."""
+SHARDED = frozenset(("dp_shard", "fsdp", "shard"))
+"""Dimensions along which its parameters are cut, and each rank computes a batch of its own."""
 
 
 class Resizing:
@@ -124,14 +126,23 @@ class Resizing:
         """Return the groups of ranks that are known to hold the same state. Raises ValueError."""
         mesh, known = self._mesh(), self._enrolments
         many = {name: size for name, size in mesh.items() if size > 1}
-        if not DATA.issuperset(many):
+        lengths, shards = known.cut()
+        data = DATA | SHARDED if lengths or shards else DATA
+        if not data.issuperset(many):
             raise ValueError(f"the mesh has more than data parallelism ({', '.join(many)})")
         if known.ranks:
             if known.places() is None or sum(map(len, known.places() or ())) != world:
                 raise ValueError("some ranks have no Checkpointer")
             if why := known.fixed():
                 raise ValueError(why)
-            if len(groups := known.groups()) != 1:
+            groups = known.groups()
+            if lengths:  # any may leave: its blocks are cut anew among the others
+                return [range(world)]
+            if shards and len(groups) != shards:
+                raise ValueError("the replicas of the model are not known to hold the same state")
+            if shards and max(map(len, groups)) < 2:
+                raise ValueError("only one replica of the model is left")
+            if not shards and len(groups) != 1:
                 raise ValueError("the ranks do not all hold the same state")
             return list(groups)
         if many:

@@ -1,4 +1,4 @@
-"""DDP goes on with fewer nodes of a real Slurm, keeps its global batch, and grows back."""
+"""FSDP2 goes on with fewer nodes of a real Slurm, keeps its global batch, and grows back."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 
 STEPS = 1000  # more than are made: a file ends the run
 HELD = 7
+CUT = "--cut=fsdp"  # DDP and HSDP do the same without Slurm: test_resize_whole.py
 AGAIN = 6  # steps in each world after the first
 
 
@@ -32,7 +33,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     """
     lab = new_lab(nodes=4, standby=1)
     standby(lab, "drain", "reason=test")
-    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1"], [])
+    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1", CUT], [])
     training = CheckpointJob(lab, prepared(lab, 4).dir, 4, STEPS, model=model)
     robust = "--robust-min-nodes=3 --robust-standby-wait=1"
     training.start(robust, f"--hold=1:{HELD}", sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
@@ -63,7 +64,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     assert "resized 4→3" in status(lab, training)
     steps = merged(training.lines(rank) for rank in range(4))
     check_shares(steps)
-    check_same(steps, torch_forks, tmp_path)
+    check_same(steps, torch_forks, tmp_path, CUT)
     training.check_gone()
     left = training.in_memory()
     assert not left, left

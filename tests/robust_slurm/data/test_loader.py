@@ -17,6 +17,7 @@ from checkpointed_training import Training, fake_store, restart
 from memory_source import corpus
 from waiting import until
 
+import robust_slurm
 from robust_slurm import heartbeat
 from robust_slurm.data import DataError, Loader, Plan, steps
 from robust_slurm.data import loader as loader_module
@@ -144,6 +145,26 @@ def test_a_rank_of_a_smaller_world_gets_the_batches_of_all_its_shares(
             with pytest.raises(DataError, match="whose rows are others now"):
                 next(loader)
         loader.close()
+
+
+def test_a_pass_for_ranks_with_more_shares_takes_nothing_of_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 of 3 has one share of 4, and computes as often as rank 0, which has two."""
+
+    class Sharded:
+        set_requires_gradient_sync = None
+
+    world(monkeypatch, 1, 3, 4)
+    with_nothing_else = Loader(a_plan())
+    plain = take(with_nothing_else, 2)
+    with_nothing_else.close()
+    loader = Loader(a_plan())
+    for step in range(2):
+        got = [next(loader) for _ in robust_slurm.accumulate(Sharded())]
+        assert same(got, [plain[step]] * 2), step
+        assert loader.state_dict()["given"] == 0
+    loader.close()
 
 
 def test_a_state_that_is_refused_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

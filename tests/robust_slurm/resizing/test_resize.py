@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from robust_slurm.resizing.change import fewer, more, owners, replicas
-from robust_slurm.resizing.shares import holder, read_resized, shares_of
+from robust_slurm.resizing.shares import holder, holders_of_blocks, read_resized, shares_of
 
 ONE_EACH = [(0,), (1,), (2,), (3,)]
 TWO_EACH = [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -102,6 +102,27 @@ def test_worlds_shrink_and_grow_and_every_share_is_computed_once_with_its_positi
         if len(home) < nodes:
             change = more(ranks, full, home, set(range(nodes)) - set(home))
             assert list(change.ranks) == full
+
+
+def test_whoever_has_a_part_of_a_block_is_named_and_nobody_else() -> None:
+    """By what ``torch.chunk`` gives each rank of both worlds, row by row."""
+
+    def rows(rank: int, size: int, length: int) -> set[int]:
+        each = -(-length // size)
+        return set(range(length)[rank * each : (rank + 1) * each])
+
+    for size, old in [(3, 4), (4, 3), (1, 4), (4, 1), (7, 8), (8, 7), (5, 5)]:
+        for lengths in [(1,), (2, 5), (64,), (8, 9, 63, 257), (100, 3), ()]:
+            for rank in range(size):
+                wanted = {
+                    other
+                    for other in range(old)
+                    for length in lengths
+                    if rows(rank, size, length) & rows(other, old, length)
+                }
+                assert holders_of_blocks(rank, size, old, lengths) == tuple(sorted(wanted))
+    need = owners({0: 0, 1: 2, 2: 3}, 4, 3, 4, (16,))
+    assert need == {0: (0, 3, 1), 1: (2, 1), 2: (3, 2)}
 
 
 def test_shares_differ_by_one_at_most() -> None:

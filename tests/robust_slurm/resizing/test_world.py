@@ -59,3 +59,35 @@ def test_gradients_are_summed_up_at_the_last_share_only(monkeypatch: pytest.Monk
         (0, True), (2, True), (4, False),
     ]  # fmt: skip
     assert not model.on
+
+
+class Sharded:
+    """A model of ``fully_shard``: its passes need all ranks."""
+
+    def set_requires_gradient_sync(self, on: bool) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("env", "passes"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "3", "ROBUST_RESIZED": "4:3"}, [0, 3]),
+        ({"RANK": "1", "WORLD_SIZE": "3", "ROBUST_RESIZED": "4:3"}, [1, None]),
+        ({"RANK": "1", "WORLD_SIZE": "2", "ROBUST_RESIZED": "4:2"}, [1, 3]),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, [1]),
+    ],
+)
+def test_all_ranks_of_a_sharded_model_compute_as_often(
+    env: dict[str, str], passes: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    world = robust_slurm.world()
+    scales = []
+    for share in robust_slurm.accumulate(Sharded()):
+        scales.append(world.scale if share is None else world.scale * world.original / world.size)
+    assert scales == [float(share is not None) for share in passes]
+    assert list(robust_slurm.accumulate(Sharded())) == passes
+    assert world.scale == world.size / world.original

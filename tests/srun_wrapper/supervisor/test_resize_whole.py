@@ -1,4 +1,4 @@
-"""DDP goes on with fewer nodes, keeps its global batch, and grows back, without a wrong number.
+"""A job goes on with fewer nodes, keeps its global batch, and grows back, without a wrong number.
 
 As a whole, but without Slurm: robust-srun, the shims of four nodes that are this machine, and ranks
 with torch. ``srun``, ``scontrol`` and ``squeue`` are programs of the test's own.
@@ -93,22 +93,25 @@ class Nodes(Step):
         return [one for path in self.state.rglob("incidents.jsonl") for one in read_lines(path)]
 
 
+@pytest.mark.parametrize(("cut", "left"), [("", 3), ("hsdp", 2)])
 def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
-    torch_forks: TorchForks, tmp_path: Path
+    cut: str, left: int, torch_forks: TorchForks, tmp_path: Path
 ) -> None:
     """4 nodes, no spare, no standby node that is free: 3 go on; one is free, and 4 go on.
 
-    Only the crashed node leaves; each share of each batch is computed once; losses and state are
-    those of runs in which the same changes were made without any fault, to the last bit.
+    With HSDP the other node of the lost one's replica waits as a spare, and 2 go on. Each share of
+    each batch is computed once; losses and state are those of runs in which the same changes were
+    made without any fault, to the last bit.
     """
     job = Nodes(tmp_path)
-    words = ["--robust-min-nodes=3", "--robust-checkpoint-overhead=0", sys.executable]
-    program = [str(PROGRAM), f"--dir={tmp_path}", f"--steps={STEPS}", "--pause=0.1"]
+    words = [f"--robust-min-nodes={left}", "--robust-checkpoint-overhead=0", sys.executable]
+    options = [f"--cut={cut}"] if cut else []
+    program = [str(PROGRAM), f"--dir={tmp_path}", f"--steps={STEPS}", "--pause=0.1", *options]
     job.start(tmp_path, *words, *program)
     try:
         job.until(lambda: job.steps_in(1) >= FIRST, "steps with 4 ranks", 120.0)
         job.crash("n2")
-        job.until(lambda: job.steps_in(2) >= AGAIN, "steps with 3 ranks", 120.0)
+        job.until(lambda: job.steps_in(2) >= AGAIN, f"steps with {left} ranks", 120.0)
         (tmp_path / "free").touch()
         job.until(lambda: job.steps_in(3) >= AGAIN, "steps with 4 ranks again", 120.0)
         job.until(lambda: len(job.incidents()) > 1, "both incidents are over")
@@ -116,11 +119,11 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
         job.close()
     shrunk, grown = job.incidents()
     assert (shrunk["action"], shrunk["resized"], shrunk["outcome"]) == (
-        "shrink", [4, 3], "recovered",
+        "shrink", [4, left], "recovered",
     ), job.said()  # fmt: skip
-    assert (grown["symptom"], grown["resized"]) == ("grow", [3, 4]), job.said()
+    assert (grown["symptom"], grown["resized"]) == ("grow", [left, 4]), job.said()
     assert (shrunk["suspects"], grown["lost_steps"]) == (["n2"], 0)
     assert shrunk["lost_steps"] <= 1
     steps = merged(job.lines())
     check_shares(steps)
-    check_same(steps, torch_forks, tmp_path)
+    check_same(steps, torch_forks, tmp_path, *options, smaller=left)

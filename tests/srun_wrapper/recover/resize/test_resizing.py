@@ -226,6 +226,47 @@ def test_ranks_with_input_of_their_own_keep_their_numbers() -> None:
     assert "input of their own" in scene.resizing.without(["n1"])
 
 
+def cut(scene: Scene, replicas: bool, **said: Any) -> None:
+    """Have the ranks enrol with parameters in blocks. ``replicas``: of two ranks each."""
+    for rank in ALL:
+        scene.job.enrol(rank, needs=(rank % 2, rank % 2 + 2) if replicas else (rank,))
+        each = scene.job.enrolments.ranks[rank]
+        each.said = structs.replace(each.said, **said)
+
+
+def test_any_rank_of_fsdp_leaves_and_its_blocks_go_to_the_others() -> None:
+    scene = Scene(enrol=False, mesh={"dp_shard": 4})
+    cut(scene, replicas=False, lengths=(1, 16))
+    assert scene.resizing.unfit() == ""
+    assert scene.resizing.shrink(scene.lose("n1"))
+    assert scene.job.enrolments.earlier[0].owners == {0: (0, 3, 1), 1: (2, 1), 2: (3, 2)}
+    scene.come(7)
+    assert scene.resizing.fill(scene.incident())
+    found = scene.job.enrolments.earlier
+    assert [each.size for each in found] == [3, 4]
+    assert found[0].owners[1] == (1, 0) and found[0].anew == {1}  # rows 4-7 of 6 + 6 + 4
+    assert all(rank in owners for rank, owners in found[1].owners.items())
+    scene.job.enrolments.ranks[2].said = structs.replace(
+        scene.job.enrolments.ranks[2].said, lengths=(1, 8)
+    )
+    assert "cut in different ways" in scene.resizing.without(["n3"])
+
+
+def test_a_whole_replica_of_hsdp_leaves_and_comes_back_with_its_spare_node() -> None:
+    scene = Scene(enrol=False, mesh={"dp_replicate": 2, "dp_shard": 2})
+    cut(scene, replicas=True, shards=2)
+    assert scene.resizing.shrink(scene.lose("n1"))
+    assert [node.name for node in scene.state.world.places] == ["n2", "n3"]
+    assert scene.job.enrolments.earlier[0].owners == {0: (2, 0), 1: (3, 1)}
+    assert "only one replica" in scene.resizing.without(["n3"])
+    assert not scene.resizing.ready
+    scene.come(7)
+    assert scene.resizing.fill(scene.incident())
+    assert len(scene.state.world.places) == 4
+    cut(scene := Scene(enrol=False), replicas=False, shards=2)
+    assert "not known to hold the same" in scene.resizing.without(["n1"])
+
+
 def test_a_state_that_is_not_shared_or_is_fixed_is_refused() -> None:
     scene = Scene(enrol=False)
     for rank in ALL:
