@@ -1,4 +1,5 @@
-"""DDP that keeps its global batch in worlds of any size: a loader for each share of the batch.
+"""DDP that keeps its global batch in worlds of any size: a loader for each share of the batch, or
+with ``--plan`` one of robust_slurm.data for all of them.
 
 Without robust-srun (``--bare``) a run goes on from what the run before it left in ``--before``, in
 a world of another size: the same change of the world, made without a fault.
@@ -12,6 +13,7 @@ import gc
 gc.disable()  # torch's modules are no garbage; unsearched they load faster
 
 import os
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -36,8 +38,9 @@ from torch.utils.data import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import robust_slurm
+from robust_slurm import data
 
-args = options("before", "original", "from")
+args = options("before", "original", "from", "plan")
 rank, size = join_world()
 if args.original:
     os.environ["ROBUST_RESIZED"] = f"{args.original}:{size}"
@@ -47,16 +50,21 @@ model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), n
 model(torch.zeros(2, WIDTH)).sum().backward()  # DDP orders its buckets anew after this one
 model.zero_grad(set_to_none=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-loaders: dict[int, Any] = {
-    share: StatefulDataLoader(
-        Samples(),
-        batch_size=BATCH,
-        sampler=DistributedSampler(
-            Samples(), num_replicas=whole.original, rank=share, shuffle=True, seed=5
-        ),
-    )
-    for share in whole.shares
-}
+loaders: dict[Any, Any]
+if args.plan:
+    sys.path.append(str(Path(__file__).parents[1] / "support" / "data"))
+    loaders = {"all": data.Loader(args.plan)}
+else:
+    loaders = {
+        share: StatefulDataLoader(
+            Samples(),
+            batch_size=BATCH,
+            sampler=DistributedSampler(
+                Samples(), num_replicas=whole.original, rank=share, shuffle=True, seed=5
+            ),
+        )
+        for share in whole.shares
+    }
 journal = Journal(args, rank)
 
 
@@ -75,7 +83,10 @@ ckpt = None
 begun = int(getattr(args, "from") or 0)
 if not args.bare:
     ckpt = robust_slurm.Checkpointer(
-        model=model, optimizer=optimizer, loader=loaders, directory=args.directory
+        model=model,
+        optimizer=optimizer,
+        loader=loaders.get("all", loaders),
+        directory=args.directory,
     )
     begun = ckpt.resume()
 elif args.before:
@@ -88,6 +99,11 @@ journal.write(resumed=begun, size=whole.size, state=state_sum())
 
 
 def endless(share: int) -> Any:
+    while args.plan:
+        tokens = next(loaders["all"])["tokens"]
+        inputs = tokens.reshape(-1, WIDTH).float().sin()
+        seen = torch.tensor([zlib.crc32(tokens.numpy().tobytes())])
+        yield seen, inputs, inputs.sum(1, keepdim=True)
     while True:
         yield from loaders[share]
 

@@ -4,17 +4,21 @@ the same steps, in which the changes were made by hand and no fault."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import data_plan
 from places import REPOSITORY
 from torch_forks import TorchForks, all_end_well
 
+from robust_slurm.data.steps import LocalSteps
 from srun_wrapper.agent.processes.ports import free_port
 
 PROGRAMS = REPOSITORY / "tests" / "programs"
+PLAN = "data_plan:without_mesh"
 PROGRAM = PROGRAMS / "ckpt_resized.py"
 
 Line = dict[str, Any]
@@ -56,8 +60,24 @@ def check_shares(steps: dict[int, Line]) -> None:
         assert sorted(ids) == list(range(24)), (first, both)
 
 
-def check_same(steps: dict[int, Line], forks: TorchForks, directory: Path) -> None:
-    """Compare with the same sizes at the same steps, each world begun where the last one ended."""
+def check_rows(steps: dict[int, Line]) -> None:
+    """Every share of every step was computed, with the rows that ``PLAN`` has for it."""
+    assert list(steps) == list(range(1, len(steps) + 1))
+    planned = LocalSteps(data_plan.without_mesh(), range(4), 4)
+    planned.seek(None)
+    for number, step in steps.items():
+        _, rows, _ = planned.next()
+        crcs = {str(share): [zlib.crc32(rows[share]["tokens"].tobytes())] for share in range(4)}
+        assert step["ids"] == crcs, number
+    planned.close()
+
+
+def check_same(
+    steps: dict[int, Line], forks: TorchForks, directory: Path, options: Sequence[str]
+) -> None:
+    """Compare with the same sizes at the same steps, each world begun where the last one ended.
+
+    ``options``: more of the program's."""
     sizes = [(number, step["size"]) for number, step in steps.items()]
     phases = [
         (size, [number for number, _ in group])
@@ -70,6 +90,7 @@ def check_same(steps: dict[int, Line], forks: TorchForks, directory: Path) -> No
         here.mkdir()
         words = [f"--dir={here}", f"--steps={own[-1]}", f"--from={own[0] - 1}", "--bare"]
         words += ["--pause=0", *before, *(["--original=4"] if size < 4 else [])]
+        words += options
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         env |= {"WORLD_SIZE": str(size), "PYTHONPATH": str(REPOSITORY)}
         code = (

@@ -71,6 +71,10 @@ def version(factor: int, web: float) -> Plan:
     return Plan(sources, mix={"web": web, "code": 1 - web}, pack=64, batch=2, seed=7)
 
 
+def without_mesh() -> Plan:
+    return version(1, 0.75)
+
+
 def write_corpus(directory: Path) -> None:
     """Write what ``on_files`` reads: small documents, so that steps soon use up what is ahead."""
     directory.mkdir(parents=True)
