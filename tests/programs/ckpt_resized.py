@@ -1,5 +1,5 @@
-"""DDP that keeps its global batch in worlds of any size: a loader for each share of the batch, or
-with ``--plan`` one of robust_slurm.data for all of them.
+"""DDP that keeps its global batch in worlds of any size: a loader for each share of the batch, and
+one of robust_slurm.data, of a plan without a mesh, for all shares.
 
 Without robust-srun (``--bare``) a run goes on from what the run before it left in ``--before``, in
 a world of another size: the same change of the world, made without a fault.
@@ -40,7 +40,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import robust_slurm
 from robust_slurm import data
 
-args = options("before", "original", "from", "plan")
+args = options("before", "original", "from")
 rank, size = join_world()
 if args.original:
     os.environ["ROBUST_RESIZED"] = f"{args.original}:{size}"
@@ -50,21 +50,31 @@ model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), n
 model(torch.zeros(2, WIDTH)).sum().backward()  # DDP orders its buckets anew after this one
 model.zero_grad(set_to_none=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-loaders: dict[Any, Any]
-if args.plan:
-    sys.path.append(str(Path(__file__).parents[1] / "support" / "data"))
-    loaders = {"all": data.Loader(args.plan)}
-else:
-    loaders = {
-        share: StatefulDataLoader(
+sys.path.append(str(Path(__file__).parents[1] / "support" / "data"))
+planned = data.Loader("data_plan:without_mesh")
+
+
+class ShareLoader:
+    """A share's own loader, and the position of the plan's, which is that of all shares."""
+
+    def __init__(self, share: int) -> None:
+        self.own: Any = StatefulDataLoader(
             Samples(),
             batch_size=BATCH,
             sampler=DistributedSampler(
                 Samples(), num_replicas=whole.original, rank=share, shuffle=True, seed=5
             ),
         )
-        for share in whole.shares
-    }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": self.own.state_dict(), "plan": planned.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.own.load_state_dict(state["own"])
+        planned.load_state_dict(state["plan"])
+
+
+loaders = {share: ShareLoader(share) for share in whole.shares}
 journal = Journal(args, rank)
 
 
@@ -83,10 +93,7 @@ ckpt = None
 begun = int(getattr(args, "from") or 0)
 if not args.bare:
     ckpt = robust_slurm.Checkpointer(
-        model=model,
-        optimizer=optimizer,
-        loader=loaders.get("all", loaders),
-        directory=args.directory,
+        model=model, optimizer=optimizer, loader=loaders, directory=args.directory
     )
     begun = ckpt.resume()
 elif args.before:
@@ -99,13 +106,8 @@ journal.write(resumed=begun, size=whole.size, state=state_sum())
 
 
 def endless(share: int) -> Any:
-    while args.plan:
-        tokens = next(loaders["all"])["tokens"]
-        inputs = tokens.reshape(-1, WIDTH).float().sin()
-        seen = torch.tensor([zlib.crc32(tokens.numpy().tobytes())])
-        yield seen, inputs, inputs.sum(1, keepdim=True)
     while True:
-        yield from loaders[share]
+        yield from loaders[share].own
 
 
 batches = {share: endless(share) for share in whole.shares}
@@ -115,13 +117,18 @@ for step in range(begun + 1, args.steps + 1):
         held.touch()
         time.sleep(HOLD)
     optimizer.zero_grad(set_to_none=True)
-    mean, seen = torch.zeros(()), {}
+    mean, seen, rows = torch.zeros(()), {}, {}
     for share in robust_slurm.accumulate(model):
         ids, inputs, targets = next(batches[share])
+        tokens = next(planned)["tokens"]
+        more = tokens.reshape(-1, WIDTH).float().sin()
+        inputs = torch.cat([inputs, more])
+        targets = torch.cat([targets, more.sum(1, keepdim=True)])
         loss = (model(inputs) - targets).square().mean()
         (loss * whole.scale).backward()
         mean += loss.detach()
         seen[share] = ids.tolist()
+        rows[share] = zlib.crc32(tokens.numpy().tobytes())
     optimizer.step()
     # A test ends the run by a file: all ranks see it after the same step.
     both = torch.stack([mean, torch.tensor(float((args.dir / "enough").exists()))])
@@ -129,7 +136,8 @@ for step in range(begun + 1, args.steps + 1):
     mean, enough = both[0], bool(both[1])
     state = state_sum()
     found = (mean / whole.original).item()
-    journal.write(step=step, loss=found.hex(), ids=seen, state=state, size=whole.size)
+    same = {"state": state, "size": whole.size}
+    journal.write(step=step, loss=found.hex(), ids=seen, rows=rows, **same)
     robust_slurm.beat(step, loss=found)
     time.sleep(args.pause)
     if ckpt is not None:

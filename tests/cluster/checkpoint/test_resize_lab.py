@@ -9,7 +9,7 @@ import pytest
 from ckpt_jobs import WAIT, CheckpointJob, Undisturbed
 from conftest import LabFactory
 from jobs import prepared
-from planned_changes import PLAN, check_rows, check_same, check_shares, merged
+from planned_changes import check_same, check_shares, merged
 from torch_forks import TorchForks
 
 from lab import Lab
@@ -22,9 +22,8 @@ HELD = 7
 AGAIN = 6  # steps in each world after the first
 
 
-@pytest.mark.parametrize("options", [[], [f"--plan={PLAN}"]], ids=["loaders", "plan"])
 def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
-    new_lab: LabFactory, torch_forks: TorchForks, tmp_path: Path, options: list[str]
+    new_lab: LabFactory, torch_forks: TorchForks, tmp_path: Path
 ) -> None:
     """4 nodes, no spare, the only standby node drained: 3 go on; it is resumed, and 4 go on.
 
@@ -33,7 +32,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     """
     lab = new_lab(nodes=4, standby=1)
     standby(lab, "drain", "reason=test")
-    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1", *options], [])
+    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1"], [])
     training = CheckpointJob(lab, prepared(lab, 4).dir, 4, STEPS, model=model)
     robust = "--robust-min-nodes=3 --robust-standby-wait=1"
     training.start(robust, f"--hold=1:{HELD}", sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
@@ -63,8 +62,8 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     assert worlds == [["n1", "n2", "n3", "n4"], ["n1", "n3", "n4"], ["n1", "s1", "n3", "n4"]]
     assert "resized 4→3" in status(lab, training)
     steps = merged(training.lines(rank) for rank in range(4))
-    (check_rows if options else check_shares)(steps)
-    check_same(steps, torch_forks, tmp_path, options)
+    check_shares(steps)
+    check_same(steps, torch_forks, tmp_path)
     training.check_gone()
     left = training.in_memory()
     assert not left, left

@@ -139,6 +139,8 @@ def test_code_is_replaced_now_lazily_and_back_by_itself(lab: Cluster) -> None:
     said = "the last version that made progress: .*bad recipe"
     assert training.says(f"rolled back to code {three['version']}, {said}"), training.out()
 
+    training.until(lambda: 6 in read_by_epoch(project), "its steps in the sixth epoch")
+
     # Back by hand, and what was never given.
     assert project.update("--rollback")["version"] == two["version"]
     assert project.running("two") == 2 * RANKS
@@ -165,16 +167,22 @@ def check_one_data_process(project: Project) -> None:
     assert sorted(nodes) == ["n1", "n2", "n3"], project.training.story()
 
 
+def read_by_epoch(project: Project) -> dict[int, dict[tuple[int, int], int]]:
+    """Return the checksums of what ranks have read: epoch -> (step, rank) -> checksum."""
+    read: dict[int, dict[tuple[int, int], int]] = {}
+    for rank in range(RANKS):
+        for line in (project.training.dir / f"order-{rank}").read_text().splitlines(True):
+            if line.endswith("\n"):
+                step, _, crc, _, epoch, _ = line.split()
+                read.setdefault(int(epoch), {})[int(step), rank] = int(crc)
+    return read
+
+
 def check_order(project: Project, names: list[str]) -> None:
     """From its first step on a start of the ranks has read what its version's plan gives after the
     step before it, and none of the starts has read anything else; what counts in the end has each
     document once in each pass. ``names``: the version of each start."""
-    read: dict[int, dict[tuple[int, int], int]] = {}  # epoch -> (step, rank) -> checksum
-    for rank in range(RANKS):
-        for line in (project.training.dir / f"order-{rank}").read_text().splitlines():
-            step, share, crc, _, epoch, _ = line.split()
-            assert int(share) == rank
-            read.setdefault(int(epoch), {})[int(step), rank] = int(crc)
+    read = read_by_epoch(project)
     assert set(read) == {epoch for epoch, name in enumerate(names, 1) if name != "bad"}
     states: dict[int, Any] = {0: None}
     counted: dict[int, list[int]] = {}  # step -> first numbers of its documents
