@@ -21,7 +21,7 @@ from robust_slurm.data.steps import LocalSteps
 
 DATA = REPOSITORY / "tests" / "support" / "data"
 VERSIONS = {"one": (1, 0.75), "two": (2, 0.75), "three": (2, 0.4)}
-"""What decode makes of a number, and the part of one of the sources: another decode, then mix."""
+"""The plan of each: what decode makes of a number, and the part of one of the sources."""
 RANKS = 3  # one a node: they exchange lanes
 TRAIN = f"""import os
 import runpy
@@ -159,7 +159,7 @@ def test_code_is_replaced_now_lazily_and_back_by_itself(lab: Cluster) -> None:
 
 
 def check_one_data_process(project: Project) -> None:
-    """Those of earlier versions have ended."""
+    """Each node has one: those of earlier versions have ended."""
     nodes = [
         each.environ["SLURMD_NODENAME"]
         for each in project.training.processes("data/service/main.py")
