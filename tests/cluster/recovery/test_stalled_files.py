@@ -106,9 +106,12 @@ def test_ranks_that_wait_for_data(lab: Cluster) -> None:
     training.only_incident(symptom="crash", action="restart", suspects=[], swaps=[])
 
 
-def with_plan(lab: Cluster, stalled: str, steps: int) -> Training:
+STEPS = 50  # what is read ahead lasts for less than 30 of them
+
+
+def with_plan(lab: Cluster, stalled: str) -> Training:
     """Submit a job that reads a plan of files on the scratch. ``stalled``: the sources' policy."""
-    training = prepared(lab, 3, steps)
+    training = prepared(lab, 3, STEPS)
     corpus = training.dir / "corpus"
     data_plan.write_corpus(corpus)
     there = lab.scratch / corpus.parent.name
@@ -134,8 +137,8 @@ def reads(training: Training) -> Iterator[tuple[int, int, int, float]]:
 
 def test_a_plan_whose_files_do_not_answer(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks wait for their next batch, which is no hang, and go on in the same order."""
-    training = with_plan(lab, "wait", steps=110)
-    training.wait_step(20)
+    training = with_plan(lab, "wait")
+    training.wait_step(10)
     lab.stall(NODES)
     text = r"^robust-srun: ranks wait on \S+: file system "
     training.wait_says(f"{text}{re.escape(str(lab.scratch))} does not answer; ", 40.0)
@@ -151,7 +154,7 @@ def test_a_plan_whose_files_do_not_answer(lab: Cluster, monkeypatch: pytest.Monk
     monkeypatch.setenv(data_plan.STALLED, "wait")
     steps, expected = LocalSteps(data_plan.on_files(), range(3), 3), {}
     steps.seek(None)
-    for step in range(1, 111):
+    for step in range(1, STEPS + 1):
         _, rows, _ = steps.next()
         expected |= {(rank, step): data_plan.checksum(rows[rank]) for rank in range(3)}
     steps.close()
@@ -161,13 +164,12 @@ def test_a_plan_whose_files_do_not_answer(lab: Cluster, monkeypatch: pytest.Monk
 
 def test_a_plan_whose_files_are_given_up(lab: Cluster) -> None:
     """The job ends, while they do not answer, and names them."""
-    training = with_plan(lab, "error", steps=200)
-    training.wait_step(20)
+    training = with_plan(lab, "error")
+    training.wait_step(10)
     lab.stall(NODES)
     assert training.wait_end(40.0) == 1, training.story()
     assert training.says(r"SourceStalled: (web|code): "), training.story()
     check_nobody_blamed(training)
-    print(training.story())
     lab.resume(NODES)
     training.check_gone()
 

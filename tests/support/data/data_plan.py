@@ -93,4 +93,4 @@ def on_files() -> Plan:
     sources = {
         name: jsonl(f"{os.environ[CORPUS]}/{name}-*.jsonl", **options) for name in ("web", "code")
     }
-    return Plan(sources, mix=mix, pack=64, batch=32, seed=7)
+    return Plan(sources, mix=mix, pack=64, batch=48, seed=7)
