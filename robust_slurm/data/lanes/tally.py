@@ -15,7 +15,7 @@ LEAST = 1000  # records that "most_bad" is a share of at the least
 
 
 class Figures(NamedTuple):
-    """All that a process has read of a lane so far; what was read twice counts twice, but for
+    """Counts of what a process has read of a lane; what was read twice counts twice, but for
     ``records`` and ``bad``."""
 
     records: int
