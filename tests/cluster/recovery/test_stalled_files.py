@@ -167,7 +167,7 @@ def test_a_plan_whose_files_are_given_up(lab: Cluster) -> None:
     training = with_plan(lab, "error")
     training.wait_step(10)
     lab.stall(NODES)
-    assert training.wait_end(40.0) == 1, training.story()
+    assert training.wait_end() == 1, training.story()
     assert training.says(r"SourceStalled: (web|code): "), training.story()
     check_nobody_blamed(training)
     lab.resume(NODES)
