@@ -149,9 +149,9 @@ class Engine:
         found = {ref: self._samples[ref] for ref in mine if ref in self._samples}
         wanted = mine - found.keys()
         for lane, refs in _by_lane(wanted & self._waiting).items():
-            found.update((each.meta.ref, each) for each in self._feeds[lane].take(refs))
+            found.update((each.meta.ref, each) for each in self._read(lane, refs, taken=True))
         for lane, refs in _by_lane(wanted - self._waiting).items():  # from before the last seek
-            found.update((each.meta.ref, each) for each in self._again(lane, refs))
+            found.update((each.meta.ref, each) for each in self._read(lane, refs))
         self._waiting -= mine
         for lane, refs in _by_lane(self._waiting - unplaced).items():
             self._feeds[lane].drop(refs)
@@ -161,10 +161,13 @@ class Engine:
         }
         return found
 
-    def _again(self, lane: Lane, refs: list[Ref]) -> list[Sample]:
+    def _read(self, lane: Lane, refs: list[Ref], *, taken: bool = False) -> list[Sample]:
+        """Return samples by their names. Those that are ``taken`` may have to be read again, too,
+        where another node has held them."""
+        feed = self._feeds[lane]
         while True:
             try:
-                return self._feeds[lane].again(refs)
+                return feed.take(refs) if taken else feed.again(refs)
             except SourceStalled as stalled:
                 self._stalled(lane[0], stalled)
 

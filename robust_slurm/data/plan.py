@@ -9,6 +9,7 @@ from .lanes.order import lanes_of
 from .planning import mix as mixture
 from .planning.mesh import RankMesh
 from .planning.planner import Rules
+from .sources.listing import list_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,11 +98,11 @@ class Plan:
     def lanes(self) -> dict[str, int]:
         """Return the number of lanes of each source. Lists the sources' parts at the first call.
 
-        Raises DataError."""
+        Raises DataError; SourceStalled after a source's patience."""
         if not self._lanes:
             lanes = {}
             for name, source in self.sources.items():
-                parts = source.parts()
+                parts = list_parts(name, source)
                 if not parts:
                     raise DataError(f"source {name}: there is nothing in it")
                 lanes[name] = lanes_of(source.options.lanes, len(parts))

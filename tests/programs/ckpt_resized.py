@@ -1,4 +1,5 @@
-"""A training that keeps its global batch in worlds of any size: a loader for each share of it.
+"""A training that keeps its global batch in worlds of any size: a loader for each share of it, and
+one of robust_slurm.data, of a plan without a mesh, for all shares.
 
 DDP, or with ``--cut=fsdp`` and ``--cut=hsdp`` (2 shards) parameters in blocks of ``fully_shard``.
 
@@ -42,6 +43,7 @@ from torch.utils.data import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import robust_slurm
+from robust_slurm import data
 
 args = options("before", "original", "from", "cut")
 rank, size = join_world()
@@ -65,16 +67,31 @@ else:
     model(torch.zeros(2, WIDTH)).sum().backward()  # DDP orders its buckets anew after this one
     model.zero_grad(set_to_none=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-loaders: dict[int, Any] = {
-    share: StatefulDataLoader(
-        Samples(),
-        batch_size=BATCH,
-        sampler=DistributedSampler(
-            Samples(), num_replicas=whole.original, rank=share, shuffle=True, seed=5
-        ),
-    )
-    for share in whole.shares
-}
+sys.path.append(str(Path(__file__).parents[1] / "support" / "data"))
+planned = data.Loader("data_plan:without_mesh")
+
+
+class ShareLoader:
+    """A share's own loader, and the position of the plan's, which is that of all shares."""
+
+    def __init__(self, share: int) -> None:
+        self.own: Any = StatefulDataLoader(
+            Samples(),
+            batch_size=BATCH,
+            sampler=DistributedSampler(
+                Samples(), num_replicas=whole.original, rank=share, shuffle=True, seed=5
+            ),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": self.own.state_dict(), "plan": planned.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.own.load_state_dict(state["own"])
+        planned.load_state_dict(state["plan"])
+
+
+loaders = {share: ShareLoader(share) for share in whole.shares}
 journal = Journal(args, rank)
 
 
@@ -129,7 +146,7 @@ journal.write(resumed=begun, size=whole.size, state=state_sum())
 
 def endless(share: int) -> Any:
     while True:
-        yield from loaders[share]
+        yield from loaders[share].own
 
 
 batches = {share: endless(share) for share in whole.shares}
@@ -140,16 +157,21 @@ for step in range(begun + 1, args.steps + 1):
         held.touch()
         time.sleep(HOLD)
     optimizer.zero_grad(set_to_none=True)
-    mean, seen = torch.zeros(()), {}
+    mean, seen, rows = torch.zeros(()), {}, {}
     for share in robust_slurm.accumulate(model):
         if share is None:  # another rank has one share more, and its passes need all ranks
             (model(inputs).sum() * whole.scale).backward()
             continue
         ids, inputs, targets = next(batches[share])
+        tokens = next(planned)["tokens"]
+        more = tokens.reshape(-1, WIDTH).float().sin()
+        inputs = torch.cat([inputs, more])
+        targets = torch.cat([targets, more.sum(1, keepdim=True)])
         loss = (model(inputs) - targets).square().mean()
         (loss * whole.scale).backward()
         mean += loss.detach()
         seen[share] = ids.tolist()
+        rows[share] = zlib.crc32(tokens.numpy().tobytes())
     optimizer.step()
     # A test ends the run by a file: all ranks see it after the same step.
     both = torch.stack([mean, torch.tensor(float((args.dir / "enough").exists()))])
@@ -157,7 +179,8 @@ for step in range(begun + 1, args.steps + 1):
     mean, enough = both[0], bool(both[1])
     state = state_sum()
     found = (mean / whole.original).item()
-    journal.write(step=step, loss=found.hex(), ids=seen, state=state, size=whole.size)
+    same = {"state": state, "size": whole.size}
+    journal.write(step=step, loss=found.hex(), ids=seen, rows=rows, **same)
     robust_slurm.beat(step, loss=found)
     time.sleep(args.pause)
     if ckpt is not None:

@@ -4,14 +4,17 @@ the same steps, in which the changes were made by hand and no fault."""
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import data_plan
 from places import REPOSITORY
 from torch_forks import TorchForks, all_end_well
 
+from robust_slurm.data.steps import LocalSteps
 from srun_wrapper.agent.processes.ports import free_port
 
 PROGRAMS = REPOSITORY / "tests" / "programs"
@@ -28,7 +31,7 @@ def read_lines(path: Path) -> list[Line]:
 
 def merged(lines: Iterable[Iterable[Line]]) -> dict[int, Line]:
     """Each step as it counts in the end, of those that all ranks have done: its world's size,
-    loss, the ranks' states, all ids."""
+    loss, the ranks' states, all ids, the checksums of all rows of the plan."""
     done = [line for each in lines for line in each if "step" in line]
     epoch_of: dict[int, int] = {}
     for line in done:
@@ -36,24 +39,34 @@ def merged(lines: Iterable[Iterable[Line]]) -> dict[int, Line]:
     found: dict[int, Line] = {}
     for line in done:
         if line["epoch"] == epoch_of[line["step"]]:
-            first = {"size": line["size"], "loss": line["loss"], "state": set(), "ids": {}}
+            first = {"size": line["size"], "loss": line["loss"], "state": set()}
+            first |= {"ids": {}, "rows": {}}
             step = found.setdefault(line["step"], first)
             assert (line["size"], line["loss"]) == (step["size"], step["loss"])
             step["state"].add(line["state"])
             assert not step["ids"].keys() & line["ids"].keys(), f"computed twice: {line}"
             step["ids"] |= line["ids"]
+            step["rows"] |= line["rows"]
     last = max(found)
     return {number: step for number, step in sorted(found.items()) if number < last}
 
 
 def check_shares(steps: dict[int, Line]) -> None:
-    """Every share of every step was computed, with the samples that are next in its order."""
+    """Every share of every step was computed, with the samples that are next in its order, and
+    the rows that the plan has for it."""
     assert list(steps) == list(range(1, len(steps) + 1))
     assert all(set(step["ids"]) == {"0", "1", "2", "3"} for step in steps.values())
     for first in range(1, len(steps), 2):  # two steps read all data once
         both = steps[first]["ids"], steps[first + 1]["ids"]
         ids = [i for each in both for own in each.values() for i in own]
         assert sorted(ids) == list(range(24)), (first, both)
+    planned = LocalSteps(data_plan.without_mesh(), range(4), 4)
+    planned.seek(None)
+    for number, step in steps.items():
+        _, rows, _ = planned.next()
+        crcs = {str(share): zlib.crc32(rows[share]["tokens"].tobytes()) for share in range(4)}
+        assert step["rows"] == crcs, number
+    planned.close()
 
 
 def check_same(
@@ -78,7 +91,7 @@ def check_same(
         run(forks, size, *words)
         planned = merged([*(read_lines(here / f"rank-{rank}.jsonl") for rank in range(size))])
         for step in own[:-1]:
-            for name in ("loss", "ids", "state"):
+            for name in ("loss", "ids", "rows", "state"):
                 assert planned[step][name] == steps[step][name], (step, name, phases)
         before = [f"--before={here}"]
     here = directory / "undisturbed"

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import msgspec
 
+from robust_slurm import process_stat
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.starting import Starting
 
+_THREADS = 17  # their number, of the fields in process_stat
 FAILED = 3  # exit code: the ranks know why (``data/service/main.py``)
 DEATHS, WITHIN = 5, 600.0  # so many within so many seconds: it is not started any more
 BACKOFF = 0.5  # s before a second start; doubled for each further one
@@ -87,6 +89,8 @@ class Keeper:
 
     def run(self) -> None:
         """Have it run, if it may and does not."""
+        if self._start is not None and _is_half_dead(self._start.pid):
+            self._start = None
         if self._start is not None or self._timer is not None or self.off:
             return
         asked, listener, exchange = self._asked, self._listener, self._exchange
@@ -99,10 +103,14 @@ class Keeper:
                 self._loop.call(lambda: _starts.remove(start))
 
         def ended(code: int, status: int | None) -> None:
-            self._over(_how(code if status is None else os.waitstatus_to_exitcode(status)))
+            over(_how(code if status is None else os.waitstatus_to_exitcode(status)))
 
         def failed(error: Exception) -> None:
-            self._over(f"cannot be started: {error}")
+            over(f"cannot be started: {error}")
+
+        def over(how: str) -> None:
+            if self._start is start:  # else another has taken its place
+                self._over(how)
 
         self._start = start = Starting(self._loop, make, ended, failed)
         _starts.append(start)
@@ -183,6 +191,16 @@ def _begin(
         with contextlib.suppress(OSError):  # it has ended already
             file.write(json.dumps(order).encode())
     return pid
+
+
+def _is_half_dead(pid: int) -> bool:
+    """True if it has exited, but a thread of it waits in the kernel for a file system that does
+    not answer: until then it is not reaped."""
+    try:
+        stat = process_stat.read(pid)
+        return stat.state == "Z" and int(stat.fields[_THREADS]) > 1
+    except (OSError, ValueError):
+        return False  # its end is about to be told
 
 
 def _ended(pid: int) -> int:

@@ -1,38 +1,37 @@
-"""A node's data process: it outlives its ranks, dies alone, and a new node's goes on the same."""
+"""A node's data process: it outlives its ranks, dies alone, and a new node's goes on the same; so
+does a job of fewer nodes, and of all again."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import zlib
-from pathlib import Path
 from typing import NamedTuple
 
 import data_plan
 from conftest import LabFactory
-from jobs import Training, prepared
+from holds import roles
+from jobs import REPOSITORY, Training, prepared
 
+from lab import Cluster
 from lab.keeper.ranks import Process
 from robust_slurm.data.exchange.placement import VARIABLE
 from robust_slurm.data.steps import LocalSteps
 
-HERE = Path(__file__).parent
-WORLD, STEPS = 6, 40
+PLANS = REPOSITORY / "tests" / "support" / "data"
+WORLD, STEPS = 6, 48
 
 
 def undisturbed() -> tuple[dict[tuple[int, int], int], float]:
-    """Return the checksum of each rank's batch of each step, and the loss of all of them."""
+    """Return the checksum of each share's batch of each step, and the loss of all of them."""
     steps = LocalSteps(data_plan.plan(), range(WORLD), WORLD)
     steps.seek(None)
     found, loss = {}, 1.0
     for step in range(1, STEPS + 1):
         _, rows, _ = steps.next()
-        for rank in range(WORLD):
-            batch = rows[rank]
-            content = b"".join(batch[name].tobytes() for name in sorted(batch))
-            found[rank, step] = zlib.crc32(content)
-        total = float(sum(found[rank, step] for rank in range(WORLD)))
+        for share in range(WORLD):
+            found[share, step] = data_plan.checksum(rows[share])
+        total = float(sum(found[share, step] for share in range(WORLD)))
         loss = loss * 0.99 + total * 1e-6
     steps.close()
     return found, loss
@@ -50,6 +49,7 @@ class Read(NamedTuple):
 
     rank: int
     step: int
+    share: int
     crc: int
     seconds: float
     epoch: int
@@ -61,8 +61,9 @@ def order(training: Training) -> list[Read]:
     found = []
     for rank in range(WORLD):
         for line in (training.dir / f"order-{rank}").read_text().splitlines():
-            step, crc, took, epoch, node = line.split()
-            found.append(Read(rank, int(step), int(crc), float(took), int(epoch), node))
+            step, share, crc, took, epoch, node = line.split()
+            numbers = int(step), int(share), int(crc), float(took), int(epoch)
+            found.append(Read(rank, *numbers, node))
     return found
 
 
@@ -71,15 +72,23 @@ def planned(training: Training, node: str) -> list[int]:
     return [int(line) for line in (training.dir / f"planned-{node}").read_text().split()]
 
 
+def set_standby(lab: Cluster, state: str, *more: str) -> None:
+    argv = ["scontrol", "update", "nodename=s1", f"state={state}", *more]
+    lab.exec("head", argv, user=False, check=True)
+
+
 def test_the_same_order_whatever_dies(new_lab: LabFactory) -> None:
-    """A rank is killed, then a data process, then a node: the checksum of every batch that any
+    """A rank is killed, then a data process, then a node, then one that nothing replaces, and the
+    job goes on with two nodes, and then with three again: the checksum of every batch that any
     rank reads is that of an undisturbed run, and nobody is blamed for a data process."""
-    lab = new_lab(nodes=4, standby=0)
+    lab = new_lab(nodes=4, standby=1)
+    set_standby(lab, "drain", "reason=test")
     training = prepared(lab, WORLD, STEPS)
-    toy = ["--data", "data_plan:plan", "--hold", "12,18,28"]
-    words = training.line(["--robust-spares=1"], toy)
+    toy = ["--data", "data_plan:plan", "--hold", "12,18,28,36,42"]
+    fewer = ["--robust-min-nodes=2", f"--robust-mesh=dp={WORLD}", "--robust-standby-wait=1"]
+    words = training.line(["--robust-spares=1", *fewer], toy)
     training.submit(
-        f"export PYTHONPATH=$PYTHONPATH:{HERE}\n{words}", ["-N4", "--ntasks-per-node=2"]
+        f"export PYTHONPATH=$PYTHONPATH:{PLANS}\n{words}", ["-N4", "--ntasks-per-node=2"]
     )
 
     training.wait_step(12)
@@ -106,15 +115,28 @@ def test_the_same_order_whatever_dies(new_lab: LabFactory) -> None:
     assert training.says("^robust-task: the data process of data_plan:plan was killed by SIGKILL")
     lab.crash("n2")
 
+    training.wait_step(36)
+    assert set(data_processes(training)) == {"n1", "n3", "n4"}
+    lab.crash("n3")
+    training.wait_step(42)
+    assert training.events("epoch")[-1]["nodes"] == ["n1", "n4"], training.story()
+    assert set(data_processes(training)) == {"n1", "n4"}
+    set_standby(lab, "resume")
+    training.until(lambda: ("s1", "spare") in roles(training), "s1 waits for a recovery")
+    training.kill("toy.py", rank=1)
+
     expected, loss = undisturbed()
     assert training.wait_end() == 0, training.story()
     assert training.final() == {"step": STEPS, "loss": loss}
     training.check_gone()
     assert not training.in_memory()
     told = order(training)
-    assert [each for each in told if expected[each.rank, each.step] != each.crc] == []
-    assert {(each.rank, each.step) for each in told} == set(expected)
-    assert {each.node for each in told if each.step == STEPS} == {"n1", "n3", "n4"}
+    assert [each for each in told if expected[each.share, each.step] != each.crc] == []
+    assert {(each.share, each.step) for each in told} == set(expected)
+    assert {each.node for each in told if each.step == STEPS} == {"n1", "n4", "s1"}
+    fourth = [each for each in told if each.epoch == 4]  # rank r of 4 has shares r and r + 4
+    assert {(each.rank, each.share) for each in fourth} == {(r % 4, r) for r in range(WORLD)}
+    assert [i["resized"] for i in training.incidents()] == [[], [], [6, 4], [4, 6]]
     firsts = {(each.epoch, each.node): each.seconds for each in reversed(told)}
     print("seconds to the first batch, by epoch and node:", firsts)  # 2 cores for all of it
-    assert not training.accusations().keys() - {"n2"}
+    assert not training.accusations().keys() - {"n2", "n3"}

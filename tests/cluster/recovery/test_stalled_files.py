@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import data_plan
 import pytest
 from holds import held_back, let_go, roles, wait_held
-from jobs import TOY, Training, prepared
+from jobs import REPOSITORY, TOY, Training, prepared
 from lab_nodes import leave_idle
 
 from lab import Cluster
+from robust_slurm.data.steps import LocalSteps
 
 NODES = "n[1-3]"
 WRAPPER = '#!/bin/sh\nexec python "$@"\n'
@@ -102,6 +104,74 @@ def test_ranks_that_wait_for_data(lab: Cluster) -> None:
     lab.resume(NODES)
     check_done(training)
     training.only_incident(symptom="crash", action="restart", suspects=[], swaps=[])
+
+
+STEPS = 50  # what is read ahead lasts for less than 30 of them
+
+
+def with_plan(lab: Cluster, stalled: str) -> Training:
+    """Submit a job that reads a plan of files on the scratch. ``stalled``: the sources' policy."""
+    training = prepared(lab, 3, STEPS)
+    corpus = training.dir / "corpus"
+    data_plan.write_corpus(corpus)
+    there = lab.scratch / corpus.parent.name
+    for node in ("n1", "n2", "n3"):
+        lab.exec(node, ["cp", "-r", str(corpus), str(there)], check=True)
+    plans = REPOSITORY / "tests" / "support" / "data"
+    lines = [
+        f"export PYTHONPATH=$PYTHONPATH:{plans}",
+        f"export {data_plan.CORPUS}={there} {data_plan.STALLED}={stalled}",
+        training.line(QUICK.split(), ["--data=data_plan:on_files", "--step-time=0.01"]),
+    ]
+    training.submit("\n".join(lines), ["-N3", "--ntasks-per-node=1"])
+    return training
+
+
+def reads(training: Training) -> Iterator[tuple[int, int, int, float]]:
+    """Yield rank, step, checksum and seconds of each batch that the ranks have read."""
+    for rank in range(3):
+        for line in (training.dir / f"order-{rank}").read_text().splitlines():
+            step, _, crc, took, *_ = line.split()
+            yield rank, int(step), int(crc), float(took)
+
+
+def test_a_plan_whose_files_do_not_answer(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks wait for their next batch, which is no hang, and go on in the same order."""
+    training = with_plan(lab, "wait")
+    training.wait_step(10)
+    lab.stall(NODES)
+    text = r"^robust-srun: ranks wait on \S+: file system "
+    training.wait_says(f"{text}{re.escape(str(lab.scratch))} does not answer; ", 40.0)
+    assert not training.incidents(), training.story()
+    lab.resume(NODES)
+    assert training.wait_end() == 0, training.story()
+    assert training.says("source web: .*; still waiting for it$"), training.story()
+    assert not training.incidents() and len(training.events("epoch")) == 1, training.story()
+    check_nobody_blamed(training)
+    found = list(reads(training))
+    assert max(took for *_, took in found) > 4.0  # the limit of a hang
+    monkeypatch.setenv(data_plan.CORPUS, str(training.dir / "corpus"))
+    monkeypatch.setenv(data_plan.STALLED, "wait")
+    steps, expected = LocalSteps(data_plan.on_files(), range(3), 3), {}
+    steps.seek(None)
+    for step in range(1, STEPS + 1):
+        _, rows, _ = steps.next()
+        expected |= {(rank, step): data_plan.checksum(rows[rank]) for rank in range(3)}
+    steps.close()
+    assert {(rank, step): crc for rank, step, crc, _ in found} == expected
+    training.check_gone()
+
+
+def test_a_plan_whose_files_are_given_up(lab: Cluster) -> None:
+    """The job ends, while they do not answer, and names them."""
+    training = with_plan(lab, "error")
+    training.wait_step(10)
+    lab.stall(NODES)
+    assert training.wait_end() == 1, training.story()
+    assert training.says(r"SourceStalled: (web|code): "), training.story()
+    check_nobody_blamed(training)
+    lab.resume(NODES)
+    training.check_gone()
 
 
 LAUNCH = 3.0  # s that a node has to start its ranks, or robust-task

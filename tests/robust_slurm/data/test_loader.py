@@ -19,7 +19,7 @@ from waiting import until
 
 import robust_slurm
 from robust_slurm import heartbeat
-from robust_slurm.data import DataError, Loader, Plan, steps
+from robust_slurm.data import DataError, Loader, Plan, SourceStalled, steps
 from robust_slurm.data import loader as loader_module
 from robust_slurm.rejoin import renew
 
@@ -241,6 +241,27 @@ def test_errors_of_the_users_functions_are_raised_where_batches_are_asked_for() 
         with pytest.raises(DataError, match=r"mix\(2\): 'wbe'"):
             next(loader)
     loader.close()
+
+
+def test_files_that_are_not_listed_count_for_the_patience(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    web, answers = corpus("web", 1, each=30), threading.Event()
+    listed = web.parts
+    monkeypatch.setattr(web, "parts", lambda: answers.wait(60) and listed())
+    web.options = web.options._replace(patience=0.1)
+    with pytest.raises(SourceStalled, match="web: its files are not listed after 0 s"):
+        Loader(Plan({"web": web}))
+    web.options = web.options._replace(stalled="wait")
+    loaders: list[Loader] = []
+    waits = threading.Thread(target=lambda: loaders.append(Loader(Plan({"web": web}))))
+    waits.start()
+    line = "robust-slurm: data: source web: its files are not listed after 0 s; still waiting for "
+    until(lambda: line in capfd.readouterr().err, "the line about it")
+    answers.set()
+    waits.join(60)
+    take(loaders[0], 1)
+    loaders[0].close()
 
 
 @pytest.mark.parametrize(

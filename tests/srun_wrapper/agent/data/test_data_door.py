@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from waiting import until
 
+from robust_slurm import process_stat
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.loader import open_steps
 from robust_slurm.data.named import plan_named
@@ -29,12 +30,15 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
 
 PROGRAM = """
-import json, os, socket, sys
+import ctypes, json, os, socket, sys, threading, time
 order = json.load(sys.stdin)
 with open(order["name"], "a") as file:
     print(os.getpid(), os.environ.get("RANK"), os.environ.get("OWN"), file=file)
 if os.path.exists(order["name"] + ".exit"):
     sys.exit(int(open(order["name"] + ".exit").read()))
+if os.path.exists(order["name"] + ".half"):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    ctypes.CDLL(None).pthread_exit(None)
 listener = socket.socket(fileno=order["listen"])
 while True:
     listener.accept()[0].send(b"%d" % os.getpid())
@@ -161,6 +165,26 @@ def test_one_that_dies_is_started_again_but_not_for_ever(
     with pytest.raises(ConnectionRefusedError):
         node.served_by(answer)
     rank.close()
+
+
+def test_one_with_a_thread_that_waits_for_a_file_system_gives_way_at_its_end(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    (node.directory / "a.half").touch()
+    rank, answer = node.ask("a")
+    pid = node.started("a")
+    node.until(lambda: process_stat.read(pid).state == "Z", "the end of its first thread")
+    (node.directory / "a.half").unlink()
+    again, same = node.ask("a")
+    other = node.started("a", lives=2)
+    assert same == answer and node.served_by(answer) == other
+    assert sorted(keeper.processes()) == sorted([pid, other])  # the first is no rank's either
+    os.kill(pid, signal.SIGKILL)
+    node.until(lambda: keeper.processes() == [other], "the end of the first")
+    third, _ = node.ask("a")
+    assert len(node.pids("a")) == 2 and not caplog.records
+    for sock in (rank, again, third):
+        sock.close()
 
 
 def test_one_without_a_plan_waits_for_the_next_rank_and_one_without_ranks_too(

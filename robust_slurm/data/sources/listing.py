@@ -1,0 +1,45 @@
+"""The list of a source's parts, within its patience: a file system that is away answers nothing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from robust_slurm.data.errors import SourceStalled
+
+if TYPE_CHECKING:
+    from robust_slurm.data.sources.base import Part, Source
+
+
+def list_parts(name: str, source: Source) -> list[Part]:
+    """Return the source's parts; a thread that hangs in it is left behind.
+
+    Raises what the source raises, and SourceStalled after its patience. A source that is to be
+    waited for, or that could be held back in a step, is waited for, with a line on stderr.
+    """
+    found: list[list[Part]] = []
+    failed: list[BaseException] = []
+
+    def find() -> None:
+        try:
+            found.append(source.parts())
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            failed.append(error)
+
+    thread = threading.Thread(target=find, name=f"data {name} files", daemon=True)
+    thread.start()
+    patience, waited = source.options.patience, 0.0
+    while True:
+        thread.join(patience)
+        if not thread.is_alive():
+            break
+        waited += patience
+        text = f"{name}: its files are not listed after {waited:.0f} s"
+        if source.options.stalled == "error":
+            raise SourceStalled(text)
+        line = f"robust-slurm: data: source {text}; still waiting for it"
+        print(line, file=sys.stderr, flush=True)
+    if failed:
+        raise failed[0]
+    return found[0]
