@@ -21,9 +21,7 @@ site, python, run = health_site.site, fake_active_test.python, fake_active_test.
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_end_leaves_no_worker(
-    sent: signal.Signals, python: str
-) -> None:
+def test_an_end_leaves_no_worker(sent: signal.Signals, python: str) -> None:
     noted = note(python)
     env = os.environ | {"FAKE_WORKER": "hangs", "FAKE_PID": str(noted)}
     argv = [sys.executable, "-m", "health.cli", "test", "gemm", "--python", python]
