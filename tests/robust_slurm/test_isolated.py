@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import os
 from pathlib import Path
 
@@ -19,6 +21,7 @@ def zombies() -> int:
     return found
 
 
+@pytest.mark.slow
 @isolated
 def test_orphans_are_reaped() -> None:
     for _ in range(30):

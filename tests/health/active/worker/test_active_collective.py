@@ -201,6 +201,7 @@ def test_slow_ways_get_smaller_messages() -> None:
         assert abs(planned - times) <= 1
 
 
+@pytest.mark.slow
 def test_a_stranger_at_the_store_aborts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody on the network may connect to torch's store, which knows no password."""
     real = allreduce._Rank._plan

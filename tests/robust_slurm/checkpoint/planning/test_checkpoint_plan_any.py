@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from itertools import chain
 
 from hypothesis import given, settings
@@ -46,6 +48,7 @@ def good(copy: Holding) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(worlds, st.lists(st.integers(0, 3), min_size=3, max_size=3), st.sets(st.integers(1, 5)))
 def test_every_plan_can_be_carried_out(
@@ -88,6 +91,7 @@ def test_every_plan_can_be_carried_out(
         assert rank in resume.shards(seat.node)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(worlds)
 def test_every_flush_writes_each_rank_once_or_nothing(places: list[Holder]) -> None:

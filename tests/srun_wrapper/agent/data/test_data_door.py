@@ -114,6 +114,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     assert not list(tmp_path.glob("data-*"))
 
 
+@pytest.mark.slow
 def test_it_outlives_its_ranks_and_gives_way_to_another(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,6 +144,7 @@ def test_it_outlives_its_ranks_and_gives_way_to_another(
     fifth.close()
 
 
+@pytest.mark.slow
 def test_one_that_dies_is_started_again_but_not_for_ever(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,6 +165,7 @@ def test_one_that_dies_is_started_again_but_not_for_ever(
     rank.close()
 
 
+@pytest.mark.slow
 def test_one_without_a_plan_waits_for_the_next_rank_and_one_without_ranks_too(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
