@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 import os
 from pathlib import Path
 
+import pytest
 from isolated import isolated
 from waiting import until
 
