@@ -1,5 +1,5 @@
 # make demo    a training on a real Slurm loses a node and goes on (root, Linux, about 3 min)
-# make check   style, types and the quick tests, before each commit (under 3 min)
+# make check   style, types and the quick tests, before each commit (about 3 min)
 # make test    style, types and all tests (root for the tests that bring a Slurm up)
 # make docs    the site into site/ (open site/index.html), after its generated pages; fails for a dead link
 # make picture the demo once more, and docs/demo.svg from what it printed (root)
