@@ -12,6 +12,8 @@ from health.active.worker import gemm
 from health.active.worker.bits import capability, libraries
 from health.active.worker.device import WorkerDevice, raw
 
+pytestmark = pytest.mark.slow
+
 CPU = WorkerDevice("cpu", "cpu")
 KINDS = gemm.kinds(cuda=True)
 
@@ -60,7 +62,6 @@ def test_a_gpus_products_are_timed_together_and_all_compared() -> None:
     assert line.startswith("fp32 product 3: ")
 
 
-@pytest.mark.slow
 def test_a_kernel_that_is_always_wrong_is_found() -> None:
     found = broken_products.run("gemm", 1, 1.0)
     assert "error" not in found and "digests" not in found
@@ -68,7 +69,6 @@ def test_a_kernel_that_is_always_wrong_is_found() -> None:
     assert "fp32" in " ".join(found["wrong"])
 
 
-@pytest.mark.slow
 def test_a_kernel_that_is_wrong_now_and_then_is_found() -> None:
     found = broken_products.run("gemm", 6, 0.05)  # the second product of the load
     assert any("not what the same product gave before" in line for line in found["wrong"])
