@@ -36,6 +36,7 @@ from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, ob
 from srun_wrapper.command.input_rules import Feed, feed
 from srun_wrapper.command.kinds import accepted, warning
 from srun_wrapper.command.layout import StepPlan, allocation, plan_step
+from srun_wrapper.command.numbered_files import as_paths, task_count
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
@@ -121,6 +122,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     deployment = start_code(config, records, command, env)
     if observed is None:
         warn(config, env, warning(command, config))
+    command, request = as_paths(command, request, task_count(request, plan, nodes))
     command, kept, out, standby_output = take_output(command, request, env)
     command, out, carried = in_image(command, kept, out, config.task_python)
     options = TaskOptions(

@@ -26,7 +26,8 @@ CLUSTER = Path(__file__).parent / "cluster"
 settings.register_profile(
     "untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("untimed")
+settings.register_profile("few", settings.get_profile("untimed"), max_examples=25)
+settings.load_profile("untimed")  # make check takes "few"
 Membership.strict = True  # a slip of ours must not pass unseen
 
 # Under nohup or a CI runner they may be ignored, and so by every process that a test starts. A

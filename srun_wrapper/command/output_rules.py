@@ -117,17 +117,17 @@ class OutputFile:
 Mode = All | Nothing | OutputTask | OutputFile
 
 
-def parse_mode(value: str | None, ntasks: int | None = None) -> Mode:
+def parse_mode(value: str | None) -> Mode:
     """Parse an ``--output``/``--error``/``--input`` value as srun does.
 
     Like srun, whatever starts with "all" (any case) or "-" is All: ``--output=all.log`` makes no
-    file. A number that is no task of the step (``ntasks``, when known) is a file name.
+    file. A number is a task's; ``numbered_files`` has those that are file names.
     """
     if value is None or value[:3].lower() == "all" or value.startswith("-"):
         return All()
     if value.lower() == "none":
         return Nothing()
-    if re.fullmatch(r"\d+", value, re.ASCII) and (ntasks is None or int(value) < ntasks):
+    if re.fullmatch(r"\d+", value, re.ASCII):
         return OutputTask(int(value))
     return OutputFile(value)
 

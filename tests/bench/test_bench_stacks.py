@@ -6,6 +6,7 @@ from bench import stacks
 from bench.common import Results
 
 
+@pytest.mark.slow
 def test_both_cases_are_located(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "RANKS", 4400)
     monkeypatch.setattr(stacks, "MESH", {"dp": 55, "pp": 10, "tp": 8})

@@ -170,6 +170,7 @@ def test_an_unsafe_file_is_not_used(tmp_path: Path, spoil: Any, said: str) -> No
     assert len(found.problems) == 1 and said in found.problems[0]
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 
+import lab_nodes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -295,3 +296,17 @@ def test_a_daemon_that_outlives_sigterm_is_killed(monkeypatch: pytest.MonkeyPatc
         assert deaf.stdout is not None and deaf.stdout.readline()
         outages._end(deaf.pid, "slurmctld")
         assert deaf.wait(10) == -signal.SIGKILL
+
+
+# -- nodes that Slurm drained by itself -----------------------------------------------------------
+
+_EXTERN = "[11.extern] error: *** EXTERN STEP FOR 11 STEPD TERMINATED ON n2 AT 18:51:56 DUE TO JOB"
+_STEP = "[11.0] error: *** STEP 11.0 STEPD TERMINATED ON n2 AT 18:51:57 DUE TO JOB"
+
+
+@pytest.mark.parametrize(
+    ("log", "by_slurm"),
+    [("", False), (_EXTERN, True), (_STEP, False), (f"{_EXTERN}\n{_STEP}", False)],
+)
+def test_a_step_that_outlives_sigkill_is_slurms_own_or_ours(log: str, by_slurm: bool) -> None:
+    assert lab_nodes.unkillable_by_slurm(log) is by_slurm

@@ -27,6 +27,7 @@ def test_a_device_is_one_plain_word(device: str, written: str) -> None:
     assert reason.text == f"robust:node:mount-missing:{written}:none:job1"
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(get_args(Class)),
     st.from_regex(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", fullmatch=True),

@@ -43,6 +43,7 @@ def test_bad_loss_is_transported(tmp_path: Path, value: str) -> None:
     assert read(tmp_path).grad_norm is None
 
 
+@pytest.mark.slow
 def test_numpy_values_and_none(tmp_path: Path) -> None:
     run("import numpy as np; r.beat(np.int64(4), loss=np.float32(0.5), grad_norm=None)", tmp_path)
     beat = read(tmp_path)
@@ -156,6 +157,7 @@ def test_forked_child_never_writes_the_parents_record(tmp_path: Path) -> None:
     assert (beat.step, beat.beats, beat.phases) == (6, 2, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("parent_first", [True, False])
 def test_multiprocessing_children_leave_the_record_alone(

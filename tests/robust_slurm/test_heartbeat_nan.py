@@ -87,6 +87,7 @@ def test_what_is_proven_while_losses_are_finite(
     assert read(tmp_path).proven == proven
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("story", "sound", "healed"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from isolated import isolated
 from waiting import until
 
@@ -19,6 +20,7 @@ def zombies() -> int:
     return found
 
 
+@pytest.mark.slow
 @isolated
 def test_orphans_are_reaped() -> None:
     for _ in range(30):

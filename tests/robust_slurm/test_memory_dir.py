@@ -90,6 +90,7 @@ print([os.waitpid(rank, 0)[1] for rank in ranks])
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_start_at_once_leave_each_other_alone(tmp_path: Path) -> None:
     """A rank without a directory saves nothing, so the others wait for its part for ever."""
     argv = [sys.executable, "-c", AT_ONCE, str(tmp_path)]

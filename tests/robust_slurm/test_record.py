@@ -159,6 +159,7 @@ def test_parse_never_raises(raw: bytes) -> None:
     parse(raw)
 
 
+@pytest.mark.slow
 @given(st.binary(min_size=224, max_size=224))
 def test_parse_never_raises_behind_a_good_header(raw: bytes) -> None:
     parse(raw_record()[:32] + raw)
@@ -217,6 +218,7 @@ def test_half_written_record_keeps_the_last_good_reading(tmp_path: Path) -> None
     assert beat.step == 8
 
 
+@pytest.mark.slow
 def test_reading_beside_a_busy_writer_is_never_torn(tmp_path: Path) -> None:
     path = record_path(str(tmp_path), 0, 0)
     code = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,3 +28,9 @@ def until(
         took = time.monotonic() - asked
         assert time.monotonic() < deadline, f"not within {BUSY * timeout:g} s: {what}"
         time.sleep(max(every, min(MOST, ASKING * took)))
+
+
+async def idle() -> None:
+    """Let the loop's other tasks run until each waits for time to pass, or for the test."""
+    for _ in range(50):
+        await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from bench.checkpoint.loops.case import Found, Loop, draw, judge, runner, try_lo
 
 pytestmark = pytest.mark.slow
 
-LOOPS = 4
+LOOPS = 2
 """``python -m bench.checkpoint --case loops`` runs 200."""
 
 

@@ -70,6 +70,7 @@ def test_balance_is_of_the_same_documents(monkeypatch: pytest.MonkeyPatch) -> No
     assert command.missed(results) == ["balance_8.ours.ranks: 1.2, more than 1.05"]
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_over_a_few_faults(tmp_path: Path) -> None:
     """The real data process under robust-task's code, with real ranks."""
     made = tmp_path / "made.json"

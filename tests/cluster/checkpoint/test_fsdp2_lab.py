@@ -6,12 +6,11 @@ import os
 import random
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 from conftest import LabFactory
-from jobs import REPOSITORY, TORCH, Training, command_line, prepared
+from jobs import REPOSITORY, TORCH, Training, prepared
 from torch_forks import TorchForks, all_end_well
 
 from srun_wrapper.agent.processes.ports import free_port
@@ -20,7 +19,7 @@ pytest.importorskip("torch")
 
 EXAMPLE = REPOSITORY / "examples" / "fsdp2.py"
 WORLD = 4  # the file asks for 2 nodes and starts 2 ranks on each
-STEPS = 40
+STEPS = 30
 WAIT = 150.0  # s; importing torch in every rank is most of it
 Losses = list[tuple[int, str]]
 _RUN = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -55,16 +54,6 @@ class Example(Training):
         path = self.dir / "robust-slurm" / f"fsdp2-{self.job}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def rank(self, rank: int) -> int:
-        """The pid of a rank."""
-        (found,) = (
-            process.pid
-            for process in self.processes("fsdp2.py", rank)
-            if "TORCHELASTIC_RUN_ID" in process.environ
-            and "torchrun" not in command_line(process.pid)
-        )
-        return found
-
 
 @pytest.fixture(scope="module")
 def undisturbed(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Losses:
@@ -81,27 +70,20 @@ def undisturbed(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-def test_a_rank_killed_and_a_node_lost(new_lab: LabFactory, undisturbed: Losses) -> None:
-    """Each in any step; a standby node takes the node's place; all is restored from memory."""
+def test_a_node_lost(new_lab: LabFactory, undisturbed: Losses) -> None:
+    """In any step; a standby node takes its place; all is restored from memory."""
     lab = new_lab(nodes=2, standby=1)
     training = Example(lab, prepared(lab, WORLD).dir, WORLD, STEPS)
     training.submit_file()
-    first, second = random.randrange(2, 15), random.randrange(20, 30)
-    victim = random.randrange(WORLD)
-    training.wait_step(1, WAIT)
-    pid = training.rank(victim)
-    training.wait_step(first)
-    os.kill(pid, signal.SIGKILL)
-    training.wait_step(second, WAIT)
+    step = random.randrange(2, 15)
+    training.wait_step(step, WAIT)
     lab.crash("n2")
     assert training.wait_end(WAIT) == 0, training.story()
-    faults = f"rank {victim} killed in step {first}, node lost in step {second}"
     done = set(losses(training.out()))
-    assert done == set(undisturbed), f"{faults}: {done ^ set(undisturbed)}"
-    killed, lost = training.incidents()
-    assert (killed["symptom"], killed["action"]) == ("crash", "restart"), training.story()
+    assert done == set(undisturbed), f"node lost in step {step}: {done ^ set(undisturbed)}"
+    (lost,) = training.incidents()
     assert lost["action"] == "swap_standby" and lost["swaps"] == [["n2", "s1"]], lost
-    assert all(0 <= each["lost_steps"] <= 1 and each["restored"] for each in (killed, lost)), faults
+    assert 0 <= lost["lost_steps"] <= 1 and lost["restored"], (step, lost)
     assert {event["tier"] for event in training.events("restore")} == {"memory"}, training.story()
     training.check_gone()
     assert not training.in_memory()

@@ -139,9 +139,9 @@ def went_on_without(training: Training) -> None:
 
 def test_standby_node_that_arrives_too_late_is_sent_away(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=2)
-    training = prepared(lab, 2, 800)
-    robust = ["--robust-standby-wait=10", held_back(training, "s1")]
-    training.submit(training.line(robust, BAD_NODE.split()), ["-N2"])
+    training = prepared(lab, 2)
+    robust = ["--robust-standby-wait=10", "--robust-hang-floor=90", held_back(training, "s1")]
+    training.submit(training.line(robust, [*BAD_NODE.split(), "--hold=30"]), ["-N2"])
     wait_held(training)
     # srun cannot take the task back in time: it does not get to run.
     sruns = [p.pid for p in training.processes("--job-name=robust-standby-")]
@@ -158,6 +158,7 @@ def test_standby_node_that_arrives_too_late_is_sent_away(new_lab: LabFactory) ->
             os.kill(pid, signal.SIGCONT)
     until(lambda: lab.nodes()["s1"] == {"IDLE"}, "release of the standby node")
     assert training.processes("toy.py", rank=0) and training.processes("toy.py", rank=1)
+    training.go_on()
     went_on_without(training)
     assert not training.says("done on s1")
 

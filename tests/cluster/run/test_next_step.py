@@ -23,10 +23,15 @@ def lab(new_lab: LabFactory) -> Iterator[Cluster]:
     yield new_lab(nodes=4, standby=1)
 
 
-def two_steps(lab: Cluster, robust: str, size: str, then: str = "") -> Training:
+HELD = ["--robust-hang-floor=90"]  # a training that a test holds is no hang
+
+
+def two_steps(
+    lab: Cluster, robust: str, size: str, then: str = "", hold: str = "--hold=8"
+) -> Training:
     """A training that loses n2, then three ranks that say where they are; ``then``: options."""
-    training = prepared(lab, 3, steps=80)
-    first = training.line(robust.split(), ["--step-time", "0.1"])
+    training = prepared(lab, 3)
+    first = training.line([*robust.split(), *HELD], [hold])
     body = f"{first} || exit 9\nrobust-srun {robust} {then} {SAY}"
     training.submit(body, [*size.split(), "--ntasks-per-node=1"])
     training.wait_step(8)
@@ -59,9 +64,10 @@ def test_what_is_missing_comes_from_the_standby_partition(lab: Cluster) -> None:
 def test_two_that_were_lost(new_lab: LabFactory) -> None:
     """22.05 takes no second resize of a job: the old step holds all its nodes for ever."""
     lab = new_lab(nodes=4, standby=2)
-    training = two_steps(lab, "", "-N3 -x n4")
+    training = two_steps(lab, "", "-N3 -x n4", hold="--hold=8,20")
     training.wait_says("took the ranks of n2")
     training.until(lambda: training.events("released"), "n2 given back")
+    training.wait_step(20)
     lab.crash("n3")
     training.check_done()
     kept = lab.spec.slurm == "22.05"
@@ -72,13 +78,14 @@ def test_two_that_were_lost(new_lab: LabFactory) -> None:
 
 
 def test_killed_before_the_lost_node_was_released(lab: Cluster) -> None:
-    training = prepared(lab, 3, steps=100)
-    line = training.line(["--robust-spares=1"], ["--step-time", "0.1"])
+    training = prepared(lab, 3)
+    line = training.line(["--robust-spares=1", *HELD], ["--hold=8,20"])
     training.submit(f"until {line}; do echo again; done", ["-N4", "--ntasks-per-node=1"])
     training.wait_step(8)
     lab.crash("n2")
     training.until(training.accusations, "n2 accused")
     training.kill("bin/robust-srun")
+    training.go_on()
     training.check_done()
     assert "n2" not in training.events("epoch")[-1]["nodes"]
 
@@ -92,14 +99,15 @@ def test_nothing_to_fill_it_up_with(lab: Cluster) -> None:
 
 def test_robust_srun_is_killed_and_started_again(lab: Cluster) -> None:
     """Its standby node goes with it, and the one that follows asks for it again."""
-    training = prepared(lab, 3, steps=100)
-    line = training.line([], ["--step-time", "0.1"])
+    training = prepared(lab, 3)
+    line = training.line(HELD, ["--hold=8,20"])
     training.submit(f"until {line}; do echo again; done", ["-N3", "--ntasks-per-node=1"])
     training.wait_step(8)
     lab.crash("n2")
     training.wait_says("s1 took the ranks of n2")
     training.until(lambda: training.events("released"), "n2 given back")
     training.kill("bin/robust-srun")
+    training.go_on()
     training.check_done()
     assert training.says("^again$") and training.says("robust-srun: s1 replaced nodes")
     epochs = [event["nodes"] for event in training.events("epoch")]

@@ -121,6 +121,7 @@ def test_a_stub_whose_packages_are_away(
     assert "prolog.cli" in empty.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["prolog.cli", "epilog.cli"])
 @pytest.mark.parametrize(
     ("gate", "load_s", "why"),
@@ -278,6 +279,7 @@ def test_fragment_without_slurm_lowers_nothing() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_without_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from([0, 1, 3]), _JSON, _JSON)
 def test_no_answer_of_another_form_closes(code: int, findings: Any, cleared: Any) -> None:
     text = json.dumps({"findings": findings, "cleared": cleared})

@@ -21,10 +21,8 @@ site, python, run = health_site.site, fake_active_test.python, fake_active_test.
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_end_leaves_no_worker(
-    sent: signal.Signals, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted = note(tmp_path)
+def test_an_end_leaves_no_worker(sent: signal.Signals, python: str) -> None:
+    noted = note(python)
     env = os.environ | {"FAKE_WORKER": "hangs", "FAKE_PID": str(noted)}
     argv = [sys.executable, "-m", "health.cli", "test", "gemm", "--python", python]
     with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as mine:
@@ -43,7 +41,7 @@ def test_a_job_that_begins_ends_what_a_person_started(
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root has the node's claim")
-    noted, spool = note(tmp_path), str(tmp_path / "spool")
+    noted, spool = note(python), str(tmp_path / "spool")
     env = os.environ | {"FAKE_WORKER": "hangs", "FAKE_PID": str(noted)}
     argv = [sys.executable, "-m", "health.cli", "test", "gemm", "--python", python]
     with subprocess.Popen(argv, env=env, stderr=subprocess.DEVNULL) as mine:
@@ -69,9 +67,9 @@ def test_a_spool_that_is_not_roots_alone_is_said(
     assert "a job that starts here cannot stop the tests: " in capsys.readouterr().err
 
 
-def note(tmp_path: Path) -> Path:
+def note(python: str) -> Path:
     """Return a file where the worker can write its number: it is nobody, also if root tests."""
-    place = tmp_path / "notes"
+    place = Path(python).parent / "notes"
     place.mkdir()
     place.chmod(0o1777)
     return place / "pid"

@@ -255,6 +255,7 @@ class Gate:
         self.own = Drain(0.0, node, job)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(
     st.tuples(st.integers(0, 3), st.integers(1, 3)).map(

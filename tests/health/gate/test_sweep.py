@@ -24,6 +24,7 @@ def test_all_well(site: GateSite, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_fault_drains(site: GateSite) -> None:
     site.find(finding())
     assert main([]) == 0
@@ -48,6 +49,7 @@ def test_a_fault_on_an_administrators_node(site: GateSite) -> None:
     assert site.slurm.node()["reason"] == "replace the fan" and site.slurm.orders == []
 
 
+@pytest.mark.slow
 def test_something_worse_takes_the_place_of_our_reason(site: GateSite) -> None:
     site.find(finding(action="none"))
     main([])
@@ -67,6 +69,7 @@ def test_without_slurm_it_only_writes_down(site: GateSite) -> None:
     assert site.events("drain") == []
 
 
+@pytest.mark.slow
 def test_new_messages_of_the_driver_are_kept(
     site: GateSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ from gate_site import GateSite, finding
 from health.gate.fleet_copy import copy_fleet
 from health.sweep import main
 
+pytestmark = pytest.mark.slow
+
 site = sweep_site.site
 
 

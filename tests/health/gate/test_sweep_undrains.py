@@ -13,6 +13,8 @@ from health import cli
 from health.sweep import main
 from prolog.cli import main as prolog
 
+pytestmark = pytest.mark.slow
+
 site = sweep_site.site
 
 

@@ -291,6 +291,7 @@ def test_arrays_without_torch_and_numbers_that_torch_has_not(
     assert loader_module.as_tensors(arrays) == arrays
 
 
+@pytest.mark.slow
 def test_a_checkpointer_saves_and_restores_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Batches
 ) -> None:

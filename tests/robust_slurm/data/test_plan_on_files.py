@@ -33,6 +33,7 @@ def as_bytes(rows: Any) -> list[bytes]:
     return [rows[share]["tokens"].tobytes() for share in range(SHARES)]
 
 
+@pytest.mark.slow
 def test_each_sample_once_and_the_same_steps_over_a_hundred_faults(tmp_path: Path) -> None:
     numbers = random.Random(1)
     expected: Counter[int] = Counter()

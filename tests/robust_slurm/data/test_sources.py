@@ -161,6 +161,7 @@ def test_urls_are_read_through_fsspec(tmp_path: Path) -> None:
         jsonl("nosuch://a/*.jsonl").parts()
 
 
+@pytest.mark.slow
 def test_datasets_that_hugging_face_saved(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     made = datasets.Dataset.from_list([row(n) for n in range(18)])

@@ -57,6 +57,7 @@ def test_any_split_gives_the_same_messages(payloads: list[bytes], at: list[int])
     assert got == payloads
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(PAYLOADS, st.data())
 def test_a_flipped_bit_is_never_a_wrong_message(payloads: list[bytes], data: st.DataObject) -> None:

@@ -31,11 +31,10 @@ def test_killed_it_ends_as_if_it_never_was(forks: TorchForks, tmp_path: Path) ->
     """FSDP2 over two ranks, each with its own data."""
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    # Amid a step, and after one that is on disk.
-    kills = [random.randrange(2, 5), -random.randrange(4, STEPS)]
+    kills = [-random.randrange(2, STEPS)]  # after a step that is on disk
     whole = undisturbed(forks, PROGRAM, tmp_path / "whole", STEPS, "--workers=1", ranks=2)
     again = run(forks, PROGRAM, tmp_path / "killed", STEPS, kills, "--workers=1", ranks=2)
-    assert again == whole, f"killed in steps {kills}"
+    assert again == whole, f"killed: {kills}"
     assert list(whole.curve) == list(range(1, STEPS + 1))
     last = len(kills) + 1
     for rank in range(2):

@@ -52,6 +52,7 @@ def test_every_reader_and_writer(text: str, names: list[str], argument: str) -> 
     assert hostlist.expand(fold_hosts(names)) == names, "in the order of the ranks"
 
 
+@pytest.mark.slow
 def test_a_large_list_keeps_its_zeros() -> None:
     names = hostlist.expand("rack[0-2]-node[001-999]")
     assert (len(names), names[0], names[-1]) == (2997, "rack0-node001", "rack2-node999")

@@ -129,6 +129,7 @@ hostile = st.lists(
 ).map(lambda parts: " ".join(parts).strip())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(name=hostile, comment=hostile)
 def test_free_text_never_changes_the_other_fields(name: str, comment: str) -> None:
@@ -282,6 +283,7 @@ def test_folding() -> None:
             values.fold([bad])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.sets(st.from_regex(r"[a-z]{1,4}-?[0-9]{1,3}([a-z]-?[0-9]{1,2})?", fullmatch=True)))
 def test_folding_round_trips_with_one_bracket_per_item(names: set[str]) -> None:

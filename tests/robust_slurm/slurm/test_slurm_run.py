@@ -37,6 +37,7 @@ def test_output_input_and_exit_code(tmp_path: Path) -> None:
     assert run_command(["printf", "\\377"], 10, None, ENV, None).stdout == "\ufffd"
 
 
+@pytest.mark.slow
 def test_the_deadline_kills_the_whole_group(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"sleep 60 & echo $! $$ > {pids}; echo half an answer >&2; wait"
@@ -50,6 +51,7 @@ def test_the_deadline_kills_the_whole_group(tmp_path: Path) -> None:
         wait_gone(int(pid))
 
 
+@pytest.mark.slow
 def test_a_child_that_left_the_group_cannot_hold_us(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = (

@@ -171,6 +171,7 @@ def test_prepare_names_the_directory(tmp_path: Path, kind: str) -> None:
         prepare(where, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="root tries as another user; others need no trick")
 def test_prepare_without_permission() -> None:
     """A child without rights: exit code 3 when prepare says so."""
@@ -211,6 +212,7 @@ def test_prepare_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     release.set()
 
 
+@pytest.mark.slow
 def test_jobs_that_come_first_at_the_same_time(tmp_path: Path) -> None:
     """One makes what is everybody's: no other may ever find it closed."""
     fork = multiprocessing.get_context("fork")

@@ -104,6 +104,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data())
 def test_hostile_values_become_plain_ones(data: st.DataObject) -> None:

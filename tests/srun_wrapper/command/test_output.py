@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from srun_wrapper.command.layout import StepPlan
+from srun_wrapper.command.numbered_files import as_paths, task_count
 from srun_wrapper.command.output_rules import (
     PIECE,
     All,
@@ -22,6 +24,8 @@ from srun_wrapper.command.output_rules import (
     needs_task,
     parse_mode,
 )
+from srun_wrapper.command.srun_options import split
+from srun_wrapper.command.step_request import effective
 
 CONTEXT = PatternContext(
     job_id="123", step_id="4", rank=7, node="n3", node_index=2, user="ada", job_name="train"
@@ -76,26 +80,68 @@ def test_needs_task_is_true_exactly_when_the_name_depends_on_it(pattern: str) ->
 
 
 @pytest.mark.parametrize(
-    ("value", "ntasks", "mode"),
+    ("value", "mode"),
     [
-        (None, 2, All()),
-        ("all", 2, All()),
-        ("ALL", 2, All()),
-        ("all.log", 2, All()),
-        ("-", 2, All()),
-        ("none", 2, Nothing()),
-        ("None", 2, Nothing()),
-        ("nonesuch", 2, OutputFile("nonesuch")),
-        ("0", 2, OutputTask(0)),
-        ("1", 2, OutputTask(1)),
-        ("2", 2, OutputFile("2")),
-        ("2", None, OutputTask(2)),
-        ("1.log", 2, OutputFile("1.log")),
-        ("out-%t", 2, OutputFile("out-%t")),
+        (None, All()),
+        ("all", All()),
+        ("ALL", All()),
+        ("all.log", All()),
+        ("-", All()),
+        ("none", Nothing()),
+        ("None", Nothing()),
+        ("nonesuch", OutputFile("nonesuch")),
+        ("0", OutputTask(0)),
+        ("1.log", OutputFile("1.log")),
+        ("./99", OutputFile("./99")),
+        ("out-%t", OutputFile("out-%t")),
     ],
 )
-def test_parse_mode(value: str | None, ntasks: int | None, mode: Mode) -> None:
-    assert parse_mode(value, ntasks) == mode
+def test_parse_mode(value: str | None, mode: Mode) -> None:
+    assert parse_mode(value) == mode
+
+
+SPARES = StepPlan(spares=1, world_size=4)
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "plan", "tasks"),
+    [
+        ("", {}, SPARES, 4),
+        ("-n8", {}, StepPlan(), 8),
+        ("--ntasks-per-node=4", {}, StepPlan(), 8),
+        ("-N1 --ntasks-per-node=4", {}, StepPlan(), 4),
+        ("", {"SLURM_NTASKS": "6"}, StepPlan(), 6),
+        ("", {}, StepPlan(), 2),
+        ("-N1", {"SLURM_NTASKS": "6"}, StepPlan(), None),
+        ("--ntasks-per-gpu=1", {}, StepPlan(), None),
+    ],
+)
+def test_tasks_of_the_users_step(
+    words: str, env: dict[str, str], plan: StepPlan, tasks: int | None
+) -> None:
+    request = effective(split([*words.split(), "x"], {}), env)
+    assert task_count(request, plan, 2) == tasks
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "ntasks", "typed"),
+    [
+        ("-n8 --output=99", {}, 8, "-n8 --output=./99"),
+        ("-n8 -o 8 -e 7 -i 08", {}, 8, "-n8 -e 7 --output=./8 --input=./08"),
+        ("-n8", {"SRUN_ERROR": "9", "SLURM_STDINMODE": "3"}, 8, "-n8 --error=./9"),
+        ("--output=99 -e 9.log", {}, None, "--output=99 -e 9.log"),
+        ("--output=9.log", {}, 8, "--output=9.log"),
+    ],
+)
+def test_a_number_that_is_no_task_is_a_file(
+    words: str, env: dict[str, str], ntasks: int | None, typed: str
+) -> None:
+    command = split([*words.split(), "x"], {})
+    found, request = as_paths(command, effective(command, env), ntasks)
+    assert " ".join(found.argv()) == typed
+    streams = ("output", "error", "input")
+    seen = effective(found, env)
+    assert [getattr(request, n) for n in streams] == [getattr(seen, n) for n in streams]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from test_hang_locating import Watched
+from waiting import idle
 
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.detect import hang_watch
@@ -46,7 +47,7 @@ class Closely(Watched):
                 seen = odd if odd is not None and rank == 3 else own
                 token = self.closer(rank // 2)[0].token
                 self.job.say(rank // 2, LookedCloser(token, rank % 2, (seen,)))
-            await asyncio.sleep(0.05)
+            await idle()
             for order in self.closer(1)[1:]:
                 deep = tuple(
                     Closer(pid, "python", "state S in futex_do_wait, futex", ("read (libc.so.6)",))
@@ -54,7 +55,7 @@ class Closely(Watched):
                 )
                 self.job.say(1, LookedCloser(order.token, 0))
                 self.job.say(1, LookedCloser(order.token, 1, (), deep))
-            await asyncio.sleep(0.05)
+            await idle()
 
         asyncio.run(scene())
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 from made_job import Job, beat
+from waiting import idle
 
 from robust_slurm.layout import DATA_WAIT
 from srun_wrapper.detect import hang_watch
@@ -68,7 +69,7 @@ class Watched:
                 for local in range(2)
             )
             self.job.say(node, Inspected(token, EARLY_WINDOW, samples))
-        await asyncio.sleep(0.05)
+        await idle()
 
     def early(self, stuck: int = 3) -> None:
         async def scene() -> None:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from made_job import Job, as_connection, made_stalls
+from waiting import idle
 
 from srun_wrapper.agent import node_files
 from srun_wrapper.detect.hang_watch import HangWatch
@@ -99,9 +100,9 @@ def test_time_counts_anew_when_it_answers_again(limit: float, came: bool) -> Non
 
     async def scene() -> bool:
         waiting = asyncio.create_task(told.stalls.until(lambda: bool(ready), 0.2))
-        await asyncio.sleep(0.6)
+        await asyncio.wait([waiting], timeout=0.3)  # longer than it may take
         told.report(0, mounts=())
-        await asyncio.sleep(0.05)
+        await idle()
         ready.append(True)
         told.job.state.changed.set()
         return await waiting

@@ -6,14 +6,22 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+import pytest
 from made_job import Job, KeptJournal, beat
+from waiting import idle
 
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.job.model import Role
 from srun_wrapper.protocol.messages import Exited, Finish, Report
 from srun_wrapper.recover.settling import Settling
+from srun_wrapper.supervisor import observing
 from srun_wrapper.supervisor.observing import Observing
 from srun_wrapper.supervisor.step.real_step import RealStep
+
+
+@pytest.fixture(autouse=True)
+def _no_late_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing, "LAST", 0.05)
 
 
 class Ended:
@@ -44,7 +52,7 @@ def observed(job: Job, acts: Callable[[Observing], None]) -> list[Mapping[str, A
         task = asyncio.create_task(life.run())
         await asyncio.sleep(0)
         acts(life)
-        await asyncio.sleep(0.05)
+        await idle()
         step.ended = True
         job.state.changed.set()
         return await task
@@ -96,7 +104,7 @@ def test_steps_in_between_make_a_new_incident_and_a_hang_is_looked_for_once() ->
 
     async def later(life: Observing) -> None:
         hang()
-        await asyncio.sleep(0.02)
+        await idle()
         still.append(life.standing_still())
         job.say(0, Report(1, (beat(0, 9, 9),)))
         still.append(life.standing_still())

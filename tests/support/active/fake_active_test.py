@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +17,20 @@ PROGRAM = PROGRAMS / "fake_active_worker.py"
 
 
 @pytest.fixture
-def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An "interpreter" whose worker is the fake one; this machine is n1 and has no GPU."""
-    for above in tmp_path.parents:
-        if "pytest" in above.name:  # pytest keeps its directories to root, and the worker is nobody
-            above.chmod(0o755)
-    tmp_path.chmod(0o755)
-    path = tmp_path / "python"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
-    path.chmod(0o755)
-    monkeypatch.setenv("FAKE_WORKER", "healthy")
-    monkeypatch.setattr(gpu_state, "take", gpu_state.GpuState)
-    return str(path)
+def python(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An "interpreter" whose worker is the fake one; this machine is n1 and has no GPU.
+
+    The worker is nobody. Each pytest that starts closes the directories of all pytests to others,
+    so this has one elsewhere, where a test may put what the worker needs.
+    """
+    with tempfile.TemporaryDirectory(prefix="fake-worker-") as place:
+        Path(place).chmod(0o755)
+        path = Path(place, "python")
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
+        path.chmod(0o755)
+        monkeypatch.setenv("FAKE_WORKER", "healthy")
+        monkeypatch.setattr(gpu_state, "take", gpu_state.GpuState)
+        yield str(path)
 
 
 def run(python: str, *words: str) -> int:

@@ -158,6 +158,7 @@ _VALUES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.lists(_VALUES, max_size=3), _VALUES)
 def test_no_shape_of_it_is_a_traceback(categories: object, groups: object) -> None:
     whole = {"entity_groups": groups, "GPU Device Serials": groups}

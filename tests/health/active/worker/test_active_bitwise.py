@@ -34,6 +34,7 @@ def test_two_processes_agree_and_a_broken_one_differs() -> None:
     assert all(broken["digests"][key] != one["digests"][key] for key in one["digests"])
 
 
+@pytest.mark.slow
 def test_a_device_that_does_not_agree_with_itself_is_wrong_and_has_no_digest() -> None:
     found = broken_products.run("bitwise", 4, 0.02)
     assert "digests" not in found
@@ -75,6 +76,7 @@ def test_the_process_is_left_as_it_was() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", bitwise.MODELS)
 def test_models_learn_and_depend_on_their_numbers(name: str) -> None:
     got = train(CPU, name, 3, 1)

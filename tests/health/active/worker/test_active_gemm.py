@@ -12,6 +12,8 @@ from health.active.worker import gemm
 from health.active.worker.bits import capability, libraries
 from health.active.worker.device import WorkerDevice, raw
 
+pytestmark = pytest.mark.slow
+
 CPU = WorkerDevice("cpu", "cpu")
 KINDS = gemm.kinds(cuda=True)
 

@@ -350,6 +350,7 @@ def test_a_mount_point_is_not_touched_however_the_directory_is_written(
     assert usage.owners[0][2] == 2 and usage.whole
 
 
+@pytest.mark.slow
 def test_decoys_do_not_end_the_look(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for number in range(5000):

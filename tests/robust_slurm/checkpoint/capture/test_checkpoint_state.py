@@ -279,6 +279,7 @@ def test_versions_of_items_tell_of_changes() -> None:
     assert [a - b for a, b in zip(after, before, strict=True)] == [1, 0]
 
 
+@pytest.mark.slow
 def test_wrappers_leave_no_trace_in_names(tmp_path: Path) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 

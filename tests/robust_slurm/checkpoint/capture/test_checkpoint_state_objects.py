@@ -123,6 +123,7 @@ def run(objects: dict[str, Any], steps: int, batches: Any = None) -> tuple[list[
     return seen, batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shuffled", "stream"])
 @pytest.mark.parametrize(
     ("workers", "stops"), [(0, range(7)), (2, (1, 4))], ids=["in-process", "two-workers"]

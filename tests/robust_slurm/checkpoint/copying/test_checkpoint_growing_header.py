@@ -20,6 +20,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_header_that_grows_moves_no_tensor(store: FakeStore, every: int, resumed: bool) -> None:

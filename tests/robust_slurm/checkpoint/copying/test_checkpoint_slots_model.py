@@ -214,11 +214,13 @@ def test_two_and_two_do_where_each_step_waits_for_all_ranks(programs: Programs) 
     assert any(stepped(state) == LAST for state in states)
 
 
+@pytest.mark.slow
 def test_two_and_two_do_when_one_loss_takes_two_ranks() -> None:
     states = reachable(World(2, 2, all_reduce(3), True, waits_for_all=True))
     assert worst(states, two_ranks_on_a_node(), returned) == 1
 
 
+@pytest.mark.slow
 def test_they_do_also_when_one_loss_takes_two_ranks() -> None:
     states = reachable(World(3, 3, all_reduce(3), hook_waits_for_replica=False))
     losses = two_ranks_on_a_node()
@@ -227,11 +229,13 @@ def test_they_do_also_when_one_loss_takes_two_ranks() -> None:
     assert worst(states, losses, stepped) == 2
 
 
+@pytest.mark.slow
 def test_a_hook_that_waits_for_the_replica_loses_one_optimizer_step_at_most() -> None:
     states = reachable(World(3, 3, all_reduce(3), hook_waits_for_replica=True))
     assert worst(states, two_ranks_on_a_node(), stepped) == 1
 
 
+@pytest.mark.slow
 def test_the_model_reaches_the_last_step() -> None:
     states = reachable(World(3, 3, all_reduce(3), hook_waits_for_replica=False))
     assert any(stepped(state) == LAST for state in states)

@@ -62,6 +62,7 @@ def many() -> list[torch.Tensor]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [[], [0, 1, 3, 100], None])
 @pytest.mark.parametrize("fitted", [False, True])
 def test_all_kinds_of_tensors_arrive(tmp_path: Path, late: list[int] | None, fitted: bool) -> None:
@@ -165,6 +166,7 @@ def test_the_copy_thread_runs_one_thread_and_leaves_the_others_theirs() -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.slow
 def test_python_runs_while_a_large_copy_is_under_way() -> None:
     """The copy holds no GIL: this thread counts on, before it is over."""
     source = torch.ones(64 << 20)  # 256 MB

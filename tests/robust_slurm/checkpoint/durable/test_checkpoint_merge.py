@@ -118,6 +118,7 @@ def test_replicas_of_a_shard_are_a_tensor_of_their_own() -> None:
     assert names(parts) == {"w": [0, 1], "w@2": [2, 3]}
 
 
+@pytest.mark.slow
 def test_the_time_grows_with_the_ranks_not_with_their_square() -> None:
     """2,048 ranks of a sharded model whose optimizers keep a scalar for each parameter."""
     world = 2048

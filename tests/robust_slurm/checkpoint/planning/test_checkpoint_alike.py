@@ -90,6 +90,7 @@ def test_of_two_that_differ_nobody_knows_who_is_wrong(ranks: int, odd: int | Non
     assert [(each.odd, each.whole, each.open) for each in found] == [(odd, True, False)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_report_costs_no_memory() -> None:
     """Every step waits for it, in robust-srun and for each of ten thousand ranks."""
     seen, members = Comparison(), range(1000)

@@ -257,6 +257,7 @@ def test_no_better_level_was_possible(
         assert (level == "switch") == (switched and possible(nodes, mesh, leaf, False, True))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     meshes.filter(lambda s: total(s) <= 8 and sum(size > 1 for size in s) > 1),
@@ -272,6 +273,7 @@ def test_a_switch_apart_wherever_possible(sizes: list[int], where: list[str]) ->
         assert (level == "groups+switch") == possible(nodes, mesh, leaf, True, True)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(worlds(), st.data())
 def test_survival_agrees_with_losing_them_one_by_one(

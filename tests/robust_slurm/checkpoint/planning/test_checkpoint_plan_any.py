@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,7 @@ def good(copy: Holding) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(worlds, st.lists(st.integers(0, 3), min_size=3, max_size=3), st.sets(st.integers(1, 5)))
 def test_every_plan_can_be_carried_out(
@@ -88,6 +90,7 @@ def test_every_plan_can_be_carried_out(
         assert rank in resume.shards(seat.node)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(worlds)
 def test_every_flush_writes_each_rank_once_or_nothing(places: list[Holder]) -> None:

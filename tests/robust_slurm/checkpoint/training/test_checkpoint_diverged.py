@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import os, sys, time, zlib, torch, torch.distributed as dist
 import robust_slurm
+from robust_slurm.checkpoint.durable import tier
 directory, steps = sys.argv[1], int(sys.argv[2])
 rank = int(os.environ["RANK"])
 torch.manual_seed(5)
@@ -49,8 +50,10 @@ for step in range(first + 1, steps + 1):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     print(f"rank {rank} at {step} {state()}", flush=True)
     ckpt.save(step)
+    late = time.monotonic() + 2  # some steps are left out, as those in which the ranks part
+    while time.monotonic() < late and step not in {c.step for c in tier.committed(directory)}:
+        time.sleep(0.02)
     dist.barrier()
-    time.sleep(0.4)  # a commit takes longer than these steps
 ckpt.close()
 dist.destroy_process_group()
 sys.stdout.flush()

@@ -191,6 +191,7 @@ def test_an_optimizer_waits_for_a_save_in_another_thread(
     assert [m["step"] for m in store.said("saved")] == [1, 3]
 
 
+@pytest.mark.slow
 def test_a_second_one_for_the_same_place_is_refused(store: FakeStore) -> None:
     first, second = Script(), Script()
     first.resume()
@@ -201,6 +202,7 @@ def test_a_second_one_for_the_same_place_is_refused(store: FakeStore) -> None:
     assert Script().resume() == 0
 
 
+@pytest.mark.slow
 def test_one_that_nobody_refers_to_is_closed_when_another_begins(store: FakeStore) -> None:
     """A function raises, and is called again with a smaller batch."""
 

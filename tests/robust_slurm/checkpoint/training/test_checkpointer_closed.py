@@ -25,6 +25,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
         yield made
 
 
+@pytest.mark.slow
 def test_closed_it_lets_go_of_everything(store: FakeStore) -> None:
     """At once: what is trained or evaluated next needs the memory."""
     model = torch.nn.Linear(8, 8)
@@ -47,6 +48,7 @@ def test_closed_it_lets_go_of_everything(store: FakeStore) -> None:
     assert checkpointer.extra == {"n": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["closed", "never begun", "interrupted"])
 def test_ended_it_holds_nothing(
     store: FakeStore, how: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

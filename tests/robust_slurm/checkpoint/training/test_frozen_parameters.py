@@ -76,6 +76,7 @@ def has(store: Store, step: int) -> bool:
     return any(held.step == step for held in store.stock())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", WRITES.values(), ids=list(WRITES))
 def test_each_replica_holds_what_save_found(
     writes: dict[int, Write], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -118,6 +118,7 @@ class Reader:
         self.feed.drop([ref for ref, _ in done[1::2]])
 
 
+@pytest.mark.slow
 def test_the_same_samples_in_the_same_order_whatever_dies(nodes: Nodes) -> None:
     draw = random.Random(24)
     own = exchange_nodes.exchange(nodes.listeners[-1])

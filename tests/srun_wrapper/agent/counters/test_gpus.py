@@ -58,6 +58,7 @@ class Readings:
         return self.found[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -136,6 +137,7 @@ def test_only_counters_are_taken(line: bytes, expected: dict[str, int]) -> None:
     assert parse(line) == expected
 
 
+@pytest.mark.slow
 def test_a_stop_of_the_ranks_neither_kills_the_process_nor_waits_for_it(
     drive: Any, tmp_path: Path
 ) -> None:
@@ -227,6 +229,7 @@ gpu0.nvlink0.crc_flit = 6
 """
 
 
+@pytest.mark.slow
 @needs_cc
 def test_all_counters_of_a_gpu(nvml: Callable[[str], dict[str, int]]) -> None:
     assert nvml(STATE) == {
@@ -253,6 +256,7 @@ REFUSED = "NVML_ERROR_NOT_SUPPORTED"
 DENIED = "NVML_ERROR_NO_PERMISSION"
 
 
+@pytest.mark.slow
 @needs_cc
 @pytest.mark.parametrize(
     ("state", "expected"),

@@ -118,6 +118,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     assert not list(tmp_path.glob("data-*"))
 
 
+@pytest.mark.slow
 def test_it_outlives_its_ranks_and_gives_way_to_another(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +148,7 @@ def test_it_outlives_its_ranks_and_gives_way_to_another(
     fifth.close()
 
 
+@pytest.mark.slow
 def test_one_that_dies_is_started_again_but_not_for_ever(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,6 +189,7 @@ def test_one_with_a_thread_that_waits_for_a_file_system_gives_way_at_its_end(
         sock.close()
 
 
+@pytest.mark.slow
 def test_one_without_a_plan_waits_for_the_next_rank_and_one_without_ranks_too(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,6 +24,8 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
 from srun_wrapper.orders.starting import data_nodes
 
+pytestmark = pytest.mark.slow
+
 NODES = 3
 PLAN = """
 import os, threading

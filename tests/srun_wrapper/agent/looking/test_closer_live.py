@@ -19,6 +19,8 @@ from srun_wrapper.locate.collectives import MISMATCH, MISSING, OLD, findings
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 from srun_wrapper.protocol.messages import Inspect, Inspected
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["drive", "drivers"]
 
 

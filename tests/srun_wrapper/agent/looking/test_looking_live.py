@@ -19,6 +19,8 @@ from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, RANK, Look
 from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["drive", "drivers"]
 SCRIPT = PROGRAMS / "looked_tree.py"
 

@@ -17,6 +17,8 @@ from robust_slurm.record import BeatReader, record_path
 from srun_wrapper.agent.processes.ports import free_port
 from srun_wrapper.protocol.messages import Exited, RankStart, Start, Started, Stop, Stopped
 
+pytestmark = pytest.mark.slow
+
 drivers, drive = slot_driver.drivers, slot_driver.drive
 WORLD = 3
 SLEEPY = """

@@ -14,6 +14,8 @@ from places import PROGRAMS
 from srun_wrapper.agent.processes.stop_stages import ABORTING, longest
 from srun_wrapper.protocol.messages import Stop, Stopped
 
+pytestmark = pytest.mark.slow
+
 drivers, drive = slot_driver.drivers, slot_driver.drive
 FAKE_NCCL = PROGRAMS / "fake_nccl_rank.py"
 SAVES = """
