@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from robust_slurm.data.service.pages import Page
 
 AHEAD = 8  # steps that are made before anybody asks
-STEPS = 64  # steps in all
+STEPS = 24  # steps in all: a rank comes back to its newest snapshot, which is of the last few steps
 KEPT = 4  # steps that were handed out and are kept, however large: ranks are not all at the same
-MEMORY = 512 << 20  # bytes in all; half of them for steps ahead
+MEMORY = 256 << 20  # bytes in all; half of them for steps ahead
 
 
 class Made(NamedTuple):

@@ -28,8 +28,13 @@ _HIDDEN = (
     *("ROBUST_LAUNCHER_IMPORTS", "ROBUST_SHIM", "ROBUST_EPOCH", "ROBUST_RESTART_REASON"),
 )
 """Variables that are one rank's, or would make the process one. It has no GPU either."""
-_POOL = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Arrow's own pool keeps memory for each thread: 200 Parquet lanes took 2.7 GB, and 1.0 GB so."""
+_MEMORY = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "4",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 17),
+}
+"""Arrow's own pool and glibc keep memory for each thread, of which there is one a lane; and what is
+mapped alone is given back at once."""
 _log = logging.getLogger("robust-task")
 _starts: list[Starting[int]] = []
 
@@ -150,7 +155,7 @@ class Keeper:
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in environ.items() if name not in _HIDDEN}
-    return _POOL | kept | {"CUDA_VISIBLE_DEVICES": ""}
+    return _MEMORY | kept | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def _begin(
