@@ -234,16 +234,21 @@ def open_steps(
 ) -> tuple[Steps, tuple[int, ...]]:
     """Return the steps of a plan for a rank of this world, and the rank's shares."""
     if isinstance(plan, str):
-        from .named import plan_named
         from .service.either import steps_of
 
         name = plan
-        return steps_of(name, whole, lambda: open_steps(plan_named(name), whole), memory)
+        return steps_of(name, whole, lambda: open_steps(_named(name), whole), memory)
     if not isinstance(plan, Plan):
         raise DataError(f"Loader: {plan!r} is no Plan")
     shares = plan.shares(whole.rank, whole.size, whole.original)
     dp, alone = plan.ranks(whole.original).data, whole.size == 1
     return LocalSteps(plan, shares, dp, alone=alone), shares
+
+
+def _named(name: str) -> Plan:
+    from .named import plan_named  # not needed where a data process has it
+
+    return plan_named(name)
 
 
 def digest_of(rows: Iterable[Mapping[str, Any]]) -> str:

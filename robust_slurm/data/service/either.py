@@ -37,7 +37,7 @@ def steps_of(
         return own()
 
     try:
-        node = NodeSteps(name, world, memory)
+        node = NodeSteps(name, world, memory, code)
     except ProcessGone as gone:
         _warn(gone)
         return own()

@@ -21,7 +21,7 @@ class Made(NamedTuple):
     before: str
     number: int
     pages: Mapping[int, Page]  # by share
-    state: Any  # after it
+    state: str  # after it, as JSON
     after: str
 
     @property

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from robust_slurm.data.service.wire import socket_name
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.starting import Starting
@@ -57,10 +58,11 @@ class Asked(msgspec.Struct, frozen=True):
     memory: int
     environ: dict[str, str]
 
-    def key(self) -> tuple[object, ...]:
-        """Return what makes it another process; the ranks' environments differ."""
+    def key(self) -> str:
+        """Return what makes it another process, as the name of its socket; the ranks'
+        environments differ."""
         plan = (self.name, self.world, self.code, self.memory)
-        return (*plan, self.python, self.main, self.path, self.directory)
+        return socket_name(*plan, self.python, self.main, self.path, self.directory)
 
 
 class Keeper:
