@@ -105,9 +105,9 @@ class DataDoor:
             keeper.wanted += 1
             keeper.run()
             why = keeper.off
-        answer = {"op": "refused", "why": why} if why else {"op": "here"}
+        answer: dict[str, object] = {"op": "refused", "why": why} if why else {"op": "here"}
         if keeper is not None:
-            answer["path"] = str(keeper.path)
+            answer |= {"path": str(keeper.path), "served": keeper.serves}
         with contextlib.suppress(OSError):  # it has gone
             sock.send(encode(answer))
         return keeper

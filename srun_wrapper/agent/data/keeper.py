@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm.data.service.wire import socket_name
+from srun_wrapper.agent.data.pings import EVERY, MOST, Pings
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.starting import Starting
@@ -87,10 +88,16 @@ class Keeper:
         self._deaths: deque[float] = deque(maxlen=DEATHS)
         self._start: Starting[int] | None = None
         self._timer: Timer | None = None
+        self._pings = Pings(loop, path, self._pid, self._dead)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         path.chmod(0o600)
         self._listener.listen(1024)
+
+    @property
+    def serves(self) -> bool:
+        """Return whether it runs, and has answered: it is not at its start."""
+        return self._start is not None and self._pings.answered
 
     def run(self) -> None:
         """Have it run, if it may and does not."""
@@ -113,9 +120,27 @@ class Keeper:
 
         self._start = start = Starting(self._loop, make, ended, failed)
         _starts.append(start)
+        self._pings.begin()
+
+    def _pid(self) -> int:
+        return self._start.pid if self._start is not None else 0
+
+    def _dead(self) -> None:
+        """Kill one that is stopped, or waits for itself; another one goes on."""
+        silent = f"has not answered for {EVERY * MOST:.0f} s and does nothing"
+        _log.warning(f"the data process of {self._asked.name} {silent}; killing it")
+        self._kill()
+
+    def _kill(self) -> None:
+        if pid := self._pid():
+            below = process_tree.descendants(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            process_tree.end_all(below)
 
     def _over(self, how: str) -> None:
         self._start = None
+        self._pings.end()
         if how == _how(FAILED):
             return
         now = time.monotonic()
@@ -142,6 +167,7 @@ class Keeper:
     def stop(self) -> None:
         """End it for good."""
         self.off = self.off or "it is not wanted any more"
+        self._pings.end()
         if self._timer is not None:
             self._timer.cancel()
         if self._start is not None:

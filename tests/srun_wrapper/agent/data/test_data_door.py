@@ -23,21 +23,27 @@ from robust_slurm.data.service import client
 from robust_slurm.data.service.either import steps_of
 from robust_slurm.data.service.main import FAILED, NICE
 from robust_slurm.resizing.world import TrainingWorld
-from srun_wrapper.agent.data import keeper
+from srun_wrapper.agent.data import keeper, pings
 from srun_wrapper.agent.data.door import NAME, DataDoor, _elsewhere
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
 
 PROGRAM = """
-import json, os, socket, sys
+import json, os, socket, sys, threading
 order = json.load(sys.stdin)
 with open(order["name"], "a") as file:
     print(os.getpid(), os.environ.get("RANK"), os.environ.get("OWN"), file=file)
 if os.path.exists(order["name"] + ".exit"):
     sys.exit(int(open(order["name"] + ".exit").read()))
 listener = socket.socket(fileno=order["listen"])
+def serve(sock):
+    sock.send(b"%d" % os.getpid())
+    while sock.recv(100):
+        while os.path.exists(order["name"] + ".busy"):
+            pass
+        sock.send(b"here")
 while True:
-    listener.accept()[0].send(b"%d" % os.getpid())
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
 
 
@@ -119,7 +125,7 @@ def test_it_outlives_its_ranks_and_gives_way_to_another(
 ) -> None:
     first, answer = node.ask("a")
     pid = node.started("a")
-    assert answer["op"] == "here" and node.served_by(answer) == pid == keeper.processes()[0]
+    assert answer["op"] == "here" and answer["served"] is False and node.served_by(answer) == pid == keeper.processes()[0]
     second, same = node.ask("a", environ={"RANK": "0", "OWN": "other"})
     assert same == answer
     first.close()
@@ -160,6 +166,28 @@ def test_one_that_dies_is_started_again_but_not_for_ever(
     assert refused["op"] == "refused" and "5 times within 600 s" in refused["why"]
     with pytest.raises(ConnectionRefusedError):
         node.served_by(answer)
+    rank.close()
+
+
+def test_one_that_is_stopped_is_replaced_and_one_that_works_is_not(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pings, "EVERY", 0.05)
+    looks = []
+    look = pings._look
+    monkeypatch.setattr(pings, "_look", lambda pid: looks.append(look(pid)) or looks[-1])
+    rank, _ = node.ask("a")
+    pid = node.started("a")
+    node.until(lambda: node.ask("a")[1]["served"], "its first answer")
+    looks.clear()
+    (node.directory / "a.busy").touch()  # it answers nobody, and computes
+    node.until(lambda: len(looks) > 3 * pings.MOST, "a long time")
+    assert keeper.processes() == [pid] and not caplog.records
+    os.kill(pid, signal.SIGSTOP)
+    assert node.started("a", lives=2) != pid
+    said = [record.message for record in caplog.records]
+    assert "a has not answered for 21 s and does nothing; killing it" in said[0]
+    assert said[1].endswith("/a was killed by SIGKILL; restarting it")
     rank.close()
 
 
