@@ -60,7 +60,9 @@ class Loader:
             raise DataError(f"Loader: ahead is {ahead!r}; give a number of steps >= 1")
         if type(memory) is not int or memory < 1:
             raise DataError(f"Loader: memory is {memory!r}; give a number of bytes >= 1")
-        self._steps, self.shares = open_steps(plan, world(), memory)
+        whole = world()
+        self._steps, self.shares = open_steps(plan, whole, memory)
+        self._named = (plan, f"{whole.size}/{whole.original}") if isinstance(plan, str) else None
         _alive.add(self)
         self.waited = 0.0
         """Seconds that the training has waited for data."""
@@ -142,6 +144,10 @@ class Loader:
             raise DataError("the loader is closed")
         self._expect_own_process()
         if self._thread is None:
+            if self._named is not None and self._state is None:
+                from .agreement import agree
+
+                agree(*self._named, self._steps.identity)
             self._steps.seek(self._state)
             self._start()
         elif self._left:

@@ -86,6 +86,10 @@ class NodeSteps:
         self._state = state
         return number, rows, state
 
+    def identity(self) -> dict[str, Any]:
+        """Return ``Plan.identity``. Raises as ``next``."""
+        return dict(self._retry(self._ask_identity))
+
     def close(self) -> None:
         """Leave the data process; it stays for whoever comes next."""
         for line in (self._line, self._lease):
@@ -156,6 +160,10 @@ class NodeSteps:
             raise wire.Closed("descriptors are missing")
         rows = {int(head[0]): pages.read(fd, head[1]) for head, fd in zip(heads, fds)}  # noqa: B905 - 3.9
         return int(answer["number"]), rows, answer["state"]
+
+    def _ask_identity(self) -> Any:
+        self._say({"op": "identity"})
+        return self._hear("identity", SILENCE)[0]["plan"]
 
     def _say(self, message: dict[str, Any]) -> None:
         if self._line is None:

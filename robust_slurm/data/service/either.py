@@ -60,6 +60,10 @@ class _Either:
         number, rows, self._state = self._do(lambda: self._steps.next())
         return number, rows, self._state
 
+    def identity(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._do(lambda: self._steps.identity())
+        return found
+
     def close(self) -> None:
         self._steps.close()
 

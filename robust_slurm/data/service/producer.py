@@ -35,6 +35,9 @@ class LoadedPlan(Protocol):
     def steps(self, shares: Collection[int]) -> Steps:
         """Begin to read for these shares."""
 
+    def identity(self) -> dict[str, Any]:
+        """Return ``Plan.identity``."""
+
 
 class Failure(NamedTuple):
     """Why there is no step: ``kind`` is the name of a class of ``errors``, or another's."""
@@ -108,6 +111,11 @@ class Producer:
                     return found
                 self._change.wait(WAIT)
             told = _say(waiting, told)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be the same on all nodes, once there are ``shares``."""
+        with self._change:
+            return self._plan.identity() if self._plan is not None else {}
 
     def get(
         self, wanted: Wanted, waiting: Callable[[], None]

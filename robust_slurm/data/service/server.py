@@ -127,6 +127,8 @@ class Server:
             elif message["op"] == "seek":
                 state = as_text(message.get("state"))
                 name = digest(state)
+            elif message["op"] == "identity" and shares:
+                line.send({"op": "identity", "plan": self._producer.identity()})
             elif message["op"] == "ping":  # of robust-task
                 line.send({"op": "pong"})
             elif message["op"] == "next" and shares:

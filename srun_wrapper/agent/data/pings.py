@@ -61,7 +61,9 @@ class Pings:
         self._silent += 1
         try:
             if self._sock is None:
-                self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                self._sock = socket.socket(
+                    socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+                )
                 self._sock.connect(str(self._path))
                 self._loop.watch(self._sock, lambda _mask: self._hear(), write=False)
             self._sock.send(_PING)
