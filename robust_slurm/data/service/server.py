@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,8 @@ class Server:
                     self._serve(wire.Line(sock))
             except OSError:
                 pass  # it has gone
+            except Exception:  # noqa: BLE001 - the thread is there for whoever comes next
+                traceback.print_exc()
             sock.close()
             with self._lock:
                 if self._spare >= self._most_spare:

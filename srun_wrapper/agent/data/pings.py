@@ -12,7 +12,7 @@ from robust_slurm.frames.json_lines import encode
 from srun_wrapper.agent.loop import Loop, Timer
 
 EVERY = 3.0  # s
-MOST = 7  # times without an answer, or any sign of work
+MOST = 5  # times without an answer or any sign of work: ranks wait 30 s
 _PING = encode({"op": "ping"})
 _AT_WORK = frozenset("RD")  # states of a thread that has work, or waits for a disk
 _UTIME, _STIME = 11, 12  # fields of /proc/PID/stat, counted from the state

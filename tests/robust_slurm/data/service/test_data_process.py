@@ -261,6 +261,10 @@ def test_one_that_hangs_or_is_another_users_is_left(
     monkeypatch.setattr(server.Server, "_next", lambda *_: threading.Event().wait())
     with pytest.raises(ProcessGone, match=r"said nothing for 0\.2 s"):
         steps.next()
+    monkeypatch.setattr(server.Server, "_welcome", lambda *_: threading.Event().wait())
+    node.answer["served"] = True  # it is not at its start, for which a rank would wait longer
+    with pytest.raises(ProcessGone, match=r"said nothing for 0\.2 s"):
+        rank()
     monkeypatch.setattr(json_lines, "ours", lambda _uid: False)
     with pytest.raises(DataError, match=f"of user {os.getuid()}: not a data process"):
         rank()

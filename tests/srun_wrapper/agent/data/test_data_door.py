@@ -190,7 +190,7 @@ def test_one_that_is_stopped_is_replaced_and_one_that_works_is_not(
     os.kill(pid, signal.SIGSTOP)
     assert node.started("a", lives=2) != pid
     said = [record.message for record in caplog.records]
-    assert "a has not answered for 21 s and does nothing; killing it" in said[0]
+    assert "a has not answered for 15 s and does nothing; killing it" in said[0]
     assert said[1].endswith("/a was killed by SIGKILL; restarting it")
     rank.close()
 
