@@ -30,13 +30,8 @@ _HIDDEN = (
     *("ROBUST_LAUNCHER_IMPORTS", "ROBUST_SHIM", "ROBUST_EPOCH", "ROBUST_RESTART_REASON"),
 )
 """Variables that are one rank's, or would make the process one. It has no GPU either."""
-_MEMORY = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_ARENA_MAX": "4",
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 17),
-}
-"""Arrow's own pool and glibc keep memory for each thread, of which there is one a lane; and what is
-mapped alone is given back at once."""
+_MEMORY = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "4"}
+"""Arrow's own pool and glibc keep memory for each thread, of which there is one a lane."""
 _log = logging.getLogger("robust-task")
 _starts: list[Starting[int]] = []
 
