@@ -54,8 +54,11 @@ def main(text: str) -> None:
 
         torch.set_num_threads(1)
     if spec["side"] == "ours":
+        import bench.data.ours
         import robust_slurm.data.loader
         import robust_slurm.data.service.either  # noqa: F401
+    elif spec["side"] != "ray":
+        import bench.data.torch_side  # noqa: F401
     say(ready=True)
     loader: Any = None
     batches: Any = None

@@ -60,7 +60,9 @@ class Loader:
             raise DataError(f"Loader: ahead is {ahead!r}; give a number of steps >= 1")
         if type(memory) is not int or memory < 1:
             raise DataError(f"Loader: memory is {memory!r}; give a number of bytes >= 1")
-        self._steps, self.shares = open_steps(plan, world(), memory)
+        whole = world()
+        self._steps, self.shares = open_steps(plan, whole, memory)
+        self._named = (plan, f"{whole.size}/{whole.original}") if isinstance(plan, str) else None
         _alive.add(self)
         self.waited = 0.0
         """Seconds that the training has waited for data."""
@@ -149,6 +151,10 @@ class Loader:
             raise DataError("the loader is closed")
         self._expect_own_process()
         if self._thread is None:
+            if self._named is not None and self._state is None:
+                from .agreement import agree
+
+                agree(*self._named, self._steps.identity)
             self._steps.seek(self._state)
             self._start()
         elif self._left:
@@ -241,16 +247,21 @@ def open_steps(
 ) -> tuple[Steps, tuple[int, ...]]:
     """Return the steps of a plan for a rank of this world, and the rank's shares."""
     if isinstance(plan, str):
-        from .named import plan_named
         from .service.either import steps_of
 
         name = plan
-        return steps_of(name, whole, lambda: open_steps(plan_named(name), whole), memory)
+        return steps_of(name, whole, lambda: open_steps(_named(name), whole), memory)
     if not isinstance(plan, Plan):
         raise DataError(f"Loader: {plan!r} is no Plan")
     shares = plan.shares(whole.rank, whole.size, whole.original)
     dp, alone = plan.ranks(whole.original).data, whole.size == 1
     return LocalSteps(plan, shares, dp, alone=alone), shares
+
+
+def _named(name: str) -> Plan:
+    from .named import plan_named  # not needed where a data process has it
+
+    return plan_named(name)
 
 
 def digest_of(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -132,6 +132,12 @@ class Plan:
             }
         return self._fingerprint
 
+    def identity(self) -> dict[str, Any]:
+        """Return plain values that must be the same on all ranks of a run. Raises DataError."""
+        mesh = {} if self.mesh is None else dict(self.mesh.sizes)
+        more = {"batch": self.batch, "mesh": mesh, "fill": self.fill, "epochs": self.epochs or 0}
+        return {**self.fingerprint(), **more}
+
     def rules(self, shares: int) -> Rules:
         """Return the planner's rules. ``shares``: number of all shares of a step."""
         return Rules(

@@ -33,6 +33,9 @@ class Steps(Protocol):
         """Return the next step's number, its rows by share, and the state after it. Raises
         EndOfData after the last."""
 
+    def identity(self) -> dict[str, Any]:
+        """Return ``Plan.identity``."""
+
     def close(self) -> None:
         """Stop reading."""
 
@@ -63,6 +66,9 @@ class LocalSteps:
     def next(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
         step = self._engine.next()
         return step.number, step.rows, to_plain(step.state, self._plan.fingerprint())
+
+    def identity(self) -> dict[str, Any]:
+        return self._plan.identity()
 
     def close(self) -> None:
         self._engine.close()

@@ -76,7 +76,7 @@ def from_plain(plain: Any, fingerprint: dict[str, Any], lanes: dict[str, int]) -
         raise DataError("the saved state is not one of robust_slurm.data")
     if plain["version"] != VERSION:
         raise DataError(f"the saved state has version {plain['version']!r}, known is {VERSION}")
-    if differs := _difference(plain.get("plan"), fingerprint):
+    if differs := difference(plain.get("plan"), fingerprint):
         raise DataError(
             f"the saved state is of another plan: {differs}. Go on with the plan that it was saved "
             "with, or begin anew without it"
@@ -96,19 +96,25 @@ def from_plain(plain: Any, fingerprint: dict[str, Any], lanes: dict[str, int]) -
     )
 
 
-def _difference(saved: Any, own: dict[str, Any], where: str = "") -> str:
-    """Return the first thing that differs, by its name and both values; "" if none does."""
+def difference(
+    saved: Any,
+    own: dict[str, Any],
+    where: str = "",
+    names: tuple[str, str] = ("in the state", "here"),
+) -> str:
+    """Return the first thing that differs, by its name and both values; "" if none does.
+    ``names``: of the two sides."""
     if not isinstance(saved, dict):
         return f"{where or 'plan'} is {saved!r} in it"
     for name in [*own, *(name for name in saved if name not in own)]:
         path = f"{where}.{name}" if where else str(name)
         if name not in saved or name not in own:
-            return f"{path} is {'only in the state' if name in saved else 'not in the state'}"
+            return f"{path} is {f'only {names[0]}' if name in saved else f'not {names[0]}'}"
         if isinstance(own[name], dict):
-            if found := _difference(saved[name], own[name], path):
+            if found := difference(saved[name], own[name], path, names):
                 return found
         elif type(saved[name]) is not type(own[name]) or saved[name] != own[name]:
-            return f"{path} is {str(saved[name])[:80]!r} in the state and {own[name]!r} here"
+            return f"{path} is {str(saved[name])[:80]!r} {names[0]} and {own[name]!r} {names[1]}"
     return ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.named import plan_named
@@ -38,6 +38,9 @@ class NamedPlan:
     def steps(self, shares: Collection[int]) -> LocalSteps:
         """Begin to read for these shares. Raises DataError."""
         return LocalSteps(self._plan, shares, self._all, self._feeds, self._alone)
+
+    def identity(self) -> dict[str, Any]:
+        return self._plan.identity()
 
 
 def load(name: str, code: str, joining: Joining | None = None) -> NamedPlan:

@@ -6,6 +6,7 @@ it needs, and is told the socket. Standard library only, but for the arrays' own
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -51,11 +52,16 @@ class NodeSteps:
     freed with the last array of the step, however long the training keeps it.
     """
 
-    def __init__(self, name: str, world: TrainingWorld, memory: int = MEMORY) -> None:
+    def __init__(
+        self, name: str, world: TrainingWorld, memory: int = MEMORY, code: str | None = None
+    ) -> None:
         """Connect. ``name``: of the plan (module:attribute); ``memory``: bytes of the steps that
-        the data process holds. Raises ProcessGone, and DataError if the plan cannot be made."""
+        the data process holds; ``code``: what ``code_of`` returns. Raises ProcessGone, and
+        DataError if the plan cannot be made."""
         sizes = {"world": world.size, "original": world.original, "beside": _beside()}
-        self._request = request(name, f"{world.size}/{world.original}", memory)
+        code = code_of(name) if code is None else code
+        self._request = request(name, f"{world.size}/{world.original}", memory, code)
+        self._socket = _socket_of(self._request)
         self._hello = {"op": "hello", "rank": world.rank, **sizes}
         self._state: Any = None  # after the step that was returned last
         self._owner = os.getpid()
@@ -79,6 +85,10 @@ class NodeSteps:
         number, rows, state = self._retry(self._take)
         self._state = state
         return number, rows, state
+
+    def identity(self) -> dict[str, Any]:
+        """Return ``Plan.identity``. Raises as ``next``."""
+        return dict(self._retry(self._ask_identity))
 
     def close(self) -> None:
         """Leave the data process; it stays for whoever comes next."""
@@ -122,18 +132,25 @@ class NodeSteps:
             raise ProcessGone("no robust-task keeps one")
         self._lease = _open(path)
         self._lease.send(self._request)
+        there = Path(path).with_name(self._socket)
+        with contextlib.suppress(OSError):  # it is there, but for the very first rank: ask both
+            self._line = _open(str(there))
+            self._greet()
         answer = self._lease.receive(SILENCE)
         if answer is None:
             raise ProcessGone(f"robust-task does not answer within {SILENCE:g} s")
         if answer[0]["op"] != "here":
             raise ProcessGone(str(answer[0].get("why")))
-        self._line = _open(str(answer[0].get("path")))
+        if self._line is None:
+            self._line = _open(str(answer[0].get("path")))
+            self._greet()
+        welcome, _ = self._hear("welcome", SILENCE if answer[0].get("served") else START)
+        self.shares = tuple(int(share) for share in welcome["shares"])
+
+    def _greet(self) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         nodes = os.environ.get(VARIABLE, "")
-        self._say({**self._hello, "cpus": cpus, "nodes": nodes})
-        welcome, _ = self._hear("welcome", START)
-        self.shares = tuple(int(share) for share in welcome["shares"])
-        self._say({"op": "seek", "state": self._state})
+        self._say({**self._hello, "cpus": cpus, "nodes": nodes, "state": self._state})
 
     def _take(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
         self._say({"op": "next"})
@@ -143,6 +160,10 @@ class NodeSteps:
             raise wire.Closed("descriptors are missing")
         rows = {int(head[0]): pages.read(fd, head[1]) for head, fd in zip(heads, fds)}  # noqa: B905 - 3.9
         return int(answer["number"]), rows, answer["state"]
+
+    def _ask_identity(self) -> Any:
+        self._say({"op": "identity"})
+        return self._hear("identity", SILENCE)[0]["plan"]
 
     def _say(self, message: dict[str, Any]) -> None:
         if self._line is None:
@@ -175,7 +196,7 @@ def _beside() -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
 
 
-def request(name: str, world: str, memory: int) -> dict[str, Any]:
+def request(name: str, world: str, memory: int, code: str) -> dict[str, Any]:
     """Return what robust-task needs to start the data process as this rank would."""
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is here
     return {
@@ -186,10 +207,15 @@ def request(name: str, world: str, memory: int) -> dict[str, Any]:
         "path": path,
         "directory": os.getcwd(),  # noqa: PTH109
         "world": world,
-        "code": code_of(name),
+        "code": code,
         "memory": memory,
         "environ": dict(os.environ),
     }
+
+
+def _socket_of(request: dict[str, Any]) -> str:
+    parts = ("name", "world", "code", "memory", "python", "main", "path", "directory")
+    return wire.socket_name(*(request[part] for part in parts))
 
 
 def code_of(name: str) -> str:

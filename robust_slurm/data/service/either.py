@@ -37,7 +37,7 @@ def steps_of(
         return own()
 
     try:
-        node = NodeSteps(name, world, memory)
+        node = NodeSteps(name, world, memory, code)
     except ProcessGone as gone:
         _warn(gone)
         return own()
@@ -59,6 +59,10 @@ class _Either:
     def next(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
         number, rows, self._state = self._do(lambda: self._steps.next())
         return number, rows, self._state
+
+    def identity(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._do(lambda: self._steps.identity())
+        return found
 
     def close(self) -> None:
         self._steps.close()

@@ -33,7 +33,6 @@ def _be_nice() -> None:
     ours = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "ALRM")
     for name in ours:
         signal.signal(getattr(signal, "SIG" + name), lambda _number, _frame: None)
-    os.nice(NICE)
     ctypes.CDLL(None).prctl(15, b"robust-data", 0, 0, 0)  # PR_SET_NAME
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
         if int(file.read()) < _SCORE:
@@ -67,6 +66,7 @@ def main() -> None:
     joining = Joining(order.get("exchange"))
     joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
     server = Server(listener, producer, joining.place)
+    os.nice(NICE)  # of this thread and those that it begins: not of those that answer ranks
     producer.run(lambda: load(order["name"], order["code"], joining))
     server.wait_told()
     sys.stderr.flush()

@@ -35,6 +35,9 @@ class LoadedPlan(Protocol):
     def steps(self, shares: Collection[int]) -> Steps:
         """Begin to read for these shares."""
 
+    def identity(self) -> dict[str, Any]:
+        """Return ``Plan.identity``."""
+
 
 class Failure(NamedTuple):
     """Why there is no step: ``kind`` is the name of a class of ``errors``, or another's."""
@@ -46,16 +49,20 @@ class Failure(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The step after ``state``, for a rank's shares."""
+    """The step after ``state`` (JSON), for a rank's shares."""
 
     name: str
-    state: Any
+    state: str
     shares: tuple[int, ...]
 
 
-def digest(state: Any) -> str:
-    """Return the name of a state, the same in all processes."""
-    text = json.dumps(state, sort_keys=True, separators=(",", ":"))
+def as_text(state: Any) -> str:
+    """Return a state as JSON, the same in all processes."""
+    return json.dumps(state, sort_keys=True, separators=(",", ":"))
+
+
+def digest(text: str) -> str:
+    """Return the name of the state that ``as_text`` has written down."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -104,6 +111,11 @@ class Producer:
                     return found
                 self._change.wait(WAIT)
             told = _say(waiting, told)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be the same on all nodes, once there are ``shares``."""
+        with self._change:
+            return self._plan.identity() if self._plan is not None else {}
 
     def get(
         self, wanted: Wanted, waiting: Callable[[], None]
@@ -170,7 +182,7 @@ class Producer:
                     source, shares = plan.steps(for_shares), for_shares
                 if wanted is not None and name != at:
                     at = ""
-                    source.seek(wanted.state)
+                    source.seek(json.loads(wanted.state))
                 at = self._make(source, name)
             except Exception as err:  # noqa: BLE001 - of the user's functions, too
                 at = ""
@@ -214,7 +226,8 @@ class Producer:
             for page in held.values():
                 page.close()
             raise
-        made = Made(at, number, held, state, digest(state))
+        text = as_text(state)
+        made = Made(at, number, held, text, digest(text))
         with self._change:
             self._ring.add(made)
             self._change.notify_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from robust_slurm.data.service.pages import Page
 
 AHEAD = 8  # steps that are made before anybody asks
-STEPS = 64  # steps in all
+STEPS = 24  # steps in all: a rank comes back to its newest snapshot, which is of the last few steps
 KEPT = 4  # steps that were handed out and are kept, however large: ranks are not all at the same
-MEMORY = 512 << 20  # bytes in all; half of them for steps ahead
+MEMORY = 256 << 20  # bytes in all; half of them for steps ahead
 
 
 class Made(NamedTuple):
@@ -21,7 +21,7 @@ class Made(NamedTuple):
     before: str
     number: int
     pages: Mapping[int, Page]  # by share
-    state: Any  # after it
+    state: str  # after it, as JSON
     after: str
 
     @property

@@ -1,4 +1,8 @@
-"""The ranks' side of the data process: a thread for each rank's connection."""
+"""The ranks' side of the data process: a thread for each rank's connection.
+
+Threads wait in accept() themselves, and serve whom they have accepted: a rank that restarts wakes
+one thread, and none has to be started for it.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,13 @@ import os
 import socket
 import threading
 import time
-from functools import partial
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robust_slurm.data.accepting import accept_all
+from robust_slurm.data.accepting import PAUSE
 from robust_slurm.data.service import wire
-from robust_slurm.data.service.producer import Failure, Wanted, digest
+from robust_slurm.data.service.producer import Failure, Wanted, as_text, digest
 from robust_slurm.frames import json_lines
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from robust_slurm.data.service.producer import Producer
 
 MOST = 1024  # connections
+SPARE = 16  # threads that wait for further ones, when these have ended
 LINGER = 2.0  # s for ranks to be told of a plan that cannot be made
 
 
@@ -40,18 +45,53 @@ class Server:
         self._lock = threading.Lock()
         self._lines: set[wire.Line] = set()
         self._cpus: set[int] = set()
-        accept = partial(accept_all, listener, self._begin)
-        threading.Thread(target=accept, name="data-door", daemon=True).start()
+        self._listener = listener
+        self._threads = self._spare = 0  # in all, and those in accept()
+        self._most_spare = SPARE
+        listener.settimeout(None)
+        while not self._more(1):
+            time.sleep(PAUSE)
 
-    def _begin(self, sock: socket.socket) -> None:
-        with self._lock:
-            full = len(self._lines) >= MOST
-        if full or not json_lines.ours(json_lines.peer(sock)[1]):
+    def _more(self, ranks: int) -> bool:
+        """Have a thread for each of so many ranks, and one that waits for others; False if there
+        is no such thread, and none can be started."""
+        while True:
+            with self._lock:
+                self._most_spare = max(self._most_spare, ranks + 1)
+                if (self._spare and self._threads > ranks) or self._threads >= MOST:
+                    return True
+                self._threads += 1
+                self._spare += 1
+            try:
+                threading.Thread(target=self._run, name="data-rank", daemon=True).start()
+            except RuntimeError:  # too many: tried again with the next message
+                with self._lock:
+                    self._threads -= 1
+                    self._spare -= 1
+                    return self._spare > 0
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                time.sleep(PAUSE)
+                continue
+            with self._lock:
+                self._spare -= 1
+            try:
+                if json_lines.ours(json_lines.peer(sock)[1]):
+                    self._serve(wire.Line(sock))
+            except OSError:
+                pass  # it has gone
+            except Exception:  # noqa: BLE001 - the thread is there for whoever comes next
+                traceback.print_exc()
             sock.close()
-            return
-        line = wire.Line(sock)
-        thread = threading.Thread(target=self._serve, args=(line,), name="data-rank", daemon=True)
-        thread.start()
+            with self._lock:
+                if self._spare >= self._most_spare:
+                    self._threads -= 1
+                    return
+                self._spare += 1
 
     def wait_told(self) -> None:
         """Return when no rank is there any more that has to be told, or after some time."""
@@ -68,14 +108,14 @@ class Server:
         except OSError:
             pass  # it has gone
         finally:
+            line.close()
             with self._lock:
                 self._lines.discard(line)
-            line.close()
 
     def _listen(self, line: wire.Line) -> None:
         shares: tuple[int, ...] = ()
-        state: Any = None
-        name = digest(None)
+        state = as_text(None)
+        name = digest(state)
         while (got := line.receive(None)) is not None:
             message, fds = got
             for fd in fds:  # nobody has asked for any
@@ -83,15 +123,23 @@ class Server:
             if message["op"] == "hello":
                 self._run_beside(message.get("cpus"))
                 self._placed(message.get("nodes"))
+                state = as_text(message.get("state"))
+                name = digest(state)
+                self._more(min(_whole(message, "beside"), MOST))
                 shares = self._welcome(line, message)
             elif message["op"] == "seek":
-                state = message.get("state")
+                state = as_text(message.get("state"))
                 name = digest(state)
+            elif message["op"] == "identity" and shares:
+                line.send({"op": "identity", "plan": self._producer.identity()})
+            elif message["op"] == "ping":  # of robust-task
+                line.send({"op": "pong"})
             elif message["op"] == "next" and shares:
                 wanted = Wanted(name, state, shares)
                 state, name = self._next(line, wanted)
             else:
                 raise wire.Closed("not understood")
+            self._more(1)
 
     def _welcome(self, line: wire.Line, message: dict[str, Any]) -> tuple[int, ...]:
         rank, world, original, beside = (
@@ -105,7 +153,7 @@ class Server:
         line.send({"op": "welcome", "shares": got})
         return got
 
-    def _next(self, line: wire.Line, wanted: Wanted) -> tuple[Any, str]:
+    def _next(self, line: wire.Line, wanted: Wanted) -> tuple[str, str]:
         """Answer; return the state after the step and its name; without a step, the same."""
         got = self._producer.get(wanted, lambda: line.send({"op": "wait"}))
         if got is None or isinstance(got, Failure):
@@ -114,8 +162,8 @@ class Server:
         made, fds = got
         try:
             pages = [[share, made.pages[share].head()] for share in wanted.shares]
-            step = {"number": made.number, "state": made.state, "pages": pages}
-            line.send({"op": "step", **step}, fds)
+            step = {"op": "step", "number": made.number, "pages": pages}
+            line.send(step, fds, state=made.state)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -125,6 +173,8 @@ class Server:
         """Use the processors of all ranks here, not just those of the one that was bound first."""
         if isinstance(cpus, list) and all(type(cpu) is int and 0 <= cpu < 1 << 16 for cpu in cpus):
             with self._lock:
+                if self._cpus.issuperset(cpus):
+                    return
                 self._cpus.update(cpus)
                 wanted = set(self._cpus)
             for thread in Path("/proc/self/task").iterdir():

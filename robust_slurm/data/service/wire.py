@@ -5,6 +5,8 @@ Both ends of the data process, and its door in robust-task. Standard library onl
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import select
 import socket
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
 MOST = 16 << 20  # bytes of a line
 SEND = 30.0  # s for the other end to read
 MOST_FDS = 253  # of one message: the kernel's limit
+
+
+def socket_name(*what: Any) -> str:
+    """Return the name of a data process's socket. ``what`` makes it another process: a rank finds
+    the socket without waiting for the door's answer."""
+    text = json.dumps(what, separators=(",", ":"))
+    return f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.sock"
 
 
 class Closed(OSError):
@@ -44,9 +53,12 @@ class Line:
         self._fds: list[int] = []
         sock.setblocking(False)
 
-    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send one message with these descriptors. Raises OSError."""
-        line = memoryview(encode({**message, "fds": len(fds)} if fds else message))
+    def send(self, message: dict[str, Any], fds: Sequence[int] = (), **encoded: str) -> None:
+        """Send one message with these descriptors. ``encoded``: more of it, which is JSON already.
+        Raises OSError."""
+        text = encode({**message, "fds": len(fds)} if fds else message)
+        more = "".join(f',"{name}":{value}' for name, value in encoded.items())
+        line = memoryview(text[:-2] + more.encode() + b"}\n" if more else text)
         until = time.monotonic() + SEND
         while line:
             try:

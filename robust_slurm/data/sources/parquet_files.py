@@ -10,12 +10,13 @@ from robust_slurm.data.sources.files import Unreadable, is_url, of_the_system
 from robust_slurm.data.sources.rows import ColumnSource, checked_columns, pyarrow, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from robust_slurm.data.sources.common import Decode, Patterns
     from robust_slurm.data.sources.files import File
 
-BATCH = 512  # rows that are decompressed at a time
+BATCH = 64  # rows that are Python objects at a time
+WHOLE = 2 << 20  # bytes of a row group that is read at once: reading it by pages takes 3 times that
 BUFFER = 1 << 18  # bytes of a column that are read at a time
 
 
@@ -51,13 +52,17 @@ class ParquetFiles(ColumnSource):
 
     def _records(self, file: File, number: int, start: int) -> Iterator[tuple[int, Any]]:
         with self._opened(file) as opened:
-            index = 0
-            for batch in opened.iter_batches(
-                BATCH, row_groups=[number], columns=self._columns, use_threads=False
-            ):
-                skipped = min(max(0, start - index), len(batch))
-                yield from enumerate(rows(batch.slice(skipped)), index + skipped)
-                index += len(batch)
+            small = opened.metadata.row_group(number).total_byte_size <= WHOLE
+            if small:
+                table = opened.read_row_group(number, columns=self._columns, use_threads=False)
+            else:
+                batches = opened.iter_batches(
+                    BATCH, row_groups=[number], columns=self._columns, use_threads=False
+                )
+                yield from _from(batches, start)
+        del opened  # it holds the compressed column
+        if small:
+            yield from _from(table.to_batches(max_chunksize=BATCH), start)
 
     @contextmanager
     def _opened(self, file: File) -> Iterator[Any]:
@@ -75,3 +80,12 @@ class ParquetFiles(ColumnSource):
                 if of_the_system(error):
                     raise
                 raise Unreadable(str(error)) from error
+
+
+def _from(batches: Iterable[Any], start: int) -> Iterator[tuple[int, Any]]:
+    """Yield the records of consecutive batches from record ``start`` on."""
+    index = 0
+    for batch in batches:
+        skipped = min(max(0, start - index), len(batch))
+        yield from enumerate(rows(batch.slice(skipped)), index + skipped)
+        index += len(batch)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import logging
 import os
 import socket
@@ -37,8 +36,7 @@ class DataDoor:
         """``key``: of the step; ``nodes``: with fewer than LEAST, no port is opened for others."""
         self._loop = loop
         self._run_dir = run_dir
-        self._numbers = itertools.count(1)
-        self._keepers: dict[tuple[object, ...], Keeper] = {}
+        self._keepers: dict[str, Keeper] = {}
         self._open: dict[socket.socket, tuple[bytearray, Keeper | None]] = {}
         self._listener: socket.socket | None = None
         self._exchange: socket.socket | None = None
@@ -107,9 +105,9 @@ class DataDoor:
             keeper.wanted += 1
             keeper.run()
             why = keeper.off
-        answer = {"op": "refused", "why": why} if why else {"op": "here"}
+        answer: dict[str, object] = {"op": "refused", "why": why} if why else {"op": "here"}
         if keeper is not None:
-            answer["path"] = str(keeper.path)
+            answer |= {"path": str(keeper.path), "served": keeper.serves}
         with contextlib.suppress(OSError):  # it has gone
             sock.send(encode(answer))
         return keeper
@@ -122,11 +120,10 @@ class DataDoor:
                 if not keeper.wanted:
                     keeper.stop()
                     del self._keepers[other]
-            path = self._run_dir / f"data-{next(self._numbers)}.sock"
             exchange = None  # one process may accept there
             if self._exchange is not None and not self._keepers:
                 exchange = self._exchange, self._key
-            self._keepers[key] = Keeper(self._loop, asked, path, exchange)
+            self._keepers[key] = Keeper(self._loop, asked, self._run_dir / key, exchange)
         return self._keepers[key]
 
     def _close(self, sock: socket.socket) -> None:

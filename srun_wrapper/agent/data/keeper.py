@@ -16,6 +16,8 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm import process_stat
+from robust_slurm.data.service.wire import socket_name
+from srun_wrapper.agent.data.pings import EVERY, MOST, Pings
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.starting import Starting
@@ -30,8 +32,8 @@ _HIDDEN = (
     *("ROBUST_LAUNCHER_IMPORTS", "ROBUST_SHIM", "ROBUST_EPOCH", "ROBUST_RESTART_REASON"),
 )
 """Variables that are one rank's, or would make the process one. It has no GPU either."""
-_POOL = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Arrow's own pool keeps memory for each thread: 200 Parquet lanes took 2.7 GB, and 1.0 GB so."""
+_MEMORY = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "4"}
+"""Arrow's own pool and glibc keep memory for each thread, of which there is one a lane."""
 _log = logging.getLogger("robust-task")
 _starts: list[Starting[int]] = []
 
@@ -54,10 +56,11 @@ class Asked(msgspec.Struct, frozen=True):
     memory: int
     environ: dict[str, str]
 
-    def key(self) -> tuple[object, ...]:
-        """Return what makes it another process; the ranks' environments differ."""
+    def key(self) -> str:
+        """Return what makes it another process, as the name of its socket; the ranks'
+        environments differ."""
         plan = (self.name, self.world, self.code, self.memory)
-        return (*plan, self.python, self.main, self.path, self.directory)
+        return socket_name(*plan, self.python, self.main, self.path, self.directory)
 
 
 class Keeper:
@@ -82,10 +85,16 @@ class Keeper:
         self._deaths: deque[float] = deque(maxlen=DEATHS)
         self._start: Starting[int] | None = None
         self._timer: Timer | None = None
+        self._pings = Pings(loop, path, self._pid, self._dead)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         path.chmod(0o600)
         self._listener.listen(1024)
+
+    @property
+    def serves(self) -> bool:
+        """Return whether it runs, and has answered: it is not at its start."""
+        return self._start is not None and self._pings.answered
 
     def run(self) -> None:
         """Have it run, if it may and does not."""
@@ -114,9 +123,27 @@ class Keeper:
 
         self._start = start = Starting(self._loop, make, ended, failed)
         _starts.append(start)
+        self._pings.begin()
+
+    def _pid(self) -> int:
+        return self._start.pid if self._start is not None else 0
+
+    def _dead(self) -> None:
+        """Kill one that is stopped, or waits for itself; another one goes on."""
+        silent = f"has not answered for {EVERY * MOST:.0f} s and does nothing"
+        _log.warning(f"the data process of {self._asked.name} {silent}; killing it")
+        self._kill()
+
+    def _kill(self) -> None:
+        if pid := self._pid():
+            below = process_tree.descendants(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            process_tree.end_all(below)
 
     def _over(self, how: str) -> None:
         self._start = None
+        self._pings.end()
         if how == _how(FAILED):
             return
         now = time.monotonic()
@@ -143,6 +170,7 @@ class Keeper:
     def stop(self) -> None:
         """End it for good."""
         self.off = self.off or "it is not wanted any more"
+        self._pings.end()
         if self._timer is not None:
             self._timer.cancel()
         if self._start is not None:
@@ -158,7 +186,7 @@ class Keeper:
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in environ.items() if name not in _HIDDEN}
-    return _POOL | kept | {"CUDA_VISIBLE_DEVICES": ""}
+    return _MEMORY | kept | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def _begin(

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 from corpus_files import FORMATS, Write, lines, parquet_of
 
@@ -241,6 +243,25 @@ def test_an_error_that_may_be_over_later_is_no_bad_record(
     monkeypatch.setattr(parquet_files, "rows", fails)
     with pytest.raises(type(error)):
         next(source.read(0))
+
+
+def test_a_small_row_group_is_read_as_a_whole_and_its_file_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane that waits holds its rows alone; large groups come by pages, with the same records."""
+    rows = [{"text": "x" * 1000 + str(number)} for number in range(300)]
+    pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    source = parquet(tmp_path / "a.parquet", lambda row: {"tokens": [int(row["text"][1000:])]})
+    read = lambda start: [(at, int(got["tokens"][0])) for at, got in source.read(0, start)]  # noqa: E731
+    before = pyarrow.total_allocated_bytes()
+    lane = source.read(0, 0)
+    next(lane)
+    assert pyarrow.total_allocated_bytes() - before < 350_000
+    lane.close()
+    whole = [read(start) for start in (0, 70, 299)]
+    monkeypatch.setattr(parquet_files, "WHOLE", 0)
+    assert [read(start) for start in (0, 70, 299)] == whole
+    assert whole[1] == [(number, number) for number in range(70, 300)]
 
 
 def test_a_module_that_is_missing_is_no_bad_record(tmp_path: Path) -> None:

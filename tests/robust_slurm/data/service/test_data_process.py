@@ -61,6 +61,9 @@ class Counting:
         rows = {share: {"x": np.full((2, 3), 10 * number + share)} for share in self._shares}
         return number, rows, {"step": self._at}
 
+    def identity(self) -> dict[str, Any]:
+        return {"seed": 7, "sources": {"web": {"files": "a"}}}
+
     def close(self) -> None:
         pass
 
@@ -139,6 +142,7 @@ def test_all_ranks_get_their_rows_and_a_repeated_step_comes_from_the_ring(
     assert (number, state, list(rows)) == (0, {"step": 1}, [0])
     assert rows[0]["x"].tolist() == [[0] * 3] * 2
     assert second.next()[1][1]["x"].tolist() == [[1] * 3] * 2
+    assert first.identity() == plan.identity()
     assert plan.built == [[0, 1]]  # both were waited for
     rows[0]["x"] += 7  # a training that writes in place: into its own copy
     assert take(first, 4) == [1, 2, 3, 4]
@@ -257,6 +261,10 @@ def test_one_that_hangs_or_is_another_users_is_left(
     monkeypatch.setattr(server.Server, "_next", lambda *_: threading.Event().wait())
     with pytest.raises(ProcessGone, match=r"said nothing for 0\.2 s"):
         steps.next()
+    monkeypatch.setattr(server.Server, "_welcome", lambda *_: threading.Event().wait())
+    node.answer["served"] = True  # it is not at its start, for which a rank would wait longer
+    with pytest.raises(ProcessGone, match=r"said nothing for 0\.2 s"):
+        rank()
     monkeypatch.setattr(json_lines, "ours", lambda _uid: False)
     with pytest.raises(DataError, match=f"of user {os.getuid()}: not a data process"):
         rank()

@@ -24,7 +24,7 @@ from robust_slurm.data.service import client
 from robust_slurm.data.service.either import steps_of
 from robust_slurm.data.service.main import FAILED, NICE
 from robust_slurm.resizing.world import TrainingWorld
-from srun_wrapper.agent.data import keeper
+from srun_wrapper.agent.data import keeper, pings
 from srun_wrapper.agent.data.door import NAME, DataDoor, _elsewhere
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
@@ -40,8 +40,14 @@ if os.path.exists(order["name"] + ".half"):
     threading.Thread(target=time.sleep, args=(60,)).start()
     ctypes.CDLL(None).pthread_exit(None)
 listener = socket.socket(fileno=order["listen"])
+def serve(sock):
+    sock.send(b"%d" % os.getpid())
+    while sock.recv(100):
+        while os.path.exists(order["name"] + ".busy"):
+            pass
+        sock.send(b"here")
 while True:
-    listener.accept()[0].send(b"%d" % os.getpid())
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
 
 
@@ -124,15 +130,19 @@ def test_it_outlives_its_ranks_and_gives_way_to_another(
 ) -> None:
     first, answer = node.ask("a")
     pid = node.started("a")
-    assert answer["op"] == "here" and node.served_by(answer) == pid == keeper.processes()[0]
+    assert (
+        answer["op"] == "here"
+        and answer["served"] is False
+        and node.served_by(answer) == pid == keeper.processes()[0]
+    )
     second, same = node.ask("a", environ={"RANK": "0", "OWN": "other"})
-    assert same == answer
+    assert same["path"] == answer["path"]
     first.close()
     second.close()
     for _ in range(5):
         node.turn()
     third, same = node.ask("a")
-    assert same == answer and node.pids("a") == [pid]
+    assert same["path"] == answer["path"] and node.pids("a") == [pid]
     fourth, other = node.ask("b")  # a second one beside it, for the same ranks
     assert other["path"] != answer["path"] and node.started("b")
     assert sorted(keeper.processes()) == sorted([pid, *node.pids("b")])
@@ -187,6 +197,28 @@ def test_one_with_a_thread_that_waits_for_a_file_system_gives_way_at_its_end(
     assert len(node.pids("a")) == 2 and not caplog.records
     for sock in (rank, again, third):
         sock.close()
+
+
+def test_one_that_is_stopped_is_replaced_and_one_that_works_is_not(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pings, "EVERY", 0.05)
+    looks = []
+    look = pings._look
+    monkeypatch.setattr(pings, "_look", lambda pid: looks.append(look(pid)) or looks[-1])
+    rank, _ = node.ask("a")
+    pid = node.started("a")
+    node.until(lambda: node.ask("a")[1]["served"], "its first answer")
+    looks.clear()
+    (node.directory / "a.busy").touch()  # it answers nobody, and computes
+    node.until(lambda: len(looks) > 3 * pings.MOST, "a long time")
+    assert keeper.processes() == [pid] and not caplog.records
+    os.kill(pid, signal.SIGSTOP)
+    assert node.started("a", lives=2) != pid
+    said = [record.message for record in caplog.records]
+    assert "a has not answered for 15 s and does nothing; killing it" in said[0]
+    assert said[1].endswith("/a was killed by SIGKILL; restarting it")
+    rank.close()
 
 
 @pytest.mark.slow

@@ -1,0 +1,55 @@
+"""The first start of a training: all ranks must have the same plan, or their rows are others.
+
+The first rank that comes writes its plan into torch.distributed's store; the others compare. No
+rank waits for another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .errors import DataError
+from .planning.state import difference
+from .service.client import code_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def agree(name: str, world: str, identity: Callable[[], dict[str, Any]]) -> None:
+    """Compare the plan ``name`` with that of the other ranks, if torch.distributed runs. ``world``:
+    what else makes it another one; ``identity``: returns ``Plan.identity``. Raises DataError."""
+    store = _store()
+    if store is None:
+        return
+    mine = {"code and file of the plan": code_of(name), **identity()}
+    here = f"rank {os.environ.get('RANK', '?')} on {os.uname().nodename}"
+    text = json.dumps([here, mine], separators=(",", ":"))
+    key = hashlib.blake2b(f"{name} {world}".encode(), digest_size=8).hexdigest()
+    try:
+        there, theirs = json.loads(store.compare_set(f"robust_slurm.data/{key}", "", text))
+    except Exception:  # noqa: BLE001 - of whatever store it is: then the training itself says why
+        return
+    # In one order on whichever rank it is noticed: robust-srun knows an error again by its text.
+    (one, left), (two, right) = sorted(
+        ((there, theirs), (here, mine)), key=lambda each: str(each[1])
+    )
+    if found := difference(left, right, names=(f"of {one}", f"of {two}")):
+        raise DataError(
+            f"{name} is not the same on all ranks: {found}. Give all nodes the same files and code"
+        )
+
+
+def _store() -> Any:
+    """Return the store that all ranks share; None if there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is None or not distributed.is_initialized():
+            return None
+        return distributed.distributed_c10d._get_default_store()
+    except Exception:  # noqa: BLE001 - another version of torch
+        return None

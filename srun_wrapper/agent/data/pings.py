@@ -1,0 +1,108 @@
+"""Asks a data process every few seconds if it is there: one that is stopped, or waits for itself
+for ever, is none."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from robust_slurm.frames.json_lines import encode
+from srun_wrapper.agent.loop import Loop, Timer
+
+EVERY = 3.0  # s
+MOST = 5  # times without an answer or any sign of work: ranks wait 30 s
+_PING = encode({"op": "ping"})
+_AT_WORK = frozenset("RD")  # states of a thread that has work, or waits for a disk
+_UTIME, _STIME = 11, 12  # fields of /proc/PID/stat, counted from the state
+
+
+class Pings:
+    """``path``: of its socket; ``pid`` returns 0 while it does not run; ``dead`` is called when it
+    is there no more, as long as that is so. In the loop's thread.
+
+    Turns are counted, not seconds: where robust-task is stopped as well, or gets no time, no turn
+    goes by. One that has never answered is at its start.
+    """
+
+    def __init__(
+        self, loop: Loop, path: Path, pid: Callable[[], int], dead: Callable[[], None]
+    ) -> None:
+        self._loop, self._path, self._pid, self._dead = loop, path, pid, dead
+        self.answered = False
+        """It has, in this life."""
+        self._sock: socket.socket | None = None
+        self._silent = 0
+        self._ticks = -1
+        self._timer: Timer | None = None
+
+    def begin(self) -> None:
+        """A new life begins."""
+        self.end()
+        self.answered, self._silent = False, 0
+        self._timer = self._loop.later(EVERY, self._turn)
+
+    def end(self) -> None:
+        """It has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._hang_up()
+
+    def _turn(self) -> None:
+        self._timer = self._loop.later(EVERY, self._turn)
+        if self._silent and self._at_work():
+            self._silent = 1
+        if self.answered and self._silent >= MOST:
+            self._silent = 0
+            self._dead()
+            return
+        self._silent += 1
+        try:
+            if self._sock is None:
+                self._sock = socket.socket(
+                    socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+                )
+                self._sock.connect(str(self._path))
+                self._loop.watch(self._sock, lambda _mask: self._hear(), write=False)
+            self._sock.send(_PING)
+        except BlockingIOError:
+            pass  # it takes none
+        except OSError:
+            self._hang_up()
+
+    def _hear(self) -> None:
+        got = b""
+        with contextlib.suppress(OSError):
+            assert self._sock is not None
+            got = self._sock.recv(1 << 12)
+        if got:
+            self.answered, self._silent = True, 0
+        else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.forget(sock)
+            sock.close()
+
+    def _at_work(self) -> bool:
+        """Return whether it has used CPU time since the last turn, or wants to."""
+        before, found = self._ticks, _look(self._pid())
+        self._ticks = found[0]
+        return found[0] != before or not _AT_WORK.isdisjoint(found[1])
+
+
+def _look(pid: int, proc: Path = Path("/proc")) -> tuple[int, set[str]]:
+    """Return a process's CPU time so far, and the states of its threads."""
+    states: set[str] = set()
+    ticks = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for thread in (proc / str(pid) / "task").iterdir():
+            fields = (thread / "stat").read_text().rpartition(")")[2].split()
+            states.add(fields[0])
+        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[_UTIME]) + int(fields[_STIME])
+    return ticks, states
