@@ -8,6 +8,7 @@ from typing import Any
 
 from robust_slurm.settings import SHOWN_STALE
 from robust_slurm.slurm.model import FINISHED, Node, Placement
+from robust_slurm.state_dir.data_record import DataRecord
 from robust_slurm.state_dir.records import Accusation, Checkpoint, Incident, Roster, clean
 from standby.pool.stock import Pool, PoolStock, stock
 
@@ -75,6 +76,7 @@ class JobRow:
     ettr: float | None
     note: str
     checkpoint: Checkpoint | None
+    data: DataRecord | None = None
 
     @property
     def live(self) -> bool:
@@ -153,6 +155,7 @@ def job_row(roster: Roster, slurm: SlurmView, now: float) -> JobRow:
         ettr=roster.ettr,
         note=roster.note,
         checkpoint=roster.checkpoint,
+        data=roster.data,
     )
 
 

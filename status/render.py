@@ -20,6 +20,7 @@ from status.lemons import Lemon
 from status.model import JobReport, JobRow, NodeRow, StatusReport
 from status.rules import RuleRow
 from status.views.attention import Attention
+from status.views.data import data_lines
 from status.views.job import short_incidents
 from status.views.overview import Line, job_lines, overview, short_clock, unread
 
@@ -118,6 +119,8 @@ def print_job(report: JobReport, out: Console) -> None:
             out.print(f"note of step {row.step_id}: {row.note}")
         if row.checkpoint is not None:
             out.print(f"checkpoints of step {row.step_id}: {_checkpoint(row.checkpoint)}")
+        for line in data_lines(row.data, row.step_id) if row.data and row.live else ():
+            out.print(line)
         if warm := sum(node["warm"] for node in row.nodes):
             spare = sum(node["warm"] for node in row.nodes if not node["ranks"])
             more = f" and {spare} on spare nodes" if spare else ""

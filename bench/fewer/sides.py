@@ -1,4 +1,4 @@
-"""What trains on such a site: each returns the steps that it has made when the time is over."""
+"""The sides that train on such a site: each returns the steps that it has made in the time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Durable(Training):
     """A training that is on disk now and then as well."""
 
     def command(self, step_time: float) -> list[str]:
-        """As any, and saved."""
+        """Return that of any training, and how to save."""
         return [*Training.command(self, step_time), "--durable", "--save", str(SAVE)]
 
 

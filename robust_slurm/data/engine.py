@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .construct import construct
 from .errors import DataError, EndOfData, SourceStalled
+from .lanes.use import SourceUse
 from .planning.planner import PlannedStep, next_step
 
 if TYPE_CHECKING:
@@ -58,9 +59,11 @@ class Engine:
         dp: int,
         say: Callable[[str], None] = lambda _line: None,
         alone: bool = False,
+        use: SourceUse | None = None,
     ) -> None:
         """``say`` gets a line when a source is waited for, or held back. ``alone``: the rows are
-        for one rank, and no other process makes steps of this plan. Raises DataError."""
+        for one rank, and no other process makes steps of this plan. ``use`` counts what the steps
+        take. Raises DataError."""
         wrong = [share for share in shares if not 0 <= share < dp]
         if wrong or not shares:
             raise DataError(f"no share {wrong[0] if wrong else 'at all'}: a step has {dp}")
@@ -71,13 +74,15 @@ class Engine:
         self._say = say
         self._alone = alone
         self._held: dict[str, float] = {}  # sources that are held back, until then
-        self._heads = _FeedHeads(self._feeds)
+        self._use = use or SourceUse()
+        self._heads = _FeedHeads(self._feeds, self._use)
         self._state: PlanState | None = None
         self._waiting: set[Ref] = set()  # given by feeds, neither taken nor dropped yet
         self._samples: dict[Ref, Sample] = {}  # taken, with pieces that have no place yet
 
     def seek(self, state: PlanState) -> None:
         """Go on from this state."""
+        self._use.gives_up()
         self._heads.seek(state)
         self._waiting.clear()
         self._samples.clear()
@@ -90,6 +95,7 @@ class Engine:
             raise DataError("the engine has no state yet: call seek first")
         step = self._plan_step(self._state)
         self._heads.commit()
+        self._use.drew(step.drawn)
         self._state = None  # until all of it is done: else what follows would be amiss
         samples = self._collect(step)
         rows = {}
@@ -120,6 +126,7 @@ class Engine:
                 self._heads.rewind()
                 continue
             except BaseException:
+                self._use.gives_up()
                 self._heads.rewind()
                 raise
             if step is not None:
@@ -166,18 +173,23 @@ class Engine:
         where another node has held them."""
         feed = self._feeds[lane]
         while True:
+            self._use.waits(lane[0])
             try:
-                return feed.take(refs) if taken else feed.again(refs)
+                found = feed.take(refs) if taken else feed.again(refs)
             except SourceStalled as stalled:
                 self._stalled(lane[0], stalled)
+            else:
+                self._use.got()
+                return found
 
 
 class _FeedHeads:
     """The next sample of every lane, of what its feed gives. What the planner has seen of a step
     that came to nothing it is shown again."""
 
-    def __init__(self, feeds: Mapping[Lane, Feed]) -> None:
+    def __init__(self, feeds: Mapping[Lane, Feed], use: SourceUse) -> None:
         self._feeds = feeds
+        self._use = use
         self._seen: dict[Lane, list[tuple[Meta, Position]]] = {}
         self._at: dict[Lane, int] = {}
         self.asked = ""
@@ -202,7 +214,9 @@ class _FeedHeads:
         key = (source, lane)
         seen = self._seen[key]
         if self._at[key] == len(seen):
+            self._use.waits(source)
             seen.append(self._feeds[key].next())
+            self._use.got()
         return seen[self._at[key]]
 
     def advance(self, source: str, lane: int) -> None:

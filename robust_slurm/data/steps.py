@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from .lanes.feed import Feed
+    from .lanes.use import SourceUse
     from .plan import Plan
 
     OpenFeeds = Callable[[Plan], Mapping[tuple[str, int], Feed]]
@@ -50,11 +51,12 @@ class LocalSteps:
         dp: int,
         feeds: OpenFeeds | None = None,
         alone: bool = False,
+        use: SourceUse | None = None,
     ) -> None:
-        """``dp``: number of all shares of a step. ``alone``: as for Engine. Lists the sources'
-        parts."""
+        """``dp``: number of all shares of a step. ``alone``, ``use``: as for Engine. Lists the
+        sources' parts."""
         self._plan = plan
-        self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, _say, alone)
+        self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, _say, alone, use)
 
     def seek(self, state: Any) -> None:
         lanes = self._plan.lanes()

@@ -6,15 +6,18 @@ replaced here, so that everything behind this module can be counted, printed and
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from robust_slurm.text import one_line
+from robust_slurm.state_dir.data_record import DataRecord, data_from
+from robust_slurm.state_dir.plain import MAX_TEXT as MAX_TEXT
+from robust_slurm.state_dir.plain import clean as clean
+from robust_slurm.state_dir.plain import decode as decode
+from robust_slurm.state_dir.plain import moment as moment
+from robust_slurm.state_dir.plain import number as number
+from robust_slurm.state_dir.plain import whole as whole
+from robust_slurm.state_dir.plain import words as words
 
-MAX_TEXT = 300  # characters of one value
 _FORMER_ACTIONS = {"swap_companion": "swap_standby"}  # of records written before 0.1.0
 
 
@@ -70,6 +73,7 @@ class Roster:
     ettr: float | None
     note: str
     checkpoint: Checkpoint | None = None
+    data: DataRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -119,33 +123,6 @@ class Accusation:
     cause: str = ""  # of the incident, as a withdrawal corrects it
 
 
-def clean(value: object, limit: int = MAX_TEXT) -> str:
-    """The text as one printable line; "" for what is no text."""
-    return one_line(value, limit) if isinstance(value, str) else ""
-
-
-def number(value: object) -> float | None:
-    """A finite number that is none of JSON's surprises, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        return None
-    return float(value) if math.isfinite(value) and abs(value) < 1e15 else None
-
-
-def moment(value: object) -> float | None:
-    """A time between 1970 and 2096, in seconds since 1970, or None: calendars end somewhere."""
-    when = number(value)
-    return when if when is not None and 0 <= when < 4e9 else None
-
-
-def whole(value: object) -> int | None:
-    """An integer of at most 63 bits, or None."""
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
-        return None
-    return value
-
-
 def roster_from(data: object) -> Roster | None:
     """A roster, or None when job id or time are missing."""
     if not isinstance(data, dict):
@@ -175,6 +152,7 @@ def roster_from(data: object) -> Roster | None:
         ettr=number(data.get("ettr")),
         note=clean(data.get("note")),
         checkpoint=_checkpoint(data.get("checkpoint")),
+        data=data_from(data.get("data")),
     )
 
 
@@ -298,12 +276,6 @@ def _pairs(value: object) -> Iterator[tuple[str, str]]:
             yield names[0], names[1]
 
 
-def words(value: object, limit: int) -> tuple[str, ...]:
-    """The printable texts of a list, or of a single value; at most 50."""
-    items = value if isinstance(value, list) else [value]
-    return tuple(text for item in items[:50] if (text := clean(item, limit)))
-
-
 def incidents_from(raw: bytes) -> tuple[list[Incident], int, bool]:
     """The incidents of a file's text, how many lines were unreadable, whether the last was torn."""
     *lines, last = raw.split(b"\n")
@@ -318,11 +290,3 @@ def incidents_from(raw: bytes) -> tuple[list[Incident], int, bool]:
         else:
             found.append(incident)
     return found, bad, bool(last.strip())
-
-
-def decode(raw: bytes) -> Any:
-    """JSON, or None for anything else (also for numbers or nesting made to hurt)."""
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        return None

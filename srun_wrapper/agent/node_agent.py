@@ -107,6 +107,7 @@ class Agent:
         self._answers = Answers(lambda answer: self._uplink.send(answer))
         self._finished = False
         self.data_port = 0  # of the node's data process, for those of other nodes
+        self.data_news: Callable[[float], bytes] = lambda _interval: b""
         self.mute = MUTE  # s without a word of robust-srun while its host answers
         self.lost_host = LOST_HOST  # s without an answer of that host until it is lost
         self.alone: TaskOptions | None = None  # set: the shims end by themselves
@@ -331,7 +332,8 @@ class Agent:
     def _send_report(self, beats: tuple[RankBeat, ...]) -> None:
         saved = tuple(self._saved.values())
         self._saved.clear()
-        self._uplink.send(Report(self._start.epoch if self._start else 0, beats, saved))
+        news = self.data_news(self._interval)
+        self._uplink.send(Report(self._start.epoch if self._start else 0, beats, saved, news))
 
     def close(self) -> None:
         """Give sockets back; pending messages to the shims have been sent."""

@@ -118,7 +118,7 @@ class Shim:
                 self._paths,
                 self._life,
             )
-            self._agent.data_port = self._data.port
+            self._agent.data_port, self._agent.data_news = self._data.port, self._data.news.due
             self._agent.mute = self._options.suspend_limit
             self._agent.alone = self._options if self._options.alone else None
             self._agent.lost_host = self._options.outage_wait + AFTER_SUPERVISOR

@@ -12,6 +12,7 @@ from srun_wrapper.decide import counters
 from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.changes import Changes
+from srun_wrapper.job.data import JobData
 from srun_wrapper.job.membership import Membership
 from srun_wrapper.job.model import AgentKey, Node, Role, World
 from srun_wrapper.job.nonfinite import NonfiniteLosses
@@ -51,6 +52,7 @@ class JobState:
         self.progress = Progress()
         self.nonfinite = NonfiniteLosses()
         self.spikes = Spikes()
+        self.data = JobData()
         self.failures: list[Failure] = []
         self.changed = Changes()
         self.bus = Bus(self.nodes, self.changed)
@@ -206,6 +208,7 @@ class JobState:
         self.nonfinite.new_epoch()
         self.spikes.new_epoch()
         self.pace.new_epoch(time.monotonic())
+        self.data.new_epoch(time.monotonic())
         self.phases.clear()
         self.failures.clear()
         return self.world.epoch

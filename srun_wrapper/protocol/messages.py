@@ -87,6 +87,7 @@ class Report(Message):
     epoch: int
     beats: tuple[RankBeat, ...]
     saved: tuple[Saved, ...] = ()  # by ranks that saved since the last report
+    data: bytes = b""  # news of the node's data process: ``data_messages.DataReport``
 
 
 class Started(Event):

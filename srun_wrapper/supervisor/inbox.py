@@ -154,6 +154,7 @@ class Inbox:
             if message.epoch == world.epoch and node.role is Role.ACTIVE:
                 for saved in message.saved:
                     state.on_store(node, saved)
+                state.data.hear(node, message, node.last_word)
                 stepping = bool(world.steppers) and world.all_stepped()
                 self._beats(node, message)
                 if stepping:

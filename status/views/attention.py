@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from robust_slurm.state_dir.data_record import DataRecord
 from robust_slurm.state_dir.records import Accusation
 from standby.pool.stock import span, told
 from status.model import JobRow, NodeRow, StatusReport
+from status.views.data import slowed, waits
 
 RECENT = 7 * 86400.0  # s; an older report is no reason to look now
 FLAPS = ("node_lost",)  # reports that are withdrawn because the node answered again
 BAD = {"DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "INVALID_REG"}
 JOB_STATES = ("recovering", "silent", "requeued", "checking")
-_ORDER = ("silent", "recovering", "requeued", "pool", "bad", "suspected", "flapping", "checking")
+_ORDER = (
+    *("silent", "recovering", "requeued", "pool", "bad", "suspected", "data", "flapping"),
+    "checking",
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Attention:
 def attention(report: StatusReport, accusations: Sequence[Accusation]) -> list[Attention]:
     """Return what needs attention, the gravest first, then the newest."""
     found = [_job(row) for row in report.jobs if row.status in JOB_STATES]
+    found += [_data(row, row.data) for row in report.jobs if row.data and _waits(row)]
     pool = report.pool
     if pool is not None and pool.short:
         found.append(Attention("pool", pool.partition, told(pool).partition(": ")[2]))
@@ -45,6 +51,15 @@ def _job(row: JobRow) -> Attention:
     }[row.status]
     name = f"job {row.job_id}"
     return Attention(row.status, name, f"{row.name} of {row.user}: {text}", row.updated)
+
+
+def _waits(row: JobRow) -> bool:
+    return row.status == "running" and slowed(row.data)
+
+
+def _data(row: JobRow, data: DataRecord) -> Attention:
+    text = f"{row.name} of {row.user}: {waits(data)}"
+    return Attention("data", f"job {row.job_id}", text, row.updated)
 
 
 def _nodes(

@@ -23,6 +23,7 @@ STYLES = {
     "recovering": "yellow",
     "requeued": "yellow",
     "suspected": "yellow",
+    "data": "yellow",
     "flapping": "yellow",
     "checking": "yellow",
     "pool": "yellow",

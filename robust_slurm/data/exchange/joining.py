@@ -39,6 +39,7 @@ class Joining:
         self._plan: Plan | None = None
         self._code = ""
         self._exchange: Exchange | None = None
+        self._opened: dict[tuple[str, int], Feed] = {}  # that read here, the newest of each lane
 
     def place(self, said: object) -> None:
         """Take what a rank has in ``placement.VARIABLE``. Any thread."""
@@ -62,13 +63,32 @@ class Joining:
     def feeds(self, plan: Plan) -> Mapping[tuple[str, int], Feed]:
         """Return feeds of all lanes of the process's plan."""
         with self._lock:
-            return local_feeds(plan) if self._exchange is None else self._exchange.feeds()
+            if self._exchange is not None:
+                return self._exchange.feeds()
+            feeds = local_feeds(plan)
+            self._opened.update(feeds)
+            return feeds
+
+    def figures(self) -> tuple[bool, dict[str, tuple[int, int]]]:
+        """Return whether each node reads all lanes for itself, and how many records of each source
+        were read here, and how many of these were bad. Of lanes that other nodes use as well,
+        only those count that this node reads for them, not those that it is the shadow of."""
+        with self._lock:
+            exchange, feeds = self._exchange, dict(self._opened)
+        lanes = feeds.keys() if exchange is None else exchange.owned()
+        found: dict[str, tuple[int, int]] = {}
+        for lane, feed in feeds.items():
+            if lane in lanes and isinstance(feed, LocalFeed):
+                read = feed.figures()
+                records, bad = found.get(lane[0], (0, 0))
+                found[lane[0]] = records + read.records, bad + read.bad
+        return exchange is None, found
 
     def _join(self) -> None:
         if self._order is None or self._nodes is None or self._plan is None:
             return
         if self._exchange is None:
-            self._exchange = _exchange(self._plan, self._code, *self._order)
+            self._exchange = _exchange(self._plan, self._code, *self._order, self._opened)
         self._exchange.place(*self._nodes)
 
 
@@ -83,16 +103,23 @@ def nodes_of(said: object) -> Nodes | None:
     return (place, nodes) if known else None
 
 
-def _exchange(plan: Plan, code: str, descriptor: int, key: str) -> Exchange:
+def _exchange(
+    plan: Plan, code: str, descriptor: int, key: str, opened: dict[tuple[str, int], Feed]
+) -> Exchange:
+    """``opened`` is filled with the feeds that read here."""
     budget, counts = Budget(READING), plan.lanes()
+    lanes = [(name, lane) for name, count in counts.items() for lane in range(count)]
+    first: dict[tuple[str, int], Lane] = {}  # all readers of a lane count with one tally
 
     def open_lane(lane: tuple[str, int]) -> Feed:
         name, number = lane
-        source = plan.sources[name]
-        window = source.options.window
-        return LocalFeed(Lane(source, name, number, counts[name], plan.seed, window), budget)
+        if lane not in first:
+            source = plan.sources[name]
+            window = source.options.window
+            first[lane] = Lane(source, name, number, counts[name], plan.seed, window)
+        opened[lane] = feed = LocalFeed(first[lane].copy(), budget)
+        return feed
 
-    lanes = [(name, lane) for name, count in counts.items() for lane in range(count)]
     listener = socket.socket(fileno=descriptor)
     whose = json.dumps([code, plan.fingerprint()], sort_keys=True)
     return Exchange(open_lane, lanes, listener, bytes.fromhex(key), whose, WAITING)

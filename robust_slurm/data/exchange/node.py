@@ -80,6 +80,14 @@ class Exchange:
             for lane, number in self._numbers.items()
         }
 
+    def owned(self) -> set[Lane]:
+        """Return the lanes that this process is the first to read for all nodes now."""
+        return {
+            lane
+            for lane, number in self._numbers.items()
+            if next((link for link in self._links(number) if link.up), self._own) is self._own
+        }
+
     def close(self) -> None:
         with self._lock:
             for peer in self._peers.values():

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from robust_slurm.data.exchange.joining import Joining
+    from robust_slurm.data.lanes.use import SourceUse
     from robust_slurm.data.plan import Plan
 
 
 class NamedPlan:
     """The plan, for a world of ranks."""
 
-    def __init__(self, plan: Plan, joining: Joining | None) -> None:
+    def __init__(self, plan: Plan, joining: Joining | None, use: SourceUse | None = None) -> None:
         self._plan = plan
+        self._use = use
         self._feeds = joining.feeds if joining is not None else None
         self._all = 0  # shares of a step
         self._alone = False
@@ -37,18 +39,21 @@ class NamedPlan:
 
     def steps(self, shares: Collection[int]) -> LocalSteps:
         """Begin to read for these shares. Raises DataError."""
-        return LocalSteps(self._plan, shares, self._all, self._feeds, self._alone)
+        return LocalSteps(self._plan, shares, self._all, self._feeds, self._alone, self._use)
 
     def identity(self) -> dict[str, Any]:
         return self._plan.identity()
 
 
-def load(name: str, code: str, joining: Joining | None = None) -> NamedPlan:
+def load(
+    name: str, code: str, joining: Joining | None = None, use: SourceUse | None = None
+) -> NamedPlan:
     """Import the plan; without ``joining``, all lanes are read here. ``code``: what the rank has
-    seen (``client.code_of``). Raises whatever its module does, DataError if it is another now."""
+    seen (``client.code_of``). ``use`` counts what steps take. Raises whatever its module does,
+    DataError if it is another now."""
     plan = plan_named(name)
     expect_code(name, code)
     plan.lanes()  # lists the sources' files
     if joining is not None:
         joining.know(plan, f"{name} {code}")
-    return NamedPlan(plan, joining)
+    return NamedPlan(plan, joining, use)

@@ -3,7 +3,7 @@
 Its orders are on stdin, a JSON object: ``name`` of the plan, ``code`` (the version that the rank
 has seen), ``path`` (sys.path of the rank that has asked for it), ``listen`` (descriptor of its
 socket), ``memory`` in bytes, ``exchange`` (the descriptor of the socket for other nodes and their
-key, or null).
+key, or null), ``figures`` (path of the file for them, or none: ``figures.py``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def main() -> None:
 
     from robust_slurm.data.exchange.joining import Joining
     from robust_slurm.data.exchange.placement import VARIABLE
+    from robust_slurm.data.lanes.use import SourceUse
     from robust_slurm.data.service.build import load
+    from robust_slurm.data.service.figures import FiguresFile
     from robust_slurm.data.service.producer import Producer
     from robust_slurm.data.service.ring import Ring
     from robust_slurm.data.service.server import Server
@@ -66,8 +68,11 @@ def main() -> None:
     joining = Joining(order.get("exchange"))
     joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
     server = Server(listener, producer, joining.place)
+    use = SourceUse()
+    if path := order.get("figures"):
+        FiguresFile(path, producer.level, use, joining.figures).begin()
     os.nice(NICE)  # of this thread and those that it begins: not of those that answer ranks
-    producer.run(lambda: load(order["name"], order["code"], joining))
+    producer.run(lambda: load(order["name"], order["code"], joining, use))
     server.wait_told()
     sys.stderr.flush()
     os._exit(FAILED)

@@ -16,6 +16,7 @@ from robust_slurm.data.service.ring import Made, Ring
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from robust_slurm.data.service.ring import Level
     from robust_slurm.data.steps import Steps
 
 AGAIN = 2.0  # s after which what has failed is tried once more, for whoever asks then
@@ -146,6 +147,11 @@ class Producer:
         finally:
             with self._change:
                 self._wanted.pop(me, None)
+
+    def level(self) -> Level:
+        """Return what is held now."""
+        with self._change:
+            return self._ring.level()
 
     def close(self) -> None:
         """Have ``run`` return."""

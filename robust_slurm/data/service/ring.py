@@ -35,6 +35,15 @@ class Made(NamedTuple):
             page.close()
 
 
+class Level(NamedTuple):
+    """Steps and bytes that a ring holds, and may hold."""
+
+    ahead: int  # steps that nobody has asked for
+    most_ahead: int
+    size: int  # bytes of all steps
+    memory: int
+
+
 class Ring:
     """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead."""
 
@@ -60,6 +69,11 @@ class Ring:
         return not ahead or (
             len(ahead) < self._ahead and sum(made.size for made in ahead) < self._memory // 2
         )
+
+    def level(self) -> Level:
+        """Return what is held now."""
+        ahead = len(self._made) - self._served
+        return Level(ahead, self._ahead, self.size, self._memory)
 
     def add(self, made: Made) -> None:
         """Take the next step; the oldest that were handed out make room for it."""

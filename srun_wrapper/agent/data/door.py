@@ -18,8 +18,11 @@ import msgspec
 
 from robust_slurm.data.exchange.placement import LEAST
 from robust_slurm.frames.json_lines import encode, ours, peer
+from robust_slurm.text import one_line
 from srun_wrapper.agent.data.keeper import Asked, Keeper
+from srun_wrapper.agent.data.news import DataNews, figures
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.protocol.data_messages import DataReport
 
 NAME = "data.sock"
 """In the agent's run directory, where ``data/service/client.py`` looks for it."""
@@ -38,6 +41,8 @@ class DataDoor:
         self._run_dir = run_dir
         self._keepers: dict[str, Keeper] = {}
         self._open: dict[socket.socket, tuple[bytearray, Keeper | None]] = {}
+        self._deaths = 0  # of processes that are not kept any more
+        self.news = DataNews(self._report)
         self._listener: socket.socket | None = None
         self._exchange: socket.socket | None = None
         self._key = hashlib.blake2b(b"data", key=key[:64], digest_size=32).hexdigest()
@@ -64,6 +69,15 @@ class DataDoor:
     def port(self) -> int:
         """Port on which other nodes' data processes reach this node's; 0: they cannot."""
         return self._exchange.getsockname()[1] if self._exchange is not None else 0
+
+    def _report(self) -> DataReport | None:
+        """Return what is known of the process that most ranks want; None if none was ever kept."""
+        keepers = sorted(self._keepers.values(), key=lambda keeper: keeper.wanted)
+        if not keepers:
+            return None
+        deaths = self._deaths + sum(keeper.deaths for keeper in keepers)
+        last = keepers[-1]
+        return DataReport(deaths, one_line(last.off, 300), figures(last.figures))
 
     def _accept(self, _mask: int) -> None:
         assert self._listener is not None
@@ -119,6 +133,7 @@ class DataDoor:
             for other, keeper in list(self._keepers.items()):
                 if not keeper.wanted:
                     keeper.stop()
+                    self._deaths += keeper.deaths
                     del self._keepers[other]
             exchange = None  # one process may accept there
             if self._exchange is not None and not self._keepers:

@@ -82,6 +82,10 @@ class Keeper:
         """Number of ranks that want it now."""
         self.off = ""
         """Why it is not started any more."""
+        self.deaths = 0
+        """Number of times that it has died."""
+        self.figures = path.with_suffix(".json")
+        """Path of the file with its figures (``data/service/figures.py``)."""
         self._deaths: deque[float] = deque(maxlen=DEATHS)
         self._start: Starting[int] | None = None
         self._timer: Timer | None = None
@@ -103,11 +107,12 @@ class Keeper:
         if self._start is not None or self._timer is not None or self.off:
             return
         asked, listener, exchange = self._asked, self._listener, self._exchange
+        figures = str(self.figures)
 
         def make(start: Starting[int]) -> int:
             """Wait for its end, too, in the thread that the kernel takes for its parent."""
             try:
-                return _ended(_begin(start, asked, listener, exchange))
+                return _ended(_begin(start, asked, listener, exchange, figures))
             finally:
                 self._loop.call(lambda: _starts.remove(start))
 
@@ -146,6 +151,7 @@ class Keeper:
         self._pings.end()
         if how == _how(FAILED):
             return
+        self.deaths += 1
         now = time.monotonic()
         first = not self._deaths or now - self._deaths[-1] > WITHIN
         self._deaths.append(now)
@@ -180,8 +186,9 @@ class Keeper:
             process_tree.end_all(below)
             self._start = None
         self._listener.close()
-        with contextlib.suppress(OSError):
-            self.path.unlink()
+        for path in (self.path, self.figures, Path(f"{self.figures}.new")):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -194,11 +201,12 @@ def _begin(
     asked: Asked,
     listener: socket.socket,
     exchange: tuple[socket.socket, str] | None,
+    figures: str,
 ) -> int:
     """Start it and give it its orders; return its pid. Raises OSError, ValueError."""
     listen = listener.fileno()
     order = {"name": asked.name, "code": asked.code, "path": asked.path, "memory": asked.memory}
-    order["listen"] = listen
+    order |= {"listen": listen, "figures": figures}
     passed = [listen]
     if exchange is not None:
         passed.append(exchange[0].fileno())

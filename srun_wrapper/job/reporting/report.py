@@ -181,6 +181,7 @@ def roster(
         "note": _note(state.world.resized),
         "code": state.code.version if state.code is not None else "",
         "checkpoint": {**checkpoint, "checked": checked} if checkpoint is not None else None,
+        "data": state.data.record(state.world, state.phases.values(), now),
     }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import data_plan
 from conftest import LabFactory
@@ -77,6 +78,33 @@ def set_standby(lab: Cluster, state: str, *more: str) -> None:
     lab.exec("head", argv, user=False, check=True)
 
 
+def data_shown(training: Training) -> dict[str, Any]:
+    """The data side of the job, as the newest roster has it."""
+    rosters = training.rosters()
+    return (rosters[-1]["data"] or {}) if rosters else {}
+
+
+def check_status(training: Training) -> None:
+    """robust-status shows the job's data: steps ahead, sources, skipped records, deaths."""
+
+    def seen() -> bool:
+        data = data_shown(training)
+        read = {row["name"] for row in data.get("sources", []) if row["read"] and row["skipped"]}
+        return data.get("processes") == 3 and data["deaths"] == 1 and read == {"web", "code"}
+
+    training.until(seen, "the figures of three data processes")
+    argv = ["robust-status", "--state-dir", str(training.state), str(training.job)]
+    text = training.lab.exec("head", argv, timeout=60).stdout
+    done = json.loads(training.lab.exec("head", [*argv, "--json"], timeout=60).stdout)
+    print(text)
+    ahead = r"^data of step 0: .* of 8 steps ahead.* tokens/s \(.*web .* bad records skipped"
+    assert re.search(ahead, text, re.M), text
+    assert re.search(r"^data processes of step 0: .*died 1 time so far$", text, re.M), text
+    data = done["steps"][0]["data"]
+    assert data["ranks"] == WORLD and data["nodes"] == 3 and data["most_ahead"] == 8, data
+    assert isinstance(data["waited_s"], float) and isinstance(data["most_waited"], list)
+
+
 def test_the_same_order_whatever_dies(new_lab: LabFactory) -> None:
     """A rank is killed, then a data process, then a node, then one that nothing replaces, and the
     job goes on with two nodes, and then with three again: the checksum of every batch that any
@@ -113,6 +141,7 @@ def test_the_same_order_whatever_dies(new_lab: LabFactory) -> None:
     assert data_processes(training)["n1"].pid != first["n1"].pid
     assert len(training.incidents()) == 1, training.story()
     assert training.says("^robust-task: the data process of data_plan:plan was killed by SIGKILL")
+    check_status(training)
     lab.crash("n2")
 
     training.wait_step(36)

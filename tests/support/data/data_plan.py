@@ -1,4 +1,7 @@
-"""The data of toy trainings: two corpora of integers, and a note of each step that is planned."""
+"""The data of toy trainings: two corpora of integers, and a note of each step that is planned.
+
+One record of each part is bad.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from robust_slurm.data.plan import Plan
-from robust_slurm.data.sources.base import Options, Part
+from robust_slurm.data.sources.base import Bad, Options, Part
 from robust_slurm.data.sources.json_lines import jsonl
 
 CORPUS = "TOY_CORPUS"
 """The variable with the directory of ``on_files``."""
 STALLED = "TOY_STALLED"
 """And what it does when that does not answer."""
+BAD = 9  # record of a part
 
 
 class Numbers:
@@ -27,13 +31,16 @@ class Numbers:
     def __init__(self, first: int, factor: int = 1) -> None:
         self.first = first
         self.factor = factor
-        self.options = Options(lanes=2, window=16)
+        self.options = Options(lanes=2, window=16, bad="skip")
 
     def parts(self) -> list[Part]:
         return [Part(f"{self.first}-{number}", 200, 200) for number in range(6)]
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad]]:
         for record in range(start, 200):
+            if record == BAD:
+                yield record, Bad(f"{self.first}-{part}", record, "made so")
+                continue
             begin = self.first + 10_000 * part + 40 * record
             numbers = np.arange(begin, begin + 3 + (record * 7) % 30)
             yield record, {"tokens": self.factor * numbers}
@@ -43,7 +50,12 @@ class Numbers:
 
 
 CORPORA = [
-    [first + 10_000 * part + 40 * record for part in range(6) for record in range(200)]
+    [
+        first + 10_000 * part + 40 * record
+        for part in range(6)
+        for record in range(200)
+        if record != BAD
+    ]
     for first in (0, 1_000_000)
 ]
 """The first number of each document, by source."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import exchange_nodes
 import pytest
 from exchange_nodes import LANES, open_lane
+from waiting import until
 
 from robust_slurm.data.exchange import link, remote
 from robust_slurm.data.exchange.placement import numbered, preference
@@ -125,6 +126,8 @@ def test_the_same_samples_in_the_same_order_whatever_dies(nodes: Nodes) -> None:
     own.place(NODES - 1, nodes.addresses)
     readers = {lane: Reader(lane, feed) for lane, feed in own.feeds().items() if lane in READ}
     number, longest = numbered(LANES), 0.0
+    mine = {lane for lane in LANES if next(iter(preference(number[lane], NODES))) == NODES - 1}
+    until(lambda: own.owned() == mine, "the lanes that this node reads for all")
     seen = set()
 
     def read(steps: int) -> None:

@@ -28,6 +28,7 @@ from srun_wrapper.agent.data import keeper, pings
 from srun_wrapper.agent.data.door import NAME, DataDoor, _elsewhere
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
+from srun_wrapper.protocol.data_messages import DataReport, report_from
 
 PROGRAM = """
 import ctypes, json, os, socket, sys, threading, time
@@ -174,6 +175,8 @@ def test_one_that_dies_is_started_again_but_not_for_ever(
     assert last.endswith("again and is not started any more; ranks prepare their own data")
     _, refused = node.ask("a")
     assert refused["op"] == "refused" and "5 times within 600 s" in refused["why"]
+    told = report_from(node.door.news.due(0.25))
+    assert told == DataReport(keeper.DEATHS, "it has ended 5 times within 600 s")
     with pytest.raises(ConnectionRefusedError):
         node.served_by(answer)
     rank.close()

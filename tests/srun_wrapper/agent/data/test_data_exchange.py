@@ -138,6 +138,13 @@ def test_lanes_are_read_by_two_nodes_of_three_and_outlive_each(
     assert read_by() == {
         lane: {*list(preference(number, NODES))[:2]} for lane, number in numbers.items()
     }
+    told = [door.news._read for door in doors.doors]
+
+    def known() -> bool:
+        found = [report and report.figures for report in (read() for read in told)]
+        return all(each and not each.all_here and len(each.sources) == 2 for each in found)
+
+    until(known, "the figures of all three")
     pids = keeper.processes()
     assert len(pids) == NODES
     os.kill(pids[0], signal.SIGKILL)

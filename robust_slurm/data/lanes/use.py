@@ -1,0 +1,70 @@
+"""The use of each source: what the steps of a process have taken, and how long they waited."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from robust_slurm.data.sample import Meta
+
+
+class Used(NamedTuple):
+    """Sums of one source."""
+
+    samples: int
+    tokens: int
+    waited: float  # s
+
+
+class SourceUse:
+    """The thread that makes steps counts; any other may look, and sees what is a sample behind."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}  # samples, tokens, seconds
+        self._asked = ""
+        self._since = 0.0
+
+    def waits(self, source: str) -> None:
+        """Note that the source is asked for a sample. Asked again, without an answer, it is still
+        the same wait."""
+        if self._asked != source:
+            self._since = time.monotonic()
+            self._asked = source
+
+    def got(self) -> None:
+        """Note that the source that was asked has answered."""
+        self._of(self._asked)[2] += time.monotonic() - self._since
+        self._asked = ""
+
+    def gives_up(self) -> None:
+        """Note that no source is waited for any more."""
+        self._asked = ""
+
+    def drew(self, metas: Iterable[Meta]) -> None:
+        """Count the samples of a step."""
+        for meta in metas:
+            sums = self._of(meta.ref.source)
+            sums[0] += 1
+            sums[1] += meta.tokens
+
+    def sums(self) -> dict[str, Used]:
+        """Return the sums so far, those of a wait that has not ended among them."""
+        source, waited = self.silent()
+        found = {}
+        for name, (samples, tokens, seconds) in list(self._sums.items()):
+            more = waited if name == source else 0.0
+            found[name] = Used(int(samples), int(tokens), seconds + more)
+        if source and source not in found:
+            found[source] = Used(0, 0, waited)
+        return found
+
+    def silent(self) -> tuple[str, float]:
+        """Return the source that is waited for, and for how long; "" for none."""
+        source, since = self._asked, self._since
+        return source, time.monotonic() - since if source else 0.0
+
+    def _of(self, source: str) -> list[float]:
+        return self._sums.setdefault(source, [0, 0, 0.0])
