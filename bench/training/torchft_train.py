@@ -37,7 +37,8 @@ def main() -> None:
         inner.load_state_dict(state["optimizer"])
 
     host, port = socket.gethostname(), int(os.environ["MASTER_PORT"])
-    store = torch.distributed.TCPStore(host, port, None, is_master=True, wait_for_workers=False)
+    distributed: Any = import_module("torch.distributed")
+    store = distributed.TCPStore(host, port, None, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=TIMEOUT),
         load_state_dict=load,
