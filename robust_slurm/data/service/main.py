@@ -8,7 +8,6 @@ key, or null).
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -25,27 +24,17 @@ _SWITCH = 0.0005  # s for a thread that answers a rank to get the interpreter
 def _be_nice() -> None:
     """Be a helper: behind the ranks, and out of reach of signals that are for them."""
     import contextlib
-    import ctypes
     import resource
-    import signal
 
-    # Slurm signals all processes of a step. Handlers, not SIG_IGN, which children would inherit.
-    ours = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "ALRM")
-    for name in ours:
-        signal.signal(getattr(signal, "SIG" + name), lambda _number, _frame: None)
+    from robust_slurm.data.helper import become_helper
+
+    become_helper("robust-data", _SCORE)
     os.nice(NICE)
-    ctypes.CDLL(None).prctl(15, b"robust-data", 0, 0, 0)  # PR_SET_NAME
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
-        if int(file.read()) < _SCORE:
-            file.seek(0)
-            file.write(str(_SCORE))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         wanted = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
     sys.setswitchinterval(_SWITCH)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # it is killed in the end
 
 
 def main() -> None:
@@ -57,6 +46,7 @@ def main() -> None:
 
     from robust_slurm.data.exchange.joining import Joining
     from robust_slurm.data.exchange.placement import VARIABLE
+    from robust_slurm.data.readers.pool import ReaderPool
     from robust_slurm.data.service.build import load
     from robust_slurm.data.service.producer import Producer
     from robust_slurm.data.service.ring import Ring
@@ -67,7 +57,12 @@ def main() -> None:
     joining = Joining(order.get("exchange"))
     joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
     server = Server(listener, producer, joining.place)
-    producer.run(lambda: load(order["name"], order["code"], joining))
+    name, code = order["name"], order["code"]
+    producer.run(
+        lambda: load(
+            name, code, joining, lambda plan: ReaderPool(plan, name, code, producer.waited)
+        )
+    )
     server.wait_told()
     sys.stderr.flush()
     os._exit(FAILED)

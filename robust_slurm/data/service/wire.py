@@ -46,7 +46,11 @@ class Line:
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send one message with these descriptors. Raises OSError."""
-        line = memoryview(encode({**message, "fds": len(fds)} if fds else message))
+        self.send_line(encode({**message, "fds": len(fds)} if fds else message), fds)
+
+    def send_line(self, encoded: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a message that says how many descriptors it has."""
+        line = memoryview(encoded)
         until = time.monotonic() + SEND
         while line:
             try:
