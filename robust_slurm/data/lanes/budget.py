@@ -75,6 +75,11 @@ class Budget:
             self.used -= size
             self._grant()
 
+    def look(self) -> None:
+        """Let others go on if one that reads is slow; whoever asks next sees that, too."""
+        with self._lock:
+            self._grant()
+
     def _grant(self) -> None:
         while self._waiting and self._room(self._waiting[0].size):
             self._give(self._waiting.popleft())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.exchange.wire import CannotSend, pack_samples
+from robust_slurm.data.lanes.budget import SLOW, Budget, Claim
 from robust_slurm.data.lanes.lane import Lane
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.lanes.tally import Tally
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from robust_slurm.data.sample import Sample
     from robust_slurm.data.sources.base import Bad, Part, Source
 
+AT_ONCE = 2  # windows that it reads: one while the other waits for its file
 MOST_BODY = 1 << 28  # bytes of a window's values
 
 
@@ -62,13 +64,18 @@ class WindowReader:
         self._places = places
         self._sending = threading.Lock()
         self._open: dict[int, tuple[Lane, Position]] = {}  # by user, and where it is
+        self._turns = Budget()
+        self._turns.readers = AT_ONCE
         places.decode(number, "")
         turn.watch(lambda place: places.decode(number, place))
 
     def serve(self) -> None:
         """Answer until the data process has gone."""
         while True:
-            message, _ = self._line.receive(None) or ({}, [])
+            message, _ = self._line.receive(SLOW) or ({"op": ""}, [])
+            self._turns.look()
+            if not message["op"]:
+                continue
             if message["op"] == "leave":
                 self._open.pop(message["user"], None)
                 continue
@@ -79,10 +86,15 @@ class WindowReader:
                 self._fail(message, DataError(why), None)
 
     def _answer(self, message: dict[str, Any]) -> None:
+        claim = Claim(0)
+        self._turns.ask(claim)
+        claim.granted.wait()
         try:
             self._read(message)
         except OSError:
             pass  # the data process has gone, and so will this one
+        finally:
+            self._turns.settle(claim, 0)
 
     def _read(self, message: dict[str, Any]) -> None:
         began = time.thread_time()
