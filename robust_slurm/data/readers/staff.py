@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 TICK = 0.2  # s
 DEAL = 10.0  # s after which lanes are dealt anew
 DEATHS, WITHIN = 6, 600.0  # so many within so many seconds: there are no readers any more
-_HUNG = 2  # readers that have been killed and are still there, for want of a disk: of the most
+_HUNG = 2  # readers that have been killed and have not ended, as a file system hangs: with more,
+# none is started
 
 
 class ReaderStaff:
@@ -119,6 +120,7 @@ class ReaderStaff:
         self._deaths.append(now)
         if len(self._deaths) == DEATHS and now - self._deaths[0] < WITHIN:
             self.off = f"they have died {DEATHS} times within {WITHIN:.0f} s"
+            _say(f"no lanes are read by readers any more: {self.off}")
 
     # -- the thread
 
@@ -156,8 +158,7 @@ class ReaderStaff:
             self.off = "they find other files than the data process"
             _say(f"no lanes are read by readers: {self.off}")
         if news is not None and news[0] not in self._wished:
-            goes_on = "the data process reads by itself" if self.off else "another goes on"
-            _say(f"a reader {news[1]}; {goes_on}{self.off and f', as {self.off}'}")
+            _say(f"a reader {news[1]}; {'the data process' if self.off else 'another'} goes on")
 
     def _adjust(self, wanted: int) -> bool:
         """Have so many readers; return True if that is another number. Raises OSError."""
@@ -183,7 +184,7 @@ class ReaderStaff:
         for serial in kill:
             spawner.kill(serial)
         for at in missing:
-            if len(spawner.living) < wanted + _HUNG:
+            if len(spawner.living & self._wished) <= _HUNG:
                 self._serial += 1
                 channel = ReaderChannel(spawner.start(self._serial, at), self._serial, self._gone)
                 with self._change:

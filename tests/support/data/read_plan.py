@@ -23,7 +23,7 @@ def decode(record: dict[str, Any]) -> dict[str, Any] | None:
     if what == "hang":
         threading.Event().wait()
     if what == "object":
-        return {"tokens": [record["n"]], "mark": {1: 2}}
+        return {"tokens": [record["n"]], "text": "", "mark": {1: 2}}
     if what == "bad":
         raise ValueError(f"no tokens in {record['n']}")
     if what == "exit":

@@ -76,7 +76,9 @@ def test_lanes_are_dealt_evenly(
     by_lane = dict(zip(LANES, loads, strict=True))
     places = dealt(by_lane, count, before)
     assert places.keys() == by_lane.keys()
-    sums = [sum(by_lane[lane] for lane, at in places.items() if at == each) for each in range(count)]
+    sums = [
+        sum(by_lane[lane] for lane, at in places.items() if at == each) for each in range(count)
+    ]
     assert sorted(sums) == sorted(then)
     assert dealt(by_lane, count, places) == places, "they stay"
     if not any(loads):
