@@ -264,13 +264,13 @@ def _unpack_alike(lane: tuple[str, int], described: dict[str, Any], body: bytes)
         (count,) = whole_numbers([described["count"]], 1)
         width = 5 + len(forms)
         numbers = struct.unpack_from(f"<{count * width}q", body) if count < len(body) else ()
+        if min(numbers, default=-1) < 0:
+            raise BrokenLine("numbers that are not understood")
         at = 8 * count * width
         for begin in range(0, count * width, width):
             *ref, tokens = numbers[begin : begin + 5]
             values = {}
             for (name, dtype), length in zip(forms, numbers[begin + 5 : begin + width]):  # noqa: B905
-                if length < 0 or dtype.hasobject:
-                    raise BrokenLine("an array that is not understood")
                 values[name] = np.frombuffer(body, dtype, length, at).copy()
                 at += length * dtype.itemsize
             samples.append(Sample(Meta(Ref(*lane, *ref), tokens), values))

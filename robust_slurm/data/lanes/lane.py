@@ -144,6 +144,7 @@ class Lane:
                 for slot, index in enumerate(slots)
                 if slot >= begun and index in window.samples
             ]
+            window.samples.clear()  # what is given belongs to the taker alone
             if given:
                 given[-1] = (given[-1][0], after)
                 yield given

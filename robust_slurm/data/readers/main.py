@@ -69,7 +69,7 @@ class _Readers:
         self._pids[serial] = pid
 
     def _read(self, parent: int, number: int, fd: int) -> None:
-        from robust_slurm.data.helper import become_helper, end_with_parent
+        from robust_slurm.data.helper import become_helper, end_with_parent, use_one_heap
         from robust_slurm.data.readers.reader import WindowReader
         from robust_slurm.data.service.wire import Line
 
@@ -77,6 +77,7 @@ class _Readers:
         if os.getppid() != parent:
             return
         become_helper("robust-reader", SCORE)
+        use_one_heap()
         self._line.close()
         line = Line(socket.socket(fileno=fd))
         WindowReader(self._plan, line, self._places, number).serve()

@@ -116,7 +116,7 @@ class WindowReader:
             self._fail(message, error, lane)
             return
         self._open[user] = lane, window[-1][1]
-        del window
+        window.clear()  # the lane still has the list
         fd = os.memfd_create("robust-window", os.MFD_CLOEXEC)
         try:
             with open(fd, "wb", closefd=False) as file:
