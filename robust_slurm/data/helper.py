@@ -1,4 +1,4 @@
-"""What the data process and its readers are to the job: helpers, which no signal for ranks ends."""
+"""The data process and its readers are helpers, which no signal for ranks ends."""
 
 from __future__ import annotations
 

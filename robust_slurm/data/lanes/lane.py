@@ -42,7 +42,7 @@ class Lane:
 
     A lane has no thread, lock or process of its own, and none of its state is needed elsewhere:
     who has the same arguments and a position gives the same samples. So it may run in a thread
-    (``local.py``), in a child process (``readers/``), or on another node. ``tally`` and ``where``
+    (``local.py``), in a child process, or on another node. ``tally`` and ``where``
     are those of this process. Memory: the records of one window, and one more.
     """
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from robust_slurm.data.exchange.joining import Joining
     from robust_slurm.data.plan import Plan
-    from robust_slurm.data.readers.pool import ReaderPool
+    from robust_slurm.data.service.readers.pool import ReaderPool
 
 
 class NamedPlan:

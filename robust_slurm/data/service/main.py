@@ -46,9 +46,9 @@ def main() -> None:
 
     from robust_slurm.data.exchange.joining import Joining
     from robust_slurm.data.exchange.placement import VARIABLE
-    from robust_slurm.data.readers.pool import ReaderPool
     from robust_slurm.data.service.build import load
     from robust_slurm.data.service.producer import Producer
+    from robust_slurm.data.service.readers.pool import ReaderPool
     from robust_slurm.data.service.ring import Ring
     from robust_slurm.data.service.server import Server
 

@@ -22,10 +22,10 @@ from robust_slurm.data.lanes import order
 from robust_slurm.data.lanes.budget import Budget
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
-from robust_slurm.data.readers import pool as pool_module
-from robust_slurm.data.readers import staff
-from robust_slurm.data.readers.pool import ReaderPool
 from robust_slurm.data.service.client import code_of
+from robust_slurm.data.service.readers import pool as pool_module
+from robust_slurm.data.service.readers import staff
+from robust_slurm.data.service.readers.pool import ReaderPool
 from robust_slurm.data.steps import opener
 
 REPOSITORY = Path(read_plan.__file__).parents[3]
@@ -176,8 +176,8 @@ def test_a_reader_that_hangs_is_killed_when_the_patience_is_over(begin: Begin) -
 OWNER = """
 import sys, time
 import read_plan
-from robust_slurm.data.readers import staff
-from robust_slurm.data.readers.pool import ReaderPool
+from robust_slurm.data.service.readers import staff
+from robust_slurm.data.service.readers.pool import ReaderPool
 from robust_slurm.data.service.client import code_of
 staff.readers_wanted = lambda *_: 2
 pool = ReaderPool(read_plan.plan(), "read_plan:plan", code_of("read_plan:plan"), lambda: 0.0)

@@ -1,4 +1,4 @@
-"""Where readers are: memory that they share with the data process, and that outlives them.
+"""The places of readers: memory that they share with the data process, and that outlives them.
 
 So it is known which record a reader was at when it died, or at which it hangs with Python's lock
 held. What is read while it is written may be of two records: it is for messages and patience.
@@ -11,7 +11,7 @@ import os
 import struct
 import time
 
-from robust_slurm.data.readers.dealing import MOST
+from robust_slurm.data.service.readers.dealing import MOST
 
 _RECORD = struct.Struct("<dqq")  # monotonic seconds, part, record
 _DECODE = struct.Struct("<dH246s")  # since when, or 0; length of the place, and it

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from robust_slurm.data.plan import Plan
-    from robust_slurm.data.readers.places import SharedPlaces
     from robust_slurm.data.sample import Sample
+    from robust_slurm.data.service.readers.places import SharedPlaces
     from robust_slurm.data.sources.base import Bad, Part, Source
 
 AT_ONCE = 2  # windows that it reads: one while the other waits for its file

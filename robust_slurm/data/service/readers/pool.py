@@ -13,12 +13,12 @@ from robust_slurm.data.lanes.budget import READERS
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.planning.mix import parts_of
-from robust_slurm.data.readers.channel import ReaderGone
-from robust_slurm.data.readers.dealing import dealt, lane_loads
-from robust_slurm.data.readers.dealt import DealtLane
-from robust_slurm.data.readers.reader import lanes_of
-from robust_slurm.data.readers.staff import ReaderStaff
 from robust_slurm.data.service.producer import digest
+from robust_slurm.data.service.readers.channel import ReaderGone
+from robust_slurm.data.service.readers.dealing import dealt, lane_loads
+from robust_slurm.data.service.readers.dealt import DealtLane
+from robust_slurm.data.service.readers.reader import lanes_of
+from robust_slurm.data.service.readers.staff import ReaderStaff
 from robust_slurm.data.sources import turn
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from robust_slurm.data.lanes.budget import Budget
     from robust_slurm.data.lanes.tally import Figures, Tally
     from robust_slurm.data.plan import Plan
-    from robust_slurm.data.readers.channel import ReaderChannel
     from robust_slurm.data.sample import Sample
+    from robust_slurm.data.service.readers.channel import ReaderChannel
 
     Lane = tuple[str, int]
     Window = list[tuple[Sample, Position]]
@@ -113,6 +113,10 @@ class ReaderPool:
                 break
         self._judge(lane.where, SAME - 1)  # what has killed a reader would kill this process
         return None
+
+    def worked(self, seconds: float) -> None:
+        """Note for how long a lane was read here."""
+        self.staff.worked(seconds)
 
     def stuck(self, lane: DealtLane) -> str | None:
         """Kill the reader that gives nothing of a lane; return words on it. None: none reads it."""

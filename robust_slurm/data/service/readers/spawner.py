@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from robust_slurm.data.service.wire import Line
 
 if TYPE_CHECKING:
-    from robust_slurm.data.readers.places import SharedPlaces
+    from robust_slurm.data.service.readers.places import SharedPlaces
 
 _PROGRAM = str(Path(__file__).with_name("main.py"))
 

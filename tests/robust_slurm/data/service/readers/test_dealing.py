@@ -1,11 +1,11 @@
-"""How many readers there are, and which lanes each has: as tables."""
+"""The number of readers and the lanes of each, as tables."""
 
 from __future__ import annotations
 
 import pytest
 
 from robust_slurm.data.lanes.tally import Figures
-from robust_slurm.data.readers.dealing import MOST, Spell, dealt, lane_loads, readers_wanted
+from robust_slurm.data.service.readers.dealing import MOST, Spell, dealt, lane_loads, readers_wanted
 
 
 @pytest.mark.parametrize(

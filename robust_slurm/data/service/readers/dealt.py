@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from robust_slurm.data.lanes.lane import Lane
-from robust_slurm.data.readers.reader import worked
+from robust_slurm.data.service.readers.reader import worked
 
 if TYPE_CHECKING:
     from robust_slurm.data.lanes.position import Position
-    from robust_slurm.data.readers.pool import ReaderPool
     from robust_slurm.data.sample import Sample
     from robust_slurm.data.sources.base import Source
 
+    Window = list[tuple[Sample, Position]]
+
 _users = itertools.count()
+
+
+class WindowPool(Protocol):
+    """The readers, as a lane asks them (``pool.py``)."""
+
+    def window(self, lane: DealtLane) -> Window | None:
+        """Return the next window of a lane; None: it is to be read here. Raises DataError."""
+
+    def worked(self, seconds: float) -> None:
+        """Note for how long a lane was read here."""
+
+    def stuck(self, lane: DealtLane) -> str | None:
+        """Kill the reader that gives nothing of a lane; return words on it. None: none reads it."""
+
+    def leave(self, lane: DealtLane) -> None:
+        """Have the reader of a lane close its file."""
 
 
 class DealtLane(Lane):
@@ -32,7 +49,7 @@ class DealtLane(Lane):
         lanes: int,
         seed: int,
         window: int,
-        pool: ReaderPool,
+        pool: WindowPool,
     ) -> None:
         super().__init__(source, name, lane, lanes, seed, window)
         self._pool = pool
@@ -48,7 +65,7 @@ class DealtLane(Lane):
 
     @property
     def at(self) -> Position:
-        """Where the next window begins."""
+        """The position at which the next window begins."""
         return self._ahead
 
     def next_window(self) -> list[tuple[Sample, Position]]:
@@ -60,7 +77,7 @@ class DealtLane(Lane):
             try:
                 return super().next_window()
             finally:
-                self._pool.staff.worked(worked() - began)
+                self._pool.worked(worked() - began)
         self.seek(window[-1][1])
         return window
 

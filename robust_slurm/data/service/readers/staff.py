@@ -8,10 +8,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from robust_slurm.data.readers.channel import ReaderChannel
-from robust_slurm.data.readers.dealing import Spell, readers_wanted
-from robust_slurm.data.readers.places import SharedPlaces
-from robust_slurm.data.readers.spawner import ReaderSpawner, processors
+from robust_slurm.data.service.readers.channel import ReaderChannel
+from robust_slurm.data.service.readers.dealing import Spell, readers_wanted
+from robust_slurm.data.service.readers.places import SharedPlaces
+from robust_slurm.data.service.readers.spawner import ReaderSpawner, processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

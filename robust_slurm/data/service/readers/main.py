@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from robust_slurm.data.plan import Plan
-    from robust_slurm.data.readers.places import SharedPlaces
+    from robust_slurm.data.service.readers.places import SharedPlaces
     from robust_slurm.data.service.wire import Line
 
 LOOK = 0.5  # s between two looks at who has ended
@@ -70,7 +70,7 @@ class _Readers:
 
     def _read(self, parent: int, number: int, fd: int) -> None:
         from robust_slurm.data.helper import become_helper, end_with_parent, use_one_heap
-        from robust_slurm.data.readers.reader import WindowReader
+        from robust_slurm.data.service.readers.reader import WindowReader
         from robust_slurm.data.service.wire import Line
 
         end_with_parent()
@@ -90,10 +90,10 @@ def main() -> None:
 
     from robust_slurm.data.helper import become_helper, end_with_parent
     from robust_slurm.data.named import plan_named
-    from robust_slurm.data.readers.places import SharedPlaces
-    from robust_slurm.data.readers.reader import lanes_of
     from robust_slurm.data.service.client import expect_code
     from robust_slurm.data.service.producer import digest
+    from robust_slurm.data.service.readers.places import SharedPlaces
+    from robust_slurm.data.service.readers.reader import lanes_of
     from robust_slurm.data.service.wire import Line
 
     end_with_parent()

@@ -1,4 +1,4 @@
-"""How many reader processes there are to be, and which lanes each has (pure)."""
+"""The number of readers that there are to be, and the lanes of each (pure)."""
 
 from __future__ import annotations
 
