@@ -17,7 +17,7 @@ LEAST = 1000  # records that "most_bad" is a share of at the least
 
 
 class Figures(NamedTuple):
-    """What has been read of a lane in a process so far; what was read twice counts twice, but for
+    """Sums of what a process has read of a lane; what was read twice counts twice, but for
     ``records`` and ``bad``."""
 
     records: int
