@@ -161,7 +161,7 @@ def test_a_record_that_ends_it_is_named(begin: Begin, what: str, why: str, cause
 
 
 def test_a_reader_that_hangs_is_killed_when_the_patience_is_over(begin: Begin) -> None:
-    pool = begin({0: "hang", 40: "hang", 80: "hang", 120: "hang"}, patience=0.5)
+    pool = begin({0: "hang", 40: "hang", 80: "hang", 120: "hang"}, patience=3.0)
     feed = feed_of(pool, ("web", 0))
     feed.seek(Position())
     before = pids(pool)
@@ -169,6 +169,8 @@ def test_a_reader_that_hangs_is_killed_when_the_patience_is_over(begin: Begin) -
         while True:
             feed.next()
     until(lambda: pids(pool) != before and len(pids(pool)) == 2, "another")
+    code: Any = pool._plan.sources["code"]
+    code.options = code.options._replace(patience=300.0)
     assert len(given(feed_of(pool, ("code", 0)), 50)) == 50
     feed.close()
 
@@ -193,17 +195,20 @@ def test_readers_end_with_the_data_process_and_not_by_signals_for_ranks(tmp_path
     path = [str(Path(read_plan.__file__).parent), str(REPOSITORY)]
     environ = {**os.environ, "READ_PLAN": str(tmp_path), "PYTHONPATH": os.pathsep.join(path)}
     with subprocess.Popen([sys.executable, "-c", OWNER], env=environ, stdout=-1) as owner:
-        assert owner.stdout is not None
-        program = int(owner.stdout.readline())
-        readers = Path(f"/proc/{program}/task/{program}/children").read_text().split()
-        all_ = [program, *map(int, readers)]
-        assert len(all_) == 3
-        for pid in all_:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-                os.kill(pid, number)
-        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in all_]
-        assert names == ["robust-readers", "robust-reader", "robust-reader"]
-        owner.kill()
+        try:
+            assert owner.stdout is not None
+            program = int(owner.stdout.readline())
+            readers = Path(f"/proc/{program}/task/{program}/children").read_text().split()
+            all_ = [program, *map(int, readers)]
+            assert len(all_) == 3
+            name = lambda pid: Path(f"/proc/{pid}/comm").read_text().strip()  # noqa: E731
+            until(lambda: [*map(name, all_)] == ["robust-readers", *["robust-reader"] * 2], "names")
+            for pid in all_:
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                    os.kill(pid, number)
+            assert len([*map(name, all_)]) == 3
+        finally:
+            owner.kill()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in all_), "the end of all")
 
 
