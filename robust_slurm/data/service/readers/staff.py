@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from robust_slurm.data.errors import DataError
 from robust_slurm.data.service.readers.channel import ReaderChannel
 from robust_slurm.data.service.readers.dealing import Spell, readers_wanted
 from robust_slurm.data.service.readers.places import SharedPlaces
@@ -79,6 +80,8 @@ class ReaderStaff:
                 if found or left <= 0:
                     return found[0] if found else None
                 self._change.wait(left)
+            if self._closed:
+                raise DataError("the process ends")  # and reads nothing any more
         return None
 
     def place(self, channel: ReaderChannel) -> int | None:
