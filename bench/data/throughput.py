@@ -18,6 +18,7 @@ from bench.data.corpus import Corpus
 from bench.data.keeper import Kept
 
 TAKE = 24  # batches of a turn
+FIRST = 10 * TAKE  # of the first one, which is not measured: buffers fill, and readers are started
 AHEAD = {"read_ahead": 8 << 20, "window": 64}
 """Bytes that ours reads ahead at most, and records that it shuffles together: less than by default,
 or most of what is read would be in its buffers at the end, and not in the number of tokens."""
@@ -71,10 +72,11 @@ def _turns(results: Results, case: str, corpus: Corpus, outside: bool = False) -
         for run in range(runs + 1):
             for name, rank in ranks.items():
                 signal_all(works[name](), signal.SIGCONT)
-                sample = _measured(rank, f"take {TAKE}", works[name])
+                sample = _measured(rank, f"take {TAKE if run else FIRST}", works[name])
                 signal_all(works[name](), signal.SIGSTOP)
-                if run:  # in the first turn, buffers fill
+                if run:
                     found[name].append(sample)
+        results.settings[f"{case}.processes of ours"] = len(kept.below())
     for name, samples in found.items():
         _add(results, f"{case}.{name}", samples)
     for name in PEERS:

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from .lanes.feed import Feed
+    from .lanes.tally import Tally
     from .lanes.use import SourceUse
     from .plan import Plan
 
     OpenFeeds = Callable[[Plan], Mapping[tuple[str, int], Feed]]
+    OpenFeed = Callable[[tuple[str, int], Budget], Feed]
 
 READ_AHEAD = 128 << 20
 """Bytes of samples that a process reads ahead of its steps."""
@@ -52,9 +54,11 @@ class LocalSteps:
         feeds: OpenFeeds | None = None,
         alone: bool = False,
         use: SourceUse | None = None,
+        made: Callable[[int], object] | None = None,
     ) -> None:
-        """``dp``: number of all shares of a step. ``alone``, ``use``: as for Engine. Lists the
-        sources' parts."""
+        """``dp``: number of all shares of a step. ``alone``, ``use``: as for Engine. ``made`` is
+        told each step's number. Lists the sources' parts."""
+        self._made = made
         self._plan = plan
         self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, _say, alone, use)
 
@@ -67,6 +71,8 @@ class LocalSteps:
 
     def next(self) -> tuple[int, Mapping[int, Mapping[str, Any]], Any]:
         step = self._engine.next()
+        if self._made is not None:
+            self._made(step.number)
         return step.number, step.rows, to_plain(step.state, self._plan.fingerprint())
 
     def identity(self) -> dict[str, Any]:
@@ -76,17 +82,27 @@ class LocalSteps:
         self._engine.close()
 
 
-def local_feeds(plan: Plan) -> Mapping[tuple[str, int], Feed]:
-    """Return feeds of all lanes, read in this process."""
-    budget = Budget(READ_AHEAD)
+def local_feeds(plan: Plan, open_feed: OpenFeed | None = None) -> Mapping[tuple[str, int], Feed]:
+    """Return feeds of all lanes; by default they are read in this process."""
+    budget, open_feed = Budget(READ_AHEAD), open_feed or opener(plan)
+    lanes = ((name, lane) for name, count in plan.lanes().items() for lane in range(count))
+    return {lane: open_feed(lane, budget) for lane in lanes}
 
-    def feed(name: str, lane: int, lanes: int) -> Feed:
+
+def opener(plan: Plan) -> OpenFeed:
+    """Return what makes feeds of lanes that are read in this process, with one tally a lane."""
+    counts = plan.lanes()
+    tallies: dict[tuple[str, int], Tally] = {}
+
+    def open_feed(lane: tuple[str, int], budget: Budget) -> Feed:
+        name, number = lane
         source = plan.sources[name]
         window = source.options.window
-        return LocalFeed(Lane(source, name, lane, lanes, plan.seed, window), budget)
+        made = Lane(source, name, number, counts[name], plan.seed, window)
+        made.tally = tallies.setdefault(lane, made.tally)
+        return LocalFeed(made, budget)
 
-    counts = plan.lanes()
-    return {(name, lane): feed(name, lane, n) for name, n in counts.items() for lane in range(n)}
+    return open_feed
 
 
 def _say(line: str) -> None:

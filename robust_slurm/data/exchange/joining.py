@@ -12,15 +12,15 @@ from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.placement import LEAST, MOST
 from robust_slurm.data.lanes.budget import Budget
-from robust_slurm.data.lanes.lane import Lane
 from robust_slurm.data.lanes.local import LocalFeed
-from robust_slurm.data.steps import local_feeds
+from robust_slurm.data.steps import local_feeds, opener
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from robust_slurm.data.lanes.feed import Feed
     from robust_slurm.data.plan import Plan
+    from robust_slurm.data.steps import OpenFeed
 
 READING = 1 << 26  # bytes that are read, before they wait
 WAITING = 1 << 28  # bytes that wait for users
@@ -38,6 +38,7 @@ class Joining:
         self._nodes: Nodes | None = None
         self._plan: Plan | None = None
         self._code = ""
+        self._open: OpenFeed | None = None
         self._exchange: Exchange | None = None
         self._opened: dict[tuple[str, int], Feed] = {}  # that read here, the newest of each lane
 
@@ -53,11 +54,18 @@ class Joining:
                     text = f"lanes of other nodes are not used by this one: {err}"
                     print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
 
-    def know(self, plan: Plan, code: str) -> None:
+    def know(self, plan: Plan, code: str, open_feed: OpenFeed | None = None) -> None:
         """Serve the lanes of this plan, to other nodes' processes of the same ``code`` from now
-        on: another version decodes the same files to other samples."""
+        on: another version decodes the same files to other samples. ``open_feed``: makes feeds
+        that this process reads."""
+        make = open_feed or opener(plan)
+
+        def opened(lane: tuple[str, int], budget: Budget) -> Feed:
+            self._opened[lane] = feed = make(lane, budget)
+            return feed
+
         with self._lock:
-            self._plan, self._code = plan, code
+            self._plan, self._code, self._open = plan, code, opened
             self._join()
 
     def feeds(self, plan: Plan) -> Mapping[tuple[str, int], Feed]:
@@ -65,9 +73,7 @@ class Joining:
         with self._lock:
             if self._exchange is not None:
                 return self._exchange.feeds()
-            feeds = local_feeds(plan)
-            self._opened.update(feeds)
-            return feeds
+            return local_feeds(plan, self._open)
 
     def figures(self) -> tuple[bool, dict[str, tuple[int, int]]]:
         """Return whether each node reads all lanes for itself, and how many records of each source
@@ -85,10 +91,10 @@ class Joining:
         return exchange is None, found
 
     def _join(self) -> None:
-        if self._order is None or self._nodes is None or self._plan is None:
+        if self._order is None or self._nodes is None or self._plan is None or self._open is None:
             return
         if self._exchange is None:
-            self._exchange = _exchange(self._plan, self._code, *self._order, self._opened)
+            self._exchange = _exchange(self._plan, self._code, self._open, *self._order)
         self._exchange.place(*self._nodes)
 
 
@@ -103,23 +109,10 @@ def nodes_of(said: object) -> Nodes | None:
     return (place, nodes) if known else None
 
 
-def _exchange(
-    plan: Plan, code: str, descriptor: int, key: str, opened: dict[tuple[str, int], Feed]
-) -> Exchange:
-    """``opened`` is filled with the feeds that read here."""
-    budget, counts = Budget(READING), plan.lanes()
-    lanes = [(name, lane) for name, count in counts.items() for lane in range(count)]
-    first: dict[tuple[str, int], Lane] = {}  # all readers of a lane count with one tally
-
-    def open_lane(lane: tuple[str, int]) -> Feed:
-        name, number = lane
-        if lane not in first:
-            source = plan.sources[name]
-            window = source.options.window
-            first[lane] = Lane(source, name, number, counts[name], plan.seed, window)
-        opened[lane] = feed = LocalFeed(first[lane].copy(), budget)
-        return feed
-
+def _exchange(plan: Plan, code: str, open_feed: OpenFeed, descriptor: int, key: str) -> Exchange:
+    budget = Budget(READING)
+    lanes = [(name, lane) for name, count in plan.lanes().items() for lane in range(count)]
     listener = socket.socket(fileno=descriptor)
     whose = json.dumps([code, plan.fingerprint()], sort_keys=True)
+    open_lane = lambda lane: open_feed(lane, budget)  # noqa: E731
     return Exchange(open_lane, lanes, listener, bytes.fromhex(key), whose, WAITING)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from robust_slurm.data.accepting import accept_all
+from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.wire import (
     MOST_REFS,
@@ -194,15 +195,16 @@ class LaneServer:
             if answer.what == "next":
                 line.send(head, [pack_metas(answer.future.result())])
                 return
-            samples = answer.future.result()
-            described, body, size = [], [], 0
-            for sample in samples:  # the rest is asked for again
-                form, more = pack_samples([sample])
-                described += form
-                body += more
-                size += sum(map(len, more)) + 1024
+            chosen, size = [], 0
+            for sample in answer.future.result():  # the rest is asked for again
+                chosen.append(sample)
+                size += size_of(sample.values)
                 if size > _GROUP:
                     break
+            described, body = pack_samples(chosen)
+            while sum(map(len, body)) > 2 * _GROUP and len(chosen) > 1:  # values within values
+                del chosen[len(chosen) // 2 :]
+                described, body = pack_samples(chosen)
             line.send({**head, "samples": described}, body)
         except (DataError, CannotSend) as err:
             why = f"{type(err).__name__}: {err}"[:1000]

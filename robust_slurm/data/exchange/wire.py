@@ -189,8 +189,12 @@ def whole_numbers(value: object, count: int) -> list[int]:
 # -- samples
 
 
-def pack_samples(samples: Iterable[Sample]) -> tuple[list[Any], list[bytes]]:
+def pack_samples(samples: Iterable[Sample]) -> tuple[Any, list[bytes]]:
     """Return the samples' description for JSON, and their values' bytes. Raises CannotSend."""
+    samples = list(samples)
+    alike = _pack_alike(samples)
+    if alike is not None:
+        return alike
     body: list[bytes] = []
     try:
         described = [
@@ -204,6 +208,8 @@ def pack_samples(samples: Iterable[Sample]) -> tuple[list[Any], list[bytes]]:
 
 def unpack_samples(lane: tuple[str, int], described: object, body: bytes) -> list[Sample]:
     """Raises BrokenLine."""
+    if isinstance(described, dict):
+        return _unpack_alike(lane, described, body)
     source = _Bytes(body)
     samples = []
     try:
@@ -216,6 +222,61 @@ def unpack_samples(lane: tuple[str, int], described: object, body: bytes) -> lis
     except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as err:
         raise BrokenLine(f"a sample that is not understood: {err}"[:200]) from None
     if source.at != len(body):
+        raise BrokenLine("more bytes than the samples have")
+    return samples
+
+
+def _pack_alike(samples: Sequence[Sample]) -> tuple[Any, list[bytes]] | None:
+    """Pack samples that all have one-dimensional arrays of the same names and types, as tokenized
+    text has: in a quarter of the time. None: they have not."""
+    names = list(samples[0].values) if samples else []
+    forms = [(name, getattr(samples[0].values[name], "dtype", None)) for name in names]
+    if not names or not all(
+        type(name) is str and getattr(dtype, "kind", "") in tuple("biuf") for name, dtype in forms
+    ):
+        return None
+    numbers: list[int] = []
+    body: list[bytes] = [b""]
+    for sample in samples:
+        if list(sample.values) != names:
+            return None
+        numbers += sample.meta.ref[2:]
+        numbers.append(sample.meta.tokens)
+        for name, dtype in forms:
+            value = sample.values[name]
+            if type(value).__name__ != "ndarray" or value.dtype != dtype or value.ndim != 1:
+                return None
+            numbers.append(len(value))
+            body.append(value.tobytes())
+    body[0] = struct.pack(f"<{len(numbers)}q", *numbers)
+    alike: Any = [[name, dtype.str] for name, dtype in forms if dtype is not None]
+    return {"count": len(samples), "alike": alike}, body
+
+
+def _unpack_alike(lane: tuple[str, int], described: dict[str, Any], body: bytes) -> list[Sample]:
+    import numpy as np
+
+    samples = []
+    try:
+        if not all(type(kind) is str and _DTYPE.match(kind) for _, kind in described["alike"]):
+            raise BrokenLine("an array that is not understood")
+        forms = [(str(name), np.dtype(kind)) for name, kind in described["alike"]]
+        (count,) = whole_numbers([described["count"]], 1)
+        width = 5 + len(forms)
+        numbers = struct.unpack_from(f"<{count * width}q", body) if count < len(body) else ()
+        if min(numbers, default=-1) < 0:
+            raise BrokenLine("numbers that are not understood")
+        at = 8 * count * width
+        for begin in range(0, count * width, width):
+            *ref, tokens = numbers[begin : begin + 5]
+            values = {}
+            for (name, dtype), length in zip(forms, numbers[begin + 5 : begin + width]):  # noqa: B905
+                values[name] = np.frombuffer(body, dtype, length, at).copy()
+                at += length * dtype.itemsize
+            samples.append(Sample(Meta(Ref(*lane, *ref), tokens), values))
+    except (LookupError, TypeError, ValueError, ArithmeticError, struct.error) as err:
+        raise BrokenLine(f"a sample that is not understood: {err}"[:200]) from None
+    if at != len(body):
         raise BrokenLine("more bytes than the samples have")
     return samples
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-READERS = 4  # windows that are read at the same time: more would only fight for the interpreter
+READERS = 4  # windows that one process reads at once: more would only fight for its interpreter
 SLOW = 1.0  # seconds after which a read is waiting, for a file or for good, and takes no turn
 
 
@@ -39,6 +39,8 @@ class Budget:
     def __init__(self, limit: int = 1 << 30) -> None:
         self.limit = limit
         self.used = 0
+        self.readers = READERS
+        """Windows that are read at the same time."""
         self._lock = threading.Lock()
         self._waiting: deque[Claim] = deque()
         self._reading: list[Claim] = []
@@ -73,6 +75,11 @@ class Budget:
             self.used -= size
             self._grant()
 
+    def look(self) -> None:
+        """Let others go on if one that reads is slow; whoever asks next sees that, too."""
+        with self._lock:
+            self._grant()
+
     def _grant(self) -> None:
         while self._waiting and self._room(self._waiting[0].size):
             self._give(self._waiting.popleft())
@@ -81,7 +88,7 @@ class Budget:
         if size and self.used + size > self.limit:
             return False
         late = time.monotonic() - SLOW
-        return sum(claim.began > late for claim in self._reading) < READERS
+        return sum(claim.began > late for claim in self._reading) < self.readers
 
     def _give(self, claim: Claim) -> None:
         self.used += claim.size

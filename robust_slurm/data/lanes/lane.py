@@ -12,6 +12,7 @@ from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.lanes.tally import Tally
 from robust_slurm.data.sample import Meta, Ref, Sample
 from robust_slurm.data.sources.base import Bad
+from robust_slurm.data.sources.turn import long_decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,8 +42,8 @@ class Lane:
 
     A lane has no thread, lock or process of its own, and none of its state is needed elsewhere:
     who has the same arguments and a position gives the same samples. So it may run in a thread
-    (``local.py``), in a child process, or on another node. ``tally`` and ``where`` are those of
-    this process. Memory: the records of one window, and one more.
+    (``local.py``), in a child process, or on another node. ``tally`` and ``where``
+    are those of this process. Memory: the records of one window, and one more.
     """
 
     def __init__(
@@ -121,6 +122,13 @@ class Lane:
             for ref, sample in samples
         ]
 
+    def stuck(self) -> str:
+        """Return words on what the lane waits for. Called when its patience is over."""
+        return long_decode()
+
+    def close(self) -> None:
+        """Give back what the lane has in other processes: nobody reads on."""
+
     def _shuffled(self, position: Position) -> Iterator[list[tuple[Sample, Position]]]:
         """Yield each window in its order, from ``position`` on."""
         taken = position.taken
@@ -136,6 +144,7 @@ class Lane:
                 for slot, index in enumerate(slots)
                 if slot >= begun and index in window.samples
             ]
+            window.samples.clear()  # what is given belongs to the taker alone
             if given:
                 given[-1] = (given[-1][0], after)
                 yield given

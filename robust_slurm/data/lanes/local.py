@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes.budget import Claim
-from robust_slurm.data.sources.turn import long_decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -84,6 +83,7 @@ class _Reader:
             self._budget.give_back(self._charged)
             self._ready.clear()
             self._changed.notify_all()
+        self.lane.close()
 
     def _begin(self) -> None:
         """Start the thread, in whichever thread has made room for it."""
@@ -210,7 +210,7 @@ class LocalFeed:
 
 
 def _stalled(lane: Lane, waited: float) -> SourceStalled:
-    return SourceStalled(f"{lane.name}: {lane.where}: nothing for {waited:.0f} s{long_decode()}")
+    return SourceStalled(f"{lane.name}: {lane.where}: nothing for {waited:.0f} s{lane.stuck()}")
 
 
 def _within_patience(lane: Lane, read: Callable[[], list[Sample]]) -> list[Sample]:

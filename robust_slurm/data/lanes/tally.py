@@ -9,6 +9,8 @@ from robust_slurm.data.errors import DataError
 from robust_slurm.text import counted, one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from robust_slurm.data.sources.base import Bad, Options
 
 LEAST = 1000  # records that "most_bad" is a share of at the least
@@ -22,6 +24,11 @@ class Figures(NamedTuple):
     bad: int
     tokens: int
     busy: float  # s of CPU time to read and decode
+
+    def plus(self, other: Figures) -> Figures:
+        """Return the sums of both."""
+        records, bad, tokens, busy = (mine + theirs for mine, theirs in zip(self, other))  # noqa: B905
+        return Figures(int(records), int(bad), int(tokens), busy)
 
 
 class Tally:
@@ -44,6 +51,17 @@ class Tally:
             self.bad += bad is not None
         if bad is not None:
             self._judge(bad, new)
+
+    def state(self) -> list[int]:
+        """Return what another process goes on from."""
+        return [self.records, self.bad, *self._furthest]
+
+    def adopt(self, state: Sequence[int]) -> None:
+        """Go on from where another process came to, unless this one has come further."""
+        records, bad, *furthest = state
+        if tuple(furthest) >= self._furthest:
+            self.records, self.bad = records, bad
+            self._furthest = (furthest[0], furthest[1], furthest[2])
 
     def spend(self, tokens: int, busy: float) -> None:
         """Count what a window had, and took."""

@@ -10,19 +10,27 @@ from robust_slurm.data.service.client import expect_code
 from robust_slurm.data.steps import LocalSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from robust_slurm.data.exchange.joining import Joining
     from robust_slurm.data.lanes.use import SourceUse
     from robust_slurm.data.plan import Plan
+    from robust_slurm.data.service.readers.pool import ReaderPool
 
 
 class NamedPlan:
     """The plan, for a world of ranks."""
 
-    def __init__(self, plan: Plan, joining: Joining | None, use: SourceUse | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        joining: Joining | None,
+        use: SourceUse | None,
+        readers: ReaderPool | None,
+    ) -> None:
         self._plan = plan
         self._use = use
+        self._made = readers.made if readers is not None else None
         self._feeds = joining.feeds if joining is not None else None
         self._all = 0  # shares of a step
         self._alone = False
@@ -39,14 +47,19 @@ class NamedPlan:
 
     def steps(self, shares: Collection[int]) -> LocalSteps:
         """Begin to read for these shares. Raises DataError."""
-        return LocalSteps(self._plan, shares, self._all, self._feeds, self._alone, self._use)
+        more = (self._feeds, self._alone, self._use, self._made)
+        return LocalSteps(self._plan, shares, self._all, *more)
 
     def identity(self) -> dict[str, Any]:
         return self._plan.identity()
 
 
 def load(
-    name: str, code: str, joining: Joining | None = None, use: SourceUse | None = None
+    name: str,
+    code: str,
+    joining: Joining | None = None,
+    use: SourceUse | None = None,
+    begin_readers: Callable[[Plan], ReaderPool] | None = None,
 ) -> NamedPlan:
     """Import the plan; without ``joining``, all lanes are read here. ``code``: what the rank has
     seen (``client.code_of``). ``use`` counts what steps take. Raises whatever its module does,
@@ -54,6 +67,7 @@ def load(
     plan = plan_named(name)
     expect_code(name, code)
     plan.lanes()  # lists the sources' files
+    readers = begin_readers(plan) if begin_readers is not None else None
     if joining is not None:
-        joining.know(plan, f"{name} {code}")
-    return NamedPlan(plan, joining, use)
+        joining.know(plan, f"{name} {code}", readers.open_feed if readers is not None else None)
+    return NamedPlan(plan, joining, use, readers)

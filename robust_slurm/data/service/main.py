@@ -8,10 +8,13 @@ key, or null), ``figures`` (path of the file for them, or none: ``figures.py``).
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from robust_slurm.data.plan import Plan
 
 FAILED = 3
 """The exit code when the plan cannot be made, or a source hangs: its ranks have been told, and the
@@ -25,26 +28,16 @@ _SWITCH = 0.0005  # s for a thread that answers a rank to get the interpreter
 def _be_nice() -> None:
     """Be a helper: behind the ranks, and out of reach of signals that are for them."""
     import contextlib
-    import ctypes
     import resource
-    import signal
 
-    # Slurm signals all processes of a step. Handlers, not SIG_IGN, which children would inherit.
-    ours = ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "ALRM")
-    for name in ours:
-        signal.signal(getattr(signal, "SIG" + name), lambda _number, _frame: None)
-    ctypes.CDLL(None).prctl(15, b"robust-data", 0, 0, 0)  # PR_SET_NAME
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
-        if int(file.read()) < _SCORE:
-            file.seek(0)
-            file.write(str(_SCORE))
+    from robust_slurm.data.helper import become_helper
+
+    become_helper("robust-data", _SCORE)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         wanted = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
     sys.setswitchinterval(_SWITCH)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # it is killed in the end
 
 
 def main() -> None:
@@ -60,6 +53,7 @@ def main() -> None:
     from robust_slurm.data.service.build import load
     from robust_slurm.data.service.figures import FiguresFile
     from robust_slurm.data.service.producer import Producer
+    from robust_slurm.data.service.readers.pool import ReaderPool
     from robust_slurm.data.service.ring import Ring
     from robust_slurm.data.service.server import Server
 
@@ -72,7 +66,12 @@ def main() -> None:
     if path := order.get("figures"):
         FiguresFile(path, producer.level, use, joining.figures).begin()
     os.nice(NICE)  # of this thread and those that it begins: not of those that answer ranks
-    producer.run(lambda: load(order["name"], order["code"], joining, use))
+    name, code = order["name"], order["code"]
+
+    def begin_readers(plan: Plan) -> ReaderPool:
+        return ReaderPool(plan, name, code, producer.waited)
+
+    producer.run(lambda: load(name, code, joining, use, begin_readers))
     server.wait_told()
     sys.stderr.flush()
     os._exit(FAILED)

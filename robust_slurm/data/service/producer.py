@@ -80,6 +80,7 @@ class Producer:
         self._failed: dict[str, Failure] = {}
         self._plan: LoadedPlan | None = None
         self._closed = False
+        self._waited, self._waits_since = 0.0, 0.0
         self.broken: Failure | None = None
         """The plan cannot be made: all are told, and the process ends."""
 
@@ -140,13 +141,22 @@ class Producer:
                         return failure
                     if self._closed:
                         return None
+                    if not self._wanted:
+                        self._waits_since = time.monotonic()
                     self._wanted[me] = wanted
                     self._change.notify_all()
                     self._change.wait(WAIT)
                 told = _say(waiting, told)
         finally:
             with self._change:
-                self._wanted.pop(me, None)
+                if self._wanted.pop(me, None) is not None and not self._wanted:
+                    self._waited += time.monotonic() - self._waits_since
+
+    def waited(self) -> float:
+        """Return the seconds for which ranks have waited for steps, together."""
+        with self._change:
+            since = self._waits_since if self._wanted else time.monotonic()
+            return self._waited + time.monotonic() - since
 
     def level(self) -> Level:
         """Return what is held now."""

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LONG = 5.0  # seconds that a decode has run, to be reported
 
 _turn = threading.Lock()
 _running: tuple[str, float] | None = None
+_watchers: list[Callable[[str], object]] = []
+
+
+def watch(watcher: Callable[[str], object]) -> None:
+    """Have ``watcher`` called with each place that is decoded, and with "" after it."""
+    _watchers.append(watcher)
 
 
 def begin(place: str) -> None:
@@ -19,18 +29,26 @@ def begin(place: str) -> None:
     global _running
     _turn.acquire()
     _running = (place, time.monotonic())
+    for watcher in _watchers:
+        watcher(place)
 
 
 def end() -> None:
     """Let another thread decode."""
     global _running
     _running = None
+    for watcher in _watchers:
+        watcher("")
     _turn.release()
 
 
 def long_decode() -> str:
     """Return "; decode has run for …" if one has: then other sources wait for it as well."""
     running = _running
-    if running is None or time.monotonic() - running[1] < LONG:
-        return ""
-    return f"; decode has run for {time.monotonic() - running[1]:.0f} s on {running[0]}"
+    return "" if running is None else told(*running)
+
+
+def told(place: str, began: float) -> str:
+    """Return those words for a decode that runs since ``began``."""
+    lasts = time.monotonic() - began
+    return f"; decode has run for {lasts:.0f} s on {place}" if lasts >= LONG else ""

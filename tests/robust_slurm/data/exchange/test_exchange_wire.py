@@ -87,6 +87,59 @@ def test_what_is_no_sample_is_refused() -> None:
                 unpack_samples(LANE, described, b"abc")
 
 
+def test_samples_that_are_alike_come_as_they_went() -> None:
+    samples = [
+        Sample(
+            Meta(REF._replace(record=number), number),
+            {"tokens": np.arange(number, dtype="<u2"), "marks": np.ones(number, ">f8")[::1]},
+        )
+        for number in range(5)
+    ]
+    described, body = pack_samples(samples)
+    assert described == {"count": 5, "alike": [["tokens", "<u2"], ["marks", ">f8"]]}
+    whole = b"".join(body)
+    got = unpack_samples(LANE, json.loads(json.dumps(described)), whole)
+    assert repr(got) == repr(samples)
+    assert all(each.values["tokens"].flags.writeable for each in got)
+    for number, other in enumerate(
+        [
+            {"tokens": [1]},
+            {"tokens": np.zeros(1)},
+            {"tokens": np.zeros((1, 1), "<u2")},
+            {},
+            {"x": 1},
+        ]
+    ):
+        mixed = [sample(tokens=np.zeros(1, "<u2")), sample(**other)]
+        described, body = pack_samples(mixed)
+        assert isinstance(described, list), number
+        assert repr(unpack_samples(LANE, described, b"".join(body))) == repr(mixed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"count": 2, "alike": [["tokens", "<u2"]]},
+        {"count": 1 << 40, "alike": [["tokens", "<u2"]]},
+        {"count": -1, "alike": [["tokens", "<u2"]]},
+        {"count": "1", "alike": [["tokens", "<u2"]]},
+        {"count": 1, "alike": [["tokens", "|O"]]},
+        {"count": 1, "alike": [["tokens", "<u4"]]},
+        {"count": 1, "alike": [["tokens"]]},
+        {"count": 1, "alike": 7},
+        {"count": 1},
+        {},
+    ],
+)
+def test_what_is_not_alike_is_refused(wrong: dict[str, Any]) -> None:
+    _, body = pack_samples([sample(tokens=np.arange(3, dtype="<u2"))])
+    with pytest.raises(BrokenLine):
+        unpack_samples(LANE, wrong, b"".join(body))
+    bad = struct.pack("<6q", 1, 2, 3, 0, 7, -3)
+    with pytest.raises(BrokenLine):
+        unpack_samples(LANE, {"count": 1, "alike": [["tokens", "<u2"]]}, bad)
+
+
 class Ends:
     """A FrameSocket, and the bare socket and codec at its other end."""
 

@@ -1,0 +1,206 @@
+"""The lanes of a plan, each read by the reader that it is dealt to, or by the data process."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import TimeoutError as NotInTime
+from typing import TYPE_CHECKING, Any
+
+from robust_slurm.data.errors import DataError, SourceStalled
+from robust_slurm.data.exchange.wire import BrokenLine, unpack_samples
+from robust_slurm.data.lanes.budget import READERS
+from robust_slurm.data.lanes.local import LocalFeed
+from robust_slurm.data.lanes.position import Position
+from robust_slurm.data.planning.mix import parts_of
+from robust_slurm.data.service.producer import as_text, digest
+from robust_slurm.data.service.readers.channel import ReaderGone
+from robust_slurm.data.service.readers.dealing import dealt, lane_loads
+from robust_slurm.data.service.readers.dealt import DealtLane
+from robust_slurm.data.service.readers.reader import lanes_of
+from robust_slurm.data.service.readers.staff import ReaderStaff
+from robust_slurm.data.sources import turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from robust_slurm.data.lanes.budget import Budget
+    from robust_slurm.data.lanes.tally import Figures, Tally
+    from robust_slurm.data.plan import Plan
+    from robust_slurm.data.sample import Sample
+    from robust_slurm.data.service.readers.channel import ReaderChannel
+
+    Lane = tuple[str, int]
+    Window = list[tuple[Sample, Position]]
+
+COMING = 8  # steps from the one that is made to the one whose mixture lanes are dealt by
+SAME = 3  # deaths at one record: then it is to blame
+BACK = 10.0  # s for a reader to be replaced
+LOOK = 0.1  # s between two looks at where a reader is
+EACH = 3  # windows that a reader is asked for at a time: it has the next one while it sends one
+
+
+class _Traceback(Exception):
+    """The traceback of an error, from the process in which it was raised."""
+
+
+class ReaderPool:
+    """``name``, ``code``: of the plan. ``waited``: returns the seconds for which ranks have waited
+    for steps so far. Its methods may be called by any thread."""
+
+    def __init__(self, plan: Plan, name: str, code: str, waited: Callable[[], float]) -> None:
+        self._plan = plan
+        self._lanes = {lane: at for at, lane in enumerate(lanes_of(plan))}
+        self._budget: Budget | None = None
+        self._tallies: dict[Lane, Tally] = {}  # of all that read a lane here
+        self._lock = threading.Lock()
+        self._dealt: dict[Lane, int] = {}
+        self._used: dict[int, ReaderChannel] = {}  # by the lane's user
+        self._here: set[Lane] = set()  # what they have cannot be sent
+        self._dead: Counter[str] = Counter()  # by record
+        self._parts: dict[str, int] = {}
+        whose = digest(as_text(plan.fingerprint()))
+        self.staff = ReaderStaff(
+            name, code, whose, len(self._lanes), waited, self._deal, self._blame
+        )
+
+    def open_feed(self, lane: Lane, budget: Budget) -> LocalFeed:
+        """Return a Feed of a lane that this process or one of its readers reads."""
+        name, number = lane
+        source = self._plan.sources[name]
+        count, window = self._plan.lanes()[name], source.options.window
+        made = DealtLane(source, name, number, count, self._plan.seed, window, self)
+        made.tally = self._tallies.setdefault(lane, made.tally)
+        self._budget = budget
+        budget.readers = max(READERS, EACH * self.staff.count)
+        return LocalFeed(made, budget)
+
+    def made(self, step: int) -> None:
+        """Note that a step is made: lanes are dealt by the mixture of those to come. In the thread
+        that plans, as ``mix`` is the user's."""
+        names = list(self._plan.sources)
+        self._parts = parts_of(self._plan.mix(step + COMING), names, f"mix({step + COMING})")
+
+    def window(self, lane: DealtLane) -> Window | None:
+        """Return the next window of a lane; None: it is to be read here. Raises DataError."""
+        key = (lane.name, lane.lane)
+        number, places = self._lanes[key], self.staff.places
+        seconds = 0.0
+        while key not in self._here:
+            place = self._dealt.get(key, number)
+            channel = self.staff.channel(place, seconds)
+            if channel is None:
+                break
+            self._move(lane, channel)
+            places.reach(number, -1, 0)
+            told = {"op": "window", "source": key[0], "lane": key[1], "user": lane.user}
+            told |= {"at": lane.at, "tally": lane.tally.state()}
+            asked = channel.ask(told, number)
+            while True:
+                try:
+                    message, body = asked.result(LOOK)
+                except NotInTime:
+                    self._see(lane)
+                    continue
+                except ReaderGone:
+                    self._see(lane)
+                    self._judge(lane.where, SAME)
+                    seconds = BACK
+                    break
+                window = self._understood(lane, message, body)
+                if window is not None:
+                    return window
+                break
+        self._judge(lane.where, SAME - 1)  # what has killed a reader would kill this process
+        return None
+
+    def worked(self, seconds: float) -> None:
+        """Note for how long a lane was read here."""
+        self.staff.worked(seconds)
+
+    def stuck(self, lane: DealtLane) -> str | None:
+        """Kill the reader that gives nothing of a lane; return words on it. None: none reads it."""
+        with self._lock:
+            channel = self._used.get(lane.user)
+        if channel is None or not channel.reads(self._lanes[lane.name, lane.lane]):
+            return None
+        place = self.staff.place(channel)
+        began, decoded = self.staff.places.of_reader(place) if place is not None else (0.0, "")
+        self.staff.end(channel)
+        return turn.told(decoded, began) if decoded else ""
+
+    def leave(self, lane: DealtLane) -> None:
+        """Have the reader of a lane close its file."""
+        with self._lock:
+            channel = self._used.pop(lane.user, None)
+        if channel is not None:
+            channel.tell({"op": "leave", "user": lane.user})
+
+    # -- inside
+
+    def _move(self, lane: DealtLane, channel: ReaderChannel) -> None:
+        """Note who reads a lane from now on."""
+        with self._lock:
+            before = self._used.get(lane.user)
+            self._used[lane.user] = channel
+        if before is not None and before is not channel:
+            before.tell({"op": "leave", "user": lane.user})
+
+    def _see(self, lane: DealtLane) -> None:
+        """Note how far a reader is in a lane."""
+        since, part, record = self.staff.places.of_lane(self._lanes[lane.name, lane.lane])
+        if part >= 0:
+            lane.progress = max(lane.progress, since)
+            lane.where = self._record(lane.name, part, record)
+
+    def _record(self, source: str, part: int, record: int) -> str:
+        return f"{self._plan.sources[source].parts()[part].name}: record {record}"
+
+    def _understood(self, lane: DealtLane, message: dict[str, Any], body: bytes) -> Window | None:
+        """Return the window of an answer, or raise its error; None: it cannot be sent."""
+        key = (lane.name, lane.lane)
+        if message["op"] == "cannot":
+            self._here.add(key)
+            return None
+        lane.tally.adopt(message["tally"])
+        if message["op"] == "failed":
+            lane.where = message["where"] or lane.where
+            kind = SourceStalled if message["kind"] == "SourceStalled" else DataError
+            why = message["why"] if message["kind"] else f"{lane.where}: {message['why']}"
+            raise kind(why) from _Traceback(message["trace"])
+        self._see(lane)
+        self.staff.worked(message["worked"])
+        lane.tally.spend(0, message["busy"])
+        try:
+            samples = unpack_samples(key, message["samples"], body)
+        except BrokenLine as error:
+            raise DataError(f"{lane.where}: a reader's answer: {error}") from error
+        return [(each, Position(*at)) for each, at in zip(samples, message["after"])]  # noqa: B905
+
+    def _judge(self, record: str, most: int) -> None:
+        """Raise DataError if so many readers have died at a record."""
+        if self._dead[record] >= most:
+            raise DataError(f"{record}: {self._dead[record]} readers have died here")
+
+    # -- for the staff
+
+    def _blame(self, place: int, lanes: list[int]) -> None:
+        """Note at which record a reader has died: that which it decoded, or those that it read."""
+        _, decoded = self.staff.places.of_reader(place)
+        names = list(self._lanes)
+        at = [(names[lane][0], *self.staff.places.of_lane(lane)[1:]) for lane in lanes]
+        records = {self._record(*each) for each in at if each[1] >= 0}
+        self._dead.update({decoded} if decoded else records)
+
+    def _deal(self, readers: int) -> None:
+        """Deal the lanes to so many readers."""
+        if self._budget is not None:
+            self._budget.readers = max(READERS, EACH * readers)
+        if not readers:
+            return
+        figures: dict[str, Figures] = {}
+        for (name, _), tally in list(self._tallies.items()):
+            sums = tally.figures()
+            figures[name] = figures[name].plus(sums) if name in figures else sums
+        loads = lane_loads(self._plan.lanes(), figures, self._parts, self._plan.pack is not None)
+        self._dealt = dealt(loads, readers, self._dealt)
