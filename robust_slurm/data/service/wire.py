@@ -58,8 +58,7 @@ class Line:
         Raises OSError."""
         text = encode({**message, "fds": len(fds)} if fds else message)
         more = "".join(f',"{name}":{value}' for name, value in encoded.items())
-        self.send_line(text[:-2] + more.encode() + b"}
-" if more else text, fds)
+        self.send_line(text[:-2] + more.encode() + b"}\n" if more else text, fds)
 
     def send_line(self, encoded: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message that says how many descriptors it has."""
