@@ -36,11 +36,19 @@ _MEMORY = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "4"}
 """Arrow's own pool and glibc keep memory for each thread, of which there is one a lane."""
 _log = logging.getLogger("robust-task")
 _starts: list[Starting[int]] = []
+_ended_sessions: set[int] = set()
+"""The pids of data processes that have ended, as long as a process of their session is left."""
 
 
 def processes() -> list[int]:
-    """Return the data processes that run below this one: they are no rank's."""
-    return [start.pid for start in _starts if start.pid]
+    """Return the data processes that run below this one, and the readers of those that have ended
+    (one may wait in the kernel for a file system that does not answer): they are no rank's."""
+    found = [start.pid for start in _starts if start.pid]
+    if _ended_sessions:
+        sessions = {pid: _session(pid) for pid in process_tree.children(os.getpid())}
+        _ended_sessions.intersection_update(sessions.values())
+        found += [pid for pid, session in sessions.items() if session in _ended_sessions]
+    return found
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -114,7 +122,7 @@ class Keeper:
             try:
                 return _ended(_begin(start, asked, listener, exchange, figures))
             finally:
-                self._loop.call(lambda: _starts.remove(start))
+                self._loop.call(lambda: _forget(start))
 
         def ended(code: int, status: int | None) -> None:
             over(_how(code if status is None else os.waitstatus_to_exitcode(status)))
@@ -237,6 +245,20 @@ def _is_half_dead(pid: int) -> bool:
         return stat.state == "Z" and int(stat.fields[_THREADS]) > 1
     except (OSError, ValueError):
         return False  # its end is about to be told
+
+
+def _forget(start: Starting[int]) -> None:
+    _starts.remove(start)
+    if start.pid:
+        _ended_sessions.add(start.pid)
+
+
+def _session(pid: int) -> int:
+    """Return a process's session; 0 if it has ended."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
 
 
 def _ended(pid: int) -> int:

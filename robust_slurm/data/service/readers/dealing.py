@@ -56,7 +56,8 @@ def lane_loads(
     by_tokens: bool,
 ) -> dict[Lane, float]:
     """Return each lane's part of the work to come, by what its source's tokens (or samples) have
-    cost so far and by the mixture to come. A source that has not been read is like the mean."""
+    cost so far and by the mixture to come; while that is not known, all have the same part. A
+    source that has not been read is like the mean."""
     costs = {}
     for name, each in figures.items():
         amount = each.tokens if by_tokens else each.records
@@ -64,7 +65,7 @@ def lane_loads(
             costs[name] = each.busy / amount
     mean = sum(costs.values()) / len(costs) if costs else 1.0
     return {
-        (name, lane): parts.get(name, 0) * costs.get(name, mean) / count
+        (name, lane): (parts.get(name, 0) if parts else 1) * costs.get(name, mean) / count
         for name, count in lanes.items()
         for lane in range(count)
     }

@@ -77,7 +77,9 @@ class ReaderPool:
 
     def made(self, step: int) -> None:
         """Note that a step is made: lanes are dealt by the mixture of those to come. In the thread
-        that plans, as ``mix`` is the user's."""
+        that plans, as ``mix`` is the user's; without readers it is not asked."""
+        if not self.staff.count:
+            return
         names = list(self._plan.sources)
         self._parts = parts_of(self._plan.mix(step + COMING), names, f"mix({step + COMING})")
 

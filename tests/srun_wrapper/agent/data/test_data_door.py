@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -40,6 +41,8 @@ if os.path.exists(order["name"] + ".exit"):
 if os.path.exists(order["name"] + ".half"):
     threading.Thread(target=time.sleep, args=(60,)).start()
     ctypes.CDLL(None).pthread_exit(None)
+if os.path.exists(order["name"] + ".child") and not os.fork():
+    time.sleep(60)
 listener = socket.socket(fileno=order["listen"])
 def serve(sock):
     sock.send(b"%d" % os.getpid())
@@ -200,6 +203,31 @@ def test_one_with_a_thread_that_waits_for_a_file_system_gives_way_at_its_end(
     assert len(node.pids("a")) == 2 and not caplog.records
     for sock in (rank, again, third):
         sock.close()
+
+
+@pytest.fixture
+def subreaper() -> Iterator[None]:
+    """This process gets the orphans, as robust-task does."""
+    process_tree.become_subreaper()
+    yield
+    ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+@pytest.mark.usefixtures("subreaper")
+def test_a_reader_that_outlives_its_data_process_is_no_ranks(node: Node) -> None:
+    (node.directory / "a.child").touch()
+    rank, _ = node.ask("a")
+    pid = node.started("a")
+    node.until(lambda: process_tree.children(pid) != [], "its child")
+    (reader,) = process_tree.children(pid)
+    (node.directory / "a.child").unlink()
+    os.kill(pid, signal.SIGKILL)
+    other = node.started("a", lives=2)
+    assert sorted(keeper.processes()) == sorted([other, reader])
+    os.kill(reader, signal.SIGKILL)
+    os.waitpid(reader, 0)
+    assert keeper.processes() == [other]
+    rank.close()
 
 
 def test_one_that_is_stopped_is_replaced_and_one_that_works_is_not(

@@ -52,7 +52,8 @@ def test_a_lanes_load_is_what_its_source_costs_and_gives() -> None:
     )
     found = lane_loads(lanes, figures, parts, by_tokens=False)
     assert found["web", 0] == pytest.approx(0.4)
-    assert set(lane_loads(lanes, {}, {}, by_tokens=True).values()) == {0.0}
+    alike = lane_loads(lanes, {}, {}, by_tokens=True)  # the mixture to come is not known yet
+    assert alike["code", 0] == alike["off", 0] == 2 * alike["web", 0] > 0
 
 
 LANES = [("web", lane) for lane in range(4)] + [("code", lane) for lane in range(2)]
