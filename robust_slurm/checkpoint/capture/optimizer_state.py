@@ -276,7 +276,7 @@ class OptimizerState:
             ref, live = ref_of(body), known.get(key)
             if ref is not None and ref.fqn not in made and isinstance(live, torch.Tensor):
                 try:
-                    steps.append(saved.into(live, ref))
+                    steps.append(saved.into(live, ref, like))
                 except StateError:  # of another shape: replaced
                     new[key] = later(ref)
                 else:

@@ -95,6 +95,23 @@ def refused(kind: str, model: nn.Module, optimizer: Any) -> None:
     assert find_cut([nn.Linear(1, 1)], [], [other], SIZE) == ("", (), 0)
 
 
+def rows_of_its_own(kind: str, model: nn.Module) -> None:
+    """See that optimizer state of the rows that a rank had is for these rows only."""
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for p in model.parameters():
+        assert isinstance(p, DTensor)
+        sgd.state[p] = {"rows": p.to_local().detach().clone(), "step": torch.tensor(1.0)}
+    state = State({"model": model, "optimizer": sgd}, rank=RANK)
+    path = write(DIRECTORY / f"rows-{kind}-{RANK}", *state.capture(), rank=RANK, world=SIZE)
+    for _ in range(2):  # where there is such state already, and where there is none
+        try:
+            state.restore([source(path)], Taken(RANK, ()))
+            assert kind == "hsdp", "rows of another rank"
+        except StateError as error:
+            assert kind == "fsdp" and "rows: a plain tensor" in str(error), error
+        sgd.state.clear()
+
+
 def run(kind: str) -> None:
     model, (mesh, optimizer) = make(kind)
     share = find_share([model], check_mesh(mesh, SIZE), RANK)
@@ -102,6 +119,7 @@ def run(kind: str) -> None:
     assert cut == (("", (1, 3, 9, 12), 0) if kind == "fsdp" else ("", (), 2)), cut
     if not NUMBER:
         refused(kind, model, optimizer)
+        rows_of_its_own(kind, model)
     state = State({"model": model, "optimizer": optimizer, "rng": None}, rank=RANK, share=share)
     if NUMBER:
         before, change = BEFORE[kind, NUMBER], change_of(kind)
