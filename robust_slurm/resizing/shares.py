@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+MOST_LENGTHS = 64  # of ``holders_of_blocks``: the supervisor goes through them for every rank
+
 
 def shares_of(rank: int, size: int, original: int) -> tuple[int, ...]:
     """Return the shares that a rank of ``size`` computes: as many as others, or one more."""

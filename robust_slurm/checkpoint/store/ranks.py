@@ -16,6 +16,7 @@ from robust_slurm.checkpoint.store.door import Connection, Message, RefusedError
 from robust_slurm.checkpoint.store.events import Enrolled, Event, Saved
 from robust_slurm.checkpoint.store.shelf import ShelfRecord
 from robust_slurm.checkpoint.transfer.pusher import Pusher
+from robust_slurm.resizing.shares import MOST_LENGTHS
 
 EVERY = 0.5  # s between two Saved events of a rank
 REPEATED = 8  # steps that are reported again, as a report may be lost on its way
@@ -60,7 +61,11 @@ def read_enrolment(message: Message) -> RankEnrolment:
     if not isinstance(needs, list) or not all(type(v) is int and 0 <= v < world for v in needs):
         raise RefusedError(f"enrol: needs is {needs!r}"[:200])
     lengths = message.get("lengths", [])
-    if not isinstance(lengths, list) or not all(type(v) is int and v > 0 for v in lengths):
+    if (
+        not isinstance(lengths, list)
+        or len(lengths) > MOST_LENGTHS
+        or not all(type(v) is int and 0 < v < 1 << 62 for v in lengths)
+    ):
         raise RefusedError(f"enrol: lengths is {lengths!r}"[:200])
     return RankEnrolment(
         rank, world, door.whole(message, "epoch"), mesh,

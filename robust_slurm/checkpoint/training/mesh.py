@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from robust_slurm.resizing.shares import MOST_LENGTHS
 from robust_slurm.text import counted
 
 from ..capture import shards
@@ -19,7 +20,6 @@ IN_SHARDS = frozenset(
     ("dp", "ddp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp", "shard")
 )
 """Dimensions along which each rank computes a batch of its own."""
-MOST_LENGTHS = 64  # the supervisor goes through them for every rank
 REPLICATED = ("dp_replicate", "dp")  # dimensions along which plain tensors are the same
 
 
@@ -151,7 +151,7 @@ def find_cut(
         return Cut("its parameters are cut otherwise than fully_shard cuts them")
     if len(shape) > 1:
         return Cut("", shards=shape[-1])
-    lengths = sorted({p.shape[p.placements[0].dim] for p in blocks})
+    lengths = sorted({p.shape[p.placements[0].dim] for p in blocks if p.numel()})
     if len(lengths) > MOST_LENGTHS:
         return Cut(f"its parameters are cut along {len(lengths)} lengths")
     return Cut("", tuple(lengths))

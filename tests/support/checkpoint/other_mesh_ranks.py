@@ -45,6 +45,7 @@ def make(kind: str) -> tuple[nn.Module, Any]:
         mesh = init_device_mesh("cpu", (SIZE // 2, 2), mesh_dim_names=names)
     torch.manual_seed(NUMBER)  # what is not restored is seen
     model = nn.Sequential(nn.Linear(12, 9), nn.Linear(9, 3), nn.LayerNorm(3), nn.Linear(3, 1))
+    model.register_parameter("nothing", nn.Parameter(torch.empty(0)))  # tells the device to some
     model.register_buffer("own", torch.full((2,), float(RANK % 2)))
     fully_shard(model[0], mesh=mesh, shard_placement_fn=lambda p: Shard(p.dim() - 1))
     fully_shard(model[1], mesh=mesh)
