@@ -194,7 +194,8 @@ class ModuleState:
             steps.append(saved.into(tensors[name], ref))
             local = local_part(tensors[name])
             other = placed.setdefault(memory_of(local), ref) if local.numel() else ref
-            if other.fqn != ref.fqn and (saved.resized or not _alike(saved, ref, other)):
+            cut = saved.resized and (ref.placements or other.placements)
+            if other.fqn != ref.fqn and (cut or not _alike(saved, ref, other)):
                 raise StateError(
                     f"{ref.fqn} and {other.fqn} are one tensor here, but were saved as two"
                 )

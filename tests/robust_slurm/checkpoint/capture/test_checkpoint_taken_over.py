@@ -69,6 +69,22 @@ def test_a_smaller_world_takes_over_model_generators_and_every_position(tmp_path
         assert torch.equal(drawn, torch.rand(3))
 
 
+def test_a_buffer_of_a_parameters_memory_is_taken_over(tmp_path: Path) -> None:
+    """They were saved under two names, as one is a buffer, and hold the same."""
+
+    def made() -> dict[str, Any]:
+        model = nn.Linear(3, 5)
+        model.register_buffer("alias", model.weight.data)
+        return {"model": model}
+
+    given = made()
+    items, values = State(given, rank=0).capture()
+    sources = [source(write(tmp_path / "2-0.safetensors", items, values, needs=(0,), world=2))]
+    here = made()
+    State(here, rank=0).restore(sources, Taken(0, (0, 1)))
+    assert torch.equal(here["model"].weight, given["model"].weight)
+
+
 def test_a_rank_that_was_none_keeps_the_generators_that_its_script_has_made(tmp_path: Path) -> None:
     held = {0: {0: Loader(10), 3: Loader(13)}, 1: {1: Loader(11)}, 2: {2: Loader(12)}}
     sources = saved(tmp_path, 3, held)
