@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.heartbeat import phase
 from robust_slurm.layout import DATA_WAIT
-from robust_slurm.resizing.world import is_for_others, world
+from robust_slurm.resizing.world import repeats, world
 
 from .errors import DataError, EndOfData
 from .plan import Plan
@@ -89,7 +89,7 @@ class Loader:
         """Return the next batch; raise StopIteration after the plan's epochs, on all ranks at the
         same step. In a pass for other ranks (``accumulate``) it is the last one again. Raises
         DataError."""
-        if self._last is not None and is_for_others():
+        if self._last is not None and repeats():
             return as_tensors(self._last)
         while not self._rows:
             _, rows, after = self._next_step()

@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 RESIZED = "ROBUST_RESIZED"
 
 
-class _Passes:
-    """``of_others``: ``accumulate`` is at a pass without a share of this rank's own."""
+class _Pass:
+    """One of ``accumulate`` without a share of this rank's own."""
 
-    of_others = False
+    def __init__(self) -> None:
+        self.repeats = False  # a loader has given its last batch again
+        self.scaled = False  # the script has read the factor, which is 0
 
 
-_passes = _Passes()
+class _Now:
+    pass_of_others: _Pass | None = None
+
+
+_now = _Now()
 
 
 class TrainingWorld:
@@ -42,7 +48,10 @@ class TrainingWorld:
     @property
     def scale(self) -> float:
         """Factor of a share's loss; 0 in a pass that is only for the ranks with more shares."""
-        return 0.0 if _passes.of_others else self.size / self.original
+        if (at := _now.pass_of_others) is not None:
+            at.scaled = True
+            return 0.0
+        return self.size / self.original
 
     @property
     def resized(self) -> bool:
@@ -82,18 +91,26 @@ def accumulate(model: Any = None) -> Iterator[Any]:
 
     ``model``: a DistributedDataParallel, whose gradients are then summed up over the ranks at the
     last share only; or one of ``fully_shard``, whose passes need all ranks: if another rank has one
-    share more, the last is None, for any batch; ``scale`` is 0 then.
+    share more, the last is None, for any batch; ``scale`` is 0 then. RuntimeError after such a pass
+    with a loader's last batch again whose loss was not scaled by that: it would count twice.
     """
+    _now.pass_of_others = None  # of a loop that an exception has ended, and whose frame is kept
     whole = world()
     shares = whole.shares
     if hasattr(model, "set_requires_gradient_sync"):
         yield from shares
         if len(shares) < -(-whole.original // whole.size):
-            _passes.of_others = True
+            here = _now.pass_of_others = _Pass()
             try:
                 yield None
             finally:
-                _passes.of_others = False
+                if _now.pass_of_others is here:
+                    _now.pass_of_others = None
+            if here.repeats and not here.scaled:
+                raise RuntimeError(
+                    "accumulate: the batch of a pass without a share would count: multiply each "
+                    "loss by robust_slurm.world().scale, read in each pass"
+                )
         return
     quiet = getattr(model, "no_sync", nullcontext)
     for share in shares[:-1]:
@@ -102,9 +119,12 @@ def accumulate(model: Any = None) -> Iterator[Any]:
     yield shares[-1]
 
 
-def is_for_others() -> bool:
-    """Return whether ``accumulate`` is at a pass without a share of this rank's own."""
-    return _passes.of_others
+def repeats() -> bool:
+    """Note that a loader gives its last batch again, if ``accumulate`` is at a pass without a share
+    of this rank's own; return that."""
+    if (at := _now.pass_of_others) is not None:
+        at.repeats = True
+    return at is not None
 
 
 def _number(*names: str) -> int | None:

@@ -161,9 +161,17 @@ def test_a_pass_for_ranks_with_more_shares_takes_nothing_of_the_next_step(
     with_nothing_else.close()
     loader = Loader(a_plan())
     for step in range(2):
-        got = [next(loader) for _ in robust_slurm.accumulate(Sharded())]
+        got, scales = [], []
+        for _ in robust_slurm.accumulate(Sharded()):
+            got.append(next(loader))
+            scales.append(robust_slurm.world().scale)
         assert same(got, [plain[step]] * 2), step
+        assert scales == [3 / 4, 0.0]
         assert loader.state_dict()["given"] == 0
+    with pytest.raises(RuntimeError, match="read in each pass"):  # its loss would count twice
+        for _ in robust_slurm.accumulate(Sharded()):
+            next(loader)
+    assert robust_slurm.world().scale == 3 / 4
     loader.close()
 
 

@@ -91,3 +91,14 @@ def test_all_ranks_of_a_sharded_model_compute_as_often(
     assert scales == [float(share is not None) for share in passes]
     assert list(robust_slurm.accumulate(Sharded())) == passes
     assert world.scale == world.size / world.original
+    cut_off = robust_slurm.accumulate(Sharded())
+    for _ in passes:
+        next(cut_off)  # an exception ends the step; its frame is kept
+    again = robust_slurm.accumulate(Sharded())
+    next(again)
+    assert world.scale == world.size / world.original
+    for _ in passes[1:]:
+        next(again)
+    cut_off.close()
+    assert world.scale == (world.size / world.original if passes[-1] is not None else 0.0)
+    again.close()
