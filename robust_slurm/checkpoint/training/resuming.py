@@ -47,6 +47,7 @@ def from_memory(
     """
     step, directory = int(plan["step"]), Path(client.welcome["directory"])
     sources: list[Source] = []
+    times: set[tuple[int, int, int]] = set()
     origin, resized = int(plan.get("origin", state.rank)), "origin" in plan
     wanted = [origin]
     for rank in wanted:
@@ -63,6 +64,9 @@ def from_memory(
             snapshot, where = read_snapshot(str(path))
             if (snapshot.rank, snapshot.step) != (rank, step):
                 raise OSError(f"it is step {snapshot.step} of rank {snapshot.rank}")
+            times.add((snapshot.world, snapshot.epoch, snapshot.line))
+            if len(times) > 1:  # a store is asked for a step, and may have it of another time
+                raise OSError("it was saved in another run of the ranks than those before it")
             sources.append(Source(snapshot, map_file(path, where)))
         except (OSError, LayoutError) as error:
             client.say("unusable", step=step, file=name, why=str(error))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from checkpoint_files import write
+from checkpoint_stores import write_snapshot
 from checkpointed_training import Training, fake_store, restart
 from fake_checkpoint_store import FakeStore
 
 from robust_slurm import Checkpointer, CheckpointError, heartbeat
 from robust_slurm.checkpoint.capture.state import State
+from robust_slurm.checkpoint.training.resuming import from_memory
 
 
 @pytest.fixture
@@ -109,6 +113,20 @@ def test_a_file_of_the_plan_that_cannot_be_used_is_told_and_ends_the_rank(
     assert store.wait("unusable")[0]["file"] == name
     assert all(map(torch.equal, before, second.model.parameters()))
     second.ckpt.close()
+
+
+@pytest.mark.parametrize("other", [{"epoch": 2}, {"line": 1}, {"world": 3}])
+def test_one_step_of_two_times_is_not_put_together(tmp_path: Path, other: dict[str, int]) -> None:
+    """A peer's copy of the step is of another run of the ranks: its part may be otherwise."""
+    model = torch.nn.Linear(2, 2)
+    state = State({"model": model}, rank=0)
+    write(tmp_path / "own", *state.capture(), rank=0, world=2)
+    write_snapshot(tmp_path / "fetched", 1, 1, **{"epoch": 1, "world": 2, **other})
+    client = MagicMock(welcome={"directory": str(tmp_path)})
+    plan = {"step": 1, "shards": {"0": "own", "1": "fetched"}}
+    with pytest.raises(CheckpointError, match="another run of the ranks"):
+        from_memory(state, client, plan)
+    assert client.say.call_args.kwargs["file"] == "fetched"
 
 
 def test_a_rank_without_a_file_in_the_plan_calls_none_bad(store: FakeStore) -> None:
