@@ -31,7 +31,7 @@ def list_parts(name: str, source: Source) -> list[Part]:
     thread.start()
     patience, waited = source.options.patience, 0.0
     while True:
-        thread.join(patience)
+        thread.join(min(patience, threading.TIMEOUT_MAX))
         if not thread.is_alive():
             break
         waited += patience

@@ -253,6 +253,9 @@ def test_files_that_are_not_listed_count_for_the_patience(
     with pytest.raises(SourceStalled, match="web: its files are not listed after 0 s"):
         Loader(Plan({"web": web}))
     web.options = web.options._replace(stalled="wait")
+    unlimited = corpus("web", 1)
+    unlimited.options = unlimited.options._replace(patience=float("inf"))
+    Loader(Plan({"web": unlimited}))
     loaders: list[Loader] = []
     waits = threading.Thread(target=lambda: loaders.append(Loader(Plan({"web": web}))))
     waits.start()
