@@ -43,12 +43,7 @@ _ended_sessions: set[int] = set()
 def processes() -> list[int]:
     """Return the data processes that run below this one, and the readers of those that have ended
     (one may wait in the kernel for a file system that does not answer): they are no rank's."""
-    found = [start.pid for start in _starts if start.pid]
-    if _ended_sessions:
-        sessions = {pid: _session(pid) for pid in process_tree.children(os.getpid())}
-        _ended_sessions.intersection_update(sessions.values())
-        found += [pid for pid, session in sessions.items() if session in _ended_sessions]
-    return found
+    return [start.pid for start in _starts if start.pid] + _readers_left()
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -251,6 +246,19 @@ def _forget(start: Starting[int]) -> None:
     _starts.remove(start)
     if start.pid:
         _ended_sessions.add(start.pid)
+        _readers_left()  # a session that is empty is forgotten: its number may soon be a rank's
+
+
+def _readers_left() -> list[int]:
+    """Return the children of the sessions of data processes that have ended, and forget sessions
+    without any. A session's first process is no reader: not reaped yet, or a rank of that number.
+    """
+    if not _ended_sessions:
+        return []
+    sessions = {pid: _session(pid) for pid in process_tree.children(os.getpid())}
+    sessions = {pid: session for pid, session in sessions.items() if session != pid}
+    _ended_sessions.intersection_update(sessions.values())
+    return [pid for pid, session in sessions.items() if session in _ended_sessions]
 
 
 def _session(pid: int) -> int:
