@@ -219,6 +219,12 @@ def test_a_plan_that_cannot_be_made_is_told_to_all(tmp_path: Path, plan: Countin
         with pytest.raises(DataError, match="NameError: name 'tokenizer' is not defined"):
             rank(number).next()
     assert node.producer.broken is not None
+    line = wire.Line(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    line._sock.connect(str(node.path))
+    line.send({"op": "ping"})
+    assert line.receive(60.0) == ({"op": "pong"}, [])
+    until(lambda: not node.server._lines, "an end without waiting for robust-task")
+    line.close()
 
 
 def test_a_rank_waits_for_a_data_process_that_comes_back(
