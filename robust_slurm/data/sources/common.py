@@ -54,6 +54,8 @@ class FileSource(ABC):
         self._parts: list[Part] = []
         self._places: list[tuple[File, int]] = []
         self._finding = threading.Lock()
+        self.listed = 0
+        """Changes with each file that has been looked at."""
 
     def parts(self) -> list[Part]:
         """Return all parts in the order of the files' names. Finds the files at the first call."""
@@ -124,6 +126,8 @@ class FileSource(ABC):
             return self._divided(file)
         except (OSError, Unreadable) as error:
             raise DataError(f"{file.name}: {error}") from error
+        finally:
+            self.listed += 1
 
     def _sample(self, name: str, index: int, raw: Any) -> dict[str, Any] | Bad | None:
         try:
