@@ -17,6 +17,7 @@ import msgspec
 
 from robust_slurm import process_stat
 from robust_slurm.data.service.wire import socket_name
+from robust_slurm.text import one_line
 from srun_wrapper.agent.data.pings import EVERY, MOST, Pings
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
@@ -79,6 +80,7 @@ class Keeper:
         """``exchange``: a socket that listens for other nodes' data processes, and their key."""
         self._loop = loop
         self._asked = asked
+        self._name = one_line(asked.name, 300)
         self._exchange = exchange
         self.path = path
         self.wanted = 0
@@ -139,7 +141,7 @@ class Keeper:
     def _dead(self) -> None:
         """Kill one that is stopped, or waits for itself; another one goes on."""
         silent = f"has not answered for {EVERY * MOST:.0f} s and does nothing"
-        _log.warning(f"the data process of {self._asked.name} {silent}; killing it")
+        _log.warning(f"the data process of {self._name} {silent}; killing it")
         self._kill()
 
     def _kill(self) -> None:
@@ -159,7 +161,7 @@ class Keeper:
         first = not self._deaths or now - self._deaths[-1] > WITHIN
         self._deaths.append(now)
         recent = [at for at in self._deaths if now - at <= WITHIN]
-        what = f"the data process of {self._asked.name} {how or 'has ended'}"
+        what = f"the data process of {self._name} {how or 'has ended'}"
         if len(recent) == DEATHS:
             self.off = f"it has ended {DEATHS} times within {WITHIN:.0f} s"
             self._listener.close()

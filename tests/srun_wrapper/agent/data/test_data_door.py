@@ -309,6 +309,9 @@ def test_what_cannot_be_started_or_understood_is_refused_or_told(
     node.ask("a", python="/nonexistent/python")
     node.until(lambda: caplog.records, "the warning")
     assert "a cannot be started: " in caplog.records[0].message
+    node.ask("b\n" * 5000, python="/nonexistent/python")
+    node.until(lambda: len(caplog.records) > 1, "another one")
+    assert caplog.records[1].message.count("\n") == 0 and len(caplog.records[1].message) < 500
 
 
 PLAN = """
