@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures.thread import _threads_queues
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def test_files_are_opened_by_several_threads_that_keep_no_process(
         list_parts("web", source)
     left = set(threading.enumerate()) - before
     assert len(left) >= len(begun) > 1 and all(thread.daemon for thread in left)
+    assert not left & set(_threads_queues)  # a process waits for these, daemons or not
     monkeypatch.setattr(source, "_named", named)
     answers.set()
     for thread in left:
