@@ -1,7 +1,8 @@
 """The first start of a training: all ranks must have the same plan, or their rows are others.
 
 The first rank that comes writes its plan into torch.distributed's store; the others compare. No
-rank waits for another one.
+rank waits for another one. A loader that a rank makes later of the same plan is not compared: the
+files may have changed on all nodes since.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from .errors import DataError
@@ -20,17 +22,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_compared: dict[str, weakref.ref[Any]] = {}
+"""In which store each plan was compared by this process: after a rejoin it is another one."""
+
+
 def agree(name: str, world: str, identity: Callable[[], dict[str, Any]]) -> None:
     """Compare the plan ``name`` with that of the other ranks, if torch.distributed runs. ``world``:
     what else makes it another one; ``identity``: returns ``Plan.identity``. Raises DataError."""
     store = _store()
     if store is None:
         return
-    mine = {"code and file of the plan": code_of(name), **identity()}
-    here = f"rank {os.environ.get('RANK', '?')} on {os.uname().nodename}"
-    text = json.dumps([here, mine], separators=(",", ":"))
     key = hashlib.blake2b(f"{name} {world}".encode(), digest_size=8).hexdigest()
+    if key in _compared and _compared[key]() is store:
+        return
+    text = json.dumps(
+        [
+            f"rank {os.environ.get('RANK', '?')} on {os.uname().nodename}",
+            {"code and file of the plan": code_of(name), **identity()},
+        ],
+        separators=(",", ":"),
+    )
+    here, mine = json.loads(text)  # as the others read it: a user's source may have tuples
     try:
+        reference = weakref.ref(store)
         there, theirs = json.loads(store.compare_set(f"robust_slurm.data/{key}", "", text))
     except Exception:  # noqa: BLE001 - of whatever store it is: then the training itself says why
         return
@@ -42,6 +56,7 @@ def agree(name: str, world: str, identity: Callable[[], dict[str, Any]]) -> None
         raise DataError(
             f"{name} is not the same on all ranks: {found}. Give all nodes the same files and code"
         )
+    _compared[key] = reference
 
 
 def _store() -> Any:

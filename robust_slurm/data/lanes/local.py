@@ -232,7 +232,7 @@ def _within_patience(lane: Lane, read: Callable[[], list[Sample]]) -> list[Sampl
         waited = time.monotonic() - max(began, lane.progress)
         if waited >= patience:
             raise _stalled(lane, waited)
-        thread.join(patience - waited)
+        thread.join(min(patience - waited, threading.TIMEOUT_MAX))
     if failed:
         raise failed[0]
     return done[0]

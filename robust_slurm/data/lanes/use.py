@@ -31,6 +31,7 @@ class SourceUse:
         """Note that the source is asked for a sample. Asked again, without an answer, it is still
         the same wait."""
         if self._asked != source:
+            self.gives_up()
             self._since = time.monotonic()
             self._asked = source
 
@@ -40,8 +41,9 @@ class SourceUse:
         self._asked = ""
 
     def gives_up(self) -> None:
-        """Note that no source is waited for any more."""
-        self._asked = ""
+        """Note that no source is waited for any more. What was waited counts."""
+        if self._asked:
+            self.got()
 
     def drew(self, metas: Iterable[Meta]) -> None:
         """Count the samples of a step."""

@@ -6,7 +6,6 @@ it needs, and is told the socket. Standard library only, but for the arrays' own
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import socket
@@ -133,9 +132,13 @@ class NodeSteps:
         self._lease = _open(path)
         self._lease.send(self._request)
         there = Path(path).with_name(self._socket)
-        with contextlib.suppress(OSError):  # it is there, but for the very first rank: ask both
+        try:  # it is there, but for the very first rank: ask both
             self._line = _open(str(there))
             self._greet()
+        except OSError:
+            if self._line is not None:  # of half a greeting, it would wait for the rest
+                self._line.close()
+                self._line = None
         answer = self._lease.receive(SILENCE)
         if answer is None:
             raise ProcessGone(f"robust-task does not answer within {SILENCE:g} s")

@@ -117,7 +117,8 @@ class Producer:
     def identity(self) -> dict[str, Any]:
         """Return what must be the same on all nodes, once there are ``shares``."""
         with self._change:
-            return self._plan.identity() if self._plan is not None else {}
+            plan = self._plan
+        return plan.identity() if plan is not None else {}  # of a source of the user's, it may last
 
     def get(
         self, wanted: Wanted, waiting: Callable[[], None]

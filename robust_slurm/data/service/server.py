@@ -132,7 +132,9 @@ class Server:
                 name = digest(state)
             elif message["op"] == "identity" and shares:
                 line.send({"op": "identity", "plan": self._producer.identity()})
-            elif message["op"] == "ping":  # of robust-task
+            elif message["op"] == "ping":  # of robust-task, which has not to be told of an end
+                with self._lock:
+                    self._lines.discard(line)
                 line.send({"op": "pong"})
             elif message["op"] == "next" and shares:
                 wanted = Wanted(name, state, shares)

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.arrays import as_arrays, token_ids
@@ -54,6 +54,8 @@ class FileSource(ABC):
         self._parts: list[Part] = []
         self._places: list[tuple[File, int]] = []
         self._finding = threading.Lock()
+        self.listed = 0
+        """Changes with each file that has been looked at."""
 
     def parts(self) -> list[Part]:
         """Return all parts in the order of the files' names. Finds the files at the first call."""
@@ -108,22 +110,50 @@ class FileSource(ABC):
                     files = self._files()
                 except OSError as error:
                     raise DataError(f"{first}: {error}") from error
-                with ThreadPoolExecutor(OPENING) as pool:
-                    divided = (
-                        pool.map(self._named, files) if self.opens else map(self._named, files)
-                    )
-                    found = [part for each in divided for part in each]
+                divided = self._all_named(files) if self.opens else map(self._named, files)
+                found = [part for each in divided for part in each]
                 if not found:
                     raise DataError(f"{first}: {counted(len(files), 'file')} without a record")
                 self._places = [(file, number) for _, file, number in found]
                 self._parts = [part for part, _, _ in found]
             return self._parts, self._places
 
+    def _all_named(self, files: list[File]) -> list[list[tuple[Part, File, int]]]:
+        """Return ``_named`` of each. The threads are no pool's, for whose end a process waits at
+        its own: a file system may never answer."""
+        found: list[list[tuple[Part, File, int]]] = [[] for _ in files]
+        failed: dict[int, BaseException] = {}
+        places = iter(range(len(files)))
+
+        def work() -> None:
+            for place in places:
+                if failed:
+                    return
+                try:
+                    found[place] = self._named(files[place])
+                except BaseException as error:  # noqa: BLE001 - raised again below
+                    failed[place] = error
+
+        helpers = []
+        with suppress(RuntimeError):  # no further thread: this one works as well
+            for _ in range(min(OPENING, len(files)) - 1):
+                thread = threading.Thread(target=work, name="data files", daemon=True)
+                thread.start()
+                helpers.append(thread)
+        work()
+        for thread in helpers:
+            thread.join()
+        if failed:
+            raise failed[min(failed)]
+        return found
+
     def _named(self, file: File) -> list[tuple[Part, File, int]]:
         try:
             return self._divided(file)
         except (OSError, Unreadable) as error:
             raise DataError(f"{file.name}: {error}") from error
+        finally:
+            self.listed += 1
 
     def _sample(self, name: str, index: int, raw: Any) -> dict[str, Any] | Bad | None:
         try:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def list_parts(name: str, source: Source) -> list[Part]:
     """Return the source's parts; a thread that hangs in it is left behind.
 
-    Raises what the source raises, and SourceStalled after its patience. A source that is to be
-    waited for, or that could be held back in a step, is waited for, with a line on stderr.
+    Raises what the source raises, and SourceStalled after its patience without a further file (of
+    which ``source.listed`` tells, if there is such a count). A source that is to be waited for, or
+    that could be held back in a step, is waited for, with a line on stderr.
     """
     found: list[list[Part]] = []
     failed: list[BaseException] = []
@@ -30,10 +31,15 @@ def list_parts(name: str, source: Source) -> list[Part]:
     thread = threading.Thread(target=find, name=f"data {name} files", daemon=True)
     thread.start()
     patience, waited = source.options.patience, 0.0
+    listed = getattr(source, "listed", 0)
     while True:
-        thread.join(patience)
+        thread.join(min(patience, threading.TIMEOUT_MAX))
         if not thread.is_alive():
             break
+        before, listed = listed, getattr(source, "listed", 0)
+        if listed != before:  # many files take long
+            waited = 0.0
+            continue
         waited += patience
         text = f"{name}: its files are not listed after {waited:.0f} s"
         if source.options.stalled == "error":

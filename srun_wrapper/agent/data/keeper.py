@@ -17,6 +17,7 @@ import msgspec
 
 from robust_slurm import process_stat
 from robust_slurm.data.service.wire import socket_name
+from robust_slurm.text import one_line
 from srun_wrapper.agent.data.pings import EVERY, MOST, Pings
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
@@ -43,12 +44,7 @@ _ended_sessions: set[int] = set()
 def processes() -> list[int]:
     """Return the data processes that run below this one, and the readers of those that have ended
     (one may wait in the kernel for a file system that does not answer): they are no rank's."""
-    found = [start.pid for start in _starts if start.pid]
-    if _ended_sessions:
-        sessions = {pid: _session(pid) for pid in process_tree.children(os.getpid())}
-        _ended_sessions.intersection_update(sessions.values())
-        found += [pid for pid, session in sessions.items() if session in _ended_sessions]
-    return found
+    return [start.pid for start in _starts if start.pid] + _readers_left()
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -84,6 +80,7 @@ class Keeper:
         """``exchange``: a socket that listens for other nodes' data processes, and their key."""
         self._loop = loop
         self._asked = asked
+        self._name = one_line(asked.name, 300)
         self._exchange = exchange
         self.path = path
         self.wanted = 0
@@ -144,7 +141,7 @@ class Keeper:
     def _dead(self) -> None:
         """Kill one that is stopped, or waits for itself; another one goes on."""
         silent = f"has not answered for {EVERY * MOST:.0f} s and does nothing"
-        _log.warning(f"the data process of {self._asked.name} {silent}; killing it")
+        _log.warning(f"the data process of {self._name} {silent}; killing it")
         self._kill()
 
     def _kill(self) -> None:
@@ -164,7 +161,7 @@ class Keeper:
         first = not self._deaths or now - self._deaths[-1] > WITHIN
         self._deaths.append(now)
         recent = [at for at in self._deaths if now - at <= WITHIN]
-        what = f"the data process of {self._asked.name} {how or 'has ended'}"
+        what = f"the data process of {self._name} {how or 'has ended'}"
         if len(recent) == DEATHS:
             self.off = f"it has ended {DEATHS} times within {WITHIN:.0f} s"
             self._listener.close()
@@ -251,6 +248,19 @@ def _forget(start: Starting[int]) -> None:
     _starts.remove(start)
     if start.pid:
         _ended_sessions.add(start.pid)
+        _readers_left()  # a session that is empty is forgotten: its number may soon be a rank's
+
+
+def _readers_left() -> list[int]:
+    """Return the children of the sessions of data processes that have ended, and forget sessions
+    without any. A session's first process is no reader: not reaped yet, or a rank of that number.
+    """
+    if not _ended_sessions:
+        return []
+    sessions = {pid: _session(pid) for pid in process_tree.children(os.getpid())}
+    sessions = {pid: session for pid, session in sessions.items() if session != pid}
+    _ended_sessions.intersection_update(sessions.values())
+    return [pid for pid, session in sessions.items() if session in _ended_sessions]
 
 
 def _session(pid: int) -> int:

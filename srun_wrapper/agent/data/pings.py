@@ -14,7 +14,7 @@ from srun_wrapper.agent.loop import Loop, Timer
 EVERY = 3.0  # s
 MOST = 5  # times without an answer or any sign of work: ranks wait 30 s
 _PING = encode({"op": "ping"})
-_AT_WORK = frozenset("RD")  # states of a thread that has work, or waits for a disk
+_AT_WORK = frozenset("RDt")  # states of a thread that has work, waits for a disk, or is debugged
 _UTIME, _STIME = 11, 12  # fields of /proc/PID/stat, counted from the state
 
 

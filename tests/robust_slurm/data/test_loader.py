@@ -251,6 +251,24 @@ def test_errors_of_the_users_functions_are_raised_where_batches_are_asked_for() 
     loader.close()
 
 
+def test_a_source_of_many_files_is_listed_for_longer_than_its_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    web, answers, looks = corpus("web", 1), threading.Event(), iter(range(99))
+    listed = web.parts
+
+    def look(_source: object) -> int:
+        number = next(looks)
+        if number == 4:
+            answers.set()
+        return number
+
+    monkeypatch.setattr(type(web), "listed", property(look), raising=False)
+    monkeypatch.setattr(web, "parts", lambda: answers.wait(60) and listed())
+    web.options = web.options._replace(patience=0.05)
+    assert Plan({"web": web}).lanes() == {"web": web.options.lanes}
+
+
 def test_files_that_are_not_listed_count_for_the_patience(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +279,9 @@ def test_files_that_are_not_listed_count_for_the_patience(
     with pytest.raises(SourceStalled, match="web: its files are not listed after 0 s"):
         Loader(Plan({"web": web}))
     web.options = web.options._replace(stalled="wait")
+    unlimited = corpus("web", 1)
+    unlimited.options = unlimited.options._replace(patience=float("inf"))
+    Loader(Plan({"web": unlimited}))
     loaders: list[Loader] = []
     waits = threading.Thread(target=lambda: loaders.append(Loader(Plan({"web": web}))))
     waits.start()

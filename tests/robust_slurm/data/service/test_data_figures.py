@@ -67,6 +67,11 @@ def test_rates_and_waits_are_of_the_last_minute(clock: Clock) -> None:
     assert use.silent() == ("code", 2.0)
     use.gives_up()
     assert use.silent() == ("", 0.0) and file.now(clock.now)[5][0][3:5] == [4.0, 0.0]
+    use.waits("code")
+    clock.now += 300.0
+    use.waits("web")  # the step goes on without code, which it did wait for
+    use.got()
+    assert use.sums()["code"].waited == 302.0 and use.sums()["web"].waited == 4.0
 
 
 def test_many_sources_are_few_rows(clock: Clock) -> None:

@@ -219,6 +219,12 @@ def test_a_plan_that_cannot_be_made_is_told_to_all(tmp_path: Path, plan: Countin
         with pytest.raises(DataError, match="NameError: name 'tokenizer' is not defined"):
             rank(number).next()
     assert node.producer.broken is not None
+    line = wire.Line(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    line._sock.connect(str(node.path))
+    line.send({"op": "ping"})
+    assert line.receive(60.0) == ({"op": "pong"}, [])
+    until(lambda: not node.server._lines, "an end without waiting for robust-task")
+    line.close()
 
 
 def test_a_rank_waits_for_a_data_process_that_comes_back(
@@ -240,6 +246,27 @@ def test_a_rank_waits_for_a_data_process_that_comes_back(
     monkeypatch.delenv("ROBUST_BEAT_DIR")
     with pytest.raises(ProcessGone, match="no robust-task"):
         rank()
+
+
+def test_a_greeting_that_was_not_taken_is_said_again(
+    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, greet = Node(tmp_path, plan), NodeSteps._greet
+    monkeypatch.setattr(client, "_socket_of", lambda _request: node.path.name)
+    monkeypatch.setattr(client, "START", 1.0)
+    greeted: list[NodeSteps] = []
+
+    def first_fails(steps: NodeSteps) -> None:
+        greeted.append(steps)
+        if len(greeted) == 1:
+            raise wire.Closed("the other end does not read")
+        greet(steps)
+
+    monkeypatch.setattr(NodeSteps, "_greet", first_fails)
+    steps = rank(0)
+    assert take(steps, 2) == [0, 1] and len(greeted) == 2
+    steps.close()
+    node.close()
 
 
 def test_a_thread_too_few_costs_a_rank_no_more_than_another_try(

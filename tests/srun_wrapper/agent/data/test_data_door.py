@@ -227,6 +227,9 @@ def test_a_reader_that_outlives_its_data_process_is_no_ranks(node: Node) -> None
     os.kill(reader, signal.SIGKILL)
     os.waitpid(reader, 0)
     assert keeper.processes() == [other]
+    os.kill(other, signal.SIGKILL)
+    node.started("a", lives=3)
+    assert not keeper._ended_sessions  # none is left of it: its number may be a rank's
     rank.close()
 
 
@@ -250,6 +253,26 @@ def test_one_that_is_stopped_is_replaced_and_one_that_works_is_not(
     assert "a has not answered for 15 s and does nothing; killing it" in said[0]
     assert said[1].endswith("/a was killed by SIGKILL; restarting it")
     rank.close()
+
+
+def test_one_that_is_debugged_is_left_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pings, "EVERY", 0.01)
+    looks, dead = [], []
+    states = {"t", "S"}
+    monkeypatch.setattr(pings, "_look", lambda pid: looks.append(pid) or (7, states))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(node.directory / "silent.sock"))
+        silent.listen()
+        asks = pings.Pings(
+            node.loop, node.directory / "silent.sock", lambda: 1, lambda: dead.append(1)
+        )
+        asks.begin()
+        asks.answered = True
+        node.until(lambda: len(looks) > 3 * pings.MOST, "a long time")
+        assert not dead
+        states.remove("t")
+        node.until(lambda: dead, "its death")
+        asks.end()
 
 
 @pytest.mark.slow
@@ -286,6 +309,9 @@ def test_what_cannot_be_started_or_understood_is_refused_or_told(
     node.ask("a", python="/nonexistent/python")
     node.until(lambda: caplog.records, "the warning")
     assert "a cannot be started: " in caplog.records[0].message
+    node.ask("b\n" * 5000, python="/nonexistent/python")
+    node.until(lambda: len(caplog.records) > 1, "another one")
+    assert caplog.records[1].message.count("\n") == 0 and len(caplog.records[1].message) < 500
 
 
 PLAN = """
