@@ -7,8 +7,10 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,8 +90,12 @@ def given(
 def pids(pool: ReaderPool) -> list[int]:
     assert pool.staff._spawner is not None
     server = pool.staff._spawner._process.pid
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return [int(pid) for pid in children if " Z " not in Path(f"/proc/{pid}/stat").read_text()]
+    found = []
+    for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            if " Z " not in Path(f"/proc/{pid}/stat").read_text():
+                found.append(int(pid))
+    return found
 
 
 def test_lanes_give_what_they_give_here_though_readers_are_killed(
@@ -243,9 +249,13 @@ def test_after_many_deaths_or_with_other_files_there_are_none(
     begin: Begin, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool = begin()
+    killed: set[int] = set()
     for number in range(staff.DEATHS):
-        until(lambda: bool(pids(pool)), "a reader")
-        os.kill(pids(pool)[0], signal.SIGKILL)
+        # one whose socket has closed may not be a zombie yet
+        until(lambda: bool({*pids(pool)} - killed), "a reader")
+        pid = min({*pids(pool)} - killed)
+        killed.add(pid)
+        os.kill(pid, signal.SIGKILL)
         seen = number + 1
         until(lambda seen=seen: len(pool.staff._deaths) == seen, "it is seen")
     until(lambda: pool.staff._spawner is None, "the end of all")
@@ -258,3 +268,30 @@ def test_after_many_deaths_or_with_other_files_there_are_none(
     until(lambda: bool(other.staff.off), "it is seen", 60)
     other.staff.close()
     assert "they find other files than the data process" in read(capfd)
+
+
+def test_a_reader_that_ends_as_it_starts_is_replaced(
+    begin: Begin, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted[0] = 0
+    pool = begin()
+    ended = []
+
+    class EndsAtOnce(staff.ReaderChannel):
+        def __init__(self, sock: socket.socket, serial: int, gone: Callable[..., None]) -> None:
+            told = threading.Event()
+
+            def gone_now(*what: Any) -> None:
+                gone(*what)
+                told.set()
+
+            if not ended:
+                sock.shutdown(socket.SHUT_RDWR)
+            super().__init__(sock, serial, gone_now)
+            if not ended:
+                ended.append(told.wait(0.5))
+
+    monkeypatch.setattr(staff, "ReaderChannel", EndsAtOnce)
+    wanted[0] = 1
+    alive = lambda: bool(pool.staff._channels) and not getattr(pool.staff._channels[0], "_over", 1)  # noqa: E731
+    until(lambda: ended and alive(), "another", 60)
