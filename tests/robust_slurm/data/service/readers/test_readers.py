@@ -3,99 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import read_plan
+from reader_pools import Begin, Wanted, children, feed_of, given, pids
 from waiting import until
 
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes import order
-from robust_slurm.data.lanes.budget import Budget
-from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.service.client import code_of
 from robust_slurm.data.service.readers import pool as pool_module
 from robust_slurm.data.service.readers import staff
 from robust_slurm.data.service.readers.pool import ReaderPool
-from robust_slurm.data.steps import opener
 
 REPOSITORY = Path(read_plan.__file__).parents[3]
 NAME = "read_plan:plan"
-READ_AHEAD = 8000  # bytes: some windows
-Wanted = list[int]
-Begin = Callable[..., ReaderPool]
-
-
-@pytest.fixture
-def wanted(monkeypatch: pytest.MonkeyPatch) -> Wanted:
-    """The number of readers that there are to be."""
-    number = [2]
-    monkeypatch.setattr(staff, "readers_wanted", lambda *_: number[0])
-    monkeypatch.setattr(staff, "TICK", 0.02)
-    return number
-
-
-@pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Wanted) -> Iterator[Begin]:
-    pools: list[ReaderPool] = []
-
-    def begin(what: dict[int, str] | None = None, **options: Any) -> ReaderPool:
-        monkeypatch.setenv("READ_PLAN", str(tmp_path / "sources"))
-        monkeypatch.setenv("READ_PLAN_OPTIONS", json.dumps(options))
-        monkeypatch.syspath_prepend(str(Path(read_plan.__file__).parent))
-        read_plan.write(tmp_path / "sources" / "web", 4, 40, what)
-        read_plan.write(tmp_path / "sources" / "code", 3, 25)
-        pool = ReaderPool(read_plan.plan(), NAME, code_of(NAME), lambda: 0.0)
-        pools.append(pool)
-        until(lambda: pool.staff.count == wanted[0] and all(pool.staff._channels), "readers", 60)
-        return pool
-
-    yield begin
-    for pool in pools:
-        pool.staff.close()
-
-
-def feed_of(pool: ReaderPool, lane: tuple[str, int], here: bool = False) -> LocalFeed:
-    feed = (opener(pool._plan) if here else pool.open_feed)(lane, Budget(READ_AHEAD))
-    assert isinstance(feed, LocalFeed)
-    return feed
-
-
-def given(
-    feed: LocalFeed, count: int, start: Position | None = None, each: Callable[[], object] = int
-) -> list[Any]:
-    feed.seek(start or Position())
-    found = []
-    for _ in range(count):
-        each()
-        meta, after = feed.next()
-        (sample,) = feed.take([meta.ref])
-        assert sample.meta == meta
-        found.append((meta, after, sample.values["tokens"].tolist(), sample.values["text"]))
-    feed.close()
-    return found
-
-
-def pids(pool: ReaderPool) -> list[int]:
-    assert pool.staff._spawner is not None
-    server = pool.staff._spawner._process.pid
-    found = []
-    for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split():
-        with contextlib.suppress(OSError):  # it has gone meanwhile
-            if " Z " not in Path(f"/proc/{pid}/stat").read_text():
-                found.append(int(pid))
-    return found
 
 
 def test_lanes_give_what_they_give_here_though_readers_are_killed(
@@ -204,9 +134,8 @@ def test_readers_end_with_the_data_process_and_not_by_signals_for_ranks(tmp_path
         try:
             assert owner.stdout is not None
             program = int(owner.stdout.readline())
-            readers = Path(f"/proc/{program}/task/{program}/children").read_text().split()
-            all_ = [program, *map(int, readers)]
-            assert len(all_) == 3
+            until(lambda: len(children(program)) == 2, "two readers")
+            all_ = [program, *children(program)]
             name = lambda pid: Path(f"/proc/{pid}/comm").read_text().strip()  # noqa: E731
             until(lambda: [*map(name, all_)] == ["robust-readers", *["robust-reader"] * 2], "names")
             for pid in all_:
@@ -268,30 +197,3 @@ def test_after_many_deaths_or_with_other_files_there_are_none(
     until(lambda: bool(other.staff.off), "it is seen", 60)
     other.staff.close()
     assert "they find other files than the data process" in read(capfd)
-
-
-def test_a_reader_that_ends_as_it_starts_is_replaced(
-    begin: Begin, wanted: Wanted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted[0] = 0
-    pool = begin()
-    ended = []
-
-    class EndsAtOnce(staff.ReaderChannel):
-        def __init__(self, sock: socket.socket, serial: int, gone: Callable[..., None]) -> None:
-            told = threading.Event()
-
-            def gone_now(*what: Any) -> None:
-                gone(*what)
-                told.set()
-
-            if not ended:
-                sock.shutdown(socket.SHUT_RDWR)
-            super().__init__(sock, serial, gone_now)
-            if not ended:
-                ended.append(told.wait(0.5))
-
-    monkeypatch.setattr(staff, "ReaderChannel", EndsAtOnce)
-    wanted[0] = 1
-    alive = lambda: bool(pool.staff._channels) and not getattr(pool.staff._channels[0], "_over", 1)  # noqa: E731
-    until(lambda: ended and alive(), "another", 60)
