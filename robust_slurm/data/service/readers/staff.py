@@ -145,7 +145,7 @@ class ReaderStaff:
                 if self._adjust(wanted) or now - told > DEAL:
                     told = now
                     self._changed(self.count)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread for a channel
                 self._fail(str(error))
         self._stop()
 

@@ -31,7 +31,8 @@ def test_a_reader_that_ends_as_it_starts_is_replaced(
 ) -> None:
     wanted[0] = 0
     pool = begin()
-    ended = []
+    refused: list[int] = []
+    ended: list[bool] = []
 
     class EndsAtOnce(staff.ReaderChannel):
         def __init__(self, sock: socket.socket, serial: int, gone: Callable[..., None]) -> None:
@@ -41,6 +42,9 @@ def test_a_reader_that_ends_as_it_starts_is_replaced(
                 gone(*what)
                 told.set()
 
+            if not refused:
+                refused.append(serial)
+                raise RuntimeError("can't start new thread")
             if not ended:
                 sock.shutdown(socket.SHUT_RDWR)
             super().__init__(sock, serial, gone_now)
@@ -57,7 +61,8 @@ def test_a_lane_that_is_left_while_it_is_read_is_not_kept_open(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = begin()
-    ask, tell, told = staff.ReaderChannel.ask, staff.ReaderChannel.tell, []
+    ask, tell = staff.ReaderChannel.ask, staff.ReaderChannel.tell
+    told: list[str] = []
     feed = feed_of(pool, ("web", 0))
     lane: Any = feed.lane.copy()
 
@@ -144,7 +149,8 @@ def test_a_slip_beside_the_data_ends_nothing(begin: Begin, monkeypatch: pytest.M
     pool._plan.mix = {0: {"web": 1.0}}.__getitem__
     pool.made(0)  # the training ends before the step that is looked ahead to
 
-    content, failed = channel._content, []
+    content = channel._content
+    failed: list[int] = []
 
     def no_memory(fd: int) -> bytes:
         if failed:
