@@ -1,4 +1,4 @@
-"""Pools of readers, and what their feeds give."""
+"""Feeds of readers, and the processes of these."""
 
 from __future__ import annotations
 

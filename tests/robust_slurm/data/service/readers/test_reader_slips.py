@@ -1,4 +1,4 @@
-"""What goes wrong beside the data: it ends no lane, and leaves nothing behind."""
+"""Slips beside the data end no lane, and leave nothing behind."""
 
 from __future__ import annotations
 
