@@ -163,7 +163,7 @@ def test_a_lane_that_fails_is_told_and_tried_again(
 def test_users_that_wait_at_more_places_than_there_are_readers_do_not_end_one_another(
     shelf: LaneShelf, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a node comes back that is the first to read the lane: all ask it at once."""
+    """A node that comes back as the first to read a lane is asked by all at once."""
     beside = open_lane(LANE)
     beside.seek(Position())
     expected = [beside.next() for _ in range(400)]
