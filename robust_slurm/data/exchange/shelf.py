@@ -2,9 +2,9 @@
 
 Users of a lane are named by any object. Each has a position up to which it has passed the lane;
 what all have passed is forgotten. Memory: ``room`` bytes and one sample for each reader, and no
-more than MOST samples; at most READERS of a lane. When it is full and a user waits for more, the
-oldest samples go although another has not passed them: who asks for one of them by its name gets
-it read again.
+more than MOST samples; READERS of a lane, and more only while a user waits for each of them. When
+it is full and a user waits for more, the oldest samples go although another has not passed them:
+who asks for one of them by its name gets it read again.
 """
 
 from __future__ import annotations
@@ -73,6 +73,11 @@ class LaneReader:
         self._waiting: list[_Waiting] = []
         name = f"data-exchange {lane[0]}/{lane[1]}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def awaited(self) -> bool:
+        """True while a user waits for what it reads next."""
+        return bool(self._waiting)
 
     def holds(self, position: Position) -> bool:
         """Return True if whoever is at ``position`` can go on here."""
@@ -275,8 +280,9 @@ class LaneShelf:
         found = next((each for each in readers if each.holds(position)), None)
         self._leave(user, lane, but=found)
         if found is None:
-            while len(readers) >= READERS:
-                unused = min(readers, key=lambda each: (bool(each.users), each.used))
+            free = [each for each in readers if not each.awaited]  # else users end one another's
+            free.sort(key=lambda each: (bool(each.users), each.used))
+            for unused in free[: max(0, len(readers) + 1 - READERS)]:
                 unused.end("the lane is read elsewhere now")
                 readers.remove(unused)
             found = LaneReader(lane, self._open(lane), position, self._room, self._size_of)

@@ -53,6 +53,7 @@ class DealtLane(Lane):
     ) -> None:
         super().__init__(source, name, lane, lanes, seed, window)
         self._pool = pool
+        self.closed = False
         self.user = next(_users)
         """A number of its own: a reader keeps a lane open for each user."""
 
@@ -88,4 +89,5 @@ class DealtLane(Lane):
 
     def close(self) -> None:
         """Have its reader close its file."""
+        self.closed = True
         self._pool.leave(self)

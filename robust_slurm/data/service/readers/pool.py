@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import Counter
 from concurrent.futures import TimeoutError as NotInTime
 from typing import TYPE_CHECKING, Any
@@ -77,44 +79,21 @@ class ReaderPool:
 
     def made(self, step: int) -> None:
         """Note that a step is made: lanes are dealt by the mixture of those to come. In the thread
-        that plans, as ``mix`` is the user's; without readers it is not asked."""
+        that plans, as ``mix`` is the user's; without readers it is not asked. What it raises is
+        told when that step is made, if it ever is."""
         if not self.staff.count:
             return
-        names = list(self._plan.sources)
-        self._parts = parts_of(self._plan.mix(step + COMING), names, f"mix({step + COMING})")
+        with contextlib.suppress(BaseException):
+            names = list(self._plan.sources)
+            self._parts = parts_of(self._plan.mix(step + COMING), names, f"mix({step + COMING})")
 
     def window(self, lane: DealtLane) -> Window | None:
         """Return the next window of a lane; None: it is to be read here. Raises DataError."""
-        key = (lane.name, lane.lane)
-        number, places = self._lanes[key], self.staff.places
-        seconds = 0.0
-        while key not in self._here:
-            place = self._dealt.get(key, number)
-            channel = self.staff.channel(place, seconds)
-            if channel is None:
-                break
-            self._move(lane, channel)
-            places.reach(number, -1, 0)
-            told = {"op": "window", "source": key[0], "lane": key[1], "user": lane.user}
-            told |= {"at": lane.at, "tally": lane.tally.state()}
-            asked = channel.ask(told, number)
-            while True:
-                try:
-                    message, body = asked.result(LOOK)
-                except NotInTime:
-                    self._see(lane)
-                    continue
-                except ReaderGone:
-                    self._see(lane)
-                    self._judge(lane.where, SAME)
-                    seconds = BACK
-                    break
-                window = self._understood(lane, message, body)
-                if window is not None:
-                    return window
-                break
-        self._judge(lane.where, SAME - 1)  # what has killed a reader would kill this process
-        return None
+        try:
+            return self._window(lane)
+        finally:
+            if lane.closed:  # perhaps before its reader was asked
+                self.leave(lane)
 
     def worked(self, seconds: float) -> None:
         """Note for how long a lane was read here."""
@@ -140,6 +119,40 @@ class ReaderPool:
 
     # -- inside
 
+    def _window(self, lane: DealtLane) -> Window | None:
+        key = (lane.name, lane.lane)
+        number, places = self._lanes[key], self.staff.places
+        seconds = 0.0
+        while key not in self._here:
+            place = self._dealt.get(key, number)
+            channel = self.staff.channel(place, seconds)
+            if lane.closed:
+                raise DataError(f"{lane.name}: nobody reads on")
+            if channel is None:
+                break
+            places.reach(number, -1, 0)
+            told = {"op": "window", "source": key[0], "lane": key[1], "user": lane.user}
+            told |= {"at": lane.at, "tally": lane.tally.state()}
+            asked = channel.ask(told, number)
+            self._move(lane, channel)
+            while True:
+                try:
+                    message, body = asked.result(LOOK)
+                except NotInTime:
+                    self._see(lane)
+                    continue
+                except ReaderGone:
+                    self._see(lane)
+                    self._judge(lane.where, SAME)
+                    seconds = BACK
+                    break
+                window = self._understood(lane, message, body)
+                if window is not None:
+                    return window
+                break
+        self._judge(lane.where, SAME - 1)  # what has killed a reader would kill this process
+        return None
+
     def _move(self, lane: DealtLane, channel: ReaderChannel) -> None:
         """Note who reads a lane from now on."""
         with self._lock:
@@ -151,12 +164,14 @@ class ReaderPool:
     def _see(self, lane: DealtLane) -> None:
         """Note how far a reader is in a lane."""
         since, part, record = self.staff.places.of_lane(self._lanes[lane.name, lane.lane])
-        if part >= 0:
-            lane.progress = max(lane.progress, since)
-            lane.where = self._record(lane.name, part, record)
+        if place := self._record(lane.name, part, record):
+            lane.progress = max(lane.progress, min(since, time.monotonic()))
+            lane.where = place
 
     def _record(self, source: str, part: int, record: int) -> str:
-        return f"{self._plan.sources[source].parts()[part].name}: record {record}"
+        """Return words for a place; "" for none: a reader may be half through noting it."""
+        parts = self._plan.sources[source].parts()
+        return f"{parts[part].name}: record {record}" if 0 <= part < len(parts) else ""
 
     def _understood(self, lane: DealtLane, message: dict[str, Any], body: bytes) -> Window | None:
         """Return the window of an answer, or raise its error; None: it cannot be sent."""
@@ -191,7 +206,7 @@ class ReaderPool:
         _, decoded = self.staff.places.of_reader(place)
         names = list(self._lanes)
         at = [(names[lane][0], *self.staff.places.of_lane(lane)[1:]) for lane in lanes]
-        records = {self._record(*each) for each in at if each[1] >= 0}
+        records = {self._record(*each) for each in at} - {""}
         self._dead.update({decoded} if decoded else records)
 
     def _deal(self, readers: int) -> None:

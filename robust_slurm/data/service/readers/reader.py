@@ -6,6 +6,7 @@ with the answer: the data process loses nothing with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 2  # windows that it reads: one while the other waits for its file
 MOST_BODY = 1 << 28  # bytes of a window's values
+MOST_TEXT = 1 << 16  # characters of an error: a line of some MiB ends the connection
 
 
 class _Watched:
@@ -63,7 +65,9 @@ class WindowReader:
         self._line = line
         self._places = places
         self._sending = threading.Lock()
+        self._keeping = threading.Lock()
         self._open: dict[int, tuple[Lane, Position]] = {}  # by user, and where it is
+        self._reading: set[int] = set()  # users whose lane is to stay open when it has been read
         self._turns = Budget()
         self._turns.readers = AT_ONCE
         places.decode(number, "")
@@ -76,9 +80,12 @@ class WindowReader:
             self._turns.look()
             if not message["op"]:
                 continue
-            if message["op"] == "leave":
-                self._open.pop(message["user"], None)
-                continue
+            with self._keeping:
+                if message["op"] == "leave":
+                    self._open.pop(message["user"], None)
+                    self._reading.discard(message["user"])
+                    continue
+                self._reading.add(message["user"])
             try:
                 threading.Thread(target=self._answer, args=(message,), daemon=True).start()
             except RuntimeError as error:
@@ -91,8 +98,9 @@ class WindowReader:
         claim.granted.wait()
         try:
             self._read(message)
-        except OSError:
-            pass  # the data process has gone, and so will this one
+        except OSError as error:  # no descriptor is left, or the data process has gone
+            with contextlib.suppress(OSError):
+                self._send({"op": "cannot", "id": message["id"], "why": str(error)})
         finally:
             self._turns.settle(claim, 0)
 
@@ -110,12 +118,14 @@ class WindowReader:
             window = lane.next_window()
             told, body = self._packed(message, lane, window, began)
         except CannotSend as error:
+            self._keep(user, None)
             self._send({"op": "cannot", "id": message["id"], "why": str(error)})
             return
         except BaseException as error:  # noqa: BLE001 - it is raised in the data process
+            self._keep(user, None)
             self._fail(message, error, lane)
             return
-        self._open[user] = lane, window[-1][1]
+        self._keep(user, (lane, window[-1][1]))
         window.clear()  # the lane still has the list
         fd = os.memfd_create("robust-window", os.MFD_CLOEXEC)
         try:
@@ -126,6 +136,13 @@ class WindowReader:
                 self._line.send_line(told, [fd])
         finally:
             os.close(fd)
+
+    def _keep(self, user: int, lane: tuple[Lane, Position] | None) -> None:
+        """Keep a lane open that has been read, unless its user has left it meanwhile."""
+        with self._keeping:
+            if lane is not None and user in self._reading:
+                self._open[user] = lane
+            self._reading.discard(user)
 
     def _packed(
         self,
@@ -154,14 +171,15 @@ class WindowReader:
 
     def _fail(self, message: dict[str, Any], error: BaseException, lane: Lane | None) -> None:
         kind = next((each for each in (SourceStalled, DataError) if isinstance(error, each)), None)
-        trace = traceback.format_exception(type(error), error, error.__traceback__)
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        why = str(error) if kind is not None else f"{type(error).__name__}: {error}"
         self._send(
             {
                 "op": "failed",
                 "id": message["id"],
                 "kind": kind.__name__ if kind is not None else "",
-                "why": str(error) if kind is not None else f"{type(error).__name__}: {error}",
-                "trace": "".join(trace),
+                "why": why[:MOST_TEXT],
+                "trace": "".join(lines)[-MOST_TEXT:],
                 "where": lane.where if lane is not None else "",
                 "tally": lane.tally.state() if lane is not None else message["tally"],
             }

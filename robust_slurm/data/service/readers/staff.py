@@ -145,7 +145,7 @@ class ReaderStaff:
                 if self._adjust(wanted) or now - told > DEAL:
                     told = now
                     self._changed(self.count)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread for a channel
                 self._fail(str(error))
         self._stop()
 
@@ -189,9 +189,9 @@ class ReaderStaff:
         for at in missing:
             if len(spawner.living & self._wished) <= _HUNG:
                 self._serial += 1
-                channel = ReaderChannel(spawner.start(self._serial, at), self._serial, self._gone)
-                with self._change:
-                    self._channels[at] = channel
+                sock = spawner.start(self._serial, at)
+                with self._change:  # one that ends at once is not gone before it is here
+                    self._channels[at] = ReaderChannel(sock, self._serial, self._gone)
                     self._change.notify_all()
         return before != wanted
 

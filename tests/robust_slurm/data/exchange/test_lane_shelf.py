@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +13,10 @@ from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange import shelf as shelves
 from robust_slurm.data.exchange.shelf import LaneReader, LaneShelf, ReaderEnded
+from robust_slurm.data.lanes.lane import Lane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
-from robust_slurm.data.sample import Meta
+from robust_slurm.data.sample import Meta, Sample
 
 LANE = LANES[0]
 ONE = 260  # bytes of a sample, about
@@ -156,3 +158,33 @@ def test_a_lane_that_fails_is_told_and_tried_again(
     shelf.close()
     with pytest.raises(DataError, match="ends"):
         shelf.next(user, LANE, Position(), Position(), 1).result(60)
+
+
+def test_users_that_wait_at_more_places_than_there_are_readers_do_not_end_one_another(
+    shelf: LaneShelf, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that comes back as the first to read a lane is asked by all at once."""
+    beside = open_lane(LANE)
+    beside.seek(Position())
+    expected = [beside.next() for _ in range(400)]
+    beside.close()
+    wait, next_window = threading.Event(), Lane.next_window
+
+    def slow(lane: Lane) -> list[tuple[Sample, Position]]:
+        assert wait.wait(60)
+        return next_window(lane)
+
+    monkeypatch.setattr(Lane, "next_window", slow)
+    users = {object(): at for at in (300, 200, 100, 0)}
+    answers = {}
+    for user, at in users.items():
+        after = expected[at][1]
+        answers[user] = shelf.next(user, LANE, after, after, 1)
+    assert not any(answer.done() for answer in answers.values()), "nobody's reader was ended"
+    assert len(shelf._readers[LANE]) == opened.count == len(users)
+    wait.set()
+    for user, at in users.items():
+        assert answers[user].result(60) == expected[at + 1 : at + 2]
+    late = object()
+    assert read(shelf, late, expected[350][1], 1) == expected[351:352]
+    assert len(shelf._readers[LANE]) == shelves.READERS, "those that nobody waits for have gone"

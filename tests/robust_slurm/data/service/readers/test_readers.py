@@ -3,93 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import read_plan
+from reader_pools import Begin, Wanted, children, feed_of, given, pids
 from waiting import until
 
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes import order
-from robust_slurm.data.lanes.budget import Budget
-from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.service.client import code_of
 from robust_slurm.data.service.readers import pool as pool_module
 from robust_slurm.data.service.readers import staff
 from robust_slurm.data.service.readers.pool import ReaderPool
-from robust_slurm.data.steps import opener
 
 REPOSITORY = Path(read_plan.__file__).parents[3]
 NAME = "read_plan:plan"
-READ_AHEAD = 8000  # bytes: some windows
-Wanted = list[int]
-Begin = Callable[..., ReaderPool]
-
-
-@pytest.fixture
-def wanted(monkeypatch: pytest.MonkeyPatch) -> Wanted:
-    """The number of readers that there are to be."""
-    number = [2]
-    monkeypatch.setattr(staff, "readers_wanted", lambda *_: number[0])
-    monkeypatch.setattr(staff, "TICK", 0.02)
-    return number
-
-
-@pytest.fixture
-def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Wanted) -> Iterator[Begin]:
-    pools: list[ReaderPool] = []
-
-    def begin(what: dict[int, str] | None = None, **options: Any) -> ReaderPool:
-        monkeypatch.setenv("READ_PLAN", str(tmp_path / "sources"))
-        monkeypatch.setenv("READ_PLAN_OPTIONS", json.dumps(options))
-        monkeypatch.syspath_prepend(str(Path(read_plan.__file__).parent))
-        read_plan.write(tmp_path / "sources" / "web", 4, 40, what)
-        read_plan.write(tmp_path / "sources" / "code", 3, 25)
-        pool = ReaderPool(read_plan.plan(), NAME, code_of(NAME), lambda: 0.0)
-        pools.append(pool)
-        until(lambda: pool.staff.count == wanted[0] and all(pool.staff._channels), "readers", 60)
-        return pool
-
-    yield begin
-    for pool in pools:
-        pool.staff.close()
-
-
-def feed_of(pool: ReaderPool, lane: tuple[str, int], here: bool = False) -> LocalFeed:
-    feed = (opener(pool._plan) if here else pool.open_feed)(lane, Budget(READ_AHEAD))
-    assert isinstance(feed, LocalFeed)
-    return feed
-
-
-def given(
-    feed: LocalFeed, count: int, start: Position | None = None, each: Callable[[], object] = int
-) -> list[Any]:
-    feed.seek(start or Position())
-    found = []
-    for _ in range(count):
-        each()
-        meta, after = feed.next()
-        (sample,) = feed.take([meta.ref])
-        assert sample.meta == meta
-        found.append((meta, after, sample.values["tokens"].tolist(), sample.values["text"]))
-    feed.close()
-    return found
-
-
-def pids(pool: ReaderPool) -> list[int]:
-    assert pool.staff._spawner is not None
-    server = pool.staff._spawner._process.pid
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    return [int(pid) for pid in children if " Z " not in Path(f"/proc/{pid}/stat").read_text()]
 
 
 def test_lanes_give_what_they_give_here_though_readers_are_killed(
@@ -169,10 +104,11 @@ def test_a_reader_that_hangs_is_killed_when_the_patience_is_over(begin: Begin) -
         while True:
             feed.next()
     until(lambda: pids(pool) != before and len(pids(pool)) == 2, "another")
-    code: Any = pool._plan.sources["code"]
-    code.options = code.options._replace(patience=300.0)
-    assert len(given(feed_of(pool, ("code", 0)), 50)) == 50
     feed.close()
+    other = feed_of(pool, ("code", 0))
+    with contextlib.suppress(SourceStalled):  # the record was tried again, in the reader of this
+        given(other, 1)
+    assert len(given(other, 50)) == 50
 
 
 OWNER = """
@@ -198,9 +134,8 @@ def test_readers_end_with_the_data_process_and_not_by_signals_for_ranks(tmp_path
         try:
             assert owner.stdout is not None
             program = int(owner.stdout.readline())
-            readers = Path(f"/proc/{program}/task/{program}/children").read_text().split()
-            all_ = [program, *map(int, readers)]
-            assert len(all_) == 3
+            until(lambda: len(children(program)) == 2, "two readers")
+            all_ = [program, *children(program)]
             name = lambda pid: Path(f"/proc/{pid}/comm").read_text().strip()  # noqa: E731
             until(lambda: [*map(name, all_)] == ["robust-readers", *["robust-reader"] * 2], "names")
             for pid in all_:
@@ -243,9 +178,13 @@ def test_after_many_deaths_or_with_other_files_there_are_none(
     begin: Begin, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool = begin()
+    killed: set[int] = set()
     for number in range(staff.DEATHS):
-        until(lambda: bool(pids(pool)), "a reader")
-        os.kill(pids(pool)[0], signal.SIGKILL)
+        # one whose socket has closed may not be a zombie yet
+        until(lambda: bool({*pids(pool)} - killed), "a reader")
+        pid = min({*pids(pool)} - killed)
+        killed.add(pid)
+        os.kill(pid, signal.SIGKILL)
         seen = number + 1
         until(lambda seen=seen: len(pool.staff._deaths) == seen, "it is seen")
     until(lambda: pool.staff._spawner is None, "the end of all")
