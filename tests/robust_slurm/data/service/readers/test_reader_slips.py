@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import read_plan
+import reader_pools
 from reader_pools import Begin, Wanted, feed_of, given
 from waiting import until
 
@@ -24,6 +25,8 @@ from robust_slurm.data.service.readers.places import SharedPlaces
 from robust_slurm.data.service.readers.reader import WindowReader
 from robust_slurm.data.service.wire import Line
 from robust_slurm.data.sources import turn
+
+begin, wanted = reader_pools.begin, reader_pools.wanted
 
 
 def test_a_reader_that_ends_as_it_starts_is_replaced(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import read_plan
-from reader_pools import Begin, Wanted, children, feed_of, given, pids
+import reader_pools
+from reader_pools import NAME, Begin, Wanted, children, feed_of, given, pids
 from waiting import until
 
 from robust_slurm.data.errors import DataError, SourceStalled
@@ -24,7 +25,7 @@ from robust_slurm.data.service.readers import staff
 from robust_slurm.data.service.readers.pool import ReaderPool
 
 REPOSITORY = Path(read_plan.__file__).parents[3]
-NAME = "read_plan:plan"
+begin, wanted = reader_pools.begin, reader_pools.wanted
 
 
 def test_lanes_give_what_they_give_here_though_readers_are_killed(
