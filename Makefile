@@ -17,6 +17,7 @@ PACKAGES := slurm-wlm slurm-wlm-basic-plugins munge iproute2 util-linux procps p
 MORE_PACKAGES := gcc libc6-dev libslurm-dev lua5.1 openssh-server \
   slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 BENCHES := heartbeat overhead recovery chaos gate
+WORKERS ?= 4
 
 export DEBIAN_FRONTEND = noninteractive
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -29,9 +30,6 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: setup
 	@$(BIN)/python -m lab.demo
 
-# Files with labs mostly wait, the quick tests do not.
-test: WORKERS ?= 4
-check: WORKERS ?= 4
 test bench: PACKAGES += $(MORE_PACKAGES)
 
 # All of it runs, also after a failure. Lint runs beside the first tests: it has one core only.
