@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -66,7 +67,8 @@ def checksum(batch: Mapping[str, Any]) -> int:
 
 
 def mix(step: int) -> dict[str, float]:
-    if directory := os.environ.get("TOY_RECORDS"):
+    ahead = sys._getframe(1).f_code.co_filename.endswith("pool.py")  # for readers: no step is made
+    if not ahead and (directory := os.environ.get("TOY_RECORDS")):
         with Path(directory, f"planned-{os.environ['SLURMD_NODENAME']}").open("a") as file:
             print(step, file=file)
     return {"web": 0.75, "code": 0.25}
