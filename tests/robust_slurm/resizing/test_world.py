@@ -8,8 +8,18 @@ from contextlib import contextmanager
 import pytest
 
 import robust_slurm
+from robust_slurm.resizing.world import TrainingWorld
 
 NAMES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "ROBUST_RESIZED")
+
+
+def world_of(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> TrainingWorld:
+    """The world of a process whose variables are these."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return robust_slurm.world()
 
 
 @pytest.mark.parametrize(
@@ -29,11 +39,7 @@ NAMES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "ROBUST_RESIZED")
 def test_the_shares_of_a_rank(
     env: dict[str, str], shares: tuple[int, ...], scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    world = robust_slurm.world()
+    world = world_of(env, monkeypatch)
     assert (world.shares, world.scale, world.resized) == (shares, scale, scale != 1.0)
     assert tuple(robust_slurm.accumulate()) == shares
 
@@ -80,11 +86,7 @@ class Sharded:
 def test_all_ranks_of_a_sharded_model_compute_as_often(
     env: dict[str, str], passes: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    world = robust_slurm.world()
+    world = world_of(env, monkeypatch)
     scales = []
     for share in robust_slurm.accumulate(Sharded()):
         scales.append(world.scale if share is None else world.scale * world.original / world.size)
