@@ -17,7 +17,9 @@ _NO_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
 """The variable that pyarrow's allocator reads when it is loaded, and what keeps it from starting a
 thread then. So no thread has to be trusted to survive a fork; Arrow frees pages without it, too."""
 _NOT_MAIN = ("main thread", "event loop in thread")
-_NEVER = ("__main__", "sitecustomize", "usercustomize", "robust_slurm")
+_NEVER = ("__main__", "sitecustomize", "usercustomize")
+_OWN = "robust_slurm"
+"""What a rank imports of it, the Checkpointer for one, knows nothing of the rank when imported."""
 
 
 def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
@@ -32,6 +34,7 @@ def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
     variable, off = _NO_THREAD
     os.environ[variable] = ",".join(filter(None, (os.environ.get(variable), off)))  # the last wins
     installed, threads = _installed(), _threads()
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
     usable: dict[str, bool] = {}
     # First, or their threads would count as those of who imports them.
     first = [m for m in modules if m[0].partition(".")[0] in _THREADS_END_AT_FORK]
@@ -40,6 +43,7 @@ def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
         if name in sys.modules or top in _NEVER or not usable.get(top, True):
             continue
         ours = origin in ("built-in", "frozen") or origin.startswith(installed)
+        ours = ours or (top == _OWN and origin.startswith(package))
         if not ours and top not in named:
             continue
         if top not in usable:

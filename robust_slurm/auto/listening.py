@@ -1,4 +1,4 @@
-"""Find a listener on a TCP port of this machine, without connecting to it.
+"""Find a listener on a TCP port of this machine, without connecting to it: rank 0's store.
 
 Asks the kernel (sock_diag(7)), which looks at listeners alone; /proc/net/tcp costs milliseconds
 where its table of connections is large, however few there are. Standard library only, Python 3.9
@@ -7,14 +7,34 @@ syntax.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import sys
+import time
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20  # the type of the request, and of each socket in the answer
 _REQUEST_DUMP = 0x301
 _LISTEN = 1 << 10  # the state, in the set of those that are asked for
 _TIMEOUT = 1.0  # s; the answer is there at once
+_MOST_WAIT = 1.0  # s
+_LOOK = 0.005  # s between two looks for rank 0's store
+STORE = "torch.distributed"
+"""The module whose ranks look for rank 0's store, and come again only later if it is not there."""
+
+
+def hold(begin: float) -> None:
+    """Wait until ``begin`` (time.monotonic) or until this machine has rank 0's store.
+
+    That is what is waited for: not at all where nobody will look for it.
+    """
+    if STORE not in sys.modules:
+        return
+    port = os.environ.get("MASTER_PORT", "")
+    end = min(begin, time.monotonic() + _MOST_WAIT)
+    while time.monotonic() < end and not listens(port):
+        time.sleep(max(0.0, min(_LOOK, end - time.monotonic())))
 
 
 def listens(port: str) -> bool:

@@ -172,12 +172,12 @@ def _wait_if_warm() -> None:
         return
     known = frozenset(sys.modules)
     try:
-        from robust_slurm.auto import warm
+        from robust_slurm.auto import listening, warm
 
         begin = warm.serve(int(fd), known)
     except BaseException:  # noqa: BLE001 - it must never run the script a second time
         os._exit(1)
-    warm.hold(begin)
+    listening.hold(begin)  # as a rank: signals do to it what they do to any other
 
 
 def _use_snapshot() -> None:

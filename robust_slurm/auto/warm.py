@@ -25,7 +25,7 @@ from robust_slurm.auto.idle.pace import ImportPace
 from robust_slurm.auto.idle.thread import run_idle
 from robust_slurm.auto.importing import import_all
 from robust_slurm.auto.line import give_up, receive, send
-from robust_slurm.auto.listening import listens
+from robust_slurm.auto.listening import hold
 from robust_slurm.auto.script import Script
 from robust_slurm.auto.shown import PAD, Shown, own
 from robust_slurm.auto.sources import Sources, different
@@ -40,10 +40,6 @@ VARIABLE = "ROBUST_WARM_FD"  # ROBUST_WARM is a setting of robust-srun's
 """Number of the descriptor that leads to the shim."""
 ROOM = 2 << 30  # bytes that must be free before importing, of which it takes a quarter
 _PR_SET_PDEATHSIG = 1
-_MOST_WAIT = 1.0  # s
-STORE = "torch.distributed"
-"""The module whose ranks look for rank 0's store, and come again only later if it is not there."""
-_LOOK = 0.005  # s between two looks for rank 0's store
 _ahead: _Ahead | None = None
 """Set in a process that runs the script ahead and is no rank yet."""
 forked = False
@@ -51,25 +47,15 @@ forked = False
 
 
 def serve(fd: int, known: Collection[str]) -> float:
-    """Return in a process that is to be a rank, and only there: when the script may go on, on the
-    clock that all processes share (``hold``). ``fd``: a socket to the shim; ``known``: the modules
-    that were loaded before ours."""
+    """Return in a process that is to be a rank, and only there: when the script may go on.
+
+    That is for ``listening.hold``. ``fd``: a socket to the shim; ``known``: the modules that were
+    loaded before ours.
+    """
     try:
         return _serve(fd, known)
     except BaseException as error:  # noqa: BLE001 - it must never get as far as the script
         give_up(fd, f"{type(error).__name__}: {error}")
-
-
-def hold(begin: float) -> None:
-    """Wait until then, or until this machine has rank 0's store, which is what is waited for: not
-    at all where nobody will look for it. It is a rank already: signals do to it what they do to
-    any other."""
-    if STORE not in sys.modules:
-        return
-    port = os.environ.get("MASTER_PORT", "")
-    end = min(begin, time.monotonic() + _MOST_WAIT)
-    while time.monotonic() < end and not listens(port):
-        time.sleep(max(0.0, min(_LOOK, end - time.monotonic())))
 
 
 def _serve(fd: int, known: Collection[str]) -> float:

@@ -7,9 +7,11 @@ import gc
 import os
 import sys
 import threading
+import time
 import traceback
 
 from robust_slurm import claim, heartbeat
+from robust_slurm.auto import listening
 
 from . import collectives, entry, renew
 from .offer import Interrupted, Offer, path_beside
@@ -102,10 +104,12 @@ def _rounds(
     call: Callable[[], Any], sockets: collectives.Sockets, offer: Offer, first: entry.FirstEntry
 ) -> Any:
     gc.freeze()  # a search for garbage takes as long as torch is large, else
+    begin = 0.0
     while True:
         result, error = None, None
         try:
             try:
+                listening.hold(begin)
                 result = call()
             except BaseException as raised:  # noqa: BLE001 - raised again, unless it rejoins
                 error = raised
@@ -117,7 +121,7 @@ def _rounds(
             if error is not None:
                 raise error
             return result
-        offer = _rejoin(offer, sockets, first, error)
+        offer, begin = _rejoin(offer, sockets, first, error)
         result = error = None
 
 
@@ -142,8 +146,11 @@ def _wait_for_order(offer: Offer) -> None:
 
 def _rejoin(
     offer: Offer, sockets: collectives.Sockets, first: entry.FirstEntry, error: BaseException | None
-) -> Offer:
-    """Become a rank of the next epoch. A rank that cannot ends here, and is replaced."""
+) -> tuple[Offer, float]:
+    """Become a rank of the next epoch, and learn when its script goes on (``listening.hold``).
+
+    A rank that cannot ends here, and is replaced.
+    """
     try:
         renew.close_checkpointers()
         renew.let_go_loaders()
@@ -160,13 +167,14 @@ def _rejoin(
         if order is None:
             os._exit(ENDED)
         renew.begin(order)
+        begin = time.monotonic() + float(order["wait"])
         first.put_back()
         following = _offer(sockets)
         offer.going()
     except BaseException as raised:  # noqa: BLE001 - robust-task starts another one
         _say(f"this rank cannot rejoin: {type(raised).__name__}: {raised}")
         os._exit(ENDED)
-    return following
+    return following, begin
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -18,6 +18,7 @@ from robust_slurm.record import record_path
 from robust_slurm.rejoin.offer import GOING, PAUSE, READY, path_beside
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.agent.warm.head_start import head_start
 from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.protocol.messages import RankStart, Start
 
@@ -40,6 +41,7 @@ class Rejoining:
         self._wanted = b""
         self._begun: tuple[Start, RankStart] | None = None
         self._since = 0.0
+        self._wait = 0.0
         self.held = False
         """The rank waits."""
         self.seconds = 0.0
@@ -88,6 +90,7 @@ class Rejoining:
             same = rank.local == self._local and rank.rank == was.rank
             size = order.env.get("WORLD_SIZE") == old.env.get("WORLD_SIZE")
             if same and size and order.code == old.code and "ROBUST_REPLAY" not in order.env:
+                self._wait = head_start(rank)
                 return rank
         return None
 
@@ -97,7 +100,8 @@ class Rejoining:
         if line is None or env is None:
             return False
         unset = [name for name in STALE if name not in env]
-        text = json.dumps({"set": dict(env), "unset": unset}, separators=(",", ":"))
+        order = {"set": dict(env), "unset": unset, "wait": self._wait}
+        text = json.dumps(order, separators=(",", ":"))
         try:
             line.sendall(text.encode() + b"\n")
         except OSError:

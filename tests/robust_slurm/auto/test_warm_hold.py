@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from robust_slurm.auto import listening, warm
+from robust_slurm.auto import listening
 from robust_slurm.auto.listening import listens
 from srun_wrapper.agent.warm.head_start import HEAD_START, HEAD_START_BESIDE, head_start
 from srun_wrapper.protocol.messages import RankStart
@@ -21,13 +21,13 @@ LONG = 30.0  # s; no passing test waits so long
 
 @pytest.fixture(autouse=True)
 def _ranks_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, warm.STORE, ModuleType(warm.STORE))
+    monkeypatch.setitem(sys.modules, listening.STORE, ModuleType(listening.STORE))
 
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """A socket that does not listen yet, at MASTER_PORT."""
-    monkeypatch.setattr(warm, "_MOST_WAIT", LONG)
+    monkeypatch.setattr(listening, "_MOST_WAIT", LONG)
     with socket.socket() as made:
         made.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MASTER_PORT", str(made.getsockname()[1]))
@@ -37,7 +37,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 def held(seconds: float) -> tuple[bool, float]:
     """Return whether it took the whole time, and the time it took."""
     before = time.monotonic()
-    warm.hold(before + seconds)
+    listening.hold(before + seconds)
     return time.monotonic() >= before + seconds, time.monotonic() - before
 
 
@@ -69,19 +69,19 @@ def test_a_time_that_is_over_is_not_waited_for(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    warm.hold(0.0)
+    listening.hold(0.0)
     assert not slept
 
 
 def test_who_looks_for_no_store_does_not_wait(
     bound: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, warm.STORE)
+    monkeypatch.delitem(sys.modules, listening.STORE)
     assert not held(LONG)[0]
 
 
 def test_a_time_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "_MOST_WAIT", 0.05)
+    monkeypatch.setattr(listening, "_MOST_WAIT", 0.05)
     monkeypatch.delenv("MASTER_PORT", raising=False)
     assert not held(LONG)[0]
 
