@@ -7,6 +7,7 @@ from random import Random
 from statistics import fmean
 
 from bench.common import Results, summarise
+from bench.pool_sizes import RATES, SETTINGS
 from bench.scheduling.model import SWITCH, SWITCH_WEIGHT, weights
 from bench.simulate.checks import Check
 from standby.simulate import assumed
@@ -14,7 +15,6 @@ from standby.simulate.approaches import at, byterobust, hot_update, reschedule
 from standby.simulate.events import Approach, Kind, SimulatedCluster, respond
 from standby.simulate.study import accounts
 from standby.size.count import LossSource, losses, pool
-from standby.size.paper import RATES, SETTINGS
 
 ETTR = 0.97  # "up to", cumulative
 RATIOS = {"requeue/standby": 10.87, "reschedule/standby": 5.36, "standby/oracle": 1.0519}
