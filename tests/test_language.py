@@ -28,6 +28,11 @@ HEADLESS = re.compile(
     r"(?:What|Whether|How|Who|Which|Where|When|One that|Those|As|Of|All that|Whatever|Whoever"
     r"|Nobody|Everybody)\b"
 )
+# "accusations" as a directory, a table of robust.toml or a JSON field, "accusation" as an event or
+# finding, and "accused", a setting.
+FORMAT = (
+    r"""["/]accus[a-z-]+["/]|\[accusations\]|\.?\baccusations(\b:|\["|=|\b or)|\bACCUSATIONS\b"""
+)
 GENERATED = {"health/nvidia/xid_catalog.py"}  # a table of NVIDIA's, by generate_xid.py
 
 
@@ -92,3 +97,14 @@ def test_no_class_name_of_the_product_has_many_meanings() -> None:
             found[name].add(_name(path))
     many = {name: sorted(files) for name, files in found.items() if len(files) > MEANINGS}
     assert many == {}, "name these classes by what each of them is"
+
+
+def test_only_the_file_format_says_accusation() -> None:
+    """A job reports a node. Settings, events and directories keep the old word."""
+    found = [
+        f"{_name(path)}:{number}: {line.strip()}"
+        for path in _files(PRODUCT)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if "accus" in re.sub(FORMAT, "", line).lower()
+    ]
+    assert found == [], "say report"

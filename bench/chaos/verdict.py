@@ -74,11 +74,11 @@ class Verdict:
 
 def judge(expected: Expected, seen: Observed) -> Verdict:
     """Compare a run with what is right."""
-    accused = seen.reported | seen.excluded | seen.drained
+    blamed = seen.reported | seen.excluded | seen.drained
     by_rule = expected.flaps & seen.lost_twice
-    wrongly = (accused - expected.bad) | (seen.replaced - expected.bad - expected.gone)
+    wrongly = (blamed - expected.bad) | (seen.replaced - expected.bad - expected.gone)
     wrongly -= by_rule
-    missed = expected.found - accused - seen.replaced
+    missed = expected.found - blamed - seen.replaced
     end = _ENDS.get(seen.state.split(" ")[0], seen.state.lower())
     lost = ""
     if end not in expected.ends:

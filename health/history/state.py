@@ -296,7 +296,7 @@ def _power_smoothing(notes: Sequence[Note]) -> list[Note]:
 
 
 def strikes_of(events: Iterable[Event]) -> list[Event]:
-    """The strikes whose accusation was not withdrawn."""
+    """The strikes whose report was not withdrawn."""
     known = list(events)
     wrong = {(e.data.get("job"), e.data.get("name")) for e in known if e.kind == "withdrawn"}
     strikes = [event for event in known if event.kind == "strike"]

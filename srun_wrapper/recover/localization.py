@@ -67,7 +67,7 @@ class FaultLocalization:
                 self.refund()
                 return False
             incident.tests += found.lines
-            incident.diagnosis = machine_tests.accused(incident.diagnosis, found, rule)
+            incident.diagnosis = machine_tests.with_bad_machines(incident.diagnosis, found, rule)
             if found.named:
                 self.forgive()
             self._evict(found.idle, incident)

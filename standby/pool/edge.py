@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from health.history.accusations import main_job_of
+from health.history.node_reports import main_job_of
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
 from standby.leases import held

@@ -111,10 +111,10 @@ class State:
     def _divide(self, shared: list[Leaf], share: Share) -> None:
         entries = [leaf.item.entry for leaf in shared]
         if entries != self._divided:
-            keepers = share.keepers
+            holders = share.holders
             mine = (
-                divide(entries, len(keepers))[keepers.index(self.rank)]
-                if self.rank in keepers
+                divide(entries, len(holders))[holders.index(self.rank)]
+                if self.rank in holders
                 else []
             )
             self._parts = {part.which: part for part in mine}

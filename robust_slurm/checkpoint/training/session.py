@@ -204,7 +204,7 @@ class Session:
         socket = os.environ.get(SOCKET, "")
         epoch = heartbeat.epoch() if socket else 0
         needs = share.needs(world.rank) if share is not None else (world.rank,)
-        parts = len(share.keepers) if share is not None else 1
+        parts = len(share.holders) if share is not None else 1
         models = named(self._objects.get("model")).values()
         optimizers = named(self._objects.get("optimizer")).values()
         cut = self._cut
