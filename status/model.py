@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from robust_slurm.settings import SHOWN_STALE
-from robust_slurm.slurm.model import FINISHED, Node, Placement
+from robust_slurm.slurm.model import FINISHED, JobPlacement, Node
 from robust_slurm.state_dir.data_record import DataRecord
 from robust_slurm.state_dir.records import Checkpoint, Incident, NodeReport, Roster, clean
 from standby.pool.stock import Pool, PoolStock, stock
@@ -34,7 +34,7 @@ class SlurmView:
     partitions: tuple[str, ...] | None = None
     job_states: Mapping[int, str] | None = None
     owners: Mapping[int, int] | None = None  # uid of each job
-    places: Mapping[int, Placement] | None = None  # asked for where there is a pool
+    places: Mapping[int, JobPlacement] | None = None  # asked for where there is a pool
     error: str = ""
 
 

@@ -1,6 +1,6 @@
 """Plain English and small files: docstrings open with a subject or a verb, no file grows large.
 
-A class name has at most two meanings. There are no exceptions but generated files.
+A class name has one meaning. What is not so yet is listed; the lists may only shrink.
 """
 
 from __future__ import annotations
@@ -21,7 +21,22 @@ CODE = (*PRODUCT, "lab", "bench")
 ROOMS = (*CODE, "tests")
 LINES = 350
 FILES = 16
-MEANINGS = 2
+TWICE = {
+    # A store's event, and the message that carries it (decision 42).
+    *("Alarm", "Committed", "Enrolled", "Persisted", "Resumed", "Saved"),
+    # A record in a file, and the object in memory.
+    *("Event", "Incident"),
+    # Slurm's node, and the agent's; a store's rank, and the job's.
+    *("Node", "Rank"),
+    "RobustCallback",  # Lightning's, and that of transformers
+}
+"""Class names that have two meanings. Add none."""
+TWICE_WITH_DATA = {
+    *("Asked", "Bad", "Budget", "Claim", "Failure", "Feed", "File", "Lane", "Line", "Made"),
+    *("Options", "Page", "Part", "Plan", "Ref", "Ring", "Sample", "Server", "Source", "Step"),
+    *("_Entry", "_Window"),
+}
+"""Class names that ``robust_slurm.data`` has, and another room. Add none."""
 
 # A docstring that opens with one of these has no subject: the reader must find it in the code.
 HEADLESS = re.compile(
@@ -90,13 +105,16 @@ def test_no_folder_of_code_becomes_full() -> None:
     assert full == set(), f"divide folders of more than {FILES} files by subject"
 
 
-def test_no_class_name_of_the_product_has_many_meanings() -> None:
+def test_a_class_name_of_the_product_has_one_meaning() -> None:
     found = defaultdict(set)
     for path in _files(PRODUCT):
         for name in _said(path).classes:
             found[name].add(_name(path))
-    many = {name: sorted(files) for name, files in found.items() if len(files) > MEANINGS}
-    assert many == {}, "name these classes by what each of them is"
+    many = {name: sorted(files) for name, files in found.items() if len(files) > 1}
+    assert {name for name, files in many.items() if len(files) > 2} == set()
+    new = {name: files for name, files in many.items() if name not in TWICE | TWICE_WITH_DATA}
+    assert new == {}, "name these classes by what each of them is"
+    assert TWICE - many.keys() == set(), "these names have one meaning: take them off the list"
 
 
 def test_only_the_file_format_says_accusation() -> None:

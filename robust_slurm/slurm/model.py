@@ -159,7 +159,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Placement:
+class JobPlacement:
     """A job that holds nodes: its state, the partition it runs in, its user, and which nodes."""
 
     state: str
