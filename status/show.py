@@ -93,7 +93,7 @@ class OneJob:
 
 
 class NoRecordError(CommandError):
-    """Nothing is recorded of this job."""
+    """No record of this job exists."""
 
 
 def read_job(job_id: int, source: RecordSource, with_account: bool) -> OneJob:

@@ -43,6 +43,12 @@ HEADLESS = re.compile(
     r"(?:What|Whether|How|Who|Which|Where|When|One that|Those|As|Of|All that|Whatever|Whoever"
     r"|Nobody|Everybody)\b"
 )
+# In the rooms' own code these are not taken for a subject either. Two folders are still to be mended.
+FRAGMENT = re.compile(
+    r"(?:It|Its|They|Their|There|Everything|Nothing|Something|May|Has|From|By|Else|And|Or|Not|Until"
+    r"|Then|So|Raises|Also|Only|To)\b"
+)
+FRAGMENTS_IN = ("robust_slurm/data/", "srun_wrapper/agent/data/")
 # "accusations" as a directory, a table of robust.toml or a JSON field, "accusation" as an event or
 # finding, and "accused", a setting.
 FORMAT = (
@@ -86,6 +92,7 @@ def test_docstrings_open_with_a_subject_or_a_verb(room: str) -> None:
         for path in _files((room,))
         for line, text in _said(path).docstrings
         if HEADLESS.match(text)
+        or (room in CODE and FRAGMENT.match(text) and not _name(path).startswith(FRAGMENTS_IN))
     ]
     assert headless == []
 

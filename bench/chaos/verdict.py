@@ -45,7 +45,7 @@ class Observed:
     lost_twice: frozenset[str] = frozenset()
     """Reported nodes that were lost before and answered again, as the report says."""
     leftovers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By node: files in memory and in /tmp, processes."""
+    """Files in memory and in /tmp, and processes, by node."""
     gap: float = 0.0
     """The longest time without a step, in seconds."""
 

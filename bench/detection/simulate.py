@@ -97,7 +97,7 @@ def walk(stumble: Stumble, signs: Signs, patience: SilencePatience, random_: ran
 
 
 def _before(one: _Walk, word: float, report: float) -> float:
-    """By silence alone, which decides after six attempts, as it does still."""
+    """Decide by silence alone, after six attempts, as it does still."""
     late = report + max(node_watch.LATE, 0.5 * report)
     asked = _look(one.last + late, TICK, one.phase)
     if word <= asked:
@@ -110,7 +110,7 @@ def _before(one: _Walk, word: float, report: float) -> float:
 
 
 def _now(one: _Walk, word: float, patience: SilencePatience) -> float:
-    """By what several see."""
+    """Decide by what several see."""
     asked = _look(one.due + suspects.late(one.interval), one.tick, one.phase)
     if word <= asked or one.held_up() or one.answers(asked):
         return NEVER

@@ -26,7 +26,7 @@ SCHEDULING = ("test", "replace", "restore", "start")
 def ettr_checks(
     results: Results, cluster: SimulatedCluster, mix: Sequence[Kind], seeds: Sequence[int]
 ) -> list[Check]:
-    """Its ETTR by the means of its tables, and by the largest numbers in them.
+    """Check its ETTR by the means of its tables, and by the largest numbers in them.
 
     Within 10 % of 97 % is also plain Slurm; the lost time is the harder question.
     """
@@ -46,7 +46,7 @@ def ettr_checks(
 
 
 def was_checks(results: Results) -> list[Check]:
-    """Its ratios of weighted average scheduling times, as the mean over its four settings.
+    """Check its ratios of weighted average scheduling times, as the mean over its settings.
 
     Restarts take what its table 7 says; rescheduling what makes standby/oracle its 1.0519.
     """

@@ -305,7 +305,7 @@ def _of(text: str, option: str, known: Sequence[str], whose: str) -> tuple[str, 
 
 
 def _python(name: str) -> str:
-    """Its path. On a job's nodes it must be at the same place, as everything else of a job."""
+    """Return its path. On a job's nodes it must be at the same place, as all else of a job."""
     found = shutil.which(name)
     if found is None:
         raise BadInput(f"--python {name}: no such program, or not executable")

@@ -121,7 +121,7 @@ class Gate:
         return not failed.here
 
     def event(self, kind: str, **data: Any) -> Event:
-        """Something that happened now, to this job."""
+        """Return an event that happened now, to this job."""
         known = self.system.context
         base = {"where": known.where, "job": known.job, "uid": known.uid}
         return Event(round(time.time(), 6), kind, self.system.boot_id(), base | data)

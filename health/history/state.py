@@ -1,4 +1,4 @@
-"""From a node's events to its state: which faults are open, which came back, what to do. Pure.
+"""Compute a node's state from its events: open faults, returned faults, what to do. Pure.
 
 A fault is open until its action was done: a reset of the GPU (or the driver loaded again, or a
 boot) cures what a reset cures, a boot what a boot cures, and only a person what needs service.

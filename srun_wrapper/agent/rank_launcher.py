@@ -316,14 +316,14 @@ class Launcher:
             self.broker.reaped(ended)
 
     def rank_ended(self) -> None:
-        """It will tell nothing any more."""
+        """Watch no process any more for what a rank imports."""
         if self.warm is not None:
             self.warm.unwatch()
         if self.broker is not None:
             self.broker.unwatch()
 
     def cancel(self) -> None:
-        """Everything is being ended: nobody may be left who is just being forked."""
+        """Cancel a start: all is being ended, also a process that is just being forked."""
         self._forking = None
         self._unclaimed.clear()
         if self._starting is not None:

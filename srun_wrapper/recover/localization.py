@@ -45,7 +45,7 @@ class FaultLocalization:
         self._tries = 0
 
     def refund(self) -> None:
-        """Nothing was tried: the next failure will be."""
+        """Refund the attempt: nothing was tried, the next failure will be."""
         if all(f.symptom != "hang" for f in self._state.failures):
             self.budget.refund()
 

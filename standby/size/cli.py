@@ -30,7 +30,7 @@ node a day."""
 
 
 class _Nothing(Exception):
-    """Nothing was measured; the text says what to do."""
+    """No rate was measured; the text says what to do."""
 
 
 class _Usage(Exception):

@@ -1,4 +1,4 @@
-"""From a job's records to the segments of its time. Pure."""
+"""Divide a job's time into segments, from its records. Pure."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Share(NamedTuple):
     ranks: tuple[int, ...]
     """In ascending order, with the rank itself."""
     blocks: bool = False
-    """They hold the same blocks of distributed tensors too (HSDP), not only whole tensors."""
+    """True if they hold the same blocks of distributed tensors (HSDP), not only whole tensors."""
 
     @property
     def holders(self) -> tuple[int, ...]:

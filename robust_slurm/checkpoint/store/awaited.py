@@ -61,7 +61,7 @@ class Awaited:
         return plan
 
     def wait(self, connection: RankConnection, rank: int, epoch: int) -> None:
-        """Until they are here, or no order to get them has come, or the epoch is over."""
+        """Wait until they are here, or no order to get them has come, or the epoch is over."""
         give_up_at = time.monotonic() + ORDER
         while True:
             with self._change:

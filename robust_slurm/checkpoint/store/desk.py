@@ -79,7 +79,7 @@ class Desk:
             return list(self._ranks.values())
 
     def begin(self, epoch: int, restore: Restore | None) -> None:
-        """Then ``sweep``. Nobody has a replica to send until the next ``place``."""
+        """Begin the epoch; ``sweep`` follows. Nobody sends a replica until the next ``place``."""
         with self._lock:
             self._epoch, self._line = epoch, 0
             self._all_here = self._settings.key is None

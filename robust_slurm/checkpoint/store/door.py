@@ -47,7 +47,7 @@ class RankConnection:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Only by the thread that reads."""
+        """Release the descriptor. Called only by the thread that reads."""
         with self._lock:
             self._sock.close()
 
@@ -73,7 +73,7 @@ class RankConnection:
 
 
 def parse(line: bytes) -> Message:
-    """Raises RefusedError."""
+    """Parse a message. Raises RefusedError."""
     try:
         return json_lines.parse(line)
     except ValueError as err:
@@ -89,7 +89,7 @@ def whole(message: Message, name: str, below: int = 1 << 62) -> int:
 
 
 def text(message: Message, name: str, most: int = 4096) -> str:
-    """Raises RefusedError."""
+    """Return a text of the message. Raises RefusedError."""
     value = message.get(name, "")
     if not isinstance(value, str) or len(value) > most or "\0" in value:
         raise RefusedError(f"{message['op']}: {name} is {value!r}"[:200])

@@ -51,7 +51,7 @@ class RankEnrolment(NamedTuple):
 
 
 def read_enrolment(message: Message) -> RankEnrolment:
-    """Raises RefusedError."""
+    """Read an enrolment. Raises RefusedError."""
     world = door.whole(message, "world", MAX_RANK)
     rank = door.whole(message, "rank", max(world, 1))
     mesh = message.get("mesh", {})
@@ -156,7 +156,7 @@ class Rank:
         self.pusher.begin(epoch, anew=anew)
 
     def restart(self, epoch: int, *, anew: bool) -> None:
-        """It enrols again within the epoch. ``anew``: and begins anew, maybe at an earlier step
+        """Enrol again within the epoch. ``anew``: the rank begins anew, maybe at an earlier step
         than it had come to."""
         with self.lock:
             older = self.connection
@@ -189,7 +189,7 @@ class Rank:
         self.tell({"op": op, "step": step})
 
     def skipped(self, step: int) -> None:
-        """It leaves this step out: nobody needs to wait until it has it."""
+        """Note that the rank leaves this step out: nobody needs to wait until it has it."""
         with self.lock:
             self._skipped = max(self._skipped, step)
             self._changed()

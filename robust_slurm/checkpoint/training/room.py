@@ -160,7 +160,7 @@ class SnapshotRoom:
         self._client.say("slots", replicas=rung.replicas)
 
     def fit(self, size: int) -> None:
-        """Only now it is known how much there is to save: loader and extra are in no estimate."""
+        """Fit the size, known only now: loader and extra are in no estimate."""
         if self.on_disk or not exceeds(size, self._expected):
             return
         self._expected = size
@@ -192,7 +192,7 @@ class SnapshotRoom:
             self._fewer = ""
 
     def leave_memory(self, why: str) -> None:
-        """There is no room for the snapshots: durable steps go by way of a disk, if there is one.
+        """Leave memory for want of room: durable steps go by way of a disk, if there is one.
 
         ``why``: what, where.
         """

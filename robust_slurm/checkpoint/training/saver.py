@@ -102,7 +102,7 @@ class Saver:
         self._room.keep(rung)
 
     def leave_memory(self, why: str) -> None:
-        """There is no room for the snapshots: see ``SnapshotRoom.leave_memory``."""
+        """Leave memory for want of room: see ``SnapshotRoom.leave_memory``."""
         self._room.leave_memory(why)
 
     def leave_out(self) -> None:
@@ -110,7 +110,7 @@ class Saver:
         self._order.forget()
 
     def save(self, step: int) -> None:
-        """May raise anything; the training is none the worse for it."""
+        """Save the step. May raise anything; the training is none the worse for it."""
         if gpu.capturing():
             self.leave_out()
             self._say(

@@ -1,4 +1,4 @@
-"""Everything behind a Checkpointer once the world is known: state, store and the way to it."""
+"""The parts behind a Checkpointer once the world is known: state, store and the way to it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Session:
         return step
 
     def save(self, step: int) -> None:
-        """May raise anything; the training is none the worse for it."""
+        """Save the step. May raise anything; the training is none the worse for it."""
         if self._replay:
             return
         if not self._checked:  # without resume(); not by a collective here: one rank may save alone

@@ -73,7 +73,7 @@ class Archive:
         return LocalDisk(Path(directory), self._settings.job) if directory else None
 
     def warm(self, rank: Rank) -> None:
-        """Its writer starts beside the training: importing torch takes seconds."""
+        """Start the rank's writer beside the training: importing torch takes seconds."""
         enrolment = rank.enrolment
         if enrolment is not None and enrolment.destination.directory:
             rank.persister.warm(enrolment.destination)
