@@ -85,7 +85,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """All that robust-status prints. ``slurm_error`` is empty when Slurm answered."""
+    """The facts that robust-status prints. ``slurm_error`` is empty when Slurm answered."""
 
     time: float
     slurm_error: str
@@ -97,7 +97,7 @@ class StatusReport:
 
 @dataclass(frozen=True)
 class JobReport:
-    """All that robust-status prints about one job."""
+    """The facts that robust-status prints about one job."""
 
     time: float
     slurm_error: str

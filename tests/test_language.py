@@ -43,7 +43,7 @@ HEADLESS = re.compile(
     r"(?:What|Whether|How|Who|Which|Where|When|One that|Those|As|Of|All that|Whatever|Whoever"
     r"|Nobody|Everybody)\b"
 )
-# In the rooms' own code these are not taken for a subject either. Two folders are still to be mended.
+# In the code of the rooms these are no subject either. Two folders are still to be mended.
 FRAGMENT = re.compile(
     r"(?:It|Its|They|Their|There|Everything|Nothing|Something|May|Has|From|By|Else|And|Or|Not|Until"
     r"|Then|So|Raises|Also|Only|To)\b"
