@@ -54,6 +54,44 @@ FRAGMENTS_IN = ("robust_slurm/data/", "srun_wrapper/agent/data/")
 FORMAT = (
     r"""["/]accus[a-z-]+["/]|\[accusations\]|\.?\baccusations(\b:|\["|=|\b or)|\bACCUSATIONS\b"""
 )
+UNTESTED = {"robust_slurm/data/lanes", "robust_slurm/data/sources"}
+"""Folders of code whose tests are in a folder above theirs. Add none."""
+LONG_TESTS = {
+    "tests/bench/test_bench_scheduling.py",
+    "tests/cluster/recovery/test_recovery.py",
+    "tests/epilog/test_epilog.py",
+    "tests/health/active/burn_in/test_active_burn_in.py",
+    "tests/health/active/coordinator/test_active_procedure.py",
+    "tests/health/admin/test_admin_render.py",
+    "tests/health/checks/gpu/test_gpu_count.py",
+    "tests/health/checks/host/test_disk.py",
+    "tests/health/checks/host/test_host_services.py",
+    "tests/health/checks/host/test_mounts.py",
+    "tests/health/recording/test_health_record.py",
+    "tests/health/run/test_health_runner.py",
+    "tests/robust_slurm/checkpoint/capture/test_checkpoint_state.py",
+    "tests/robust_slurm/checkpoint/store/test_checkpoint_store.py",
+    "tests/robust_slurm/data/service/test_data_process.py",
+    "tests/robust_slurm/slurm/test_slurm_door.py",
+    "tests/robust_slurm/state_dir/test_ledger.py",
+    "tests/srun_wrapper/agent/test_slot.py",
+    "tests/srun_wrapper/agent/warm/test_warm.py",
+    "tests/srun_wrapper/decide/test_ladder.py",
+    "tests/srun_wrapper/recover/standby/test_standby_lease.py",
+    "tests/srun_wrapper/recover/test_replace_spares.py",
+    "tests/srun_wrapper/requeue/test_requeue.py",
+    "tests/standby/size/test_standby_rates.py",
+}
+"""Files of tests with more than 350 lines, 400 at most. Add none."""
+FULL_TESTS = {
+    "tests/cluster/recovery",
+    "tests/cluster/run",
+    "tests/programs",
+    "tests/robust_slurm/checkpoint/training",
+    "tests/support/checkpoint",
+    "tests/support/health",
+}
+"""Folders of tests with more than 16 files, 26 at most. Add none."""
 GENERATED = {"health/nvidia/xid_catalog.py"}  # a table of NVIDIA's, by generate_xid.py
 
 
@@ -133,3 +171,29 @@ def test_only_the_file_format_says_accusation() -> None:
         if "accus" in re.sub(FORMAT, "", line).lower()
     ]
     assert found == [], "say report"
+
+
+def test_tests_mirror_the_rooms() -> None:
+    code = {_name(path.parent) for path in _files(PRODUCT) if path.name != "__init__.py"}
+    tested = {_name(path.parent) for path in _files(("tests",)) if path.name.startswith("test_")}
+    without = {folder for folder in code if f"tests/{folder}" not in tested}
+    assert without - UNTESTED == set(), "give these folders a folder of tests"
+    assert UNTESTED - without == set(), "these have one: take them off the list"
+    strange = {
+        folder
+        for folder in tested - {"tests"}
+        if not folder.startswith("tests/cluster/")
+        and not (REPOSITORY / folder.removeprefix("tests/")).is_dir()
+    }
+    assert strange == set(), "no room has this name"
+
+
+def test_tests_do_not_grow() -> None:
+    lines = {_name(p): len(p.read_text("utf-8").splitlines()) for p in _files(("tests",))}
+    longer = {n for n, count in lines.items() if count > (400 if n in LONG_TESTS else LINES)}
+    assert longer == set(), "split these files by idea"
+    files = [_name(path.parent) for path in _files(("tests",))]
+    fuller = {f for f in set(files) if files.count(f) > (26 if f in FULL_TESTS else FILES)}
+    assert fuller == set(), "divide these folders by subject"
+    assert {name for name in LONG_TESTS if lines.get(name, 0) <= LINES} == set(), "off the list"
+    assert {name for name in FULL_TESTS if files.count(name) <= FILES} == set(), "off the list"
