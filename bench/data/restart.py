@@ -1,4 +1,4 @@
-"""Measure from a rank's restart until it has its first batch."""
+"""From a rank's restart until it has its first batch."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Controller:
         shutil.rmtree(self._dir, ignore_errors=True)
 
     def start(self) -> None:
-        """Start slurmctld. Raises LabError if there is none, or it does not answer."""
+        """Raises LabError if there is no slurmctld, or it does not answer."""
         program = shutil.which("slurmctld", path=_PLACES)
         if program is None:
             raise LabError("slurmctld is not installed (apt-get install slurmctld)")

@@ -204,7 +204,7 @@ class Runner:
         )  # fmt: skip
 
     def run(self, loop: Loop, **options: Any) -> tuple[int, dict[str, Any] | None, str]:
-        """Return its exit code or minus a signal, its result if it came to one, and its stderr."""
+        """Its exit code or minus a signal, its result if it came to one, and its stderr."""
         result, err = self._scratch / "result", self._scratch / "err"
         for path in (result, err):
             path.write_text("")

@@ -8,7 +8,7 @@ import torch
 
 from .portions import Portions, differing, sums, views
 from .sample import TensorSample, on_host
-from .slots import SlotFile
+from .slots import Slot
 
 
 class Expected:
@@ -22,7 +22,7 @@ class Expected:
         self._items, self._order = items, order
         self._portion, self._sums = portions.runs[turn], portions.take(turn)
 
-    def unlike(self, slot: SlotFile) -> list[int]:
+    def unlike(self, slot: Slot) -> list[int]:
         """Indices of the tensors of which ``slot.late`` holds something else, ascending."""
         if slot.sample is None or slot.sample.order != self._order:
             slot.sample = TensorSample(slot.late, self._order)

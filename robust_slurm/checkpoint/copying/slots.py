@@ -68,7 +68,7 @@ class Form:
         return f"{self._first}{same}{self._head}{step}{self._middle}{values}{self._tail}".encode()
 
 
-class SlotFile:
+class Slot:
     """One slot file."""
 
     def __init__(self, path: Path, index: int) -> None:
@@ -194,7 +194,7 @@ class Ring:
         """``complete``: slot → step, of snapshots that an earlier process left. ``own``: slots
         that take turns; ``extra``: more of them while some are held."""
         self.directory, self.rank, self.own, self._extra = directory, rank, own, extra
-        self.slots: list[SlotFile] = []
+        self.slots: list[Slot] = []
         self._lock = threading.Lock()  # the copy thread prepares what the training thread takes
         for index in range(min(max(complete, default=-1), OWN) + 1):
             slot = self._add()
@@ -205,7 +205,7 @@ class Ring:
         with self._lock:
             self.own, self._extra = own, extra
 
-    def take(self, held: Collection[int], everywhere: int = -1) -> SlotFile | None:
+    def take(self, held: Collection[int], everywhere: int = -1) -> Slot | None:
         """The slot to overwrite next, already invalid; None: all that could be are held.
 
         An empty one first, else the one with the oldest step. Of three, two complete ones are left
@@ -239,12 +239,12 @@ class Ring:
                     except OSError:
                         pass  # the store removed it
 
-    def spoil(self, slot: SlotFile) -> None:
+    def spoil(self, slot: Slot) -> None:
         """Invalidate a slot whose contents turned out to be wrong."""
         with self._lock:
             slot.invalidate()
 
-    def newest(self) -> SlotFile | None:
+    def newest(self) -> Slot | None:
         complete = [s for s in self.slots if s.step is not None]
         return max(complete, key=lambda s: s.step or 0, default=None)
 
@@ -266,11 +266,11 @@ class Ring:
                 return
             self.slots.pop().remove()
 
-    def _newest(self, everywhere: int) -> SlotFile | None:
+    def _newest(self, everywhere: int) -> Slot | None:
         there = [s for s in self.slots if s.step is not None and s.step <= everywhere]
         return max(there, key=lambda s: s.step or 0, default=None)
 
-    def _next(self, held: Collection[int], everywhere: int) -> SlotFile | None:
+    def _next(self, held: Collection[int], everywhere: int) -> Slot | None:
         free = [s for s in self.slots if s.index not in held]
         if sum(s.step is not None for s in self.slots) >= self.own + self._extra:
             free = [s for s in free if s.step is not None]  # no more files than there is room for
@@ -288,9 +288,9 @@ class Ring:
         # With less than two others, one would be overwritten that other ranks may still need.
         return oldest if len(free) >= self.own - 1 else None
 
-    def _add(self) -> SlotFile:
+    def _add(self) -> Slot:
         index = len(self.slots)
-        self.slots.append(SlotFile(self.directory / f"own-{self.rank}-{index}{SUFFIX}", index))
+        self.slots.append(Slot(self.directory / f"own-{self.rank}-{index}{SUFFIX}", index))
         return self.slots[-1]
 
 

@@ -21,7 +21,7 @@ from robust_slurm.text import counted
 from . import gpu
 from .expected import Expected
 from .one_thread import use_one_thread
-from .slots import Form, SlotFile
+from .slots import Form, Slot
 
 halted = threading.Event()
 """Set while what a device computes may be wrong, as collectives were aborted: no copy that ends
@@ -45,7 +45,7 @@ class Copy:
     def __init__(
         self,
         step: int,
-        slot: SlotFile,
+        slot: Slot,
         form: Form,
         late: list[torch.Tensor],
         early: list[torch.Tensor],

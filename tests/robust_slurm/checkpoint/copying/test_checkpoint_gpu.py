@@ -17,7 +17,7 @@ from test_checkpoint_snapshot import everything, form_of, read
 
 from robust_slurm.checkpoint.copying import gpu, watch
 from robust_slurm.checkpoint.copying import snapshot as copying
-from robust_slurm.checkpoint.copying.slots import Ring, SlotFile
+from robust_slurm.checkpoint.copying.slots import Ring, Slot
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
 from robust_slurm.checkpoint.copying.watch import same_in_pieces
 
@@ -27,10 +27,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return install(monkeypatch)
 
 
-def begin(tmp_path: Path, tensors: list[torch.Tensor], **how: Any) -> tuple[SlotFile, Copy]:
+def begin(tmp_path: Path, tensors: list[torch.Tensor], **how: Any) -> tuple[Slot, Copy]:
     """A copy into a slot that fits; the last tensor is early."""
     form = form_of(tensors, list(range(len(tensors) - 1)))
-    slot = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     slot.fit(form)
     early = [tensors[i] for i in form.early]
     late = [tensors[i] for i in form.late]
@@ -44,7 +44,7 @@ def in_copy_thread(copy: Copy) -> None:
     copier.close(20)
 
 
-def same(slot: SlotFile, tensors: list[torch.Tensor]) -> bool:
+def same(slot: Slot, tensors: list[torch.Tensor]) -> bool:
     found = read(slot)
     return all(torch.equal(found[f"t{i}"], tensor) for i, tensor in enumerate(tensors))
 

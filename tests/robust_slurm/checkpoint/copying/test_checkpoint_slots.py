@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.copying.slots import Form, Ring, SlotFile, map_file
+from robust_slurm.checkpoint.copying.slots import Form, Ring, Slot, map_file
 from robust_slurm.checkpoint.format.layout import Entry, LayoutError, Snapshot, read_snapshot
 
 ABOUT = Snapshot(0, 2, 4, 1, "job", {"dp": 4}, (2,), None, ())
@@ -25,7 +25,7 @@ def entry(name: str, *shape: int, dtype: str = "F32") -> Entry:
 ENTRIES = [entry("a", 3, dtype="U8"), entry("w", 4, 5), entry("s"), entry("none", 0, 7)]
 
 
-def fill(slot: SlotFile, form: Form, step: int, values: str = "{}") -> dict[str, torch.Tensor]:
+def fill(slot: Slot, form: Form, step: int, values: str = "{}") -> dict[str, torch.Tensor]:
     slot.fit(form)
     late = {form.entries[i].name: t for i, t in zip(form.late, slot.late, strict=True)}
     early = {form.entries[i].name: t for i, t in zip(form.early, slot.early, strict=True)}
@@ -37,7 +37,7 @@ def fill(slot: SlotFile, form: Form, step: int, values: str = "{}") -> dict[str,
 
 
 def test_what_is_written_is_read_back_also_by_the_safetensors_library(tmp_path: Path) -> None:
-    slot = SlotFile(tmp_path / "own-2-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-2-0.safetensors", 0)
     written = fill(slot, Form(ENTRIES, [1, 2], ABOUT), 7, '{\\"x\\":1}')
     snapshot, plan = read_snapshot(str(slot.path))
     assert (snapshot.step, snapshot.rank, snapshot.values) == (7, 2, {"x": 1})
@@ -51,7 +51,7 @@ def test_what_is_written_is_read_back_also_by_the_safetensors_library(tmp_path: 
 
 @pytest.mark.parametrize("how", ["invalidate", "fit"])
 def test_a_slot_that_is_not_complete_is_no_snapshot(tmp_path: Path, how: str) -> None:
-    slot, form = SlotFile(tmp_path / "own-0-0.safetensors", 0), Form(ENTRIES, [1], ABOUT)
+    slot, form = Slot(tmp_path / "own-0-0.safetensors", 0), Form(ENTRIES, [1], ABOUT)
     fill(slot, form, 3)
     read_snapshot(str(slot.path))
     slot.invalidate() if how == "invalidate" else slot.fit(form)
@@ -63,7 +63,7 @@ def test_a_slot_that_is_not_complete_is_no_snapshot(tmp_path: Path, how: str) ->
 def test_another_size_is_another_file_and_the_reader_of_the_old_one_keeps_it(
     tmp_path: Path,
 ) -> None:
-    slot = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     fill(slot, Form(ENTRIES, [1], ABOUT), 3)
     with slot.path.open("rb") as reader:
         before = reader.read()
@@ -75,11 +75,11 @@ def test_another_size_is_another_file_and_the_reader_of_the_old_one_keeps_it(
 
 def test_a_file_of_the_same_size_is_used_again_by_the_next_process(tmp_path: Path) -> None:
     form = Form(ENTRIES, [1], ABOUT)
-    first = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    first = Slot(tmp_path / "own-0-0.safetensors", 0)
     fill(first, form, 3)
     inode = first.path.stat().st_ino
     first.release()
-    second = SlotFile(first.path, 0)
+    second = Slot(first.path, 0)
     second.fit(form)
     assert second.path.stat().st_ino == inode
     with pytest.raises(LayoutError, match="torn"):
@@ -92,16 +92,16 @@ def test_links_and_other_peoples_files_are_not_written_to(tmp_path: Path) -> Non
     path = tmp_path / "own-0-0.safetensors"
     path.symlink_to(target)
     with pytest.raises(OSError):
-        SlotFile(path, 0).fit(Form(ENTRIES, [1], ABOUT))
+        Slot(path, 0).fit(Form(ENTRIES, [1], ABOUT))
     assert target.read_text() == "precious"
     path.unlink()
     os.link(target, path)
-    fill(SlotFile(path, 0), Form(ENTRIES, [1], ABOUT), 1)
+    fill(Slot(path, 0), Form(ENTRIES, [1], ABOUT), 1)
     assert target.read_text() == "precious"
 
 
 def test_no_room_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    slot = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     with pytest.raises(OSError):
         slot.fit(Form([entry("huge", 1 << 50)], [0], ABOUT))
     assert list(tmp_path.iterdir()) == []
@@ -112,7 +112,7 @@ def test_a_header_that_grows_gets_room(tmp_path: Path) -> None:
     header = form.header(1, "9" * 50_000)
     assert len(header) > form.plan.header_size
     form.reserve(len(header))
-    slot = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     fill(slot, form, 1, "9" * 1000)
     assert read_snapshot(str(slot.path))[0].values == int("9" * 1000)
 

@@ -13,7 +13,7 @@ from robust_slurm.checkpoint.copying import snapshot as copying
 from robust_slurm.checkpoint.copying.expected import Expected
 from robust_slurm.checkpoint.copying.portions import Portions
 from robust_slurm.checkpoint.copying.sample import TensorSample
-from robust_slurm.checkpoint.copying.slots import Form, SlotFile, map_file
+from robust_slurm.checkpoint.copying.slots import Form, Slot, map_file
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
 from robust_slurm.checkpoint.format.dtypes import NAME
 from robust_slurm.checkpoint.format.layout import Entry, LayoutError, Snapshot, read_snapshot
@@ -42,14 +42,14 @@ def everything(tensors: list[torch.Tensor], sample: TensorSample | None = None) 
 
 
 def begin(
-    slot: SlotFile, form: Form, tensors: list[torch.Tensor], values: str = "{}", step: int = 1
+    slot: Slot, form: Form, tensors: list[torch.Tensor], values: str = "{}", step: int = 1
 ) -> Copy:
     slot.invalidate()
     late, early = [tensors[i] for i in form.late], [tensors[i] for i in form.early]
     return Copy(step, slot, form, late, early, lambda: values, expected=everything(late))
 
 
-def read(slot: SlotFile) -> dict[str, torch.Tensor]:
+def read(slot: Slot) -> dict[str, torch.Tensor]:
     return map_file(slot.path, read_snapshot(str(slot.path))[1])
 
 
@@ -68,7 +68,7 @@ def many() -> list[torch.Tensor]:
 def test_all_kinds_of_tensors_arrive(tmp_path: Path, late: list[int] | None, fitted: bool) -> None:
     tensors = many()
     form = form_of(tensors, list(range(len(tensors))) if late is None else late)
-    slot = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     if fitted:
         slot.fit(form)
     copy = begin(slot, form, tensors, '{\\"n\\":5}')
@@ -87,7 +87,7 @@ def test_all_kinds_of_tensors_arrive(tmp_path: Path, late: list[int] | None, fit
 @pytest.mark.parametrize("counted", [True, False], ids=["counted", "through .data"])
 def test_a_tensor_that_changes_meanwhile_makes_it_torn(tmp_path: Path, counted: bool) -> None:
     tensors = [torch.ones(5), torch.ones(6), torch.ones(7)]
-    slot = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     copy = begin(slot, form_of(tensors, [0, 2]), tensors)
     tensors[1].add_(1)  # early: copied already
     (tensors[2] if counted else tensors[2].data).add_(1)
@@ -106,7 +106,7 @@ def test_a_tensor_that_changes_meanwhile_makes_it_torn(tmp_path: Path, counted: 
 )  # fmt: skip
 def test_a_write_to_a_few_items_shows_in_the_sum(tmp_path: Path, tensor: torch.Tensor) -> None:
     tensors = [torch.ones(64), tensor]
-    slot = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     copy = begin(slot, form_of(tensors, [0, 1]), tensors)
     tensor.data[1] = 0
     copy.run()
@@ -121,7 +121,7 @@ def test_a_tensor_whose_memory_moves_is_found_again(tmp_path: Path) -> None:
     place = tensor.data_ptr()
     get_context("spawn").SimpleQueue().put(tensor)
     assert tensor.data_ptr() != place
-    slot = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     copy = Copy(5, slot, form, [tensor], [], lambda: "{}", expected=everything([tensor], sample))
     copy.run()
     assert copy.error is None
@@ -133,7 +133,7 @@ def test_a_header_that_outgrows_its_room_moves_the_snapshot(
     tmp_path: Path, late: list[int]
 ) -> None:
     tensors = [torch.randn(1000), torch.randn(50)]
-    form, slot = form_of(tensors, late), SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    form, slot = form_of(tensors, late), Slot(tmp_path / "own-0-0.safetensors", 0)
     slot.fit(form)
     expected = [t.clone() for t in tensors]
     copy = begin(slot, form, tensors, '\\"' + "8" * 100_000 + '\\"')
@@ -146,7 +146,7 @@ def test_a_header_that_outgrows_its_room_moves_the_snapshot(
 
 def test_whatever_fails_is_kept_and_nobody_waits_for_ever(tmp_path: Path) -> None:
     tensors = [torch.ones(5)]
-    slot = SlotFile(tmp_path / "gone" / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "gone" / "own-0-0.safetensors", 0)
     copy = begin(slot, form_of(tensors, [0]), tensors)
     copier = Copier()
     copier.submit(copy.run)

@@ -10,7 +10,7 @@ from checkpoint_stores import FakeRank, replicas, stores, target
 from checkpointed_training import Training, fake_store
 from waiting import until
 
-from robust_slurm.checkpoint.copying.slots import Form, Ring, SlotFile
+from robust_slurm.checkpoint.copying.slots import Form, Ring, Slot
 from robust_slurm.checkpoint.format.layout import Entry, Snapshot
 from robust_slurm.checkpoint.training.room import ALONE, LADDER, RoomRung, choose
 
@@ -61,7 +61,7 @@ FORM = Form(
 )
 
 
-def fill(slot: SlotFile | None, step: int) -> int:
+def fill(slot: Slot | None, step: int) -> int:
     """Its index, once it is complete."""
     assert slot is not None
     slot.fit(FORM)
@@ -100,7 +100,7 @@ def test_fewer_slots_than_before_give_their_files_back(tmp_path: Path) -> None:
 
 def test_an_empty_slot_beyond_the_limit_is_not_filled(tmp_path: Path) -> None:
     """The slot's file found no room."""
-    fill(SlotFile(tmp_path / "own-0-1.safetensors", 1), 5)
+    fill(Slot(tmp_path / "own-0-1.safetensors", 1), 5)
     ring = Ring(tmp_path, 0, {1: 5})
     ring.limit(1, 0)
     assert fill(ring.take((), 5), 6) == 1
@@ -143,13 +143,13 @@ def test_the_first_snapshot_takes_the_room_of_one(
 ) -> None:
     """Also where values make its header long."""
     made: list[str] = []
-    make = SlotFile._open
+    make = Slot._open
 
-    def counted(slot: SlotFile, size: int) -> None:
+    def counted(slot: Slot, size: int) -> None:
         made.append(slot.path.name)
         make(slot, size)
 
-    monkeypatch.setattr(SlotFile, "_open", counted)
+    monkeypatch.setattr(Slot, "_open", counted)
     with fake_store(tmp_path / "s", monkeypatch) as store:
         training = Training(extra={"note": "x" * 200_000})
         training.ckpt.resume()

@@ -9,7 +9,7 @@ import torch
 
 from robust_slurm.checkpoint.capture.state import Share, State
 from robust_slurm.checkpoint.copying.sample import TensorSample
-from robust_slurm.checkpoint.copying.slots import SlotFile
+from robust_slurm.checkpoint.copying.slots import Slot
 from robust_slurm.checkpoint.copying.snapshot import Copy, TornError
 from robust_slurm.checkpoint.format.layout import Snapshot
 from robust_slurm.checkpoint.training.moment import Moments
@@ -42,7 +42,7 @@ def test_one_sample_serves_the_other_ranks_and_the_copy(
     same, expected = moments.read(late, 5, whole=False, copied=False)
     assert len(taken) == 1
     assert same() == state.fingerprint(whole=False, step=5)()
-    slot = SlotFile(tmp_path / "own-0-0.safetensors", 0)
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     copy = Copy(1, slot, form, late, early, lambda: "{}", expected=expected)
     late[-1].data.zero_()
     copy.run()
