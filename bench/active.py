@@ -96,7 +96,7 @@ def named(results: Results) -> None:
 
 
 def healthy(results: Results) -> None:
-    """Nothing is broken: nobody may be named, everybody is cleared."""
+    """Break nothing: nobody may be named, everybody is cleared."""
     found, right = [], []
     with Cluster(nodes=NODES, standby=0) as lab:
         for number in range(_count(results)):

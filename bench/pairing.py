@@ -80,7 +80,7 @@ class World:
         return PairResult(*pair, speed, hit and self.fault.wrong, "")
 
     def is_bad(self, pair: Pair) -> bool:
-        """By a standard known beforehand, as the baselines have it."""
+        """True by a standard known beforehand, as the baselines have it."""
         result = self.measure(pair)
         far = self.leaf_of[pair.one] != self.leaf_of[pair.other]
         limit = self.fault.share * GBPS * (ACROSS if far else 1.0)

@@ -1,4 +1,4 @@
-"""Slurm's Epilog: clears what the job left, proves the node again, follows accusations up.
+"""Slurm's Epilog: clears what the job left, proves the node again, follows reports up.
 
 slurmd calls it as root on every node of a job that has ended. It drains by itself, with a reason
 that says why; exit code 1 ("Epilog error") only where that could not be placed.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FIRST_ALARM_S = 40.0  # until the settings say how long it may take
 _CLEAN = 0.35  # of the epilog's time: the most that clearing takes
-_LOOK = 0.1  # and looking for accusations
+_LOOK = 0.1  # and looking for reports
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def _finish(gate: Gate) -> int:
     inquiry = Inquiry(gate.settings, gate.system)
     recorded = False
     try:
-        _find_accusations(gate, inquiry, time.monotonic() + _LOOK * total_s)
+        _find_reports(gate, inquiry, time.monotonic() + _LOOK * total_s)
         code, recorded = _prove(gate, cleared, inquiry, ends)
         return code
     finally:
@@ -69,8 +69,8 @@ def _clear(gate: Gate, deadline_s: float) -> Cleared:
     return cleanup.clear(known.job, known.uid, table["leftovers"], steps, dirs, deadline_s)
 
 
-def _find_accusations(gate: Gate, inquiry: Inquiry, until: float) -> None:
-    """Note the job for the sweep, and see whether it accused this node."""
+def _find_reports(gate: Gate, inquiry: Inquiry, until: float) -> None:
+    """Note the job for the sweep, and see whether it reported this node."""
     note = job_notes.note_of(gate.system.context, time.time())
     if note is None or not gate.settings.state_dir or gate.dry_run:
         return
@@ -87,7 +87,7 @@ def _find_accusations(gate: Gate, inquiry: Inquiry, until: float) -> None:
 def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> tuple[int, bool]:
     """Look at the node and act; returns the exit code, and whether the events were recorded."""
     free = not jobs.maybe(gate.system)
-    where: Where = "deep" if inquiry.accused else "epilog"
+    where: Where = "deep" if inquiry.reported else "epilog"
     most = ends - 0.3 * (ends - gate.begin)
     tests = inquiry.test(free, most)
     active, tested = _test(gate, inquiry, free, most)
@@ -115,7 +115,7 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> tuple
         code = int(bool(outcome.error) and not gate.admits(outcome))
     elif report.findings:
         events.append(gate.run_event(report, verdict, "open"))
-    kept = not events or gate.record(events, shared=verdict.closed or inquiry.accused)
+    kept = not events or gate.record(events, shared=verdict.closed or inquiry.reported)
     return code, kept
 
 
@@ -127,4 +127,4 @@ def _test(
         return [], []
     ended = suspicious(gate.system.context.env) if gate.settings.active["suspicious"] else ""
     why = f"a job ended by {ended}" if ended else ""
-    return followed_up(gate, "accusation" if inquiry.accused else why, free, until)
+    return followed_up(gate, "accusation" if inquiry.reported else why, free, until)

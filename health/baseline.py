@@ -32,7 +32,7 @@ _WHOLE = ("ethernet", "infiniband")  # recorded anew as a whole: an old port is 
 
 
 class BaselineError(ValueError):
-    """There is nothing to record, or not everywhere; the text says why."""
+    """No baseline can be recorded, or not everywhere; the text says why."""
 
 
 def observe(system: System, host: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from health.finding import ActionName, Class, Finding, Status
 from health.node.system import System
 
 # When a check runs: before a job, after it, in the HealthCheckProgram, or only when somebody
-# looks closer (an accused node, `robust-health check`).
+# looks closer (a reported node, `robust-health check`).
 Where = Literal["prolog", "epilog", "sweep", "deep"]
 EVERYWHERE: frozenset[Where] = frozenset({"prolog", "epilog", "sweep", "deep"})
 

@@ -35,7 +35,7 @@ _SUFFIXES = {
 
 
 class UnknownTopic(LookupError):
-    """Nothing is known by that name; the text says what is close."""
+    """No topic has that name; the text names close ones."""
 
 
 def explain(topic: str, checks: Sequence[Check]) -> str:

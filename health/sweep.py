@@ -1,7 +1,7 @@
 """`robust-health sweep`, Slurm's HealthCheckProgram: every few minutes, whatever the node does.
 
 Drains a node that fails, and takes a drain of ours back once the checks pass and what it asked
-for was done. Brings the node's history to the shared ledger, and looks for late accusations.
+for was done. Brings the node's history to the shared ledger, and looks for late reports.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ DESCRIPTION = """\
 Check this node and drain it, or undrain it if robust-slurm drained it and the cause is gone.
 For HealthCheckProgram in slurm.conf (its node is SLURMD_NODENAME). Exit code 0; 2 bad input."""
 _CLEAN_S = 8.0  # for leftovers that a drain was about
-_LOOK_S = 5.0  # for accusations
-_TEST = 0.5  # of the time for the checks: the most that an accused node's tests take of it
+_LOOK_S = 5.0  # for reports
+_TEST = 0.5  # of the time for the checks: the most that a reported node's tests take of it
 
 
 def main(argv: Sequence[str]) -> int:
@@ -113,7 +113,7 @@ class Sweep:
         standing = _standing(node)
         mine = ours(standing, known) if standing else None
         try:
-            self._find_accusations()
+            self._find_reports()
             report, verdict = self._check(mine, known)
             kept = ""
             if standing and mine and not verdict.closed:
@@ -206,8 +206,8 @@ class Sweep:
 
     # ---- checks
 
-    def _find_accusations(self) -> None:
-        """Accusations that came after the epilog had looked."""
+    def _find_reports(self) -> None:
+        """Reports that came after the epilog had looked."""
         if not self._gate.settings.state_dir or self._gate.dry_run:
             return
         try:
@@ -218,18 +218,18 @@ class Sweep:
         self._inquiry.find(which, time.monotonic() + _LOOK_S)
 
     def _check(self, mine: Ours | None, known: Iterable[Event]) -> tuple[GateReport, Verdict]:
-        """Deeper where the node is accused, or is to be proven before it comes back."""
+        """Deeper where the node is reported, or is to be proven before it comes back."""
         free = not jobs.maybe(self._system)
         more = self._leftovers(mine) if mine else []
         left = self._ends - time.monotonic()
         until = time.monotonic() + _TEST * left
         more += self._inquiry.test(free, until)
-        why = "accusation" if self._inquiry.accused else owed(known, time.time())
+        why = "accusation" if self._inquiry.reported else owed(known, time.time())
         active, events = active_child.followed_up(self._gate, why, free, until)
         more += active
-        if self._inquiry.accused or (events and events[0].data["result"] != "owed"):
+        if self._inquiry.reported or (events and events[0].data["result"] != "owed"):
             self._events += events  # what is still owed is known
-        where: Where = "deep" if self._inquiry.accused or mine else "sweep"
+        where: Where = "deep" if self._inquiry.reported or mine else "sweep"
         report = self._gate.check(where, max(1.0, self._ends - time.monotonic()))
         report, verdict = self._gate.judge(report, more)
         lemon = self._inquiry.conclude(verdict)

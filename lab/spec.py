@@ -25,7 +25,7 @@ _SWITCH_NODES = 500  # above, the nodes have a router in place of a switch
 
 
 class LabSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides how a lab is built; written to `lab.json` in its directory."""
+    """The description from which a lab is built; written to `lab.json` in its directory."""
 
     name: str
     nodes: int = 4

@@ -28,7 +28,7 @@ class ProcessStat(NamedTuple):
 
 
 def parse(line: str) -> ProcessStat:
-    """Raises ValueError. The name may hold anything, closing brackets too."""
+    """Parse a line. Raises ValueError. The name may hold anything, closing brackets too."""
     pid, _, rest = line.partition(" (")
     name, bracket, tail = rest.rpartition(") ")
     fields = tuple(tail.split(maxsplit=_FIELDS))

@@ -19,7 +19,7 @@ from robust_slurm.command_line.run import show
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.slurm import Slurm
 from robust_slurm.state_dir.ledger import StateDirError, prepare
-from srun_wrapper.agent.batch_host_failover import accused
+from srun_wrapper.agent.batch_host_failover import reported_nodes
 from srun_wrapper.checkpoints.verify.rules import refused
 from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.code.listing import CodeError
@@ -117,7 +117,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env, by.mode if by is not None else "")
     records = prepared(config, job_id)
     job_log.begin(records, config)
-    if accused(records):
+    if reported_nodes(records):
         plan, env = remains(config, records, request, plan, nodes, env)
     deployment = start_code(config, records, command, env)
     if observed is None:

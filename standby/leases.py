@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from robust_slurm.slurm import Node, Partition, Placement, StandbyClaim
+from robust_slurm.slurm import JobPlacement, Node, Partition, StandbyClaim
 
 LEASE_TIER, HELD_TIER = 0, 1  # PriorityTier; the pool's is higher than both
 SHARED = "FORCE:1"  # OverSubscribe: the two jobs of a node share its processors
@@ -45,13 +45,13 @@ def settings(partition: str) -> dict[str, dict[str, str]]:
     }
 
 
-def held_nodes(partition: str, jobs: Iterable[Placement]) -> frozenset[str]:
+def held_nodes(partition: str, jobs: Iterable[JobPlacement]) -> frozenset[str]:
     """The nodes of leases that have ranks."""
     return frozenset(n for job in jobs if job.partition == held(partition) for n in job.nodes)
 
 
 def wishes(
-    own: LeaseWish, claims: Iterable[StandbyClaim], jobs: Mapping[int, Placement]
+    own: LeaseWish, claims: Iterable[StandbyClaim], jobs: Mapping[int, JobPlacement]
 ) -> list[LeaseWish]:
     """Every running job that has or awaits a lease, with the size that Slurm knows it has.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from robust_slurm.state_dir.files import JobRecord
-from robust_slurm.state_dir.records import Accusation, Incident
+from robust_slurm.state_dir.records import Incident, NodeReport
 
 MOST = 8  # reports of one job against one node: the node gate looks at no more either
 INCIDENTS = 1000  # of one job, the newest
@@ -42,8 +42,8 @@ def by_node(jobs: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
     return found
 
 
-def _reports(job: JobRecord) -> Mapping[str, list[Accusation]]:
-    found: dict[str, list[Accusation]] = {}
+def _reports(job: JobRecord) -> Mapping[str, list[NodeReport]]:
+    found: dict[str, list[NodeReport]] = {}
     for report in job.reports:
         found.setdefault(report.node, []).append(report)
     return found

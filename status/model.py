@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from robust_slurm.settings import SHOWN_STALE
-from robust_slurm.slurm.model import FINISHED, Node, Placement
+from robust_slurm.slurm.model import FINISHED, JobPlacement, Node
 from robust_slurm.state_dir.data_record import DataRecord
-from robust_slurm.state_dir.records import Accusation, Checkpoint, Incident, Roster, clean
+from robust_slurm.state_dir.records import Checkpoint, Incident, NodeReport, Roster, clean
 from standby.pool.stock import Pool, PoolStock, stock
 
 STALE_S = SHOWN_STALE  # a supervisor reports every roster_interval, at most a third of it
@@ -34,7 +34,7 @@ class SlurmView:
     partitions: tuple[str, ...] | None = None
     job_states: Mapping[int, str] | None = None
     owners: Mapping[int, int] | None = None  # uid of each job
-    places: Mapping[int, Placement] | None = None  # asked for where there is a pool
+    places: Mapping[int, JobPlacement] | None = None  # asked for where there is a pool
     error: str = ""
 
 
@@ -49,7 +49,7 @@ class NodeRow:
     accusations: int
     newest_evidence: str
     newest_time: float | None
-    withdrawn: int = 0  # accusations that their jobs took back
+    withdrawn: int = 0  # reports that their jobs took back
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class JobRow:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """Everything that robust-status prints. ``slurm_error`` is empty when Slurm answered."""
+    """The facts that robust-status prints. ``slurm_error`` is empty when Slurm answered."""
 
     time: float
     slurm_error: str
@@ -97,7 +97,7 @@ class StatusReport:
 
 @dataclass(frozen=True)
 class JobReport:
-    """Everything that robust-status prints about one job."""
+    """The facts that robust-status prints about one job."""
 
     time: float
     slurm_error: str
@@ -161,13 +161,13 @@ def job_row(roster: Roster, slurm: SlurmView, now: float) -> JobRow:
 
 def _node_rows(
     rosters: Iterable[Roster],
-    accusations: Iterable[Accusation],
+    reports: Iterable[NodeReport],
     slurm: SlurmView,
     standby_partition: str,
 ) -> list[NodeRow]:
-    against: dict[str, list[Accusation]] = {}
-    for accusation in accusations:
-        against.setdefault(accusation.node, []).append(accusation)
+    against: dict[str, list[NodeReport]] = {}
+    for report in reports:
+        against.setdefault(report.node, []).append(report)
     if slurm.nodes is not None:  # what a file calls a node is none unless Slurm knows it
         names = list(slurm.nodes)
     else:
@@ -179,10 +179,10 @@ def _node_rows(
 
 
 def _node_row(
-    name: str, node: Node | None, against: Sequence[Accusation], standby_partition: str
+    name: str, node: Node | None, against: Sequence[NodeReport], standby_partition: str
 ) -> NodeRow:
-    standing = [accusation for accusation in against if not accusation.withdrawn]
-    newest = max(standing or against, key=lambda accusation: accusation.time, default=None)
+    standing = [report for report in against if not report.withdrawn]
+    newest = max(standing or against, key=lambda report: report.time, default=None)
     evidence = ""
     if newest is not None:
         told = newest.evidence[-1] if newest.evidence else newest.symptom
@@ -206,7 +206,7 @@ def _node_row(
 
 def report(
     rosters: Sequence[Roster],
-    accusations: Sequence[Accusation],
+    reports: Sequence[NodeReport],
     problems: Sequence[str],
     slurm: SlurmView,
     standby_partition: str,
@@ -225,7 +225,7 @@ def report(
     return StatusReport(
         time=now,
         slurm_error=slurm.error,
-        nodes=tuple(_node_rows(rosters, accusations, slurm, standby_partition)),
+        nodes=tuple(_node_rows(rosters, reports, slurm, standby_partition)),
         jobs=tuple(live),
         problems=tuple(told),
         pool=stock(pool, slurm.nodes or {}, slurm.places, now)

@@ -10,7 +10,7 @@ from typing import IO, Any
 from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.state_dir.files import StateFiles, log_of, read_incidents, read_state
 from robust_slurm.state_dir.progress import JobRun, read_progress
-from robust_slurm.state_dir.records import Accusation, clean
+from robust_slurm.state_dir.records import NodeReport, clean
 from standby.pool.stock import read_pool
 from status.accounts.gather import read_histories, with_spans
 from status.accounts.timeline import JobAccount, account
@@ -26,7 +26,7 @@ class Cluster:
     """The report of all jobs and nodes, the reports against nodes, and what needs attention."""
 
     report: StatusReport
-    accusations: tuple[Accusation, ...]
+    reports: tuple[NodeReport, ...]
     look: tuple[Attention, ...]
     wrong: bool  # there is no such state directory, or it cannot be read
 
@@ -39,7 +39,7 @@ def read_cluster(source: RecordSource, mine: bool = False, since: float | None =
     missing = source.missing()
     problems = [*([missing] if missing else []), *files.problems, *([wrong] if wrong else [])]
     now = source.now
-    args = files.rosters, files.accusations, problems, view, source.standby_partition, now, pool
+    args = files.rosters, files.reports, problems, view, source.standby_partition, now, pool
     done = report(*args)
     rows = list(done.jobs)
     if since is not None:
@@ -50,8 +50,8 @@ def read_cluster(source: RecordSource, mine: bool = False, since: float | None =
     done = StatusReport(
         done.time, done.slurm_error, done.nodes, tuple(rows), done.problems, done.pool
     )
-    look = attention(done, files.accusations)
-    return Cluster(done, tuple(files.accusations), tuple(look), source.wrong)
+    look = attention(done, files.reports)
+    return Cluster(done, tuple(files.reports), tuple(look), source.wrong)
 
 
 def show_all(args: argparse.Namespace, source: RecordSource, out: IO[str]) -> int:
@@ -93,7 +93,7 @@ class OneJob:
 
 
 class NoRecordError(CommandError):
-    """Nothing is recorded of this job."""
+    """No record of this job exists."""
 
 
 def read_job(job_id: int, source: RecordSource, with_account: bool) -> OneJob:

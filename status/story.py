@@ -14,7 +14,7 @@ from typing import Literal
 from robust_slurm.drain_reason import parse_reason
 from robust_slurm.state_dir.files import JobRecord
 from robust_slurm.state_dir.node_events import NodeEvent
-from robust_slurm.state_dir.records import Accusation, Incident
+from robust_slurm.state_dir.records import Incident, NodeReport
 from status import wording
 from status.by_node import left, warned
 
@@ -169,7 +169,7 @@ class _Join:
         self.drafts.append(draft)
         self._reports.setdefault((draft.job_id, draft.incident), []).append(draft)
 
-    def _report(self, job: JobRecord, report: Accusation, incident: Incident | None) -> _Draft:
+    def _report(self, job: JobRecord, report: NodeReport, incident: Incident | None) -> _Draft:
         draft = _Draft(self._node, "job", report.job_id, report.time)
         draft.of_job, draft.uid, draft.user = job.job_id, job.uid, report.user
         draft.incident, draft.symptom = report.incident, report.symptom
@@ -248,7 +248,7 @@ class _Join:
         time = event.time if event.seen is None else event.seen
         draft = _Draft(self._node, "job", event.job_id, time, uid=event.uid)
         draft.incident, draft.symptom, draft.rule = event.report, event.check, event.rule
-        said = Accusation(self._node, event.job_id, "", time, event.check, event.said, event.report)
+        said = NodeReport(self._node, event.job_id, "", time, event.check, event.said, event.report)
         draft.add(time, *wording.report(said, event.rule))
         self._add(draft)
         return draft
@@ -323,7 +323,7 @@ class _Join:
             draft.add(event.time, wording.tested(self._node, event))
 
 
-def _incident_of(report: Accusation, incidents: Sequence[Incident]) -> Incident | None:
+def _incident_of(report: NodeReport, incidents: Sequence[Incident]) -> Incident | None:
     """The incident of a report; a requeued job counts its incidents anew."""
     same = [one for one in incidents if one.id == report.incident and report.incident]
     return min(same, key=lambda one: abs(one.time - report.time), default=None)

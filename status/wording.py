@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from robust_slurm.error_counters import weight
 from robust_slurm.state_dir.node_events import NodeEvent
-from robust_slurm.state_dir.records import Accusation, Incident
+from robust_slurm.state_dir.records import Incident, NodeReport
 
 MOST = 5  # lines of evidence that are shown of one record
 
@@ -18,7 +18,7 @@ def _joined(lines: tuple[str, ...]) -> str:
     return "; ".join(_listed(lines))
 
 
-def report(one: Accusation, rule: str) -> list[str]:
+def report(one: NodeReport, rule: str) -> list[str]:
     of = f" of {one.user}" if one.user else ""
     by = f" (rule {rule}, incident {one.incident or '?'})" if rule else ""
     what = one.symptom.replace("_", " ") or "no symptom"
@@ -67,7 +67,7 @@ def outcome(job: int, incident: Incident) -> str:
     return f"outcome in job {job}: {incident.outcome or 'unknown'}{lost}"
 
 
-def withdrawn(one: Accusation) -> str:
+def withdrawn(one: NodeReport) -> str:
     return f"job {one.job_id} withdrew the report: {one.withdrawn}"
 
 

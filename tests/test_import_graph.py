@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-ROOMS = ("bench", "epilog", "health", "lab", "prolog", "robust_slurm", "srun_wrapper", "standby",
-         "status")  # fmt: skip
+ROOMS = ("bench", "epilog", "examples", "health", "lab", "prolog", "robust_slurm", "srun_wrapper",
+         "standby", "status")  # fmt: skip
 
 CIRCLES = {
     "robust_slurm: auto heartbeat",
@@ -134,6 +134,29 @@ def test_the_rooms_of_the_product_import_those_below_them() -> None:
     below |= {"prolog": {"health", "robust_slurm"}, "epilog": {"health", "robust_slurm"}}
     edges = entries(".")
     assert {room: edges[room] - below[room] for room in below} == {room: set() for room in below}
+
+
+def test_examples_import_what_a_training_may() -> None:
+    """A user copies them: only the library's public names may be in them."""
+    ours = {f"{room}." for room in ROOMS if room != "examples"}
+    used = {
+        each
+        for path in (REPO / "examples").glob("*.py")
+        for each in imports(path)
+        if f"{each}.".startswith(tuple(ours))
+    }
+    assert used == {"robust_slurm", "robust_slurm.data"}
+
+
+def test_templates_name_programs_of_the_rooms_that_slurmd_runs() -> None:
+    """A template is no Python yet: its imports are read as text."""
+    found = {
+        word
+        for path in (REPO / "templates").glob("*.j2")
+        for word in re.findall(r"^\s*(?:from|import) ([\w.{} ]+?)(?: import|$)",
+                               path.read_text(encoding="utf-8"), re.MULTILINE)
+    }  # fmt: skip
+    assert found == {"os", "signal", "sys", "{{ module }}"}
 
 
 def test_the_job_imports_active_tests_and_the_pool_of_the_node_gate_only() -> None:

@@ -62,7 +62,7 @@ class Case:
     limit: float = 90.0
     """Seconds from the fault until a job that has not ended counts as lost."""
     long: bool = False
-    """Only in a run with --long."""
+    """True if it runs only with --long."""
 
 
 class Run(NamedTuple):

@@ -45,7 +45,7 @@ class Observed:
     lost_twice: frozenset[str] = frozenset()
     """Reported nodes that were lost before and answered again, as the report says."""
     leftovers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By node: files in memory and in /tmp, processes."""
+    """Files in memory and in /tmp, and processes, by node."""
     gap: float = 0.0
     """The longest time without a step, in seconds."""
 
@@ -74,11 +74,11 @@ class Verdict:
 
 def judge(expected: Expected, seen: Observed) -> Verdict:
     """Compare a run with what is right."""
-    accused = seen.reported | seen.excluded | seen.drained
+    blamed = seen.reported | seen.excluded | seen.drained
     by_rule = expected.flaps & seen.lost_twice
-    wrongly = (accused - expected.bad) | (seen.replaced - expected.bad - expected.gone)
+    wrongly = (blamed - expected.bad) | (seen.replaced - expected.bad - expected.gone)
     wrongly -= by_rule
-    missed = expected.found - accused - seen.replaced
+    missed = expected.found - blamed - seen.replaced
     end = _ENDS.get(seen.state.split(" ")[0], seen.state.lower())
     lost = ""
     if end not in expected.ends:

@@ -188,7 +188,7 @@ def save_in_job(bench: Bench, name: str, size: str) -> None:
 
 
 def restore(bench: Bench) -> None:
-    """From a node's own memory, and from its peer's beside plain TCP."""
+    """Restore from a node's own memory, and from its peer's beside plain TCP."""
     for size in bench.sizes:
         if bench.room("restore", size):
             for case in (restore_own, restore_peer, replica):

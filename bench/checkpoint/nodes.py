@@ -153,7 +153,7 @@ class Nodes:
         return self.directory / f"n{index}"
 
     def replicate(self, rank: int) -> None:
-        """From now on the first node's rank has its replica on the second."""
+        """Have the first node's rank keep its replica on the second from now on."""
         self.remotes[0].ask("place", rank=rank, host=ADDRESSES[1], port=self.ports[1])
 
     def alone(self, rank: int) -> None:

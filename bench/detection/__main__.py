@@ -19,7 +19,7 @@ from bench.detection.lab import crashes
 from bench.detection.simulate import NEVER, Signs, Stumble, walk
 from bench.detection.stumbles import PAUSES, Kind, assumed, kinds
 from robust_slurm.config import Config
-from srun_wrapper.detect.unreachable import REMEMBERED, Patience
+from srun_wrapper.detect.unreachable import REMEMBERED, SilencePatience
 from srun_wrapper.job.state import INTERVALS, PULSE, SLOWEST
 
 NODES = 1250
@@ -46,7 +46,7 @@ class Day:
     def run(self, all_kinds: Sequence[Kind]) -> tuple[Counter[str], int, int]:
         """Return how many came of each kind, and how many nodes the two rules lost by them."""
         came, before, now = Counter[str](), 0, 0
-        patience = Patience(Config().unreachable_limit)
+        patience = SilencePatience(Config().unreachable_limit)
         events = sorted(
             (self._random.uniform(0.0, self._hours * 3600.0), number)
             for number, kind in enumerate(all_kinds)
@@ -67,10 +67,10 @@ class Day:
         return int(mean) + (self._random.random() < mean % 1.0)
 
 
-class _At(Patience):
+class _At(SilencePatience):
     """The patience of a job, at some time of its day."""
 
-    def __init__(self, whole: Patience, at: float) -> None:
+    def __init__(self, whole: SilencePatience, at: float) -> None:
         self.off = whole.off
         self._whole = whole
         self._at = at
@@ -123,7 +123,7 @@ def _crashes(results: Results, name: str, signs: Signs) -> None:
     """Add the times until a node that crashes is lost."""
     random_ = random.Random(0)
     walks = QUICK_WALKS if results.quick else WALKS
-    patience = Patience(Config().unreachable_limit)
+    patience = SilencePatience(Config().unreachable_limit)
     seen = [walk(Stumble("machine", NEVER), signs, patience, random_) for _ in range(walks)]
     results.metrics[f"{name}.crash_detect_before"] = summarise([one.before for one in seen], "s")
     results.metrics[f"{name}.crash_detect"] = summarise([one.now for one in seen], "s")
@@ -135,7 +135,12 @@ def outages(results: Results) -> bool:
     for length in LENGTHS:
         random_ = random.Random(0)
         both = [
-            walk(Stumble("network", length), SMALL, Patience(Config().unreachable_limit), random_)
+            walk(
+                Stumble("network", length),
+                SMALL,
+                SilencePatience(Config().unreachable_limit),
+                random_,
+            )
             for _ in range(walks)
         ]
         shares = (("before", [one.before for one in both]), ("now", [one.now for one in both]))

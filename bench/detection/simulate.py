@@ -1,7 +1,7 @@
 """Walks through what robust-srun sees of each stumble, with the product's own verdict on it.
 
 Times are seconds around the moment 0 at which something begins. What decides is the product's:
-``unreachable.judge`` and ``Patience``, the limits of ``suspects`` and of ``node_watch``.
+``unreachable.judge`` and ``SilencePatience``, the limits of ``suspects`` and of ``node_watch``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from srun_wrapper.agent.connections.signs import EVERY as WITNESS_EVERY
 from srun_wrapper.detect import node_watch, suspects
 from srun_wrapper.detect.guard import TICK
-from srun_wrapper.detect.unreachable import Patience, Suspicion, judge
+from srun_wrapper.detect.unreachable import OverdueNode, SilencePatience, judge
 
 RTT = 0.001  # s of a network's round trip
 RETRIES = (0.2, 0.6, 1.4, 3.0, 6.2)  # s after the first attempt, of TCP
@@ -88,7 +88,7 @@ class Signs(NamedTuple):
     pulse: float  # of reports only: the same
 
 
-def walk(stumble: Stumble, signs: Signs, patience: Patience, random_: random.Random) -> Seen:
+def walk(stumble: Stumble, signs: Signs, patience: SilencePatience, random_: random.Random) -> Seen:
     """Return what becomes of one node. ``patience`` learns from it."""
     old, one = (_Walk(stumble, each, random_) for each in signs)
     before = _before(old, old.word(), signs.report)
@@ -97,7 +97,7 @@ def walk(stumble: Stumble, signs: Signs, patience: Patience, random_: random.Ran
 
 
 def _before(one: _Walk, word: float, report: float) -> float:
-    """By silence alone, which decides after six attempts, as it does still."""
+    """Decide by silence alone, after six attempts, as it does still."""
     late = report + max(node_watch.LATE, 0.5 * report)
     asked = _look(one.last + late, TICK, one.phase)
     if word <= asked:
@@ -109,8 +109,8 @@ def _before(one: _Walk, word: float, report: float) -> float:
     return NEVER if word <= end or any(map(one.answers, attempts)) else end
 
 
-def _now(one: _Walk, word: float, patience: Patience) -> float:
-    """By what several see."""
+def _now(one: _Walk, word: float, patience: SilencePatience) -> float:
+    """Decide by what several see."""
     asked = _look(one.due + suspects.late(one.interval), one.tick, one.phase)
     if word <= asked or one.held_up() or one.answers(asked):
         return NEVER
@@ -130,7 +130,7 @@ def _now(one: _Walk, word: float, patience: Patience) -> float:
         return NEVER
     tries = int((end - order) / WITNESS_EVERY)
     unheard = 1 if group and not one.answers(order) else 0
-    seen = Suspicion(end, 3, (tries,) * 3, unheard=unheard)
+    seen = OverdueNode(end, 3, (tries,) * 3, unheard=unheard)
     if judge(seen, end + 2 * RTT) == "lost":
         return end + 2 * RTT + suspects.LOOK
     if word < end + suspects.LEFT:
@@ -138,7 +138,7 @@ def _now(one: _Walk, word: float, patience: Patience) -> float:
     return NEVER
 
 
-def _learn(one: _Walk, ended: float, patience: Patience) -> None:
+def _learn(one: _Walk, ended: float, patience: SilencePatience) -> None:
     patience.note(ended - one.last, 0.0)
 
 

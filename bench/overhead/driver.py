@@ -30,13 +30,13 @@ class Times(NamedTuple):
     """The times of one training, in seconds."""
 
     first_step: float
-    """From exec to the last rank's first step."""
+    """Time from exec to the last rank's first step."""
     step: float
     """The median of rank 0's."""
     seconds: list[float | None]
     """The mean step time in each second since rank 0's first step."""
     ready: float
-    """From the last rank's first step until all ranks would have started warm; 0.0: never seen."""
+    """Time from the last rank's first step until all would have started warm; 0.0: never seen."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

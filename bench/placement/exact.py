@@ -30,7 +30,7 @@ class Solved(NamedTuple):
     """No layout has a smaller weighted spread."""
 
     def proven(self, alpha: float) -> bool:
-        """Nothing is better."""
+        """True if no order is better."""
         return self.filled.weighted(alpha) <= self.bound
 
 

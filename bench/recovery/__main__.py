@@ -82,7 +82,7 @@ QUICK_RUNS = 2
 IN_A_ROW = 5
 WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
 Found = dict[str, list[dict[str, float]]]
-"""By case: for each fault, seconds by phase."""
+"""Seconds by phase for each fault, by case."""
 
 
 def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:

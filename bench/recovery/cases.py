@@ -188,7 +188,7 @@ class NodeCrash:
             return recovered(training, crash, action, ranks)
 
     def close(self) -> None:
-        """Nothing runs between two faults."""
+        """Do nothing: nothing runs between two faults."""
 
 
 class Preempting:
@@ -318,4 +318,4 @@ class NvrxInProcess:
                 process.wait(10.0)
 
     def close(self) -> None:
-        """Nothing runs between two faults."""
+        """Do nothing: nothing runs between two faults."""

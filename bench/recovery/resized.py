@@ -62,4 +62,4 @@ class Resized:
         self._lab.exec("head", words, user=False, check=True)
 
     def close(self) -> None:
-        """Nothing runs between two faults."""
+        """Do nothing: nothing runs between two faults."""

@@ -38,7 +38,7 @@ class Cell(NamedTuple):
 
 
 Matrix = dict[str, dict[str, Cell]]
-"""By release and name of the cell."""
+"""Cells by release and name."""
 
 
 def column(release: str, names: Sequence[str], runs: int) -> dict[str, Cell]:

@@ -24,7 +24,7 @@ def why_not(lab: Lab) -> str:
 
 
 def killed_in_image(lab: Lab) -> float:
-    """From SIGKILL for a rank to the first step of all ranks. Raises BenchError."""
+    """Measure from SIGKILL for a rank to the first step of all ranks. Raises BenchError."""
     training = Training.new(lab, "toy", 2)
     mounts = f"{REPOSITORY}:{REPOSITORY}:ro,{training.directory}:{training.directory}"
     image = f"--container-image={containers.build_image()} --container-mounts={mounts}"

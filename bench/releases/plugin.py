@@ -39,7 +39,7 @@ def install(lab: Lab) -> None:
 
 
 def killed_under_srun(release: str) -> float:
-    """From SIGKILL for a rank to the first step of all ranks. Raises BenchError, InstallError."""
+    """Measure SIGKILL for a rank to the first step of all. Raises BenchError, InstallError."""
     conf = {"CliFilterPlugins": "lua"}
     with Cluster(nodes=2, standby=0, slurm=release, slurm_conf=conf) as lab:
         install(lab)

@@ -96,7 +96,7 @@ def job(results: Results, ranks: int, per_node: int, tell: Callable[[str], None]
 
 
 def steady(results: Results, pid: int, others: set[int], tell: Callable[[str], None]) -> None:
-    """Nothing happens for a while: what it costs robust-srun, and what the job's processes are."""
+    """Measure while nothing happens: what it costs robust-srun, and the job's processes."""
     time.sleep(5.0)
     cpu, at = usage.cpu_s(pid), time.monotonic()
     time.sleep(STEADY_S)

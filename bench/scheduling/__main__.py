@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import REPOSITORY, Metric, Results, finish, parser, results_for
+from bench.pool_sizes import RATES, SETTINGS
 from bench.scheduling.lab import measure
 from bench.scheduling.model import (
     STRATEGIES,
@@ -33,7 +34,6 @@ from bench.scheduling.model import (
 from bench.scheduling.plot import Bar, bars
 from robust_slurm.config import Config
 from standby.size.count import Distribution, LossSource, SizeError, losses, pool
-from standby.size.paper import RATES, SETTINGS
 
 RECORDS = REPOSITORY / "docs" / "bench"
 MACHINES = tuple(setting.machines for setting in SETTINGS if setting.standbys is not None)

@@ -83,7 +83,7 @@ class Crashes:
         return recovered(training, lambda: crash_all(self._lab, victims), action, warm)
 
     def close(self) -> None:
-        """Nothing runs between two faults."""
+        """Do nothing: nothing runs between two faults."""
 
 
 class PoolShort(Crashes):

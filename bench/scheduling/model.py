@@ -89,7 +89,7 @@ Metrics = Mapping[str, Mapping[str, float]]
 
 
 def metric(metrics: Metrics, name: str) -> Term:
-    """Raises MissingError."""
+    """Return the term. Raises MissingError."""
     try:
         found = metrics[f"{name}_s"]
     except KeyError:

@@ -7,6 +7,7 @@ from random import Random
 from statistics import fmean
 
 from bench.common import Results, summarise
+from bench.pool_sizes import RATES, SETTINGS
 from bench.scheduling.model import SWITCH, SWITCH_WEIGHT, weights
 from bench.simulate.checks import Check
 from standby.simulate import assumed
@@ -14,7 +15,6 @@ from standby.simulate.approaches import at, byterobust, hot_update, reschedule
 from standby.simulate.events import Approach, Kind, SimulatedCluster, respond
 from standby.simulate.study import accounts
 from standby.size.count import LossSource, losses, pool
-from standby.size.paper import RATES, SETTINGS
 
 ETTR = 0.97  # "up to", cumulative
 RATIOS = {"requeue/standby": 10.87, "reschedule/standby": 5.36, "standby/oracle": 1.0519}
@@ -26,7 +26,7 @@ SCHEDULING = ("test", "replace", "restore", "start")
 def ettr_checks(
     results: Results, cluster: SimulatedCluster, mix: Sequence[Kind], seeds: Sequence[int]
 ) -> list[Check]:
-    """Its ETTR by the means of its tables, and by the largest numbers in them.
+    """Check its ETTR by the means of its tables, and by the largest numbers in them.
 
     Within 10 % of 97 % is also plain Slurm; the lost time is the harder question.
     """
@@ -46,7 +46,7 @@ def ettr_checks(
 
 
 def was_checks(results: Results) -> list[Check]:
-    """Its ratios of weighted average scheduling times, as the mean over its four settings.
+    """Check its ratios of weighted average scheduling times, as the mean over its settings.
 
     Restarts take what its table 7 says; rescheduling what makes standby/oracle its 1.0519.
     """

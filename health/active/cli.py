@@ -32,7 +32,7 @@ from health.settings import Settings
 from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.plain_text import OutputError
-from robust_slurm.command_line.progress import Progress
+from robust_slurm.command_line.progress import ProgressBar
 from robust_slurm.command_line.run import run
 from robust_slurm.command_line.screen import console
 from robust_slurm.hostlist import expand
@@ -177,7 +177,7 @@ def _test(options: argparse.Namespace, began: float, stream: IO[str]) -> int:
             str(settings.active["user"]),
         )
         try:
-            with Progress("testing", limit, by_time=True):
+            with ProgressBar("testing", limit, by_time=True):
                 if options.nodes is not None:
                     done = on_job(plan)
                 else:
@@ -305,7 +305,7 @@ def _of(text: str, option: str, known: Sequence[str], whose: str) -> tuple[str, 
 
 
 def _python(name: str) -> str:
-    """Its path. On a job's nodes it must be at the same place, as everything else of a job."""
+    """Return its path. On a job's nodes it must be at the same place, as all else of a job."""
     found = shutil.which(name)
     if found is None:
         raise BadInput(f"--python {name}: no such program, or not executable")

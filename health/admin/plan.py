@@ -47,7 +47,7 @@ def plan_install(
     etc: str,
     site: Mapping[str, Any],
 ) -> InstallPlan:
-    """From what is there to what is wanted. Raises InstallError for what is not ours to replace.
+    """Plan the way to what is wanted. Raises InstallError for what is not ours to replace.
 
     ``present`` has every path of ``paths_to_look_at``; ``uid`` is the owner that all must have;
     ``site`` is recorded with the rest.

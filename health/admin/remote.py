@@ -23,7 +23,7 @@ import paramiko
 from health.admin.install import InstallError
 from health.admin.node import MARK, AdminReply, AdminRequest
 from robust_slurm import commands
-from robust_slurm.command_line.progress import Progress
+from robust_slurm.command_line.progress import ProgressBar
 
 WORKERS = 16
 CONNECT_S = 10.0  # each of: connection, the server's banner, authentication
@@ -118,7 +118,7 @@ def ask_all(access: Access, requests: Mapping[str, AdminRequest]) -> dict[str, A
     """Every node's reply, at most WORKERS at a time; a node that fails stops no other."""
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # each error is in a reply
     with (
-        Progress("asking", len(requests), "nodes") as progress,
+        ProgressBar("asking", len(requests), "nodes") as progress,
         ThreadPoolExecutor(WORKERS) as pool,
     ):
 

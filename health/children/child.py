@@ -37,7 +37,7 @@ class Child:
         return self.ended(grace_s) is not None
 
     def ended(self, grace_s: float) -> int | None:
-        """Its exit code (-N after signal N) within the grace; None: it has not ended.
+        """Return its exit code (-N after signal N) within the grace; None: it has not ended.
 
         What it left of its session is killed before its number is given back to the kernel.
         """

@@ -47,5 +47,5 @@ def _end(pid: int) -> None:
 
 
 def children_of(parent: int) -> set[int]:
-    """Its children, those included that have ended and nobody waited for."""
+    """Return its children, those included that have ended and nobody waited for."""
     return {pid for pid, of in process_stat.parents().items() if of == parent}

@@ -31,7 +31,7 @@ from health.settings import PLACES, Settings
 from robust_slurm.drain_reason import parse_reason
 
 if TYPE_CHECKING:
-    from health.history.accusations import Accusation
+    from health.history.node_reports import AcceptedReport
     from robust_slurm.slurm import Node, Slurm
 
 Door = Callable[[float], "Slurm"]  # a way to Slurm whose calls end within so many seconds
@@ -291,11 +291,11 @@ def drain_event(
     outcome: DrainOutcome,
     evidence: str,
     told_slurm: str = "",
-    behind: Sequence[Accusation] = (),
+    behind: Sequence[AcceptedReport] = (),
 ) -> Event:
     """The history's event of a drain. ``told_slurm``: the reason that Slurm itself will write
     because the gate exits with 1 ("Prolog error"); only where ours could not be placed.
-    ``behind``: the accusations that led to it."""
+    ``behind``: the reports that led to it."""
     context = system.context
     given, placed = parse_reason(reason), outcome.reason or reason
     parsed = parse_reason(placed)

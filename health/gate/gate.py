@@ -20,7 +20,7 @@ from health.settings import Settings, defaults, load
 
 if TYPE_CHECKING:
     from health.gate.act import DrainOutcome
-    from health.history.accusations import Accusation
+    from health.history.node_reports import AcceptedReport
     from robust_slurm.command_line.parser import Parser
 
 CRASHED = Condition(
@@ -95,7 +95,11 @@ class Gate:
         return bool(outcome.bound) or self.dry_run
 
     def drain_events(
-        self, reason: str, outcome: DrainOutcome, evidence: str, behind: Sequence[Accusation] = ()
+        self,
+        reason: str,
+        outcome: DrainOutcome,
+        evidence: str,
+        behind: Sequence[AcceptedReport] = (),
     ) -> list[Event]:
         """For the history: the drain that was placed, or that exit code 1 will be."""
         from health.gate.act import drain_event
@@ -117,7 +121,7 @@ class Gate:
         return not failed.here
 
     def event(self, kind: str, **data: Any) -> Event:
-        """Something that happened now, to this job."""
+        """Return an event that happened now, to this job."""
         known = self.system.context
         base = {"where": known.where, "job": known.job, "uid": known.uid}
         return Event(round(time.time(), 6), kind, self.system.boot_id(), base | data)

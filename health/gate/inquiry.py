@@ -1,6 +1,6 @@
-"""Following an accusation up: look deeper, then drain with evidence, or clear and count a strike.
+"""Following a report up: look deeper, then drain with evidence, or clear and count a strike.
 
-The epilog does it when a job ends. robust-srun may write its accusation a little later, so the
+The epilog does it when a job ends. robust-srun may write its report a little later, so the
 epilog also notes, in root's own spool, whose job was here; the sweep looks again at those.
 """
 
@@ -16,15 +16,15 @@ from health.children.call import call_in_child
 from health.finding import Finding
 from health.gate import strikes
 from health.gate.verdict import Verdict
-from health.history.accusations import (
-    Accusation,
-    Accused,
+from health.history.job_notes import JobNote, claim, save
+from health.history.node_reports import (
+    AcceptedReport,
     Rejection,
+    ReportingJob,
     ReportsFound,
     Withdrawal,
     find,
 )
-from health.history.job_notes import JobNote, claim, save
 from health.history.state import StateRules, node_state, strikes_of
 from health.node.system import Event, System
 from health.settings import Settings
@@ -57,22 +57,22 @@ LEMON = Condition(
 
 
 class Inquiry:
-    """The inquiry of one run of the gate into the accusations against this node."""
+    """The inquiry of one run of the gate into the reports against this node."""
 
     def __init__(self, settings: Settings, system: System) -> None:
         self._settings = settings
         self._system = system
         self._claim: int | None = None
         self._dealt: dict[int, JobNote] = {}
-        self._found: list[Accusation] = []
+        self._found: list[AcceptedReport] = []
         self._told: list[str] = []
         self._tested = False  # by tests of the site, which all passed
-        self.behind: list[Accusation] = []  # the accusations that close the gate, if it is closed
+        self.behind: list[AcceptedReport] = []  # the reports that close the gate, if it is closed
         self.events: list[Event] = []  # to be recorded
         self.errors: list[str] = []  # to be said
 
     @property
-    def accused(self) -> bool:
+    def reported(self) -> bool:
         return bool(self._found)
 
     @property
@@ -80,7 +80,7 @@ class Inquiry:
         return str(self._settings.gate["spool"])
 
     def find(self, which: Sequence[JobNote], until: float) -> None:
-        """Find the accusations of these jobs' users, until ``until`` (monotonic seconds)."""
+        """Find the reports of these jobs' users, until ``until`` (monotonic seconds)."""
         if not which:
             return
         try:
@@ -92,29 +92,29 @@ class Inquiry:
             return
         node = self._system.context.node
         for note in which:
-            for accused in note.accused:
+            for job in note.reporting_jobs:
                 left = until - time.monotonic()
                 if left <= 0:
                     return
                 found, failed = find(
-                    self._settings.state_dir, node, accused, note.known, min(FIND_S, left)
+                    self._settings.state_dir, node, job, note.known, min(FIND_S, left)
                 )
                 if failed:
-                    self.errors.append(f"reports of job {accused.of}: {failed}")
+                    self.errors.append(f"reports of job {job.of}: {failed}")
                     return  # the file system is dead: the others lie there too
-                self._take(note, accused, found)
+                self._take(note, job, found)
 
-    def _take(self, note: JobNote, accused: Accused, found: ReportsFound) -> None:
+    def _take(self, note: JobNote, job: ReportingJob, found: ReportsFound) -> None:
         names = [one.name for one in found.rejections] + self._withdraw(found.withdrawals)
-        if not names and not found.accusations:
+        if not names and not found.reports:
             return
         self._dealt.setdefault(note.job, note)
         self._deal(note.job, *names)
-        self._found += found.accusations
+        self._found += found.reports
         for rejection in found.rejections:
-            self.events.append(self._event("rejected", of_rejection(rejection, accused)))
+            self.events.append(self._event("rejected", of_rejection(rejection, job)))
             self.errors.append(
-                f"rejected report {one_line(rejection.name)} in job {accused.of} "
+                f"rejected report {one_line(rejection.name)} in job {job.of} "
                 f"(owner uid {rejection.uid}): {rejection.why}"
             )
 
@@ -146,7 +146,7 @@ class Inquiry:
             return None
 
     def test(self, free: bool, until: float) -> list[Finding]:
-        """Run the site's tests, if anybody accused the node."""
+        """Run the site's tests, if anybody reported the node."""
         if not self._found:
             return []
         findings, self._told = run_tests(self._system, self._settings, free, until)
@@ -162,15 +162,15 @@ class Inquiry:
         known = self._history() or []
         fresh: list[Event] = []
         self.behind = list(self._found) if against else []
-        for accusation in self._found:
+        for report in self._found:
             result = "confirmed" if against else "cleared"
-            data = of_accusation(accusation, result, why)
+            data = of_report(report, result, why)
             if self._tested and not against:
                 data["tested"] = True
             self.events.append(self._event("accusation", data))
-            self._deal(accusation.job, accusation.name)
-            if not against and not struck([*known, *fresh], accusation.job):
-                fresh += self._strike(accusation.job, data)
+            self._deal(report.job, report.name)
+            if not against and not struck([*known, *fresh], report.job):
+                fresh += self._strike(report.job, data)
         self.events += fresh
         now = time.time()
         found = lemon([*known, *fresh], self._settings, now, self._system.boot_id())
@@ -219,7 +219,7 @@ class Inquiry:
 def run_tests(
     system: System, settings: Settings, free: bool, until: float
 ) -> tuple[list[Finding], list[str]]:
-    """The site's own tests of an accused node: findings, and what is worth telling.
+    """The site's own tests of a reported node: findings, and what is worth telling.
 
     ``free``: no job runs here. ``until``: monotonic seconds. A test that fails closes; one that
     breaks does not: it says nothing about the node.
@@ -269,7 +269,7 @@ def struck(events: Iterable[Event], job: int) -> bool:
 
 
 def acquitted(events: Sequence[Event], settings: Settings, drained: float) -> bool:
-    """True if a lemon, drained then, is none without the accusations withdrawn since. Pure.
+    """True if a lemon, drained then, is none without the reports withdrawn since. Pure.
 
     Judged as of then: strikes that have grown old meanwhile acquit nobody.
     """
@@ -277,27 +277,27 @@ def acquitted(events: Sequence[Event], settings: Settings, drained: float) -> bo
     return taken_back and lemon(events, settings, drained, "") is None
 
 
-def of_accusation(accusation: Accusation, result: str, why: Sequence[str]) -> dict[str, Any]:
-    """The data of an event on an accusation that was followed up."""
+def of_report(report: AcceptedReport, result: str, why: Sequence[str]) -> dict[str, Any]:
+    """The data of an event on a report that was followed up."""
     return {
-        "job": accusation.job,
-        "uid": accusation.uid,
-        "check": accusation.symptom,
-        "said": list(accusation.evidence),
-        "name": accusation.name,
-        "rule": accusation.rule,
-        "seen": accusation.time,
+        "job": report.job,
+        "uid": report.uid,
+        "check": report.symptom,
+        "said": list(report.evidence),
+        "name": report.name,
+        "rule": report.rule,
+        "seen": report.time,
         "result": result,
         "why": list(why),
     }
 
 
-def of_rejection(rejection: Rejection, accused: Accused) -> dict[str, Any]:
-    """The data of an event on what was no accusation: whose job's, who left it, and why not."""
+def of_rejection(rejection: Rejection, job: ReportingJob) -> dict[str, Any]:
+    """The data of an event on what was no report: whose job's, who left it, and why not."""
     return {
-        "job": accused.job,
-        "uid": accused.uid,
-        "of": accused.of,
+        "job": job.job,
+        "uid": job.uid,
+        "of": job.of,
         "name": one_line(rejection.name),
         "owner": rejection.uid,
         "why": rejection.why,

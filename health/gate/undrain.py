@@ -113,7 +113,7 @@ def why_not(
     """The reason to keep the drain although all checks pass; "" if it may be taken back.
 
     ``booted``: wall clock of the running boot; ``places``: PCI addresses by "gpu0", …
-    ``acquitted``: the drain rests on nothing but accusations that were withdrawn.
+    ``acquitted``: the drain rests on nothing but reports that were withdrawn.
     """
     other = sorted(set(standing.flags) - HARMLESS)
     if other:

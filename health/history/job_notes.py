@@ -1,4 +1,4 @@
-"""The jobs that were here: notes in the spool, for accusations that come after a job's epilog."""
+"""The jobs that were here: notes in the spool, for reports that come after a job's epilog."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import os
 from typing import NamedTuple
 
-from health.history.accusations import Accused, main_job_of
+from health.history.node_reports import ReportingJob, main_job_of
 from health.node import rootfiles
 from health.node.system import Context
 from robust_slurm.hostlist import expand
 from robust_slurm.text import one_line
 
-LATE_S = 3600.0  # how long after a job's end an accusation is still looked for
+LATE_S = 3600.0  # how long after a job's end a report is still looked for
 _NOTES = "jobs"
 _NOTE_LIMIT = 64 << 10  # bytes
 _MOST_NOTES = 256
@@ -31,9 +31,9 @@ class JobNote(NamedTuple):
     account: str = ""  # Slurm's; "": not told
 
     @property
-    def accused(self) -> list[Accused]:
+    def reporting_jobs(self) -> list[ReportingJob]:
         """The directories to look into, by job and owner."""
-        own = Accused(self.job, self.uid, self.gid, self.job)
+        own = ReportingJob(self.job, self.uid, self.gid, self.job)
         return [own, own._replace(of=self.also)] if self.also else [own]
 
 
@@ -114,7 +114,7 @@ def _load(directory: int, name: str) -> JobNote | None:
 
 
 def claim(spool: str) -> int | None:
-    """The right to follow accusations up; None: another process of this node is at it.
+    """The right to follow reports up; None: another process of this node is at it.
 
     A descriptor to be closed. Raises OSError.
     """

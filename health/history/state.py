@@ -1,4 +1,4 @@
-"""From a node's events to its state: which faults are open, which came back, what to do. Pure.
+"""Compute a node's state from its events: open faults, returned faults, what to do. Pure.
 
 A fault is open until its action was done: a reset of the GPU (or the driver loaded again, or a
 boot) cures what a reset cures, a boot what a boot cures, and only a person what needs service.
@@ -296,7 +296,7 @@ def _power_smoothing(notes: Sequence[Note]) -> list[Note]:
 
 
 def strikes_of(events: Iterable[Event]) -> list[Event]:
-    """The strikes whose accusation was not withdrawn."""
+    """The strikes whose report was not withdrawn."""
     known = list(events)
     wrong = {(e.data.get("job"), e.data.get("name")) for e in known if e.kind == "withdrawn"}
     strikes = [event for event in known if event.kind == "strike"]

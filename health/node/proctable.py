@@ -29,7 +29,7 @@ def one(system: System, pid: int) -> ProcessStat | None:
 
 
 def uid(system: System, process: ProcessStat) -> int:
-    """Its owner (0 for one that hid itself by prctl PR_SET_DUMPABLE); -1: it has ended."""
+    """Return its owner (0 for one that hid itself by prctl PR_SET_DUMPABLE); -1: it has ended."""
     try:
         return system.entry(f"/proc/{process.pid}").uid
     except OSError:

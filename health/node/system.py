@@ -78,7 +78,7 @@ class Event(NamedTuple):
 
     Kinds: "xid" and "sxid" (gpu, code), "lost" (gpu), "boot", "reset" (gpu, or "" for all),
     "driver" (the driver was loaded), "drain", "undrain", "lifted" (somebody else took a drain of
-    ours back), "strike" (job, uid, check), "repaired", "withdrawn" (job, name: the accusation whose
+    ours back), "strike" (job, uid, check), "repaired", "withdrawn" (job, name: the report whose
     strike counts no more), "app-xid" (gpu, codes, job, uid: Xids of a program, as its job's epilog
     wrote them down).
     """

@@ -116,7 +116,7 @@ def _manager(system: System) -> list[Finding]:
 
 
 def _runs(system: System) -> bool:
-    """By its pid file; where that leads nowhere (a container) by a look at all processes."""
+    """Look at its pid file; where that leads nowhere (a container) at all processes."""
     try:
         if _comm(system, system.read(_PID_FILE).strip()) == _COMM:
             return True

@@ -58,7 +58,7 @@ def read(nv: Any) -> Iterator[dict[str, int]]:
 
 
 def _count(gpu: Asker, found: dict[str, int]) -> None:
-    """Raises Gone when the GPU answers nothing more."""
+    """Count for one GPU. Raises Gone when the GPU answers nothing more."""
     nv, h = gpu.nv, gpu.handle
 
     def keep(what: str, call: Callable[[], Any]) -> None:

@@ -20,7 +20,7 @@ _FIELD_SLOWDOWN_TLIMIT = 194
 
 
 def ask(nv: Any, say: Say) -> None:
-    """Everything about all GPUs, said bit by bit: "stage", "top", "device", "lost", "error"."""
+    """Say all about all GPUs, bit by bit: "stage", "top", "device", "lost", "error"."""
     say("stage", "init")
     try:
         nv.nvmlInit()

@@ -150,7 +150,7 @@ def parse(text: str) -> DriverMessage | None:
 
 
 def recovery(message: str) -> tuple[int, int] | None:
-    """From and to what Xid 154 changed the recovery action: numbers of NVML's field.
+    """Return what Xid 154 changed the recovery action from and to: numbers of NVML's field.
 
     The number counts: the words beside it changed between releases ("Node Reboot Required", "OS
     Reboot"). UNKNOWN_RECOVERY where neither is known; None if this is no such message.

@@ -98,7 +98,7 @@ class ReplaySystem:
         return report
 
     def pause(self, seconds: float) -> None:
-        """Nothing changes here: a check that wants to look again need not wait."""
+        """Return at once, as nothing changes: a check that wants to look again need not wait."""
 
     def options(self, family: str) -> Mapping[str, Any]:
         return self.settings.options(family)

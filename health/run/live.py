@@ -145,7 +145,7 @@ class LiveSystem:
         return self._collector
 
     def _nvml_needed(self) -> bool:
-        """Not on a node without GPUs, which need not have a driver."""
+        """True but on a node without GPUs, which need not have a driver."""
         if driver_loaded():
             return True
         from health.nvidia.gpus import wanted

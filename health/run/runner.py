@@ -112,7 +112,7 @@ def _start(system: RunSystem, limit: float) -> Collector:
 
 
 def _wait(collector: Collector | None, lanes: list[Lane], limit: float) -> None:
-    """Until something was written or some deadline is over; then take it in."""
+    """Wait until something was written or some deadline is over; then take it in."""
     sources: list[Collector | Lane] = [*lanes, *([collector] if collector else [])]
     poll = select.poll()
     for source in sources:

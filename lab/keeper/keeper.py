@@ -147,7 +147,7 @@ class Keeper:
         raise LabError(f"process {pid} is in no node")
 
     def partition(self, one: LabNode) -> dict[str, Any]:
-        """Only the node's link goes down."""
+        """Take down the node's link, and no more."""
         one.must_run()
         at = time.time()
         outages.cut(one)

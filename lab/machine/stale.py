@@ -46,7 +46,7 @@ class Mount:
         return cls(path, server)
 
     def make_stale(self) -> None:
-        """From now on nothing is answered."""
+        """Answer nothing from now on."""
         os.kill(self.server, signal.SIGUSR1)
         self.stale = True
 

@@ -19,7 +19,7 @@ thread then. So no thread has to be trusted to survive a fork; Arrow frees pages
 _NOT_MAIN = ("main thread", "event loop in thread")
 _NEVER = ("__main__", "sitecustomize", "usercustomize")
 _OWN = "robust_slurm"
-"""What a rank imports of it, the Checkpointer for one, knows nothing of the rank when imported."""
+"""The parts of it that ranks import know nothing of the rank when imported."""
 
 
 def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ def _threads() -> int:
 
 
 def _check_fork() -> None:
-    """Raises RuntimeError when a child of this process could not do what a fresh one can."""
+    """Raise RuntimeError when a child of this process could not do what a fresh one can."""
     threading = sys.modules.get("threading")
     own = {threading.main_thread(), threading.current_thread()} if threading is not None else set()
     if threading is not None and not own.issuperset(threading.enumerate()):

@@ -117,7 +117,7 @@ class Launched:
             return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             self._link.settimeout(timeout)
             try:

@@ -51,7 +51,7 @@ class Script:
         return os.path.join(os.path.realpath(directory), given)  # noqa: PTH118
 
     def check(self, path: str, ahead: bool) -> None:
-        """Raises RuntimeError if ``path`` is another file that could not be run in its place.
+        """Raise RuntimeError if ``path`` is another file that could not be run in its place.
         ``ahead``: none can be."""
         if path in ("", self._started):
             return
@@ -65,7 +65,7 @@ class Script:
         self._settings = self._set(words, os.getcwd())  # noqa: PTH109
 
     def check_settings(self, words: Sequence[str], directory: str) -> None:
-        """Raises RuntimeError if the program of a rank sets its environment otherwise than the one
+        """Raise RuntimeError if the program of a rank sets its environment otherwise than the one
         under which the modules were imported, of which one may have read it."""
         if self._set(words, directory) != self._settings:
             raise RuntimeError("the script sets its environment otherwise than at the last start")

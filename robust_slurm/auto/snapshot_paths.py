@@ -1,4 +1,4 @@
-"""Has editable installs of the user's directory import from the rank's snapshot of it.
+"""Make editable installs of the user's directory import from the rank's snapshot of it.
 
 ``pip install -e`` leaves a path entry or a finder that names the live directory. In a rank that
 runs a snapshot they name the snapshot. Standard library only, Python 3.9 syntax.

@@ -66,7 +66,7 @@ class Sources:
             self._seen.append((path, stamp, now))
 
     def check_request(self, directory: str, program: str = "") -> None:
-        """Raises RuntimeError if a file has changed, and if the script that is run in
+        """Raise RuntimeError if a file has changed, and if the script that is run in
         ``directory`` has modules of its own under names that were imported from elsewhere.
         ``program``: the script, if it may be another one than at the start.
 
@@ -81,7 +81,7 @@ class Sources:
                 raise RuntimeError(f"there is another module {name} in {beside}")
 
     def check_code(self, environ: Mapping[str, str]) -> None:
-        """Raises RuntimeError if a module, the interpreter or an entry of its path is of another
+        """Raise RuntimeError if a module, the interpreter or an entry of its path is of another
         version of the code than this rank's: of another snapshot, or of the user's directory."""
         files = [path for path, _, _ in self._seen]
         files += [*self._portions, *self._real]

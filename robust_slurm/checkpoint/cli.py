@@ -13,7 +13,7 @@ from typing import IO, Any
 from robust_slurm.command_line import BAD_INPUT
 from robust_slurm.command_line.errors import CommandError
 from robust_slurm.command_line.parser import Parser
-from robust_slurm.command_line.progress import Progress
+from robust_slurm.command_line.progress import ProgressBar
 from robust_slurm.command_line.run import run
 from robust_slurm.text import counted
 
@@ -98,7 +98,7 @@ def _ls(directory: Path, as_json: bool, out: IO[str]) -> int:
 
 
 def _verify(path: Path, as_json: bool, out: IO[str]) -> int:
-    with Progress("verifying", listing.size(path), "B") as progress:
+    with ProgressBar("verifying", listing.size(path), "B") as progress:
         results = listing.check(path, progress.add)
     if not results:
         raise CommandError(
@@ -140,7 +140,7 @@ def _export(step_dir: Path, target: Path, only: str, as_json: bool, out: IO[str]
         ) from None
     try:
         # Each byte is verified, then copied.
-        with Progress("exporting", 2 * listing.size(step_dir), "B") as progress:
+        with ProgressBar("exporting", 2 * listing.size(step_dir), "B") as progress:
             done = export(step_dir, target, only, progress.add)
     except DurableError as err:
         raise CommandError(str(err)) from None

@@ -17,14 +17,14 @@ _WIDTH = 24  # of the bar
 _CLEAR = "\r\x1b[K"
 
 
-class Progress:
+class ProgressBar:
     """Shows how much of ``total`` is done, while the ``with`` block runs.
 
     ``total`` 0: only the time. ``add`` may be called by any thread. A terminal that cannot move
     its cursor (TERM=dumb), a file and a pipe get nothing.
     """
 
-    _shown: Progress | None = None  # the one that has a line on the terminal
+    _shown: ProgressBar | None = None  # the one that has a line on the terminal
     _lock = threading.RLock()
 
     def __init__(
@@ -39,7 +39,7 @@ class Progress:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         if _can_move(self._stream):
             self._thread = threading.Thread(target=self._draw, daemon=True)
             self._thread.start()
@@ -80,12 +80,12 @@ class Progress:
             return
         while True:
             with self._lock:
-                Progress._shown = self
+                ProgressBar._shown = self
                 self._put(_CLEAR + self.text()[: _columns(self._stream) - 1])
             if self._ended.wait(_EVERY_S):
                 break
         with self._lock:
-            Progress._shown = None
+            ProgressBar._shown = None
             self._put(_CLEAR)
 
     def _put(self, text: str) -> None:
@@ -97,9 +97,9 @@ class Progress:
 @contextlib.contextmanager
 def line_above() -> Iterator[None]:
     """Print a line within: the bar makes room, and comes back below it."""
-    with Progress._lock:
-        if Progress._shown is not None:
-            Progress._shown._put(_CLEAR)
+    with ProgressBar._lock:
+        if ProgressBar._shown is not None:
+            ProgressBar._shown._put(_CLEAR)
         yield
 
 

@@ -68,4 +68,4 @@ class Framed(asyncio.Protocol, ABC):
         """One payload of a peer that has the key."""
 
     def misunderstood(self, err: Exception) -> None:
-        """Something came that is no frame of ours, or was refused."""
+        """Handle a frame that is not ours, or was refused."""

@@ -82,7 +82,7 @@ class RobustCallback(Callback):
         self._wrap(trainer)
 
     def _progress(self) -> dict[str, Any]:
-        """Everything of the trainer that is in no object of its own."""
+        """Return the state of the trainer that is in no object of its own."""
         trainer = self._trainer
         return {
             "loops": trainer.fit_loop.state_dict(),
@@ -226,7 +226,7 @@ class RobustCallback(Callback):
         self._phase.__enter__()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """They do again."""
+        """Note that steps come again."""
         if self._phase is not None:
             self._phase.__exit__()
             self._phase = None

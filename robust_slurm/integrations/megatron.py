@@ -27,7 +27,7 @@ class MegatronOptimizerState:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        """Raises TypeError for an optimizer whose parameters change outside its ``step``."""
+        """Take an optimizer. Raises TypeError if its parameters change outside its ``step``."""
         self._optimizers = list(getattr(optimizer, "chained_optimizers", [optimizer]))
         for each in self._optimizers:
             kind, config = type(each).__name__, getattr(each, "ddp_config", None)

@@ -18,7 +18,7 @@ class FirstEntry:
     """Made in the training's thread, before the function begins."""
 
     def __init__(self) -> None:
-        """Raises anything."""
+        """Note the state of the thread's modes and generators. Raises anything."""
         self._generators: dict[str, Any] = {}
         self._modes = _modes()
         if "torch" in sys.modules:

@@ -39,7 +39,7 @@ def path_beside(beat_path: str) -> str:
     return beat_path[: -len(".beat")] + SUFFIX
 
 
-class Offer:
+class RejoinOffer:
     """One round: from the start of the function to its end, or to the order to rejoin."""
 
     def __init__(

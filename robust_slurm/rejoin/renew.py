@@ -30,7 +30,7 @@ def checkpointers() -> list[Any]:
 
 
 def silence(*, discard: bool) -> None:
-    """From now on this rank reports and saves no step. From any thread.
+    """Make this rank report and save no step from now on. From any thread.
 
     ``discard``: collectives are about to return as if they had succeeded, so that what is being
     copied may be wrong.

@@ -14,7 +14,7 @@ from robust_slurm import claim, heartbeat
 from robust_slurm.auto import listening
 
 from . import collectives, entry, renew
-from .offer import Interrupted, Offer, path_beside
+from .offer import Interrupted, RejoinOffer, path_beside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,7 +101,10 @@ def _why_not() -> str | None:
 
 
 def _rounds(
-    call: Callable[[], Any], sockets: collectives.Sockets, offer: Offer, first: entry.FirstEntry
+    call: Callable[[], Any],
+    sockets: collectives.Sockets,
+    offer: RejoinOffer,
+    first: entry.FirstEntry,
 ) -> Any:
     gc.freeze()  # a search for garbage takes as long as torch is large, else
     begin = 0.0
@@ -125,17 +128,17 @@ def _rounds(
         result = error = None
 
 
-def _offer(sockets: collectives.Sockets) -> Offer:
+def _offer(sockets: collectives.Sockets) -> RejoinOffer:
     def leave() -> None:
         renew.silence(discard=collectives.has_nccl())
         sockets.shut()
         collectives.abort_nccl()
 
     path = path_beside(claim.record_path(heartbeat.epoch(), None))
-    return Offer(path, leave, collectives.has_nccl)
+    return RejoinOffer(path, leave, collectives.has_nccl)
 
 
-def _wait_for_order(offer: Offer) -> None:
+def _wait_for_order(offer: RejoinOffer) -> None:
     """The peers are broken: robust-srun knows why, or soon will."""
     try:
         with heartbeat.phase("rejoin"):
@@ -145,8 +148,11 @@ def _wait_for_order(offer: Offer) -> None:
 
 
 def _rejoin(
-    offer: Offer, sockets: collectives.Sockets, first: entry.FirstEntry, error: BaseException | None
-) -> tuple[Offer, float]:
+    offer: RejoinOffer,
+    sockets: collectives.Sockets,
+    first: entry.FirstEntry,
+    error: BaseException | None,
+) -> tuple[RejoinOffer, float]:
     """Become a rank of the next epoch, and learn when its script goes on (``listening.hold``).
 
     A rank that cannot ends here, and is replaced.

@@ -1,15 +1,15 @@
 """The one typed door to Slurm: commands with deadlines in, immutable values or SlurmError out."""
 
-from robust_slurm.slurm.client import Client
+from robust_slurm.slurm.client import SlurmClient
 from robust_slurm.slurm.door import DrainResult, Slurm
 from robust_slurm.slurm.errors import Kind, SlurmError, classify
 from robust_slurm.slurm.model import (
     FINISHED,
     Allotted,
     Job,
+    JobPlacement,
     Node,
     Partition,
-    Placement,
     StandbyClaim,
     Step,
     job_id_for_cli,
@@ -19,16 +19,16 @@ from robust_slurm.slurm.run import Completed, Runner, run_command
 __all__ = [
     "FINISHED",
     "Allotted",
-    "Client",
     "Completed",
     "DrainResult",
     "Job",
+    "JobPlacement",
     "Kind",
     "Node",
     "Partition",
-    "Placement",
     "Runner",
     "Slurm",
+    "SlurmClient",
     "SlurmError",
     "StandbyClaim",
     "Step",

@@ -13,9 +13,9 @@ from robust_slurm.slurm.model import (
     FINISHED,
     Allotted,
     Job,
+    JobPlacement,
     Node,
     Partition,
-    Placement,
     StandbyClaim,
     Step,
     job_from,
@@ -159,10 +159,10 @@ class Questions(SlurmCommands):
         except ParseError as error:
             raise SlurmError("other", argv, str(error)) from error
 
-    def placements(self) -> dict[int, Placement]:
+    def placements(self) -> dict[int, JobPlacement]:
         """Return the places of all jobs that hold nodes now, by id: short, no free text."""
         argv = ("squeue", "-o", "%N")
-        found: dict[int, Placement] = {}
+        found: dict[int, JobPlacement] = {}
         for number, row in self._squeue("%T|%P|%u|%N", self._until()).items():
             if len(row) != 4 or row[0] in FINISHED or row[0] == "PENDING":
                 continue
@@ -171,7 +171,7 @@ class Questions(SlurmCommands):
             except ParseError as error:
                 raise SlurmError("other", argv, str(error)) from error
             if nodes:
-                found[number] = Placement(row[0], row[1], row[2], nodes)
+                found[number] = JobPlacement(row[0], row[1], row[2], nodes)
         return found
 
     def _squeue(self, columns: str, until: float) -> dict[int, list[str]]:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from robust_slurm.slurm.door import DrainResult
-    from robust_slurm.slurm.model import Job, Node, Partition, Placement
+    from robust_slurm.slurm.model import Job, JobPlacement, Node, Partition
 
 
-class Client(Protocol):
+class SlurmClient(Protocol):
     """One way to Slurm. The methods are described where ``Slurm`` defines them."""
 
     def backend(self) -> tuple[str, str]: ...
@@ -37,7 +37,7 @@ class Client(Protocol):
     def jobs(self, user: str | None = None, states: Collection[str] | None = None) -> list[Job]: ...
     def job_states(self) -> dict[int, str]: ...
     def job_owners(self) -> dict[int, int]: ...
-    def placements(self) -> dict[int, Placement]: ...
+    def placements(self) -> dict[int, JobPlacement]: ...
 
     # orders about jobs
     def submit(

@@ -159,7 +159,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Placement:
+class JobPlacement:
     """A job that holds nodes: its state, the partition it runs in, its user, and which nodes."""
 
     state: str
@@ -191,7 +191,7 @@ class StandbyClaim:
 
 
 def job_from(record: Mapping[str, str]) -> Job:
-    """Raises ParseError when a field that every release prints is missing."""
+    """Return the job. Raises ParseError when a field that every release prints is missing."""
     user = re.fullmatch(r"([^()]*)\((\d+)\)", record.get("UserId", ""))
     if user is None:
         raise values.ParseError(f"job record without an owner: JobId={record.get('JobId')}")
@@ -234,7 +234,7 @@ def job_from(record: Mapping[str, str]) -> Job:
 
 
 def node_from(record: Mapping[str, str]) -> Node:
-    """Raises ParseError when name or state is missing."""
+    """Return the node. Raises ParseError when name or state is missing."""
     name = _required(record, "NodeName")
     features = values.optional(record.get("AvailableFeatures"))
     return Node(
@@ -255,7 +255,7 @@ def node_from(record: Mapping[str, str]) -> Node:
 
 
 def partition_from(record: Mapping[str, str]) -> Partition:
-    """Raises ParseError when the name is missing."""
+    """Return the partition. Raises ParseError when the name is missing."""
     return Partition(
         name=_required(record, "PartitionName"),
         nodes=values.expand(record.get("Nodes")),

@@ -1,4 +1,4 @@
-"""From the text of ``scontrol show … -o`` to fields and values. Pure.
+"""Parse the text of ``scontrol show … -o`` into fields and values. Pure.
 
 One record is one line ``Key=value Key=value …``. Values are not quoted and some are free text that
 a user or an operator wrote (job name, comment, paths, reason): they may contain spaces, ``=`` and

@@ -1,4 +1,4 @@
-"""Reads the state directory: rosters, incidents and accusations.
+"""Reads the state directory: rosters, incidents and reports.
 
 Any user may write there: links and pipes are not followed, sizes and counts are capped, and what
 could not be read is told, never raised.
@@ -16,22 +16,22 @@ from pathlib import Path
 from robust_slurm.state_dir import job_dirs as names
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from robust_slurm.state_dir.records import (
-    Accusation,
     Incident,
+    NodeReport,
     Roster,
-    accusation_from,
     amend,
     clean,
     decode,
     incidents_from,
+    node_report_from,
     roster_from,
 )
 
 ROSTER_BYTES = 4 << 20  # 1,250 nodes x 8 ranks are about 200 KB
-ACCUSATION_BYTES = 64 << 10
+REPORT_BYTES = 64 << 10
 INCIDENTS_BYTES = 4 << 20  # the newest end of the file is read
 MAX_JOBS = 500  # the newest job directories that are looked into
-MAX_ACCUSATIONS = 1000  # per job
+MAX_REPORTS = 1000  # per job
 MAX_STEPS = 100  # rosters per job
 MAX_ENTRIES = 1_000_000  # of the jobs' directory, listed
 
@@ -41,7 +41,7 @@ class StateFiles:
     """Records that were read, and the problems. ``directory``: of the last job that was read."""
 
     rosters: list[Roster] = field(default_factory=list)
-    accusations: list[Accusation] = field(default_factory=list)
+    reports: list[NodeReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     directory: Path | None = None
 
@@ -116,7 +116,7 @@ def _of_job(
 def read_state(
     state_dir: Path, owners: Mapping[int, int] | None = None, only: int | None = None
 ) -> StateFiles:
-    """Rosters and accusations of all jobs, or of one; ``owners`` and ``only``: see ``job_dirs``."""
+    """Rosters and reports of all jobs, or of one; ``owners`` and ``only``: see ``job_dirs``."""
     found = StateFiles()
     try:
         dirs, older = job_dirs(state_dir, owners, only=only)
@@ -136,7 +136,7 @@ def read_state(
 
 def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
     found.rosters += read_rosters(job, job_dir, found.problems)
-    found.accusations += _accusations(job_dir, found.problems)
+    found.reports += _node_reports(job_dir, found.problems)
 
 
 def read_rosters(job: int, job_dir: Path, problems: list[str]) -> list[Roster]:
@@ -153,20 +153,20 @@ def read_rosters(job: int, job_dir: Path, problems: list[str]) -> list[Roster]:
     return found
 
 
-def _accusations(job_dir: Path, problems: list[str]) -> list[Accusation]:
+def _node_reports(job_dir: Path, problems: list[str]) -> list[NodeReport]:
     """Return the job's reports against nodes; withdrawn ones say why, and when."""
-    said: list[Accusation] = []
-    wrong: dict[tuple[str, str], Accusation] = {}
-    for path in _listed(job_dir / "accusations", "", MAX_ACCUSATIONS, problems):
-        if (raw := _content(path, ACCUSATION_BYTES, problems)) is None:
+    said: list[NodeReport] = []
+    wrong: dict[tuple[str, str], NodeReport] = {}
+    for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems):
+        if (raw := _content(path, REPORT_BYTES, problems)) is None:
             continue
-        accusation = accusation_from(decode(raw))
-        if accusation is None:
+        report = node_report_from(decode(raw))
+        if report is None:
             problems.append(f"{clean(str(path))} is not a report against a node; skipped")
         elif path.name.endswith(WITHDRAWN):
-            wrong[accusation.node, accusation.incident] = accusation
+            wrong[report.node, report.incident] = report
         else:
-            said.append(replace(accusation, withdrawn=""))
+            said.append(replace(report, withdrawn=""))
     for number, one in enumerate(said):
         back = wrong.get((one.node, one.incident))
         if back is not None:
@@ -180,7 +180,7 @@ class JobRecord:
 
     job_id: int
     uid: int
-    reports: tuple[Accusation, ...]
+    reports: tuple[NodeReport, ...]
     incidents: tuple[Incident, ...]
     rosters: tuple[Roster, ...] = ()  # read only of a job that was requeued
 
@@ -212,7 +212,7 @@ def read_jobs(
             JobRecord(
                 job,
                 -1 if uid is None else uid,
-                tuple(_accusations(directory, problems)),
+                tuple(_node_reports(directory, problems)),
                 tuple(incidents),
                 tuple(rosters),
             )
@@ -220,12 +220,12 @@ def read_jobs(
     return found, problems
 
 
-def _withdrawals(job_dir: Path, problems: list[str]) -> list[Accusation]:
+def _withdrawals(job_dir: Path, problems: list[str]) -> list[NodeReport]:
     """Return what takes reports back; what is wrong with reports themselves is told elsewhere."""
     found = []
-    for path in _listed(job_dir / "accusations", "", MAX_ACCUSATIONS, problems, WITHDRAWN):
-        raw = _content(path, ACCUSATION_BYTES, problems)
-        if raw is not None and (one := accusation_from(decode(raw))) is not None:
+    for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems, WITHDRAWN):
+        raw = _content(path, REPORT_BYTES, problems)
+        if raw is not None and (one := node_report_from(decode(raw))) is not None:
             found.append(one)
     return found
 

@@ -1,4 +1,4 @@
-"""The job's files in the state directory: incidents, roster, accusations.
+"""The job's files in the state directory: incidents, roster, reports.
 
 ``<state_dir>/jobs/<jobid>/`` belongs to the user (``job_dirs`` has its other names). A job that
 cannot have such a directory runs without records. All writing happens in one thread behind a queue,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 VERSION = 1
 MAX_WAITING = 4096
 OTHER_USER = 2.0  # s
-WITHDRAWN = ".withdrawn.json"  # ends the name of what takes an accusation back
+WITHDRAWN = ".withdrawn.json"  # ends the name of what takes a report back
 _END = object()
 _log = logging.getLogger("robust-srun.events")
 
@@ -162,8 +162,8 @@ class JobLedger:
         """Replace requeue.json: how the job is to start again."""
         self._put(("replace", requeue_plan.NAME, plan.as_record()))
 
-    def accuse(self, node: str, incident: str, record: Mapping[str, Any]) -> None:
-        """Leave an accusation for the root plane to verify; in observe mode only an event."""
+    def report_node(self, node: str, incident: str, record: Mapping[str, Any]) -> None:
+        """Leave a report for the root plane to verify; in observe mode only an event."""
         if self.observes:
             self.event("would_report", node=node, incident=incident, **record)
             return
@@ -171,7 +171,7 @@ class JobLedger:
         self._put(("replace", name, {"v": VERSION, "node": node, "incident": incident, **record}))
 
     def withdraw(self, node: str, incident: str, job: int, why: str, cause: str) -> None:
-        """Record beside an accusation that it was wrong, and the incident's cause as known now."""
+        """Record beside a report that it was wrong, and the incident's cause as known now."""
         name = f"accusations/{node}.{incident}{WITHDRAWN}"
         about = {"v": VERSION, "node": node, "incident": incident, "job": job}
         self._put(

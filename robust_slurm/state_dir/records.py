@@ -107,8 +107,8 @@ class Incident:
 
 
 @dataclass(frozen=True)
-class Accusation:
-    """A job's accusation of a node."""
+class NodeReport:
+    """A job's report of a node."""
 
     node: str
     job_id: int
@@ -228,14 +228,14 @@ def _two(value: object) -> tuple[int, ...]:
     return tuple(found) if len(found) == 2 and min(found) > 0 else ()
 
 
-def accusation_from(data: object) -> Accusation | None:
-    """An accusation, or None when node or time are missing."""
+def node_report_from(data: object) -> NodeReport | None:
+    """A report, or None when node or time are missing."""
     if not isinstance(data, dict) or (when := moment(data.get("time"))) is None:
         return None
     node = clean(data.get("node"), 255)
     if not node:
         return None
-    return Accusation(
+    return NodeReport(
         node=node,
         job_id=whole(data.get("job")) or 0,
         user=clean(data.get("user"), 60),
@@ -249,7 +249,7 @@ def accusation_from(data: object) -> Accusation | None:
     )
 
 
-def amend(incidents: Sequence[Incident], withdrawals: Iterable[Accusation]) -> list[Incident]:
+def amend(incidents: Sequence[Incident], withdrawals: Iterable[NodeReport]) -> list[Incident]:
     """Correct incidents by the withdrawals of their reports: cause, suspects, a line that says so.
 
     The cause changes once no suspect is left. A requeued job counts its incidents anew: of several

@@ -79,7 +79,7 @@ def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
     return None
 
 
-def accused(job_dir: Path | None) -> list[str]:
+def reported_nodes(job_dir: Path | None) -> list[str]:
     """Nodes that the job has lost before; Slurm may still take them for good ones.
 
     Those whose report was withdrawn are good.

@@ -47,7 +47,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """Everything needed to run a rank, and the receiver of its end."""
+    """The order to run a rank, with all that it needs, and the receiver of its end."""
 
     order: Start
     rank: RankStart

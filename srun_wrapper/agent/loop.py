@@ -88,7 +88,7 @@ class Loop:
             return None
 
     def _pause(self, sock: socket.socket) -> None:
-        """Else a socket that stays readable would keep the loop busy."""
+        """Pause a socket that stays readable and would keep the loop busy."""
         key = self._selector.get_map().get(sock.fileno())
         if key is None or key.fileobj is not sock:
             return

@@ -198,7 +198,7 @@ class Agent:
             self._loop.later(TOLD, lambda: self._end_alone(order))
 
     def _answer_inspection(self) -> None:
-        """Only now: that a file system does not answer must be known before ranks are judged."""
+        """Answer only now: that file systems are silent must be known before ranks are judged."""
         self._answers.release(self._files.answering(), self._counters.machine)
 
     def _check_stopped(self) -> None:

@@ -47,7 +47,7 @@ class SlotTests:
         self._emit = emit
         self._starting: Starting[int] | None = None
         self._worker = 0
-        """Its pid."""
+        """The pid of the worker."""
         self._said: IO[bytes] | None = None
         self._token = 0
 

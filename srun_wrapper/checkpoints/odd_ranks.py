@@ -82,7 +82,7 @@ class OddRank:
     step: int
     evicted: bool
     passed: bool = False
-    """Its group has come further, and all its ranks held the same then."""
+    """True if its group has come further, and all its ranks held the same then."""
     at: float = 0.0
 
 

@@ -51,7 +51,7 @@ def list_code(source: str, exclude: Sequence[str]) -> CodeListing:
 
 
 def _check_names(source: str, found: CodeListing) -> None:
-    """Raises CodeError for names that no record can hold, and for a directory without code."""
+    """Raise CodeError for names that no record can hold, and for a directory without code."""
     for name in sorted(found.files | found.live):
         try:
             name.encode()

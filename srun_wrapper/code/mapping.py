@@ -19,7 +19,7 @@ _NAME = re.compile(r"-.*|[\w.+~@]+", re.DOTALL)
 
 @dataclass(frozen=True)
 class Mapping:
-    """From ``source`` to ``tree``; ``old`` is the working directory that a rank would have.
+    """A map of ``source`` to ``tree``; ``old`` is the working directory that a rank would have.
 
     All are absolute. ``has`` is true for a path, relative to the source, that the snapshot holds a
     copy of; ``exists`` for an absolute path outside it; ``real`` resolves the links of a path.

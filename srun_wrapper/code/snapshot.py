@@ -151,7 +151,7 @@ def _copy(copier: FileCopier, asked: Asked) -> CodeListing:
 
 
 def _check_size(asked: Asked, listing: CodeListing) -> None:
-    """Raises CodeError naming the largest entries if this is more than code."""
+    """Raise CodeError naming the largest entries if this is more than code."""
     sizes: dict[str, int] = {}
     for name in listing.files:
         try:

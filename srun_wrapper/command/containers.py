@@ -53,7 +53,7 @@ class OwnPython:
     """The libraries that the process has mapped, its loader too."""
 
 
-class Carried(NamedTuple):
+class CarriedPython(NamedTuple):
     """Our Python as it is in an image."""
 
     words: tuple[str, ...]
@@ -82,7 +82,7 @@ def own_python() -> OwnPython:
     )
 
 
-def carried(own: OwnPython) -> Carried:
+def carried(own: OwnPython) -> CarriedPython:
     """Return what starts this Python in any image, and what must be mounted for that (pure)."""
     loader = next((path for path in own.libraries if _LOADER.search(path)), "")
     modules = (own.stdlib, *own.sites)
@@ -94,12 +94,12 @@ def carried(own: OwnPython) -> Carried:
         words = [f"{ROOT}{loader}", "--inhibit-cache", "--library-path", found, *words]
     # -S: sites' own sitecustomize and .pth files name paths of the host.
     words += ["-S", "-X", f"{SITES}={':'.join(f'{ROOT}{site}' for site in own.sites)}"]
-    return Carried(tuple(words), f"{ROOT}{own.package}/robust_slurm", tuple(_tops(needed)))
+    return CarriedPython(tuple(words), f"{ROOT}{own.package}/robust_slurm", tuple(_tops(needed)))
 
 
 def in_image(
     command: SrunCommand, env: Mapping[str, str], output: OutputPlan, python: str
-) -> tuple[SrunCommand, OutputPlan, Carried | None]:
+) -> tuple[SrunCommand, OutputPlan, CarriedPython | None]:
     """Return these as they are to be where srun starts the tasks in an image, and our Python there.
 
     ``python``: the user's choice for robust-task, which is the image's own. Raises UsageError.

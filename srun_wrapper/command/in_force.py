@@ -33,7 +33,7 @@ def in_force(config: Config, command: SrunCommand | None = None) -> Config:
 
 
 def _observe(config: Config) -> Config:
-    """Nothing that starts, stops, tests or replaces anything, and no spare is kept out."""
+    """Switch off all that starts, stops, tests or replaces anything; no spare is kept out."""
     return replace(
         config,
         spares=0,

@@ -102,7 +102,7 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True)
 class OutputTask:
-    """Only this task's stream goes through srun's own."""
+    """The one task whose stream goes through srun's own."""
 
     rank: int
 

@@ -109,7 +109,7 @@ def only_slurm(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def only_ours(env: Mapping[str, str]) -> dict[str, str]:
-    """Nothing that srun may have set as well."""
+    """Return the variables that are ours, none of which srun sets."""
     return {name: value for name, value in env.items() if name.startswith("ROBUST_")}
 
 

@@ -18,7 +18,7 @@ from robust_slurm import commands
 from robust_slurm.config import Config
 from robust_slurm.slurm import Job
 from robust_slurm.slurm.ask import STANDBY
-from srun_wrapper.command.containers import Carried
+from srun_wrapper.command.containers import CarriedPython
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import Option, SrunCommand
@@ -69,7 +69,7 @@ class Launch:
     feed: Feed = Feed.EVERY
     observed: Config | None = None
     """Observe mode: the settings that a recovery would have; None: recover."""
-    carried: Carried | None = None
+    carried: CarriedPython | None = None
     """Our Python in the image in which srun starts the tasks; None: no image, or it has its own."""
 
 
@@ -77,7 +77,7 @@ def task_argv(
     python: str,
     options: TaskOptions,
     command: Sequence[str],
-    carried: Carried | None = None,
+    carried: CarriedPython | None = None,
 ) -> list[str]:
     """Return the task's words; ``python``: the user's choice, "": ours, in an image ``carried``."""
     # -I: neither the user's PYTHONPATH nor files in the working directory can change the shim.

@@ -1,4 +1,4 @@
-"""From symptoms to a cause and suspects: of a table of rules the first that applies (pure)."""
+"""Diagnose: of a table of rules the first that applies names cause and suspects (pure)."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _hang(case: Case) -> Diagnosis | None:
 
 
 def _slow(case: Case) -> Diagnosis | None:
-    """Only where slow = replace, see ``recover/slowness.py``."""
+    """Diagnose a slow node, only where slow = replace: see ``recover/slowness.py``."""
     root = case.root
     if root.symptom != "slow":
         return None

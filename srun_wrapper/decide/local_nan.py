@@ -19,7 +19,7 @@ class Losses:
     """Known losses of one rank."""
 
     rank: str
-    """Its name for people: "rank 5"."""
+    """The rank's name for people: "rank 5"."""
     node: str
     bad: int | None
     """First step whose loss was not finite; None: there is none, or it has no number."""

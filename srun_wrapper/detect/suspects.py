@@ -11,7 +11,7 @@ from typing import Literal
 
 from srun_wrapper.command.rank_env import fold_hosts
 from srun_wrapper.detect.guard import WatchGuard
-from srun_wrapper.detect.unreachable import Patience, Suspicion, judge, neighbours
+from srun_wrapper.detect.unreachable import OverdueNode, SilencePatience, judge, neighbours
 from srun_wrapper.detect.witnesses import Witnesses, job_order
 from srun_wrapper.job.bus import OpenRequest
 from srun_wrapper.job.model import AgentKey, Node
@@ -62,7 +62,7 @@ class Suspects:
         self._tasks: set[asyncio.Task[None]] = set()
         self._looked = float("inf")
         self.held_up = float("-inf")  # when this process was last late
-        self.patience = Patience(state.config.unreachable_limit)
+        self.patience = SilencePatience(state.config.unreachable_limit)
         self.witnesses = Witnesses(state)
 
     async def run(self, say: Callable[[str], None]) -> None:
@@ -190,7 +190,7 @@ class Suspects:
                 if node.last_word > case.word or _answered(direct):
                     return "back"
                 said = [reply for _, reply in request.replies]
-                seen = Suspicion(
+                seen = OverdueNode(
                     end,
                     able,
                     [reply.tried for reply in said if reply.answer == "unreachable"],

@@ -23,7 +23,7 @@ FACTOR = 2.0  # a silence may be so many times as long as the longest that ended
 
 
 @dataclass(frozen=True, slots=True)
-class Suspicion:
+class OverdueNode:
     """A node that owes a sign of life, and the evidence. Times are monotonic seconds."""
 
     end: float  # it may be lost from then on
@@ -34,7 +34,7 @@ class Suspicion:
     silent: int = 0  # other nodes of the job that do not answer either
 
 
-def judge(seen: Suspicion, now: float) -> Verdict:
+def judge(seen: OverdueNode, now: float) -> Verdict:
     """Return what is known of the node.
 
     ``reached``: its host lives, and what is broken is a way to it.
@@ -47,7 +47,7 @@ def judge(seen: Suspicion, now: float) -> Verdict:
     return "lost" if 0 < min(seen.able, AGREE) <= failed else "wait"
 
 
-class Patience:
+class SilencePatience:
     """Sets the limit: longer, where silences of this job have ended by themselves."""
 
     def __init__(self, limit: float) -> None:

@@ -84,7 +84,7 @@ class Node:
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 
     def heard(self, now: float) -> None:
-        """Its agent has said something."""
+        """Note a sign of life of its agent."""
         self.last_word = now
         self.ask_again = 0.0
         self.unreachable = 0

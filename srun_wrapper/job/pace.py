@@ -89,7 +89,7 @@ class Pace:
         self.phase_since = since if name else now
 
     def excuse(self, now: float) -> None:
-        """Until now no step could be made: that is no fault of the ranks."""
+        """Note that until now no step could be made, by no fault of the ranks."""
         self.last = max(self.last, now)
         if self.phase:
             self.phase_since = max(self.phase_since, now)
@@ -126,7 +126,7 @@ class Pace:
 
     @property
     def unknown(self) -> bool:
-        """Nothing like this was seen before: only the start allowance applies."""
+        """True if nothing like this was seen before: only the start allowance applies."""
         if self.phase and self.steps >= WARM_UP:
             return self.phase not in self.phases or self.waits_for_data
         return self.warming
@@ -200,5 +200,5 @@ def is_quiet(sample: Sample, window: float) -> bool:
 
 
 def is_frozen(samples: Mapping[int, Sample]) -> bool:
-    """Nothing moves although CPU is used: every rank shows a stack and none changed."""
+    """True if nothing moves although CPU is used: all ranks show a stack and none changed."""
     return bool(samples) and all(s.stack and not s.moved for s in samples.values())

@@ -75,7 +75,7 @@ def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
     return failures >= 2
 
 
-def accused(diagnosis: Diagnosis, found: MachineResults, rule: str) -> Diagnosis:
+def with_bad_machines(diagnosis: Diagnosis, found: MachineResults, rule: str) -> Diagnosis:
     """Return the diagnosis with the results of the tests; ``rule``: the id of this rule."""
     evidence = (*diagnosis.evidence, *found.lines)
     if not found.named:

@@ -15,7 +15,7 @@ FAULTS: frozenset[Symptom] = frozenset({"crash", "hang", "node_lost"})
 that is not finite, or another state than the peers', what is wrong may be in any of them."""
 
 
-class Case(NamedTuple):
+class RejoinCase(NamedTuple):
     """A recovery whose plan keeps the job running."""
 
     symptom: Symptom
@@ -24,7 +24,7 @@ class Case(NamedTuple):
     exchange: bool  # nodes exchange their ranks to see whether the fault follows
 
 
-def why_not(case: Case) -> str:
+def why_not(case: RejoinCase) -> str:
     """Return why all ranks must be restarted; "" if those that are well may stay."""
     if case.symptom not in FAULTS:
         return f"after {case.symptom} no process is trusted"

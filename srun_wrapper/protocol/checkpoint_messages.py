@@ -83,7 +83,7 @@ class Committed(Event):
 
 
 class Alarm(Event):
-    """Something about checkpoints that a person should know; training goes on."""
+    """A fact about checkpoints that a person should know; training goes on."""
 
     rank: int
     text: str
@@ -195,7 +195,7 @@ class Complete(Message):
 
 
 class SaveEvery(Message):
-    """From step ``first`` on only multiples of ``every`` are saved in memory."""
+    """Order to save only multiples of ``every`` in memory from step ``first`` on."""
 
     every: int
     first: int

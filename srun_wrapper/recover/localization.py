@@ -45,7 +45,7 @@ class FaultLocalization:
         self._tries = 0
 
     def refund(self) -> None:
-        """Nothing was tried: the next failure will be."""
+        """Refund the attempt: nothing was tried, the next failure will be."""
         if all(f.symptom != "hang" for f in self._state.failures):
             self.budget.refund()
 
@@ -67,7 +67,7 @@ class FaultLocalization:
                 self.refund()
                 return False
             incident.tests += found.lines
-            incident.diagnosis = machine_tests.accused(incident.diagnosis, found, rule)
+            incident.diagnosis = machine_tests.with_bad_machines(incident.diagnosis, found, rule)
             if found.named:
                 self.forgive()
             self._evict(found.idle, incident)

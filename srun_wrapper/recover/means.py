@@ -64,7 +64,7 @@ class AvailableMeans:
         ``failures``: in a row without progress, this one included.
         """
         exchange = incident.plan is not None and bool(incident.plan.exchange)
-        case = rejoining.Case(incident.diagnosis.symptom, failures, other_code, exchange)
+        case = rejoining.RejoinCase(incident.diagnosis.symptom, failures, other_code, exchange)
         return 0.0 if rejoining.why_not(case) else self._config.rejoin_limit
 
     def now(self, standby_nodes: int | None = None) -> Means:

@@ -53,7 +53,7 @@ class Release:
             self._reports.judge(node, incident)
 
     def reinstate(self, names: tuple[str, ...]) -> None:
-        """Nothing can replace them: suspects that are alive go on, lost nodes cannot."""
+        """Reinstate suspects that are alive and cannot be replaced; lost nodes cannot go on."""
         for node in self._world.places:  # not those whose place another one has by now
             if node.name in names and node.key in self._suspected and node.connection:
                 self._suspected.discard(node.key)

@@ -61,14 +61,14 @@ class Reports:
         strength = Strength.PROVEN if proven else Strength.ONCE
         self._seen[name] = BadNode(name, strength, incident.wall)
         if node.own_mount:
-            self._accuse(node, incident)
+            self._report(node, incident)
         elif name in incident.diagnosis.unreported:
             self._shared.add(name)
         elif node.silent_as is not None:
             mute = node.silence is not None and node.silence.kind == "mute"
             self._silent[node.key] = _Lost(incident, node.last_word, mute or proven)
         elif not node.ours:
-            self._accuse(node, incident)
+            self._report(node, incident)
 
     def stays(self, name: str) -> None:
         """A suspect that nothing could replace stays; what it does next is judged anew."""
@@ -90,7 +90,7 @@ class Reports:
         for key, lost in self._silent.items():
             node, now = self._nodes[key], time.monotonic()
             before = self.flaps.before(node.name, now)
-            self._accuse(node, lost.incident, before.text(node.name, now) if before else "")
+            self._report(node, lost.incident, before.text(node.name, now) if before else "")
             if not lost.stands:
                 self.flaps.watch(node, lost.since)
         self._silent.clear()
@@ -114,7 +114,7 @@ class Reports:
             text = before.text(name, flap.until)
             say(f"{name} answers again after {lasted:.1f} s, but its report stands: {text}")
 
-    def _accuse(self, node: Node, incident: Incident, more: str = "") -> None:
+    def _report(self, node: Node, incident: Incident, more: str = "") -> None:
         """Leave the report; ``more``: evidence that is not the incident's."""
         diagnosis, mount = incident.diagnosis, node.own_mount
         alone = f"file system {mount} does not answer on {node.name} alone"
@@ -127,7 +127,7 @@ class Reports:
             "rule": "own-mount" if mount else diagnosis.rule,
             "proven": node.name in diagnosis.proven,
         }
-        self._ledger.accuse(node.name, incident.id, record)
+        self._ledger.report_node(node.name, incident.id, record)
         self._made[node.name] = (incident.id, node.job_id)
 
     def report_slow(
@@ -145,7 +145,7 @@ class Reports:
             "evidence": list(evidence),
             "rule": rule,
         }
-        self._ledger.accuse(node.name, number, record)
+        self._ledger.report_node(node.name, number, record)
 
     def report_unfit(self, unfit: Mapping[str, tuple[int, str]], incident: Incident) -> None:
         """Report the standby nodes that did not run robust-task: a reason to look at them."""
@@ -158,7 +158,7 @@ class Reports:
                 "evidence": [f"{name}: {what}"],
                 "rule": "standby-unfit",
             }
-            self._ledger.accuse(name, incident.id, record)
+            self._ledger.report_node(name, incident.id, record)
 
     def withdraw(self, names: tuple[str, ...], why: str, cause: Cause) -> None:
         """Take back wrong reports: the gate drops them, and the nodes may be used again.

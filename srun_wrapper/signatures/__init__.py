@@ -1,1 +1,1 @@
-"""From the lines of a failed job's log to its first cause: a catalogue as data, a reader, rules."""
+"""Find a failed job's first cause in the lines of its log: a catalogue as data, a reader, rules."""

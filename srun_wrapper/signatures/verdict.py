@@ -1,4 +1,4 @@
-"""From a log to its first cause, its layer, who is to blame, and the node to evict (pure)."""
+"""Judge a log: its first cause, the layer, who is to blame, and the node to evict (pure)."""
 
 from __future__ import annotations
 

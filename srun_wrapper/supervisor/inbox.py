@@ -1,4 +1,4 @@
-"""Everything that the node agents say, and the changes it makes to the job's state."""
+"""Take in all that the node agents report, and make the changes to the job's state."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Inbox:
         return node
 
     def _reborn(self, node: Node) -> None:
-        """Its agent died and was started again: nothing is left of its ranks, nor of its memory."""
+        """Note that its agent died and was started again: no rank nor memory of it is left."""
         state = self._state
         node.seen = 0
         node.stalled = ()
@@ -126,7 +126,7 @@ class Inbox:
                 self._state.bus.send(node, warmup)
 
     def message(self, connection: Connection, message: Message) -> None:
-        """Everything an agent says comes through here."""
+        """Take in one message of an agent; all of them come through here."""
         state, world = self._state, self._state.world
         if isinstance(message, Hello):
             self.connected(connection, message)

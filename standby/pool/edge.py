@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from health.history.accusations import main_job_of
+from health.history.node_reports import main_job_of
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
 from standby.leases import held
@@ -47,14 +47,14 @@ def observe(slurm: Slurm, wish: Wish, state_dir: str) -> PoolView:
 
 
 def alive(slurm: Slurm) -> None:
-    """Raises SlurmError where no slurmctld answers, or Slurm's commands are not here."""
+    """Raise SlurmError where no slurmctld answers, or Slurm's commands are not here."""
     if not slurm.ping():
         slurm.version()  # which needs no slurmctld
         raise SlurmError("unreachable", ("scontrol", "ping"), "no slurmctld answers")
 
 
 def check(wish: Wish, seen: PoolView, old: PoolRecord | None) -> None:
-    """Raises BadInput for a wish that this Slurm cannot grant, or that takes what is not ours."""
+    """Raise BadInput for a wish that this Slurm cannot grant, or that takes what is not ours."""
     if wish.source and wish.source not in seen.sight.partitions:
         there = ", ".join(seen.sight.partitions)
         raise WishError(f"--from {wish.source}: no such partition in Slurm; it has {there}")
@@ -85,7 +85,7 @@ def _partitions(wish: Wish) -> dict[str, str]:
 
 
 def give(slurm: Slurm, order: PartitionChange) -> None:
-    """Raises SlurmError."""
+    """Give an order to Slurm. Raises SlurmError."""
     if order.action == "create":
         slurm.create_partition(order.partition, order.words())
     else:

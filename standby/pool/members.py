@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from health.gate.proof import Proof
-from robust_slurm.slurm import Node, Partition, Placement
+from robust_slurm.slurm import JobPlacement, Node, Partition
 from standby.leases import held, held_nodes
 from standby.pool.stock import span
 
@@ -59,7 +59,7 @@ class Sight(NamedTuple):
 
     nodes: Mapping[str, Node]
     partitions: Mapping[str, Partition]
-    jobs: Mapping[int, Placement]
+    jobs: Mapping[int, JobPlacement]
     proofs: Mapping[str, Proof]
     now: float
     unread: str = ""
@@ -84,7 +84,7 @@ class Choice(NamedTuple):
     refused: Mapping[str, str]  # node -> why it was not admitted
 
 
-def uses(wish: Wish, jobs: Mapping[int, Placement]) -> dict[str, Use]:
+def uses(wish: Wish, jobs: Mapping[int, JobPlacement]) -> dict[str, Use]:
     """The jobs on each node that has any."""
     found: dict[str, Use] = {}
     kept = held_nodes(wish.lease, jobs.values()) if wish.lease else frozenset()

@@ -1,4 +1,4 @@
-"""From the pool that is wanted to changes of Slurm's partitions. Pure.
+"""Compute the changes of Slurm's partitions that make the wanted pool. Pure.
 
 A change names only what it changes. ``AppliedChanges`` keeps, for each partition, what later runs
 need: that apply created it, and which nodes it took out.

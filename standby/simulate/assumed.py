@@ -36,7 +36,6 @@ REFILL_H = assumed("hours until a standby node that was used is replaced by anot
 # Detection, ours.
 EXIT = measured("recovery-after-2026-11-25 rank_kill_torch.detect_s", 0.01, 0.04)
 NODE = measured("recovery-after-2026-11-25 node_crash_standby.detect_s", 1.175, 1.29)
-STUCK_NODE = measured("faults-2026-11-26 node_hang.detect_s", 10.105, 10.293)
 MOUNT = measured("faults-2026-11-26 mount_dead.detect_s", 30.705, 30.866)
 STUCK_GROUP = measured("faults-2026-11-26 stuck_group.detect_s", 11.575, 11.710)
 LINK = assumed("until NCCL gives up InfiniBand's retries", 60.0)

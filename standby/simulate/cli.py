@@ -12,7 +12,7 @@ from typing import IO
 
 from robust_slurm.command_line import BAD_INPUT, NO, OK
 from robust_slurm.command_line.parser import Parser
-from robust_slurm.command_line.progress import Progress
+from robust_slurm.command_line.progress import ProgressBar
 from robust_slurm.command_line.run import run
 from standby.simulate import assumed
 from standby.simulate.approaches import APPROACHES, p99_pool
@@ -57,7 +57,7 @@ def _simulate(args: argparse.Namespace, out: IO[str]) -> int:
         raise SizeError(f"{expected:,.0f} faults in a run: at most {MOST_FAULTS:,} are simulated")
     cluster = SimulatedCluster(args.nodes, args.days, pool, args.refill, args.step)
     seeds = range(args.seed, args.seed + args.runs)
-    with Progress("simulating", 0):
+    with ProgressBar("simulating", 0):
         found = study(cluster, kinds, what, seeds, _approaches(args))
     if args.json:
         json.dump(as_data(found, args.gpus), out, indent=2)

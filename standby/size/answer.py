@@ -63,7 +63,7 @@ class PoolSize(NamedTuple):
 def case(
     name: str, nodes: int, sources: Sequence[LossSource], hours: float, quantile: float
 ) -> SizeCase:
-    """Raises SizeError."""
+    """Return one case. Raises SizeError."""
     days = hours / 24.0
     lost = losses(nodes, sources, days)
     alone = losses(nodes, [source for source in sources if source.size == 1], days)
@@ -91,7 +91,7 @@ def _cause(nodes: int, source: LossSource, days: float) -> Cause:
 def from_rates(
     nodes: int, sources: Sequence[LossSource], hours: float, quantile: float
 ) -> PoolSize:
-    """Raises SizeError."""
+    """Return the size of the pool by given rates. Raises SizeError."""
     found = case(GIVEN, nodes, sources, hours, quantile)
     return PoolSize(nodes, hours, quantile, (found,), None, tuple(_notes([found])))
 

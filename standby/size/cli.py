@@ -1,4 +1,4 @@
-"""``robust-standby size``: exit 0, 1 (nothing was measured, or --table disagrees), 2 (usage)."""
+"""``robust-standby size``: exit 0, 1 (nothing was measured), 2 (usage)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from robust_slurm.command_line import BAD_INPUT, NO, OK
 from robust_slurm.command_line.errors import warn
 from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.run import run
-from standby.size import answer, paper
+from standby.size import answer
 from standby.size.count import MAX_NODES, LossSource, SizeError, losses
 from standby.size.history import DAY
 from standby.size.observed import Observed
@@ -30,7 +30,7 @@ node a day."""
 
 
 class _Nothing(Exception):
-    """Nothing was measured; the text says what to do."""
+    """No rate was measured; the text says what to do."""
 
 
 class _Usage(Exception):
@@ -98,14 +98,11 @@ def add_options(parser: Parser) -> None:
         metavar="Q",
         help=f"probability that the pool suffices (default: {_QUANTILE})",
     )
-    add("--table", action="store_true", help="print only ByteRobust's pool sizes beside ours")
     parser.json_option()
 
 
 def _size(args: argparse.Namespace, out: IO[str]) -> int:
     _check(args)
-    if args.table:
-        return _table(args.json, out)
     _show(_answer(args), args.json, out)
     return OK
 
@@ -113,10 +110,6 @@ def _size(args: argparse.Namespace, out: IO[str]) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Options that need or exclude each other. Raises _Usage."""
     given = {name for name, value in vars(args).items() if value is not None and value is not False}
-    if args.table:
-        if more := sorted(given - {"table", "json"}):
-            raise _Usage(f"--table takes no {_flags(more)}: its settings are the paper's")
-        return
     if args.nodes is None:
         raise _Usage("--nodes N is missing: the number of nodes of the training")
     if (args.rate is None) == (not args.from_ledger):
@@ -189,22 +182,6 @@ def _show(found: answer.PoolSize, as_json: bool, out: IO[str]) -> None:
         from standby.size.render import print_answer
 
         print_answer(found, console(out))
-
-
-def _table(as_json: bool, out: IO[str]) -> int:
-    rows = paper.rows()
-    if as_json:
-        settings = [
-            {**row.setting._asdict(), "ours": list(row.standbys), "agrees": row.agrees}
-            for row in rows
-        ]
-        _dump({"rates": [rate._asdict() for rate in paper.RATES], "settings": settings}, out)
-    else:
-        from robust_slurm.command_line.screen import console
-        from standby.size.render import print_table
-
-        print_table(rows, console(out))
-    return 0 if all(row.agrees for row in rows) else 1
 
 
 def as_data(found: answer.PoolSize) -> dict[str, Any]:

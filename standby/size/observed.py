@@ -1,4 +1,4 @@
-"""From lost nodes and watched time to rates. Pure.
+"""Compute rates from lost nodes and watched time. Pure.
 
 The count and the time must be of the same nodes: an incident counts if its job was watched
 then, a drain of the node gate if that node was in a watched job then. With node-days given by a

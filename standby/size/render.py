@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +12,6 @@ from robust_slurm.command_line.screen import plain_table
 from robust_slurm.text import counted
 from standby.size.answer import ESTIMATE, GIVEN, PoolSize, SizeCase
 from standby.size.observed import Observed, Rate
-from standby.size.paper import RATES, PaperRow
 
 
 def print_answer(found: PoolSize, out: Console) -> None:
@@ -102,28 +100,6 @@ def _rate(what: str, rate: Rate) -> str:
         f"{what}: {_count(rate.events, 'event')}, {1000 * rate.estimate:.3g} per 1,000 node-days, "
         f"95 % interval {1000 * rate.low:.3g} to {1000 * rate.high:.3g}"
     )
-
-
-def print_table(rows: Sequence[PaperRow], out: Console) -> None:
-    """ByteRobust's sizes beside ours."""
-    headings = [f"{rate.name} {rate.per_1000:g}" for rate in RATES]
-    table = plain_table("MACHINES", "TRAINING", "PAPER", *headings, texts=2)
-    for row in rows:
-        setting = row.setting
-        theirs = "" if setting.standbys is None else str(setting.standbys)
-        style = "" if row.agrees else "bold red"
-        first, *others = map(str, row.standbys)
-        table.add_row(
-            str(setting.machines), setting.training, theirs, Text(first, style=style), *others
-        )
-    out.print("standbys by P(K <= n) >= 0.99, K ~ Binomial(machines, p), a window of one day")
-    out.print("p: failures per 1,000 node-days, behind the name of the fleet that had so many")
-    out.print()
-    out.print(table)
-    out.print()
-    good = all(row.agrees for row in rows)
-    said = "ours are the paper's" if good else "OURS ARE NOT THE PAPER'S"
-    out.print(Text(f"At the rate that explains ByteRobust's table 5, {said}.", style="bold"))
 
 
 def _percent(share: float) -> str:

@@ -13,7 +13,7 @@ from robust_slurm.state_dir import job_dirs as names
 from robust_slurm.state_dir.files import job_dirs, read_incidents, read_rosters
 from robust_slurm.state_dir.progress import JobRun, Point, read_progress
 from robust_slurm.state_dir.records import Incident, Roster, clean
-from status.accounts.timeline import JobHistory, Span, redone
+from status.accounts.timeline import JobHistory, SlurmRun, redone
 from status.model import LIVE, SlurmView, status_of
 
 INCIDENTS = 1000  # of one job, the newest
@@ -133,6 +133,6 @@ def with_spans(found: Sequence[JobHistory], door: Slurm) -> tuple[list[JobHistor
         return list(found), why
     out = []
     for one in found:
-        ran = [Span(start, end) for start, end in spans.get(one.job_id, ())]
+        ran = [SlurmRun(start, end) for start, end in spans.get(one.job_id, ())]
         out.append(replace(one, spans=ran))
     return out, ""

@@ -155,7 +155,7 @@ class Total:
 
     @property
     def ettr(self) -> float | None:
-        """By GPU time: a job counts as much as its GPUs."""
+        """Return the ETTR by GPU time: a job counts as much as its GPUs."""
         return None if self.gpu_ms <= 0 else 1.0 - self.lost_gpu_ms / self.gpu_ms
 
 

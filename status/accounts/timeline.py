@@ -1,4 +1,4 @@
-"""From a job's records to the segments of its time. Pure."""
+"""Divide a job's time into segments, from its records. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOCKS = 2.0  # s that an incident may lie before its run, by rounding
 
 
 @dataclass(frozen=True)
-class Span:
+class SlurmRun:
     """One time that Slurm ran the job, as sacct has it. Seconds since 1970; None: it runs."""
 
     start: float
@@ -65,7 +65,7 @@ class JobHistory:
     live: bool
     runs: Sequence[JobRun]
     incidents: Sequence[Incident]
-    spans: Sequence[Span] = ()
+    spans: Sequence[SlurmRun] = ()
     step_time: float | None = None  # of the newest report
     notes: Sequence[str] = field(default_factory=tuple)
 
@@ -112,7 +112,7 @@ def ms(seconds: float) -> int:
 
 
 @dataclass
-class _Run:
+class _JobRun:
     begin: int
     end: int
     first: int | None
@@ -123,9 +123,9 @@ class _Run:
     detected: list[int] = field(default_factory=list)
 
 
-def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_Run]:
+def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_JobRun]:
     """The runs, one after the other: those that overlap (steps side by side) become one."""
-    done: list[_Run] = []
+    done: list[_JobRun] = []
     for number, run in enumerate(sorted(runs, key=lambda one: one.started)):
         last = number == len(runs) - 1
         heard = max((point.time for point in run.points), default=run.started)
@@ -134,7 +134,7 @@ def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_Run]:
         first = None if run.first_step is None else ms(run.first_step)
         gpus = run.gpus or run.ranks
         sizes = [(ms(since), now, of) for since, now, of in run.sizes]
-        one = _Run(begin, end, first, gpus, run.points, run.checks, sizes)
+        one = _JobRun(begin, end, first, gpus, run.points, run.checks, sizes)
         if done and begin < done[-1].end:
             before = done[-1]
             firsts = [f for f in (before.first, first) if f is not None]
@@ -159,7 +159,7 @@ def _requeued_before(incidents: Sequence[Incident], when: int) -> int:
 
 
 def _of_run(
-    run: _Run,
+    run: _JobRun,
     incidents: Sequence[Incident],
     mine: Sequence[int],
     behind: int,
@@ -234,7 +234,7 @@ def redone(incident: Incident, points: Sequence[Point], step_time: float | None)
 
 def _between(
     taken: Sequence[Segment],
-    runs: Sequence[_Run],
+    runs: Sequence[_JobRun],
     spans: Sequence[tuple[int, int]],
     incidents: Sequence[Incident],
     begin: int,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from robust_slurm.state_dir.data_record import DataRecord
-from robust_slurm.state_dir.records import Accusation
+from robust_slurm.state_dir.records import NodeReport
 from standby.pool.stock import span, told
 from status.model import JobRow, NodeRow, StatusReport
 from status.views.data import slowed, waits
@@ -31,14 +31,14 @@ class Attention:
     time: float = 0.0
 
 
-def attention(report: StatusReport, accusations: Sequence[Accusation]) -> list[Attention]:
+def attention(report: StatusReport, reports: Sequence[NodeReport]) -> list[Attention]:
     """Return what needs attention, the gravest first, then the newest."""
     found = [_job(row) for row in report.jobs if row.status in JOB_STATES]
     found += [_data(row, row.data) for row in report.jobs if row.data and _waits(row)]
     pool = report.pool
     if pool is not None and pool.short:
         found.append(Attention("pool", pool.partition, told(pool).partition(": ")[2]))
-    found += _nodes(report.nodes, accusations, report.time)
+    found += _nodes(report.nodes, reports, report.time)
     return sorted(found, key=lambda one: (_ORDER.index(one.kind), -one.time, one.name))
 
 
@@ -62,18 +62,16 @@ def _data(row: JobRow, data: DataRecord) -> Attention:
     return Attention("data", f"job {row.job_id}", text, row.updated)
 
 
-def _nodes(
-    rows: Iterable[NodeRow], accusations: Sequence[Accusation], now: float
-) -> list[Attention]:
-    against: dict[str, list[Accusation]] = {}
-    for one in accusations:
+def _nodes(rows: Iterable[NodeRow], reports: Sequence[NodeReport], now: float) -> list[Attention]:
+    against: dict[str, list[NodeReport]] = {}
+    for one in reports:
         if now - one.time <= RECENT:
             against.setdefault(one.node, []).append(one)
     found = []
     for row in rows:
-        reports = sorted(against.get(row.name, []), key=lambda one: one.time)
-        standing = [one for one in reports if not one.withdrawn]
-        flaps = [one for one in reports if one.withdrawn and one.symptom in FLAPS]
+        own = sorted(against.get(row.name, []), key=lambda one: one.time)
+        standing = [one for one in own if not one.withdrawn]
+        flaps = [one for one in own if one.withdrawn and one.symptom in FLAPS]
         if BAD & set(row.state):
             state = "+".join(s for s in row.state if s in BAD).lower().replace("_", " ")
             why = row.reason or (_said(standing[-1], now) if standing else "no reason given")
@@ -90,7 +88,7 @@ def _nodes(
     return found
 
 
-def _said(one: Accusation, now: float) -> str:
+def _said(one: NodeReport, now: float) -> str:
     told = one.evidence[-1] if one.evidence else one.symptom.replace("_", " ")
     return f"job {one.job_id}, {ago(one.time, now)}: {told}"
 

@@ -11,7 +11,7 @@ from bench.detection.__main__ import LARGE, SMALL, Day
 from bench.detection.simulate import NEVER, Seen, Signs, Stumble, walk
 from bench.detection.stumbles import Kind
 from robust_slurm.config import Config
-from srun_wrapper.detect.unreachable import Patience
+from srun_wrapper.detect.unreachable import SilencePatience
 
 LIMIT = Config().unreachable_limit
 KINDS = [
@@ -25,7 +25,7 @@ KINDS = [
 
 def walks(stumble: Stumble, signs: Signs, limit: float = LIMIT) -> list[Seen]:
     random_ = random.Random(1)
-    return [walk(stumble, signs, Patience(limit), random_) for _ in range(300)]
+    return [walk(stumble, signs, SilencePatience(limit), random_) for _ in range(300)]
 
 
 def test_no_stumble_costs_a_node_its_place() -> None:

@@ -287,7 +287,7 @@ class GateLab:
         assert record["JobState"] == "COMPLETED", record
         return job
 
-    def accuse(
+    def report_node(
         self,
         node: str,
         job: int,

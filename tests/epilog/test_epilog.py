@@ -153,8 +153,8 @@ def test_the_settings_of_the_clean_up(site: GateSite, monkeypatch: pytest.Monkey
 
 
 @needs_root
-def test_a_false_accusation_is_cleared_with_a_strike(site: GateSite) -> None:
-    site.accuse()
+def test_a_false_report_is_cleared_with_a_strike(site: GateSite) -> None:
+    site.report_node()
     assert main([]) == 0
     assert site.slurm.calls == []
     told = site.event("accusation")
@@ -166,19 +166,19 @@ def test_a_false_accusation_is_cleared_with_a_strike(site: GateSite) -> None:
 
 
 @needs_root
-def test_an_accusation_counts_once(site: GateSite) -> None:
-    site.accuse()
+def test_a_report_counts_once(site: GateSite) -> None:
+    site.report_node()
     main([])
     main([])  # requeued, and on this node again
-    site.accuse(name="n1.e4.json", incident="e4")
+    site.report_node(name="n1.e4.json", incident="e4")
     main([])
     assert len(site.events("strike")) == 1
     assert len(site.events("accusation")) == 2
 
 
 @needs_root
-def test_a_true_accusation_drains_with_the_evidence(site: GateSite) -> None:
-    site.accuse()
+def test_a_true_report_drains_with_the_evidence(site: GateSite) -> None:
+    site.report_node()
     site.find(finding())
     assert main([]) == 0
     assert site.slurm.node()["reason"] == "robust:node:broken:gpu3:reboot:job7"
@@ -189,7 +189,7 @@ def test_a_true_accusation_drains_with_the_evidence(site: GateSite) -> None:
 
 @needs_root
 def test_a_user_s_own_leftovers_confirm_nothing(site: GateSite) -> None:
-    site.accuse()
+    site.report_node()
     site.find(finding(cls="user", action="clear-leftovers"))
     main([])
     assert site.slurm.drained == ["n1"]
@@ -197,8 +197,8 @@ def test_a_user_s_own_leftovers_confirm_nothing(site: GateSite) -> None:
 
 
 @needs_root
-def test_a_standby_node_is_accused_in_the_main_job_s_directory(site: GateSite) -> None:
-    path = site.accuse(job=5)
+def test_a_standby_node_is_reported_in_the_main_job_s_directory(site: GateSite) -> None:
+    path = site.report_node(job=5)
     record = json.loads(path.read_text()) | {"job": 7}
     path.write_text(json.dumps(record))
     site.environ(SLURM_JOB_COMMENT="robust: standby of job 5")
@@ -210,7 +210,7 @@ def test_a_standby_node_is_accused_in_the_main_job_s_directory(site: GateSite) -
 def test_a_forged_one_is_refused_and_recorded(
     site: GateSite, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = site.accuse()
+    path = site.report_node()
     os.chown(path, 666, 666)
     assert main([]) == 0
     assert site.slurm.calls == [] and site.events("strike", "accusation") == []
@@ -235,7 +235,7 @@ def test_the_deeper_checks_are_run(site: GateSite, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(gate, "run", run)
     main([])
-    site.accuse()
+    site.report_node()
     main([])
     assert asked == ["epilog", "deep"]
 
@@ -257,7 +257,7 @@ def test_the_sites_own_tests(site: GateSite, script: str, drained: bool, result:
     site.settings(f"[accusations]\ntests = ['{test}']\ndeadline = 1.0\n")
     main([])  # nobody accused: not run
     assert site.events("run") == []
-    site.accuse()
+    site.report_node()
     assert main([]) == 0
     event = site.event("accusation")
     assert event["result"] == result
@@ -276,7 +276,7 @@ def test_the_sites_own_tests(site: GateSite, script: str, drained: bool, result:
 def test_tests_are_not_run_beside_another_job(site: GateSite) -> None:
     site.settings("[accusations]\ntests = ['/bin/false']\n")
     (site.path / "n1_9.0").touch()
-    site.accuse()
+    site.report_node()
     main([])
     assert "another job runs here" in site.event("accusation")["why"][0]
     assert site.slurm.drained == []
@@ -286,7 +286,7 @@ def test_tests_are_not_run_beside_another_job(site: GateSite) -> None:
 def test_a_job_strikes_a_part_of_its_nodes(site: GateSite) -> None:
     """Else one user has every node of a large job carry a strike."""
     site.environ(job=7, SLURM_JOB_NODELIST="n[1-128]", SLURM_JOB_ACCOUNT="physics")
-    site.accuse()
+    site.report_node()
     for node, struck in (("n8", True), ("n9", True), ("n1", False), ("n9", True)):
         strikes.claim(str(site.state), 7, node, 2, time.time())
         assert (node in of_job(site)) is struck
@@ -294,7 +294,7 @@ def test_a_job_strikes_a_part_of_its_nodes(site: GateSite) -> None:
     assert site.event("accusation")["result"] == "cleared"
     assert site.events("strike") == [], "two other nodes have one of this job"
     site.environ(job=8, SLURM_JOB_NODELIST="n[1-128]", SLURM_JOB_ACCOUNT="physics")
-    site.accuse(job=8)
+    site.report_node(job=8)
     assert main([]) == 0
     assert site.event("strike")["account"] == "physics"
 
@@ -308,11 +308,11 @@ def of_job(site: GateSite) -> set[str]:
 def test_strikes_of_different_users_make_a_lemon(site: GateSite) -> None:
     for job, uid in ((1, GONE), (2, GONE), (3, GONE)):
         site.environ(job=job, uid=uid)
-        site.accuse(job=job, uid=uid)
+        site.report_node(job=job, uid=uid)
         assert main([]) == 0
     assert site.slurm.drained == []  # one user alone makes no lemon
     site.environ(job=4, uid=GONE + 1)
-    site.accuse(job=4, uid=GONE + 1)
+    site.report_node(job=4, uid=GONE + 1)
     assert main([]) == 0
     assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job4"
     assert "4 jobs of 2 users" in site.event("drain")["evidence"]
@@ -344,7 +344,7 @@ def test_a_note_of_somebody_else_is_none(site: GateSite) -> None:
 @needs_root
 def test_while_the_sweep_is_at_it_the_epilog_leaves_it(site: GateSite) -> None:
     main([])
-    site.accuse()
+    site.report_node()
     held = rootfiles.lock(rootfiles.open_dir(str(site.spool)), "inquiry.lock")
     main([])
     assert site.events("accusation") == []
@@ -353,7 +353,7 @@ def test_while_the_sweep_is_at_it_the_epilog_leaves_it(site: GateSite) -> None:
     assert len(site.events("accusation")) == 1
 
 
-def test_a_job_of_root_accuses_nobody(site: GateSite) -> None:
+def test_a_job_of_root_reports_nobody(site: GateSite) -> None:
     site.environ(uid=0)
     assert main([]) == 0
     assert not (site.spool / "jobs").exists()
@@ -376,7 +376,7 @@ def test_events_of_another_boot_still_count(site: GateSite) -> None:
 
     old = Event(time.time() - 86400, "strike", "older-boot", {"job": 1, "uid": GONE + 1})
     events.append(str(site.spool), [old, old._replace(data={"job": 2, "uid": GONE + 2})])
-    site.accuse()
+    site.report_node()
     main([])
     assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job7"
 

@@ -1,9 +1,12 @@
-"""docs/timings.md has the limits as they are in the code, and those that hang together do."""
+"""docs/timings.md has all limits as they are in the code, and those that hang together do."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,105 @@ from srun_wrapper.recover import settling
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "timings.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-Z_]+) \| ([\d.]+) \| .+ \| `(.+)\.py` \|$", PAGE, re.MULTILINE)
+
+PAUSES = {
+    "robust_slurm/auto/idle/pace": "WINDOW _LONGEST _BIT",
+    "robust_slurm/auto/listening": "_LOOK",
+    "robust_slurm/auto/sources": "IDLE",
+    "robust_slurm/checkpoint/copying/watch": "LEAST_PAUSE",
+    "robust_slurm/checkpoint/store/awaited": "TELL",
+    "robust_slurm/checkpoint/store/disk/writing": "_LOOK",
+    "robust_slurm/checkpoint/store/ranks": "EVERY",
+    "robust_slurm/checkpoint/training/unanswered": "PAUSE",
+    "robust_slurm/checkpoint/transfer/fetching": "PAUSE",
+    "robust_slurm/checkpoint/transfer/pusher": "REFUSED_PAUSE",
+    "robust_slurm/command_line/progress": "AFTER_S _EVERY_S",
+    "robust_slurm/rejoin/offer": "AGAIN",
+    "robust_slurm/slurm/child": "_REAP_S",
+    "robust_slurm/slurm/command": "_RETRY_PAUSE_S _LEAST_S",
+    "robust_slurm/slurm/run": "_REAP_S",
+    "srun_wrapper/agent/connections/signs": "EVERY",
+    "srun_wrapper/agent/counters/gpus": "GONE",
+    "srun_wrapper/agent/launch": "LOOK",
+    "srun_wrapper/agent/looking/fallback": "QUIET",
+    "srun_wrapper/agent/looking/native": "GONE",
+    "srun_wrapper/agent/loop": "SPARED",
+    "srun_wrapper/agent/node_files": "AGAIN AGAIN_STALLED",
+    "srun_wrapper/agent/processes/handler_work": "EVERY",
+    "srun_wrapper/agent/processes/rank_facts": "READ_S",
+    "srun_wrapper/agent/processes/signals": "AGAIN",
+    "srun_wrapper/agent/task_log": "WINDOW",
+    "srun_wrapper/agent/warm/imports": "LOOK",
+    "srun_wrapper/checkpoints/schedule": "TELL",
+    "srun_wrapper/checkpoints/verify/recomputing": "POLL",
+    "srun_wrapper/checkpoints/verify/standing": "AGAIN",
+    "srun_wrapper/code/cli": "LOOK",
+    "srun_wrapper/code/requests": "LEASE",
+    "srun_wrapper/command/in_force": "NEVER",
+    "srun_wrapper/detect/guard": "TICK",
+    "srun_wrapper/detect/node_watch": "ASK_AGAIN",
+    "srun_wrapper/detect/stalls": "AGAIN",
+    "srun_wrapper/detect/suspects": "LOOKS_LEAST EVERY LOOK AGAIN",
+    "srun_wrapper/detect/witnesses": "ROUND",
+    "srun_wrapper/job/data": "WINDOW LONGEST SHORT",
+    "srun_wrapper/job/reporting/chronicle": "SHORTEST",
+    "srun_wrapper/job/reporting/on_incident": "LOOK",
+    "srun_wrapper/job/reporting/report": "PATIENCE",
+    "srun_wrapper/job/state": "SLOWEST",
+    "srun_wrapper/protocol/server": "HELD_UP",
+    "srun_wrapper/recover/flaps": "LOOK",
+    "srun_wrapper/recover/resize/growth": "AGAIN",
+    "srun_wrapper/recover/standby/leases": "EVERY RARELY",
+    "srun_wrapper/recover/standby/nodes": "LOOK",
+    "srun_wrapper/replay/small_worlds": "TICK",
+    "srun_wrapper/requeue/slurm_wait": "REPORT_EVERY LOOK",
+}
+"""Constants in seconds that decide nothing: pauses, repeated messages, what is shown."""
+UNIT = re.compile(r"(s|[Ss]econds)\b")
+NOT_YET = ("robust_slurm/data/", "srun_wrapper/agent/data/")
+"""Folders whose limits are not on the page yet."""
+
+
+def seconds_of(path: Path) -> Iterator[str]:
+    """Yield the names of a module's numbers that are in seconds, by a comment or by name."""
+    text = path.read_text(encoding="utf-8")
+    lines, body = text.splitlines(), ast.parse(text).body
+    for node, after in zip_longest(body, body[1:]):
+        match node:
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                pass
+            case _:
+                continue
+        number = isinstance(value, (ast.Constant, ast.BinOp)) and not any(
+            isinstance(part, ast.Name) or isinstance(getattr(part, "value", None), (str, bytes))
+            for part in ast.walk(value)
+        )
+        match after:
+            case ast.Expr(value=ast.Constant(value=str(words))):
+                pass
+            case _:
+                words = ""
+        said = (lines[node.end_lineno - 1].partition("#")[2].strip(), words)
+        in_seconds = name.endswith("_S") or any(
+            re.match(r"(s|[Ss]econds)\b", each) for each in said
+        )
+        if number and name.strip("_").isupper() and in_seconds:
+            yield name
+
+
+@pytest.mark.parametrize("room", ["robust_slurm", "srun_wrapper"])
+def test_every_limit_of_the_job_is_on_the_page(room: str) -> None:
+    listed = {(name, file) for name, _, file in ROWS}
+    listed |= {(name, file) for file, names in PAUSES.items() for name in names.split()}
+    found = {
+        (name, path.relative_to(REPOSITORY).with_suffix("").as_posix())
+        for path in (REPOSITORY / room).rglob("*.py")
+        for name in seconds_of(path)
+    }
+    missing = {each for each in found - listed if not each[1].startswith(NOT_YET)}
+    assert missing == set(), "give each a row of docs/timings.md, or name it in PAUSES"
+    pauses = {(n, file) for file, names in PAUSES.items() for n in names.split()}
+    assert {each for each in pauses - found if each[1].startswith(room)} == set(), "these are gone"
 
 
 @pytest.mark.parametrize(("name", "seconds", "file"), ROWS)

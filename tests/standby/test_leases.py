@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from robust_slurm.slurm import Placement, StandbyClaim
+from robust_slurm.slurm import JobPlacement, StandbyClaim
 from robust_slurm.slurm.model import node_from, partition_from
 from standby import leases
 from standby.leases import LeaseWish
@@ -30,8 +30,8 @@ def test_the_largest_jobs_first(sizes: dict[int, int], nodes: int, may: set[int]
 
 def test_a_claim_counts_for_a_running_job_of_the_same_user() -> None:
     jobs = {
-        1: Placement("RUNNING", "train", "ann", ("n1", "n2")),
-        2: Placement("RUNNING", "train", "bob", ("n3", "n4", "n5")),
+        1: JobPlacement("RUNNING", "train", "ann", ("n1", "n2")),
+        2: JobPlacement("RUNNING", "train", "bob", ("n3", "n4", "n5")),
     }
     claims = [
         StandbyClaim(11, 1, "PENDING", "ann", ()),

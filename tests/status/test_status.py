@@ -18,7 +18,7 @@ from status_records import NOW, accusation, incident, roster, view
 from robust_slurm.command_line.screen import console
 from robust_slurm.slurm import Completed, Slurm
 from robust_slurm.state_dir.files import read_state
-from robust_slurm.state_dir.records import Checkpoint, accusation_from, roster_from
+from robust_slurm.state_dir.records import Checkpoint, node_report_from, roster_from
 from status import render
 from status.cli import main
 from status.model import NodeRow, SlurmView, StatusReport, report, status_of
@@ -60,9 +60,9 @@ def test_status_of_a_step(state: str, age: float, slurm: SlurmView, status: str)
 def test_report_of_a_cluster() -> None:
     told = [roster_from(roster()), roster_from(roster(job_id=5, updated=NOW - 900))]
     against = [
-        accusation_from(accusation()),
-        accusation_from(accusation(time=NOW - 50, job=9, evidence=["again"])),
-        accusation_from(accusation(node="made-up")),
+        node_report_from(accusation()),
+        node_report_from(accusation(time=NOW - 50, job=9, evidence=["again"])),
+        node_report_from(accusation(node="made-up")),
     ]
     done = report(
         [r for r in told if r], [a for a in against if a], [], view(j7="RUNNING"), "standby", NOW
@@ -79,7 +79,7 @@ def test_report_of_a_cluster() -> None:
     assert done.problems == ()
 
 
-def test_a_withdrawn_accusation_is_shown_as_such(tmp_path: Path) -> None:
+def test_a_withdrawn_report_is_shown_as_such(tmp_path: Path) -> None:
     directory = tmp_path / "jobs" / "7" / "accusations"
     directory.mkdir(parents=True)
     files: dict[str, dict[str, Any]] = {"n2.i1": {}}
@@ -91,14 +91,14 @@ def test_a_withdrawn_accusation_is_shown_as_such(tmp_path: Path) -> None:
         (directory / f"{name}.json").write_text(json.dumps(accusation(**changes)))
     found = read_state(tmp_path)
     assert found.problems == []
-    done = report([], found.accusations, [], view(), "standby", NOW)
+    done = report([], found.reports, [], view(), "standby", NOW)
     rows = {row.name: (row.accusations, row.withdrawn, row.newest_evidence) for row in done.nodes}
     assert rows["n2"] == (1, 1, "job 7: ECC")
     assert rows["n3"] == (0, 1, "job 7: withdrawn: the same error on n3, s1")
 
 
 def test_without_slurm_the_files_still_speak() -> None:
-    told, against = roster_from(roster()), accusation_from(accusation(node="n9"))
+    told, against = roster_from(roster()), node_report_from(accusation(node="n9"))
     assert told is not None
     assert against is not None
     done = report([told], [against], [], SlurmView(error="down"), "standby", NOW)

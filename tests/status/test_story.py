@@ -14,7 +14,7 @@ from suspicion_records import ADA, BOB, event, job, of_node
 
 from robust_slurm.state_dir.files import JobRecord
 from robust_slurm.state_dir.node_events import KINDS, NodeEvent, event_from, events_from, report_of
-from robust_slurm.state_dir.records import accusation_from, incident_from
+from robust_slurm.state_dir.records import incident_from, node_report_from
 from status.lemons import lemon
 from status.rules import rule_rows
 from status.story import Suspicion, proven_good
@@ -222,7 +222,7 @@ def test_a_requeued_job_counts_its_incidents_anew() -> None:
 
 def test_a_standby_node_is_reported_under_the_number_of_its_own_allocation() -> None:
     mine = job(9, [{"time": NOW - 100}], [{}])
-    report = accusation_from(accusation(job=7))
+    report = node_report_from(accusation(job=7))
     assert report is not None
     record = JobRecord(mine.job_id, ADA, (report,), mine.incidents)
     (one,) = of_node([record], [event("accusation", 5, result="cleared")])
@@ -299,7 +299,7 @@ def test_the_story_of_any_records_is_told_in_printable_lines(data: st.DataObject
     reports, incidents, events = [], [], []
     for _ in range(data.draw(st.integers(0, 3))):
         example = accusation(rule="x", withdrawn="")
-        reports.append(accusation_from(_changed(data, example, sorted(example))))
+        reports.append(node_report_from(_changed(data, example, sorted(example))))
         had = incident(swaps=[["n2", "n3"]], rule="x")
         incidents.append(incident_from(_changed(data, had, sorted(had))))
     for kind in data.draw(st.lists(st.sampled_from(KINDS), max_size=6)):

@@ -19,7 +19,7 @@ MODELS = ("two_dtypes", "strided")
 
 
 class As(nn.Module):
-    """Its input in another type."""
+    """A module that gives its input in another type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def _structure(value: Any) -> Any:
 
 
 class OnCpu(BasicTensorAwareStateDict):  # type: ignore[misc]
-    """Its own state dict refuses tensors that are not on a GPU."""
+    """A state dict whose own refuses tensors that are not on a GPU."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state_dict = _structure(state)  # it is changed in place

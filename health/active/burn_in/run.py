@@ -36,7 +36,7 @@ from robust_slurm import commands
 from robust_slurm.command_line.errors import warn
 from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.plain_text import OutputError
-from robust_slurm.command_line.progress import Progress
+from robust_slurm.command_line.progress import ProgressBar
 from robust_slurm.command_line.run import run as command_line
 from robust_slurm.command_line.screen import console
 from robust_slurm.slurm import Slurm, SlurmError
@@ -113,7 +113,7 @@ def _burn_in(options: argparse.Namespace, slurm: Slurm, out: IO[str]) -> int:
         say(f"not compared with the fleet's record: {why}")
     with reserved(slurm, plan.nodes, plan.minutes, options.keep_reservation, say) as name:
         ends = time.monotonic() + START_S + plan.wanted.limit
-        with Progress("burn-in", START_S + plan.wanted.limit, by_time=True):
+        with ProgressBar("burn-in", START_S + plan.wanted.limit, by_time=True):
             outcome, about = asyncio.run(_tested(plan, name, known))
             outcome = with_tools(outcome, _nvidia(plan, name, about, ends))
         judged = judge(baselines=known, floors=floors, **outcome._asdict())

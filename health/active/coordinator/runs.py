@@ -167,7 +167,7 @@ async def _tested(
 
 
 def with_tools(outcome: Measurements, found: Mapping[str, job_tools.ToolResults]) -> Measurements:
-    """Their results beside our own tests'."""
+    """Add the results of the job's tools to our own tests'."""
     measured = tuple(row for one in found.values() for row in one.measured)
     asked = {
         **outcome.asked,

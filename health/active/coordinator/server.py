@@ -47,7 +47,7 @@ class WorkerLink(Framed):
         self.broken = f"invalid message: {err}"
 
     def send(self, message: dict[str, Any]) -> None:
-        """Nothing is sent on a connection that is closed. ValueError: too long for a frame."""
+        """Send, unless the connection is closed. ValueError: too long for a frame."""
         if not self.closed.done():
             self.write(json.dumps(message).encode())
 

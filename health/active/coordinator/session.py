@@ -53,7 +53,7 @@ class _Slot:
         return self.about is not None and not self.gone
 
     def end(self, why: str) -> None:
-        """Nothing more will come from here: the first reason counts."""
+        """End the slot: no more will come from it, and the first reason counts."""
         self.gone = self.gone or why
         if self.answer is not None and not self.answer.done():
             self.answer.set_exception(WorkerError(self.gone))
@@ -96,7 +96,7 @@ class TestSession:
         }
 
     async def gather(self, timeout: float) -> None:
-        """Until every slot is ready or gone, or ``timeout`` seconds are over."""
+        """Wait until every slot is ready or gone, or ``timeout`` seconds are over."""
         self._settle()
         self._waited += timeout
         with contextlib.suppress(TimeoutError):

@@ -66,7 +66,7 @@ class WorkerProcess:
         last: signal.Signals,
         own: DeviceAccount | None = None,
     ) -> None:
-        """Raises OSError. In a session of its own: Ctrl-C is ours, and so are its children.
+        """Start it in a session of its own: Ctrl-C is ours, and so are its children. OSError.
 
         ``last`` is the signal it gets from the kernel when we are killed; ``own``: the account
         that it runs under.
@@ -163,7 +163,7 @@ class WorkerProcess:
             self._leave(self._process)
 
     def _leave(self, process: subprocess.Popen[bytes]) -> None:
-        """It takes no signal: go on without it, and say so."""
+        """Go on without a process that takes no signal, and say so."""
         assert process.stdout is not None and self._pidfd is not None
         loop = asyncio.get_running_loop()
         for fd in (process.stdout.fileno(), self._pidfd):
@@ -225,7 +225,7 @@ def step(
 
 
 def flag() -> str:
-    """Nothing is imported from the working directory, and where we are isolated, so are they."""
+    """Return the flag that keeps the working directory out, and isolates the child as we are."""
     return "-I" if sys.flags.isolated else "-P"
 
 

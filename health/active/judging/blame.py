@@ -37,7 +37,7 @@ STANDARD = 3
 FEW = 0.25
 """Share of the nodes (at least one): if more would be named for speed, there are two kinds."""
 LEAF = 3
-"""From so many nodes of a leaf on, if they are most of it, the leaf is suspected instead."""
+"""The number of nodes of a leaf from which on, if most of it, the leaf is suspected instead."""
 
 
 class Pair(NamedTuple):
@@ -86,7 +86,7 @@ class Bad(NamedTuple):
 
 @dataclass(slots=True)
 class PairFacts:
-    """By node, and in it by partner. ``standards``: by whether the pair is across leaves, as are
+    """Facts by node, then by partner. ``standards``: by whether the pair is across leaves, as are
     the values of ``passed``."""
 
     standards: dict[bool, Standard]
@@ -115,7 +115,7 @@ class PairFacts:
         return max(wrong, len(partners) - len(self.passed.get(node, ()))) >= ENOUGH
 
     def unstartable(self, node: str) -> bool:
-        """It could not start with two partners, one of which can."""
+        """True if it could not start with two partners, one of which can."""
         failed = self.errors.get(node, {})
         return (
             node not in self.passed
@@ -131,7 +131,7 @@ class PairFacts:
 
 
 def across(leaf_of: Mapping[str, str], one: str, other: str) -> bool:
-    """They hang on different leaf switches. Nodes of unknown leaf count as one leaf."""
+    """True if they hang on different leaf switches. Nodes of unknown leaf count as one leaf."""
     return leaf_of.get(one, "") != leaf_of.get(other, "")
 
 

@@ -58,7 +58,7 @@ class FleetSpread(NamedTuple):
 
 
 class Baselines(NamedTuple):
-    """By (model, test, value); and the digests that the fleet agrees on, by key."""
+    """Values by (model, test, value); and the digests that the fleet agrees on, by key."""
 
     spreads: Mapping[tuple[str, str, str], FleetSpread]
     digests: Mapping[str, str]

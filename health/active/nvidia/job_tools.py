@@ -129,7 +129,7 @@ def step(
 
 
 def read(text: str) -> dict[str, ToolResults]:
-    """By node, of what the step printed; lines that are not understood are passed over. Pure."""
+    """Read what the step printed, by node; lines that are not understood are passed over. Pure."""
     found = {}
     for line in _SAID.findall(text):
         try:

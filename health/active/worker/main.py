@@ -191,7 +191,7 @@ class Worker:
             link.send({"id": asked.get("id"), **self.answer(asked)})
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """To one message, without its id."""
+        """Return the answer to one message, without its id."""
         name = str(asked.get("test", ""))
         try:
             if name == "listen":

@@ -42,7 +42,7 @@ class Sealed(Store):
         return self._got(key, time.monotonic() + self._timeout.total_seconds())
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Until all are there. DistStoreError: not in time."""
+        """Wait until all are there. DistStoreError: not in time."""
         until = time.monotonic() + (timeout or self._timeout).total_seconds()
         for key in keys:
             self._got(key, until)

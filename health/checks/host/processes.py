@@ -66,7 +66,7 @@ _NOBODY = 65534
 
 
 def waits_for_server(channel: str, stack: str) -> bool:
-    """By /proc/PID/wchan, and the lines "[<0>] nfs_wb_all+0x8d/0x120 [nfs]" of /proc/PID/stack."""
+    """Judge by /proc/PID/wchan, and by a stack's lines "[<0>] nfs_wb_all+0x8d/0x120 [nfs]"."""
     frames = [line.partition("] ")[2] for line in stack.splitlines()]
     return any(frame.startswith(_FILE_SERVER) for frame in (channel, *frames))
 

@@ -235,7 +235,7 @@ class _Signals:
 
 
 def _check_torch() -> None:
-    """Raises RuntimeError if imports have left torch in another mode: it is the thread's."""
+    """Raise RuntimeError if imports have left torch in another mode: it is the thread's."""
     torch: Any = sys.modules.get("torch")
     usual = (("is_grad_enabled", True), ("is_inference_mode_enabled", False))
     for name, value in (*usual, ("is_autocast_enabled", False)):

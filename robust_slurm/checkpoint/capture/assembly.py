@@ -39,7 +39,7 @@ class WholeTensor(NamedTuple):
     """A tensor in one or more blocks, all of it there."""
 
     entry: Entry
-    """Its first block's."""
+    """The entry of the first block."""
     shape: tuple[int, ...]
     """Shape of the tensor that is assembled."""
     blocks: tuple[tuple[Entry, Source], ...]

@@ -23,11 +23,11 @@ class Item(NamedTuple):
 
     entry: Entry
     tensor: torch.Tensor
-    """It has the entry's shape and type; detached, on any device, maybe not contiguous."""
+    """The value, of the entry's shape and type; detached, on any device, maybe not contiguous."""
     late: bool
-    """Only the optimizer's step changes it, so it may be copied until the next one."""
+    """True if only the optimizer's step changes it: it may be copied until the next one."""
     frozen: bool = False
-    """It is not meant to be trained. A hint for the layout: nothing may rely on it."""
+    """True if it is not meant to be trained. A hint for the layout: nothing may rely on it."""
 
 
 class Memory(NamedTuple):
@@ -59,7 +59,7 @@ class Leaf(NamedTuple):
     item: Item
     """All of it that this rank holds."""
     encoded: Encoded
-    """Its stand-in among the values."""
+    """The stand-in among the values."""
 
     def unchanged(self, tensor: torch.Tensor) -> bool:
         """True if all of this holds for ``tensor`` too."""

@@ -143,7 +143,7 @@ _HELD = itemgetter(
 
 
 class Shape:
-    """Everything that decides what a tree's tensors are and what they are called.
+    """The facts that decide what a tree's tensors are and what they are called.
 
     Modules, parameters, buffers, hooks and the names of all, and the dicts that hold them.
     """

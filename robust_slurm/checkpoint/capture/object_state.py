@@ -35,7 +35,7 @@ class ObjectState:
         return _collect(self.key, self.get(), self._leaves.add, self._leaves)
 
     def get(self) -> Any:
-        """Its state as plain values."""
+        """Return the object's state as plain values."""
         return self.found.state_dict()
 
     def put(self, state: Any) -> None:
@@ -88,7 +88,7 @@ class ScalerState(ObjectState):
         )
 
     def get(self) -> Any:
-        """Its state, with tensors for what the device changes."""
+        """Return the object's state, with tensors for what the device changes."""
         idle = object.__new__(type(self.found))
         vars(idle).update(vars(self.found), _scale=None, _growth_tracker=None)
         state: dict[str, Any] = idle.state_dict()

@@ -24,7 +24,7 @@ from .optimizer_state import OptimizerState
 
 RNG = "rng"
 TRAINED = ("model", "optimizer")
-"""Only their tensors can be shared."""
+"""The sections whose tensors can be shared."""
 
 
 class ParameterNames:

@@ -18,7 +18,7 @@ from ..format.layout import Entry
 from ..planning.alike import mark
 from .leaves import Item, Leaf
 
-KEEPERS = 64
+HOLDERS = 64
 
 
 class Share(NamedTuple):
@@ -27,21 +27,21 @@ class Share(NamedTuple):
     ranks: tuple[int, ...]
     """In ascending order, with the rank itself."""
     blocks: bool = False
-    """They hold the same blocks of distributed tensors too (HSDP), not only whole tensors."""
+    """True if they hold the same blocks of distributed tensors (HSDP), not only whole tensors."""
 
     @property
-    def keepers(self) -> tuple[int, ...]:
+    def holders(self) -> tuple[int, ...]:
         """The ranks, evenly spread, that keep a part each of the state that all of them share.
 
-        To restore a rank takes its own snapshot and the keepers' snapshots. If all ranks were
-        keepers, the lists of needed snapshots would grow with the square of the ranks.
+        To restore a rank takes its own snapshot and the holders' snapshots. If all ranks were
+        holders, the lists of needed snapshots would grow with the square of the ranks.
         """
-        count = min(len(self.ranks), KEEPERS)
+        count = min(len(self.ranks), HOLDERS)
         return tuple(self.ranks[i * len(self.ranks) // count] for i in range(count))
 
     def needs(self, rank: int) -> tuple[int, ...]:
         """The ranks whose snapshots restore this one of the group, ascending."""
-        return tuple(sorted({rank, *self.keepers}))
+        return tuple(sorted({rank, *self.holders}))
 
 
 class SharedPart(NamedTuple):

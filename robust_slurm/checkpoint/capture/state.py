@@ -34,7 +34,7 @@ class Glimpse(NamedTuple):
     values: Encoded
     """The values that are no tensors."""
     tensors: dict[str, torch.Tensor]
-    """By the names of their entries; live, not copies."""
+    """Live tensors, not copies, by the names of their entries."""
 
 
 class State:
@@ -111,10 +111,10 @@ class State:
     def _divide(self, shared: list[Leaf], share: Share) -> None:
         entries = [leaf.item.entry for leaf in shared]
         if entries != self._divided:
-            keepers = share.keepers
+            holders = share.holders
             mine = (
-                divide(entries, len(keepers))[keepers.index(self.rank)]
-                if self.rank in keepers
+                divide(entries, len(holders))[holders.index(self.rank)]
+                if self.rank in holders
                 else []
             )
             self._parts = {part.which: part for part in mine}
@@ -243,7 +243,7 @@ class State:
         return checksum((i.entry, None if i.entry.fqn in same else i.tensor) for i in items)
 
     def unshare(self) -> None:
-        """From now on every tensor is this rank's own: the peers' are not the same."""
+        """Take every tensor as this rank's own from now on: the peers' are not the same."""
         self.share = None
         self._shared, self._shared_items, self._found = [], [], []
 

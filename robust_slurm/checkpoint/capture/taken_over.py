@@ -24,7 +24,7 @@ class Taken(NamedTuple):
     shares: tuple[int, ...]
     """The shares of the global batch that are this rank's now."""
     anew: bool = False
-    """It was no rank there: random generators stay as the script has made them."""
+    """True if it was no rank there: random generators stay as the script has made them."""
 
 
 def fixed(loader: Any, shares: Sequence[int]) -> str:

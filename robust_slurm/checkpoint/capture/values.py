@@ -1,4 +1,4 @@
-"""Everything in a state that is no tensor, as JSON that gives back exactly the same values.
+"""Values of a state that are no tensors, as JSON that gives back exactly the same values.
 
 Types are kept (tuple and list, int and bool and numpy's), floats bit for bit. Numbers within 64
 bits, finite floats, strings and lists stand for themselves; all else is an object with one key,

@@ -30,7 +30,7 @@ class Fate(NamedTuple):
     spoilt: bool = False
     """The snapshot may hold a mixture of states."""
     unseen: bool = False
-    """They changed though no optimizer has stepped."""
+    """True if they changed though no optimizer has stepped."""
 
 
 class Guard:
@@ -107,7 +107,7 @@ class Guard:
         return Fate() if copy is None else self._unseen(copy, late, deadline)
 
     def drop(self) -> None:
-        """Nothing more will be known of the newest snapshot."""
+        """Forget the newest snapshot: no more will be known of it."""
         _, _, watch = self._forget()
         if watch is not None:
             watch.stop()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 PORTIONS = 64
-"""To sum up a portion takes 1 % of a memcpy of all: 0.3 ms of 30 for 256 MB in 768 tensors."""
+"""Summing up a portion takes 1 % of a memcpy of all: 0.3 ms of 30 for 256 MB in 768 tensors."""
 LEAST = 2 << 20
 """Bytes of a portion, unless all tensors have less: 0.1 to 0.2 ms."""
 CALL = 64 << 10  # bytes that are summed up in the time that torch needs for the call

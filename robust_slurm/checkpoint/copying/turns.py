@@ -27,7 +27,7 @@ class Turns:
         return there
 
     def stepped(self) -> None:
-        """It is over. It may never be called, where a step has raised."""
+        """Note that the step is over. Where a step has raised this may never be called."""
         self._stepping.discard(threading.get_ident())
 
     @contextmanager

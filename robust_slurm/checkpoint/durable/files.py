@@ -37,7 +37,7 @@ NEWER = "a newer step is on disk"
 
 
 class DurableError(Exception):
-    """Something about a durable checkpoint; the text says what, where and what to do."""
+    """A durable checkpoint cannot be used or written; the text says what, where and what to do."""
 
 
 def explain(err: OSError, doing: str, path: str | Path) -> str:

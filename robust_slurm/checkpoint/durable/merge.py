@@ -40,7 +40,7 @@ class Group:
 
     def __init__(self, parts: Sequence[Outline]) -> None:
         self.parts = parts
-        """By rank."""
+        """The outlines, by rank."""
         self.form = parts[0].form
 
     @cached_property
@@ -72,7 +72,7 @@ class Blocks(NamedTuple):
 
     @property
     def entry(self) -> Entry:
-        """Its offsets are not those of any part."""
+        """The entry, whose offsets are not those of any part."""
         return self.group.form.entries[self.number]
 
     def column(self, dim: int) -> array[int]:
@@ -117,7 +117,7 @@ class Value(NamedTuple):
 
     @property
     def place(self) -> FileSpan:
-        """Raises ValueError if the part is not what it should be."""
+        """Return the place. Raises ValueError if the part is not what it should be."""
         return self.part.place(self.number)
 
 
@@ -171,7 +171,7 @@ def _tensors(parts: Sequence[Outline]) -> tuple[list[Whole], list[str]]:
 
 
 def _collected(parts: Sequence[Outline]) -> dict[str, list[list[Blocks]]]:
-    """By fqn: the blocks of each tensor that has it."""
+    """Return the blocks of each tensor that has the fqn, by fqn."""
     alike: dict[tuple[CommonForm, tuple[int, ...], tuple[int, ...]], list[Outline]] = {}
     for part in parts:
         among = part.needs if part.form.shares else ()  # else each rank needs itself alone

@@ -97,7 +97,7 @@ class CommonForm:
     """The common form of all ranks that hold blocks of the same shapes."""
 
     def __init__(self, data: Any) -> None:
-        """Raises what ``_ERRORS`` lists."""
+        """Parse the record. Raises what ``_ERRORS`` lists."""
         self.entries = tuple(_entry(*entry) for entry in data["entries"])
         """With the offsets that an uncut tensor has."""
         self.paths = {text(fqn): _path(path) for fqn, path in data["paths"].items()}
@@ -236,7 +236,7 @@ def _lines(part: Part) -> list[bytes]:
 
 
 def parse_part(raw: bytes) -> Part:
-    """Raises ValueError for anything that no version of this can have written."""
+    """Parse a part. Raises ValueError for anything that no version of this can have written."""
     try:
         lines = _split(raw)
         head, found = json.loads(lines[0]), Outline(lines, {})
@@ -274,7 +274,7 @@ def parse_outline(raw: bytes, known: dict[bytes, Any]) -> Outline:
 
 
 def read_part(directory: Path, name: str) -> Part:
-    """Raises DurableError."""
+    """Read a part. Raises DurableError."""
     try:
         return parse_part(read_inside(directory, name, MAX_PART))
     except OSError as err:
@@ -344,7 +344,7 @@ def count(value: Any) -> int:
 
 
 def text(value: Any) -> str:
-    """Raises ValueError."""
+    """Return a text, checked. Raises ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"not a text: {value!r}")
     return value

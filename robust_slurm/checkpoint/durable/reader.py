@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
 
     snapshot: Snapshot
     tensors: Mapping[str, torch.Tensor]
-    """By the entry's name. Each is read from the disk anew when it is asked for."""
+    """Tensors by the entry's name. Each is read from the disk anew when it is asked for."""
 
 
 def load(
@@ -63,7 +63,7 @@ def _shape(world: int, mesh: Mapping[str, int]) -> str:
 
 
 def refuse(where: Path, problems: list[Problem]) -> None:
-    """Raises DurableError if there are any."""
+    """Raise DurableError if there are any problems."""
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise DurableError(f"{where} cannot be loaded: {problems[0].what}{more}")

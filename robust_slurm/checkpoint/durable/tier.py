@@ -82,7 +82,7 @@ class Manifest(NamedTuple):
     bytes: int
     """Bytes of all data files."""
     parts: tuple[PartFile, ...]
-    """By rank."""
+    """The files of the parts, by rank."""
     metadata: tuple[int, list[int]]
     """Size and digest of ``.metadata``; size 0: there is none, as there would be too much in it."""
     renamed: tuple[Renamed, ...]
@@ -231,7 +231,7 @@ def _read_pinned(path: Path, of: Manifest, rank: int, parse: Callable[[bytes], P
 
 
 def check_part(found: Identity, wanted: Identity) -> None:
-    """Raises ValueError."""
+    """Check a part's identity. Raises ValueError."""
     if found != wanted:
         said = ("{}, step {}, rank {} of {}".format(*each) for each in (found, wanted))
         raise ValueError("it is of attempt {}, not of {}".format(*said))
@@ -242,7 +242,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def parse_manifest(raw: bytes) -> Manifest:
-    """Raises ValueError for anything that this version cannot have written."""
+    """Parse a manifest. Raises ValueError for anything that this version cannot have written."""
     try:
         data = json.loads(raw)
         if data["version"] != VERSION:

@@ -22,7 +22,7 @@ Read = Callable[[int], None]  # is told how many bytes more were read
 
 
 class Problem(NamedTuple):
-    """Something that keeps a checkpoint from being used."""
+    """A reason why a checkpoint cannot be used."""
 
     file: str
     """Name in the step's directory, or ""."""

@@ -30,7 +30,7 @@ ITEM_SIZE: Mapping[str, int] = {
 
 
 class LayoutError(ValueError):
-    """Not a complete snapshot, or one of another version."""
+    """The file is not a complete snapshot, or is of another version."""
 
 
 class Entry(NamedTuple):
@@ -71,7 +71,7 @@ class Snapshot(NamedTuple):
     needs: tuple[int, ...]
     """Ranks whose snapshots of the same step are needed to restore this rank; always itself too."""
     values: Any
-    """Everything that is no tensor, encoded by ``values``."""
+    """The values that are no tensors, encoded by ``values``."""
     entries: tuple[Entry, ...]
     same: int = -1
     """Checksum of what the ranks of ``needs`` hold alike, as this rank held it (see ``sharing``);

@@ -21,7 +21,7 @@ class Claim(NamedTuple):
     needs: tuple[int, ...]
     """The ranks that its state is put together from."""
     same: int
-    """Its checksum of what they share; -1: unknown."""
+    """The checksum of what they share; -1: unknown."""
 
 
 def mark(crc: int, *, whole: bool) -> int:

@@ -34,7 +34,7 @@ class Cost(NamedTuple):
     waited_s: float
     """Training stood still until the replica was there."""
     replica_s: float
-    """From save(), or where the device had come so far, until the replica was there."""
+    """Time from save(), or where the device had come so far, until the replica was there."""
 
 
 def least(cost: Cost, overhead: float, every: int, margin: float = 1.0) -> int:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from robust_slurm.checkpoint.store.door import Connection, Message
+from robust_slurm.checkpoint.store.door import Message, RankConnection
 from robust_slurm.checkpoint.store.events import FetchOutcome, Restore
 from robust_slurm.checkpoint.store.shelf import Shelf
 
@@ -60,8 +60,8 @@ class Awaited:
             plan |= {"origin": restore.origins[rank], "anew": rank in restore.anew}
         return plan
 
-    def wait(self, connection: Connection, rank: int, epoch: int) -> None:
-        """Until they are here, or no order to get them has come, or the epoch is over."""
+    def wait(self, connection: RankConnection, rank: int, epoch: int) -> None:
+        """Wait until they are here, or no order to get them has come, or the epoch is over."""
         give_up_at = time.monotonic() + ORDER
         while True:
             with self._change:

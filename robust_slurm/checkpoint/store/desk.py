@@ -13,7 +13,7 @@ from robust_slurm.checkpoint.store import door, shelf
 from robust_slurm.checkpoint.store.adoption import adopt
 from robust_slurm.checkpoint.store.awaited import Awaited
 from robust_slurm.checkpoint.store.disk.archive import Archive, StoreSettings
-from robust_slurm.checkpoint.store.door import Connection, Message, RefusedError
+from robust_slurm.checkpoint.store.door import Message, RankConnection, RefusedError
 from robust_slurm.checkpoint.store.events import (
     WITHDRAWN,
     Alarm,
@@ -79,7 +79,7 @@ class Desk:
             return list(self._ranks.values())
 
     def begin(self, epoch: int, restore: Restore | None) -> None:
-        """Then ``sweep``. Nobody has a replica to send until the next ``place``."""
+        """Begin the epoch; ``sweep`` follows. Nobody sends a replica until the next ``place``."""
         with self._lock:
             self._epoch, self._line = epoch, 0
             self._all_here = self._settings.key is None
@@ -140,12 +140,12 @@ class Desk:
 
     # -- messages
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: RankConnection) -> None:
         rank = self._ranks.get(connection.rank)
         if rank is not None:
             rank.left(connection)
 
-    def take(self, connection: Connection, message: Message) -> None:
+    def take(self, connection: RankConnection, message: Message) -> None:
         """Handle one message in the connection's thread. Raises RefusedError."""
         op = message["op"]
         if op == "enrol":
@@ -181,7 +181,7 @@ class Desk:
         else:
             raise RefusedError(f"{op!r} is not known")
 
-    def _enrol(self, connection: Connection, message: Message) -> None:
+    def _enrol(self, connection: RankConnection, message: Message) -> None:
         if connection.rank >= 0:
             raise RefusedError("enrol: only once in a connection")
         enrolment = read_enrolment(message)
@@ -239,7 +239,7 @@ class Desk:
             self._emit(enrolment.event)
         self.archive.warm(rank)
 
-    def _began(self, rank: Rank, connection: Connection, first: int, line: int) -> None:
+    def _began(self, rank: Rank, connection: RankConnection, first: int, line: int) -> None:
         """Forget what a rank that begins anew had saved from step ``first`` on, and what others had
         here from then on in older timelines. ``line``: 0 if the ranks did not agree on one."""
         with self._lock:
@@ -278,7 +278,7 @@ class Desk:
             lambda step: self._shelf.has(number, step),
         )  # fmt: skip
 
-    def _saved(self, rank: Rank, connection: Connection, message: Message) -> None:
+    def _saved(self, rank: Rank, connection: RankConnection, message: Message) -> None:
         enrolment = rank.enrolment
         assert enrolment is not None
         step = door.whole(message, "step")

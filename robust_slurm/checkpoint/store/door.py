@@ -21,7 +21,7 @@ class RefusedError(Exception):
     """A rank said what it must not say; the connection ends."""
 
 
-class Connection:
+class RankConnection:
     """One rank's connection; ``send`` and ``close`` may be called from any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -47,7 +47,7 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Only by the thread that reads."""
+        """Release the descriptor. Called only by the thread that reads."""
         with self._lock:
             self._sock.close()
 
@@ -73,7 +73,7 @@ class Connection:
 
 
 def parse(line: bytes) -> Message:
-    """Raises RefusedError."""
+    """Parse a message. Raises RefusedError."""
     try:
         return json_lines.parse(line)
     except ValueError as err:
@@ -89,7 +89,7 @@ def whole(message: Message, name: str, below: int = 1 << 62) -> int:
 
 
 def text(message: Message, name: str, most: int = 4096) -> str:
-    """Raises RefusedError."""
+    """Return a text of the message. Raises RefusedError."""
     value = message.get(name, "")
     if not isinstance(value, str) or len(value) > most or "\0" in value:
         raise RefusedError(f"{message['op']}: {name} is {value!r}"[:200])
@@ -116,13 +116,13 @@ class Door:
 
     def __init__(
         self,
-        take: Callable[[Connection, Message], None],
-        gone: Callable[[Connection], None],
+        take: Callable[[RankConnection, Message], None],
+        gone: Callable[[RankConnection], None],
     ) -> None:
         self._take = take
         self._gone = gone
         self._lock = threading.Lock()
-        self._open: dict[Connection, threading.Thread] = {}
+        self._open: dict[RankConnection, threading.Thread] = {}
         self._closed = False
 
     def accept(self, sock: socket.socket) -> None:
@@ -131,14 +131,14 @@ class Door:
             if self._closed or not allowed or len(self._open) >= MAX_CONNECTIONS:
                 sock.close()
                 return
-            connection = Connection(sock)
+            connection = RankConnection(sock)
             thread = threading.Thread(
                 target=self._serve, args=(connection,), name="ckpt-rank", daemon=True
             )
             self._open[connection] = thread
         thread.start()
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: RankConnection) -> None:
         try:
             connection.lines(lambda message: self._take(connection, message))
         except RefusedError as err:

@@ -51,7 +51,7 @@ class Orders:
                 rank.tell({"op": "unshare"})
 
     def save_every(self, every: int, first: int) -> None:
-        """From step ``first`` on only multiples of ``every`` are saved."""
+        """Save only multiples of ``every`` from step ``first`` on."""
         self.every, self._first = every, first
         for rank in self._ranks():
             rank.tell({"op": "every", "every": every, "first": first})

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.checkpoint.store import door, shelf
 from robust_slurm.checkpoint.store.disk.persist import Destination, Persister
-from robust_slurm.checkpoint.store.door import Connection, Message, RefusedError
+from robust_slurm.checkpoint.store.door import Message, RankConnection, RefusedError
 from robust_slurm.checkpoint.store.events import Enrolled, Event, Saved
 from robust_slurm.checkpoint.store.shelf import ShelfRecord
 from robust_slurm.checkpoint.transfer.pusher import Pusher
@@ -51,7 +51,7 @@ class RankEnrolment(NamedTuple):
 
 
 def read_enrolment(message: Message) -> RankEnrolment:
-    """Raises RefusedError."""
+    """Read an enrolment. Raises RefusedError."""
     world = door.whole(message, "world", MAX_RANK)
     rank = door.whole(message, "rank", max(world, 1))
     mesh = message.get("mesh", {})
@@ -114,7 +114,7 @@ class Rank:
         self._has = has
         self.lock = threading.RLock()
         self.enrolment: RankEnrolment | None = None
-        self.connection: Connection | None = None
+        self.connection: RankConnection | None = None
         self.enrolled = -1
         """The epoch in which it enrolled last."""
         self.line = 0
@@ -135,7 +135,7 @@ class Rank:
         self.pusher = make_pusher(self)
         self.persister = make_persister(self)
 
-    def enrol(self, enrolment: RankEnrolment, connection: Connection) -> None:
+    def enrol(self, enrolment: RankEnrolment, connection: RankConnection) -> None:
         with self.lock:
             older, self.connection = self.connection, connection
             self.enrolment = enrolment
@@ -156,7 +156,7 @@ class Rank:
         self.pusher.begin(epoch, anew=anew)
 
     def restart(self, epoch: int, *, anew: bool) -> None:
-        """It enrols again within the epoch. ``anew``: and begins anew, maybe at an earlier step
+        """Enrol again within the epoch. ``anew``: the rank begins anew, maybe at an earlier step
         than it had come to."""
         with self.lock:
             older = self.connection
@@ -164,7 +164,7 @@ class Rank:
         if older is not None:
             older.close()
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: RankConnection) -> None:
         with self.lock:
             if self.connection is connection:
                 self.connection = None
@@ -189,7 +189,7 @@ class Rank:
         self.tell({"op": op, "step": step})
 
     def skipped(self, step: int) -> None:
-        """It leaves this step out: nobody needs to wait until it has it."""
+        """Note that the rank leaves this step out: nobody needs to wait until it has it."""
         with self.lock:
             self._skipped = max(self._skipped, step)
             self._changed()

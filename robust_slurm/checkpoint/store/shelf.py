@@ -266,7 +266,7 @@ class Shelf:
 
 
 def read_header(fd: int, size: int) -> layout.Snapshot:
-    """Raises LayoutError, OSError."""
+    """Read a snapshot's header. Raises LayoutError, OSError."""
     return layout.parse_header(_head(fd, size), size)[0]
 
 

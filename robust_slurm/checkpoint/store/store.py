@@ -184,7 +184,7 @@ class Store:
             self._peers.complete(step, passed)
 
     def save_every(self, every: int, first: int) -> None:
-        """From step ``first`` on only multiples of ``every`` are saved, and what goes to disk."""
+        """Save only multiples of ``every`` from step ``first`` on, and what goes to disk."""
         self._desk.orders.save_every(every, first)
 
     def flush(

@@ -83,7 +83,7 @@ class Checkpointer:
         world = meshes.world()
         meshes.check_mesh(mesh, world.size)
         self.extra = self._values = Extra(extra or {})
-        """By name, as given; plain values are those that ``resume`` finds."""
+        """Objects by name, as given; plain values are those that ``resume`` finds."""
         self.stats = Stats()
         optimizer = checked(optimizer)
         given = {"model": model, "optimizer": optimizer, "loader": loader}

@@ -19,7 +19,7 @@ SEND_DEADLINE = 10.0  # s; the store reads at once, or something is wrong with i
 
 
 class StoreGoneError(Exception):
-    """There is no store at the other end (any more); the text says which and why."""
+    """No store is at the other end (any more); the text says which and why."""
 
 
 class Client:
@@ -44,7 +44,7 @@ class Client:
         self.waits_for_all = False
         """A step is safe only when all ranks are past it: its slot may be all there is."""
         self.safe_s = 0.0
-        """From a step's ``saved`` until it was safe: the newest that was measured."""
+        """Time from a step's ``saved`` until it was safe: the newest that was measured."""
         self._flushed: dict[str, Any] | None = None
         self._stand = -1
         self.unshare = False

@@ -36,7 +36,7 @@ def is_distributed() -> bool:
 
 
 def world() -> RankIds:
-    """From torch.distributed if it is initialised, else from the environment, else one rank."""
+    """Ask torch.distributed if it is initialised, else the environment; else it is one rank."""
     rank, size = _env("RANK", "SLURM_PROCID"), _env("WORLD_SIZE", "SLURM_NTASKS")
     if is_distributed():
         rank, size = dist.get_rank(), dist.get_world_size()

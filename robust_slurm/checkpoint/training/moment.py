@@ -71,7 +71,7 @@ class Moments:
 
     @property
     def steady(self) -> bool:
-        """Nothing else than an optimizer is known to change what it changes."""
+        """True if nothing else than an optimizer is known to change what it changes."""
         return self._may_wait and not self._unsteady
 
     @property

@@ -32,7 +32,7 @@ def options(
     local_directory: str | os.PathLike[str] | None,
     replica_wait: float,
 ) -> Options:
-    """Raises TypeError, ValueError saying what to pass."""
+    """Check the options. Raises TypeError, ValueError saying what to pass."""
     if isinstance(replica_wait, bool) or not isinstance(replica_wait, (int, float)):
         raise TypeError(f"replica_wait: seconds, not {replica_wait!r}")
     if not replica_wait >= 0:

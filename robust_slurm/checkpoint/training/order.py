@@ -26,7 +26,7 @@ class Order:
         self._step = -1
         self._extra: dict[str, Glimpse] = {}
         self._versions: dict[str, int] = {}
-        """By name, of the tensors of extra."""
+        """The versions of extra's tensors, by name."""
         self._named: set[str] = set()
         self._awaited = False  # the first gradient after save()
         self._handles: list[Any] = []

@@ -49,7 +49,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return (tensor if local is None else local()).nbytes
 
 
-class Rung(NamedTuple):
+class RoomRung(NamedTuple):
     """Numbers of snapshots that a node keeps of each rank."""
 
     own: int
@@ -66,8 +66,17 @@ class Rung(NamedTuple):
         return f"{self.own + self.extra} own and {self.replicas} replicas"
 
 
-LADDER = (Rung(3, 1, 3), Rung(2, 1, 2), Rung(2, 0, 2), Rung(2, 0, 0), Rung(1, 0, 0))
-ALONE = (Rung(1, 1, 0), Rung(1, 0, 0))  # outside robust-srun only what goes to disk is saved
+LADDER = (
+    RoomRung(3, 1, 3),
+    RoomRung(2, 1, 2),
+    RoomRung(2, 0, 2),
+    RoomRung(2, 0, 0),
+    RoomRung(1, 0, 0),
+)
+ALONE = (
+    RoomRung(1, 1, 0),
+    RoomRung(1, 0, 0),
+)  # outside robust-srun only what goes to disk is saved
 _COSTS = {
     2: "each step waits until all ranks have the one before",
     0: "no node keeps replicas here, so a lost node costs the steps since the last durable one",
@@ -76,8 +85,8 @@ _COSTS = {
 
 
 def choose(
-    room: int, size: int, ranks: int, ladder: Sequence[Rung], below: Rung | None = None
-) -> tuple[Rung | None, str]:
+    room: int, size: int, ranks: int, ladder: Sequence[RoomRung], below: RoomRung | None = None
+) -> tuple[RoomRung | None, str]:
     """The first rung for which ``room`` bytes of a node suffice, and what to tell people ("" for
     the first of all). ``size``: bytes of a snapshot of each of the node's ``ranks``. ``below``: no
     rung from this one up, for which there was no room after all. Pure."""
@@ -102,8 +111,8 @@ def choose(
 
 
 def check_room(
-    directory: str, size: int, below: Rung | None = None, *, local_ranks: int, replicas: bool
-) -> tuple[Rung | None, str]:
+    directory: str, size: int, below: RoomRung | None = None, *, local_ranks: int, replicas: bool
+) -> tuple[RoomRung | None, str]:
     """See ``choose``. Snapshots that are there already, of an earlier epoch, are room."""
     room = free(directory) + sum(
         file.lstat().st_blocks * 512 for file in Path(directory).glob(f"*{SUFFIX}")
@@ -123,15 +132,15 @@ class SnapshotRoom:
         patient: bool,
         say: Callable[[str], None],
         expected: int,
-        choose: Callable[[int, Rung | None], tuple[Rung | None, str]],
+        choose: Callable[[int, RoomRung | None], tuple[RoomRung | None, str]],
     ) -> None:
         """``patient``: under robust-srun. ``expected``: bytes of a snapshot by estimate;
         ``choose``: see ``check_room``, for a size and a rung."""
         self._client, self._about, self._options = client, about, options
         self._patient, self._say = patient, say
         self._expected, self._choose = expected, choose
-        self._rung: Rung | None = None
-        self._above: Rung | None = None  # the last one for which there was no room after all
+        self._rung: RoomRung | None = None
+        self._above: RoomRung | None = None  # the last one for which there was no room after all
         self._fewer = ""  # to tell the user when a snapshot has found room again
         own = {int(each["slot"]): int(each["step"]) for each in client.welcome.get("own", ())}
         self.ring: Ring | None = Ring(
@@ -141,7 +150,7 @@ class SnapshotRoom:
         self.on_disk = False
         """True where the slots lie on a disk, by way of which durable steps go."""
 
-    def keep(self, rung: Rung) -> None:
+    def keep(self, rung: RoomRung) -> None:
         """Use no more memory than this from now on; the store is told what it may use."""
         if self.ring is None or self.on_disk:
             return
@@ -151,7 +160,7 @@ class SnapshotRoom:
         self._client.say("slots", replicas=rung.replicas)
 
     def fit(self, size: int) -> None:
-        """Only now it is known how much there is to save: loader and extra are in no estimate."""
+        """Fit the size, known only now: loader and extra are in no estimate."""
         if self.on_disk or not exceeds(size, self._expected):
             return
         self._expected = size
@@ -183,7 +192,7 @@ class SnapshotRoom:
             self._fewer = ""
 
     def leave_memory(self, why: str) -> None:
-        """There is no room for the snapshots: durable steps go by way of a disk, if there is one.
+        """Leave memory for want of room: durable steps go by way of a disk, if there is one.
 
         ``why``: what, where.
         """

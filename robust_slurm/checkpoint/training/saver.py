@@ -26,7 +26,7 @@ from .moment import HeldMoment, Moment, Moments
 from .options import Options
 from .order import Order, some
 from .patience import Patience
-from .room import Rung, SnapshotRoom, is_full
+from .room import RoomRung, SnapshotRoom, is_full
 from .spoilt import Spoilt
 from .stats import Meter, Stats
 
@@ -49,7 +49,7 @@ class Saver:
         stats: Stats,
         say: Callable[[str], None],
         expected: int,
-        room: Callable[[int, Rung | None], tuple[Rung | None, str]],
+        room: Callable[[int, RoomRung | None], tuple[RoomRung | None, str]],
     ) -> None:
         """``patient``: the optimizer waits for the replica too. ``steady``: the optimizers tell
         before they change anything, so it can be copied in the background. ``expected``: bytes of
@@ -97,12 +97,12 @@ class Saver:
             self._room.ring.abandon(step)
         self._client.everywhere = step
 
-    def keep(self, rung: Rung) -> None:
+    def keep(self, rung: RoomRung) -> None:
         """Use no more memory than this from now on."""
         self._room.keep(rung)
 
     def leave_memory(self, why: str) -> None:
-        """There is no room for the snapshots: see ``SnapshotRoom.leave_memory``."""
+        """Leave memory for want of room: see ``SnapshotRoom.leave_memory``."""
         self._room.leave_memory(why)
 
     def leave_out(self) -> None:
@@ -110,7 +110,7 @@ class Saver:
         self._order.forget()
 
     def save(self, step: int) -> None:
-        """May raise anything; the training is none the worse for it."""
+        """Save the step. May raise anything; the training is none the worse for it."""
         if gpu.capturing():
             self.leave_out()
             self._say(

@@ -1,4 +1,4 @@
-"""Everything behind a Checkpointer once the world is known: state, store and the way to it."""
+"""The parts behind a Checkpointer once the world is known: state, store and the way to it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Session:
         return step
 
     def save(self, step: int) -> None:
-        """May raise anything; the training is none the worse for it."""
+        """Save the step. May raise anything; the training is none the worse for it."""
         if self._replay:
             return
         if not self._checked:  # without resume(); not by a collective here: one rank may save alone
@@ -204,7 +204,7 @@ class Session:
         socket = os.environ.get(SOCKET, "")
         epoch = heartbeat.epoch() if socket else 0
         needs = share.needs(world.rank) if share is not None else (world.rank,)
-        parts = len(share.keepers) if share is not None else 1
+        parts = len(share.holders) if share is not None else 1
         models = named(self._objects.get("model")).values()
         optimizers = named(self._objects.get("optimizer")).values()
         cut = self._cut

@@ -54,7 +54,7 @@ class Channel:
         self._feed(self._exactly(PREFACE, time.monotonic() + self._idle))
 
     def send(self, message: Message) -> None:
-        """Raises BrokenError."""
+        """Send a message. Raises BrokenError."""
         try:
             sealed = self._codec.seal(json.dumps(message, separators=(",", ":")).encode())
         except (WireError, ValueError) as err:

@@ -53,7 +53,7 @@ class Fetcher:
         self._channels: set[Channel] = set()
 
     def stop(self) -> None:
-        """From another thread, once: all that is still missing fails now, and whatever follows."""
+        """Stop from another thread, once: all that is still missing fails, and whatever follows."""
         self._stop.set()
         with self._lock:
             for channel in self._channels:

@@ -114,7 +114,7 @@ class Pusher:
             self._answer("alone", newest.step)
 
     def kept(self, record: ShelfRecord) -> None:
-        """There is a new complete snapshot on the shelf."""
+        """Push a new complete snapshot of the shelf."""
         with self._change:
             alone = self._target is None or self._key is None or self._lost
             self._start()

@@ -271,7 +271,7 @@ class PeerServer:
                     pair.channel = None
 
     def _withdraw(self, owner: int, step: int, epoch: int) -> None:
-        """It was wrong when it was made. Its slot is the next to be used."""
+        """Withdraw a replica that was wrong when it was made. Its slot is the next to be used."""
         for record in self._shelf.of(owner, REPLICA):
             if (record.step, record.epoch) == (step, epoch):
                 record.bad = f"{WITHDRAWN}its owner says so"

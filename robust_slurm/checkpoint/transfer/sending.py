@@ -55,7 +55,7 @@ class Offer(NamedTuple):
 
     @classmethod
     def read(cls, message: Message) -> Offer:
-        """Raises BrokenError for one that contradicts itself."""
+        """Read an offer. Raises BrokenError for one that contradicts itself."""
         owner, step, world, epoch, size, same, line = numbers(
             message, "owner", "step", "world", "epoch", "size", "same", "line"
         )

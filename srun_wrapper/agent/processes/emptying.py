@@ -76,7 +76,7 @@ class Emptying:
             self._stuck(process_tree.descendants(os.getpid(), spared))
 
     def _stuck(self, pids: list[int]) -> None:
-        """They survive SIGKILL: wait on while a file system that they use does not answer."""
+        """Wait on for processes that survive SIGKILL while their file system does not answer."""
         if self._asking:
             return
 

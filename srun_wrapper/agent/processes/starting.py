@@ -80,7 +80,7 @@ class Starting(Generic[T]):
         pass_fds: Collection[int] = (),
         **streams: Any,
     ) -> subprocess.Popen[bytes]:
-        """To be called by ``make`` only. Raises OSError, ValueError; Cancelled among them."""
+        """Start it. Called by ``make`` only. Raises OSError, ValueError; Cancelled among them."""
 
         def in_child() -> None:
             if self._cancelled:  # whoever cancelled it has not seen this child

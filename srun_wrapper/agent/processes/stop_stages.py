@@ -130,7 +130,7 @@ class StopStages:
         self._limit = min(self._limit, grace)
 
     def ended(self, now: float) -> None:
-        """Nothing is left."""
+        """Note that no process is left."""
         self._note(now)
         self._aborts.close()
 

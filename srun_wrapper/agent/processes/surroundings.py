@@ -30,7 +30,7 @@ def parent_of(pid: int) -> int:
 
 
 def _surroundings(pid: int, thread: int) -> dict[str, object]:
-    """Raises OSError, ValueError."""
+    """Read a process's surroundings. Raises OSError, ValueError."""
     task = Path(f"/proc/{pid}/task/{thread}")
     found: dict[str, object] = {str(p.name): str(p.readlink()) for p in (task / "ns").iterdir()}
     root = (task / "root").stat()

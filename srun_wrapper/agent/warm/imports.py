@@ -42,7 +42,7 @@ def pack(learnt: Learnt) -> bytes:
 
 
 def unpack(data: bytes) -> Learnt:
-    """Raises ValueError."""
+    """Unpack what was learnt. Raises ValueError."""
     try:
         return msgspec.json.decode(zlib.decompressobj().decompress(data, _MOST), type=Learnt)
     except (zlib.error, msgspec.MsgspecError) as err:

@@ -53,16 +53,16 @@ class Warm:
         self._named = tuple(named)
         self._pid = 0
         self._starting: Starting[int] | None = None
-        """Not through exec yet."""
+        """The process that is not through exec yet."""
         self._link: WarmLink | None = None
         self._command: list[str] = []
         self._arguments = 0
         self._environ: dict[str, str] = {}
         self.ready = False
-        """It has imported everything and waits."""
+        """True once it has imported everything and waits."""
         self._further = False
         self.early = False
-        """It was started ahead of the first rank, and has not been asked for one."""
+        """True if it was started ahead of the first rank, and has not been asked for one."""
         self._ahead: Ahead | None = None
         self._off = ""
         self._asked: Callable[[int], None] | None = None
@@ -194,7 +194,7 @@ class Warm:
         return True
 
     def _send(self, request: object, fds: Sequence[int]) -> bool:
-        """To whoever was forked ahead; if that one has gone, to the interpreter."""
+        """Send to the process that was forked ahead; if that has gone, to the interpreter."""
         if self._ahead is not None:
             try:
                 self._ahead.link.send(request, fds)
@@ -274,14 +274,14 @@ class Warm:
         self._heard(Said(pid=pid))
 
     def _ahead_over(self) -> None:
-        """It cannot be what a rank is to be; a stand-in that is as it was made: nobody can."""
+        """Give up the process ahead; if it is as it was made, no other could be the rank either."""
         if self._ahead is not None and self._ahead.further:
             self._ahead_gone()
         else:
             self.stop()
 
     def _ahead_gone(self) -> None:
-        """It has ended, or closed its end: if it was to be the rank, then there is none."""
+        """Note that it has ended, or closed its end: if it was to be the rank, there is none."""
         asked = self._ahead is not None and self._ahead.asked
         self._end_ahead()
         if asked:

@@ -21,7 +21,7 @@ class Said(msgspec.Struct):
     """Number of the script's arguments, at the end of the command line."""
     pid: int = 0
     stand_in: int = 0
-    """Not 0: the process is the one that was asked for under this number."""
+    """A number other than 0: the process was asked for under this number."""
     over: str = ""
 
 
@@ -44,7 +44,7 @@ class WarmLink:
         loop.watch(sock, self._readable, write=False)
 
     def send(self, message: object, fds: Collection[int] = ()) -> None:
-        """Raises OSError, also when it is not taken in time."""
+        """Send a message. Raises OSError, also when it is not taken in time."""
         body = msgspec.json.encode(message)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self._sock.settimeout(ANSWER)

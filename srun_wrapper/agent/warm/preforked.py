@@ -52,7 +52,7 @@ class Ordered:
         return ours
 
     def cancel(self, number: int = 0) -> None:
-        """It is not to come any more. ``number``: default the one in hand."""
+        """Cancel a request. ``number``: default the one in hand."""
         if self._now is not None and number in (0, self._now[0]):
             self._now[1].close()
             self._now = None
@@ -74,9 +74,9 @@ class Ahead:
         self.pid = pid
         self.ready = True
         self.further = False
-        """It is on its way to the script's standby_point, or (``ready``) there."""
+        """True if it is on its way to the script's standby_point, or (``ready``) there."""
         self.asked = False
-        """To become a rank."""
+        """True if it is to become a rank."""
         self._activated = activated
         self._gone = gone
         self._over = over

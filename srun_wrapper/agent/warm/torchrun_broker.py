@@ -200,7 +200,7 @@ class TorchrunBroker:
             answer(0)
 
     def _end_surplus(self, ranks: int) -> None:
-        """There are fewer ranks here than on the node that has told of its own."""
+        """End the surplus: fewer ranks are here than on the node that has reported its own."""
         for local, warm in self._warm.items():
             if warm.early and ranks and int(local) >= ranks:
                 warm.stop()

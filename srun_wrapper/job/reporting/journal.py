@@ -10,7 +10,7 @@ from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.locate.locate import Located
 
-COUNTERS = 100  # events of error counters; accusations wait in the same queue
+COUNTERS = 100  # events of error counters; reports wait in the same queue
 _log = logging.getLogger("robust-srun.news")
 
 

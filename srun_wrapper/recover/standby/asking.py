@@ -307,7 +307,7 @@ class StandbyRequests:
         self.end(number)
 
     def end(self, number: int) -> None:
-        """Its node has left the job."""
+        """Forget the request of a node that has left the job, and end its srun."""
         request = self._requests.pop(number, None)
         if request is None:
             return

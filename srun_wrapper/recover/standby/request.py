@@ -69,7 +69,7 @@ class StandbyRequest:
 
     @property
     def ended(self) -> bool:
-        """Its srun has, and none follows."""
+        """True if its srun has ended, and none follows."""
         return self.process is not None and self.process.returncode is not None and not self.prefer
 
     def silent(self, now: float, limit: float) -> bool:
@@ -93,7 +93,7 @@ class StandbyRequest:
         _terminate(self.process)
 
     def let_go(self) -> None:
-        """Its srun has ended: the node need not be kept."""
+        """Note that its srun has ended: the node need not be kept."""
         _terminate(self.hold)
 
 

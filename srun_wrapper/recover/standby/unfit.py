@@ -27,7 +27,7 @@ class UnfitNodes:
         self._seen[node] = (job, what)
 
     def note_ended(self, request: StandbyRequest) -> None:
-        """Its srun has ended before robust-task reported: a reason to look at its node."""
+        """Note an srun that ended before robust-task reported: a reason to look at its node."""
         code = request.process.returncode if request.process is not None else None
         if request.lease and code is not None and code > SIGNALLED:
             return  # Slurm took it back while it was being started

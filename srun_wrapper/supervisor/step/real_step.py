@@ -36,7 +36,7 @@ class RealStep:
 
     @property
     def code(self) -> int | None:
-        """Its exit code as a shell gives it (128 + signal); None while it runs."""
+        """The exit code of srun as a shell gives it (128 + signal); None while it runs."""
         code = self._process.returncode if self._process is not None else None
         return code if code is None or code >= 0 else 128 - code
 

@@ -126,7 +126,7 @@ def gone(job_dir: Path | None, since: float) -> set[str]:
 
 
 def _records(job_dir: Path | None) -> Iterator[dict[str, Any]]:
-    """Incidents, and accusations: those are written first."""
+    """Incidents, and reports: those are written first."""
     if job_dir is None:
         return
     texts = []

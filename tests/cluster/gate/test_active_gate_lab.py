@@ -48,16 +48,16 @@ def interpreter(site: GateLab, *rows: Any, before: str = "") -> None:
     site.settings(more=f'[active]\npython = "{path}"\nundrain = "quick"\n')
 
 
-def accused(site: GateLab, node: str) -> int:
+def reported(site: GateLab, node: str) -> int:
     job = begin(site, node)
-    site.accuse(node, job)
+    site.report_node(node, job)
     finish(site, job)
     return job
 
 
 def test_slurm_gives_the_node_to_nobody_during_an_epilog(site: GateLab) -> None:
     interpreter(site)
-    job = accused(site, "n1")
+    job = reported(site, "n1")
     (event,) = of(site, "n1", job, "active-run")
     assert (event.data["result"], event.data["why"]) == ("passed", "accusation")
     assert site.node("n1") == FREE
@@ -65,7 +65,7 @@ def test_slurm_gives_the_node_to_nobody_during_an_epilog(site: GateLab) -> None:
 
 def test_wrong_arithmetic_drains_and_stays_until_it_passes(site: GateLab) -> None:
     interpreter(site, WRONG)
-    job = accused(site, "n1")
+    job = reported(site, "n1")
     assert site.reason("n1") == f"robust:node:active-gemm-wrong:gpu1:service:job{job}"
     site.repaired("n1")
     site.sweep("n1")
@@ -78,7 +78,7 @@ def test_wrong_arithmetic_drains_and_stays_until_it_passes(site: GateLab) -> Non
 
 def test_a_job_that_comes_is_not_kept_waiting_by_a_test(site: GateLab) -> None:
     interpreter(site, before="exit 7")
-    job = accused(site, "n2")
+    job = reported(site, "n2")
     (event,) = of(site, "n2", job, "active-run")
     assert event.data["result"] == "owed"
     pids = site.etc.parent / "pids"
@@ -132,7 +132,7 @@ def test_an_environment_that_users_can_change_is_not_run(site: GateLab) -> None:
         said = doctor(site, "n1", python)
         assert said["level"] == "fix" and "the gate does not use it" in said["what"], said
         assert str(place) in said["what"] and str(place) in said["line"], said
-        job = accused(site, "n1")
+        job = reported(site, "n1")
         (event,) = of(site, "n1", job, "active-run")
         assert event.data["result"] == "owed", event.data
         (finding,) = event.data["findings"]
@@ -140,5 +140,5 @@ def test_an_environment_that_users_can_change_is_not_run(site: GateLab) -> None:
         assert not ran.exists()
         assert site.node("n1") == FREE
         site.lab.exec("n1", ["sh", "-c", said["line"]], user=False, check=True)
-    accused(site, "n1")
+    reported(site, "n1")
     assert ran.exists(), "put right as the doctor says, it is run"

@@ -35,7 +35,7 @@ def test_a_directory_that_a_stranger_made_takes_no_job_its_voice(site: GateLab) 
     squatted = site.state / "jobs" / str(job)
     squatted.mkdir()
     os.chown(squatted, STRANGER, STRANGER)
-    site.accuse("n1", job, place=f"{job}.{site.lab.uid}.1")
+    site.report_node("n1", job, place=f"{job}.{site.lab.uid}.1")
     finish(site, job)
     assert [event.data["result"] for event in of(site, "n1", job, "accusation")] == ["cleared"]
     assert of(site, "n1", job, "rejected") == []

@@ -59,7 +59,7 @@ def rule(site: GateLab, name: str) -> dict[str, Any]:
 
 def test_reported_drained_by_its_job_cleared_and_undrained(site: GateLab) -> None:
     job = begin(site, "n1")
-    site.accuse("n1", job, "0-1", symptom="hang", evidence=["rank 3 \x1b[31m"], rule="hang")
+    site.report_node("n1", job, "0-1", symptom="hang", evidence=["rank 3 \x1b[31m"], rule="hang")
     reason = f"robust:node:hang:-:none:job{job}"  # as robust-srun drains with drain = direct
     site.drain("n1", reason)
     finish(site, job)
@@ -83,14 +83,14 @@ def test_reported_drained_by_its_job_cleared_and_undrained(site: GateLab) -> Non
 def test_reported_drained_as_a_lemon_withdrawn_and_undrained(site: GateLab) -> None:
     site.settings(more="[lemon]\nstrikes = 1\nusers = 1\naccounts = 1\n")
     job = begin(site, "n3")
-    site.accuse("n3", job, "0-1", symptom="crash", evidence=["exit code 1"], rule="signal")
+    site.report_node("n3", job, "0-1", symptom="crash", evidence=["exit code 1"], rule="signal")
     finish(site, job)
     reason = f"robust:node:lemon:-:service:job{job}"
     site.wait_reason("n3", reason)
     head, _ = told(site, "n3", job)
     assert head == f"suspected by job {job}, rule signal: cleared, drained"
     withdrawn = f"n3.0-1{WITHDRAWN}"
-    site.accuse(
+    site.report_node(
         "n3", job, f"0-1{WITHDRAWN.removesuffix('.json')}", incident="0-1", withdrawn="n1 too"
     )
     assert (site.state / "jobs" / str(job) / "accusations" / withdrawn).exists()

@@ -20,7 +20,7 @@ def plain(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> 
     return undisturbed(torch_forks, "nan_ddp.py", tmp_path_factory.mktemp("nan"), 2, 24)
 
 
-def check_nobody_accused(training: CheckpointJob) -> None:
+def check_nobody_reported(training: CheckpointJob) -> None:
     assert training.accusations() == {} and not training.events("released"), training.story()
     for record in training.incidents():
         assert (record["symptom"], record["cause"], record["swaps"]) == ("nan", "unknown", [])
@@ -51,7 +51,7 @@ def test_a_nan_that_does_not_come_again(
     assert first == 0 and again in resumed, training.story()
     for rank in training.ranks:
         assert survivors(training.lines(rank)) == plain.curves[rank], training.story()
-    check_nobody_accused(training)
+    check_nobody_reported(training)
     training.check_gone()
 
 
@@ -114,7 +114,7 @@ def test_a_state_that_a_silent_fault_has_spoilt(lab: Cluster, plain: Undisturbed
         spoilt = [li for li in training.lines(rank) if li["epoch"] == 1 and "loss" in li]
         assert spoilt[-1]["state"] != plain.curves[rank][len(spoilt)]["state"]
         assert survivors(training.lines(rank)) == plain.curves[rank], training.story()
-    check_nobody_accused(training)
+    check_nobody_reported(training)
     training.check_gone()
     shown = {row.step: row.mark for row in read_listing(training.directory).steps}
     assert "finite loss, equal replicas" in shown.values(), shown

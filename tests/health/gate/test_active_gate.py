@@ -28,17 +28,17 @@ def results(site: GateSite) -> list[tuple[str, str]]:
     return [(e.data["result"], e.data["why"]) for e in site.events("active-run")]
 
 
-def test_a_node_that_nobody_accuses_is_not_tested(site: GateSite) -> None:
+def test_a_node_that_nobody_reports_is_not_tested(site: GateSite) -> None:
     python = FakeInterpreter(site)
     site.environ(job=7)
     assert (prolog([]), epilog([]), sweep([])) == (0, 0, 0)
     assert python.asked == [] and results(site) == []
 
 
-def test_an_accused_node_passes(site: GateSite) -> None:
+def test_a_reported_node_passes(site: GateSite) -> None:
     python = FakeInterpreter(site)
     site.environ(job=7)
-    site.accuse()
+    site.report_node()
     assert epilog([]) == 0
     (words,) = python.asked
     assert words.startswith(
@@ -55,7 +55,7 @@ def test_an_accused_node_passes(site: GateSite) -> None:
 def test_wrong_arithmetic_drains_with_the_evidence(site: GateSite) -> None:
     FakeInterpreter(site).fails()
     site.environ(job=7)
-    site.accuse()
+    site.report_node()
     assert epilog([]) == 0
     assert site.slurm.node()["reason"] == f"{REASON}7"
     assert "2 of 9 products differ" in site.event("drain")["evidence"]
@@ -67,7 +67,7 @@ def test_the_kill_switch(site: GateSite) -> None:
     python.fails()
     site.settings(f"[active]\npython = '{python.path}'\n", gate="disabled = ['active-gemm-wrong']")
     site.environ(job=7)
-    site.accuse()
+    site.report_node()
     epilog([])
     assert site.slurm.drained == []
 
@@ -77,7 +77,7 @@ def test_an_epilog_without_an_answer_leaves_it_to_one_sweep(site: GateSite, befo
     python = FakeInterpreter(site)
     python.says(0, before=before)
     site.environ(job=7)
-    site.accuse()
+    site.report_node()
     assert epilog([]) == 0
     assert site.slurm.drained == [] and results(site)[-1][0] == "owed"
     site.environ(job=0)
@@ -93,7 +93,7 @@ def test_what_is_owed_is_done_when_the_node_is_free(site: GateSite) -> None:
     step = site.path / "n1_9.0"
     step.touch()
     site.environ(job=7)
-    site.accuse()
+    site.report_node()
     epilog([])
     site.environ(job=0)
     sweep([])
@@ -109,7 +109,7 @@ def test_what_is_owed_is_done_when_the_node_is_free(site: GateSite) -> None:
 def test_without_slurms_word_nothing_is_started(site: GateSite) -> None:
     python = FakeInterpreter(site)
     site.environ(job=7)
-    site.accuse()
+    site.report_node()
     site.slurm.die()
     epilog([])
     assert python.asked == [] and "Slurm did not report whether" in site.event("active-run")["told"]
@@ -148,7 +148,7 @@ def test_an_interpreter_that_others_can_change_is_not_run(site: GateSite, what: 
         assert active_child.distrusted(str(path), 10.0)
     site.settings(f"[active]\npython = '{link}'\n")
     site.environ(job=7)
-    site.accuse()
+    site.report_node()
     assert epilog([]) == 0
     assert python.asked == [] and "is not used" in site.event("active-run")["told"]
 
@@ -219,10 +219,10 @@ def test_what_is_left_out_every_time_keeps_it_drained(site: GateSite) -> None:
     assert [result for result, _ in results(site)] == ["partly", "broken"]
 
 
-def test_after_an_accusation_what_ran_counts(site: GateSite) -> None:
+def test_after_a_report_what_ran_counts(site: GateSite) -> None:
     FakeInterpreter(site).says(0, ran=["gemm"], left="memory: needs 4 s")
     site.environ(job=7)
-    site.accuse()
+    site.report_node()
     epilog([])
     assert results(site) == [("passed", "accusation")] and site.slurm.drained == []
 

@@ -17,7 +17,7 @@ from waiting import until
 
 from robust_slurm.command_line import plain_text
 from robust_slurm.command_line.errors import warn
-from robust_slurm.command_line.progress import Progress
+from robust_slurm.command_line.progress import ProgressBar
 from robust_slurm.config import FIELDS, OWN_VARIABLES, unknown_variables
 
 BIN = Path(sys.executable).parent
@@ -45,8 +45,8 @@ def shell(line: str, **env: str) -> subprocess.CompletedProcess[bytes]:
         ("robust-health explain qqqq 2>&-", 2, ""),
         ("robust-health explain qqqq --json > /dev/full", 1, "the output cannot be written"),
         ("robust-ckpt --help > /dev/full", 1, "the output cannot be written: No space left"),
-        ("robust-standby size --table | true", 0, ""),
-        ("robust-standby size --table > /dev/full", 1, "the output cannot be written"),
+        ("robust-standby size --nodes 9 --rate 1 | true", 0, ""),
+        ("robust-standby size --nodes 9 --rate 1 > /dev/full", 1, "the output cannot be written"),
         ("robust-srun --robust-help | true", 0, ""),
         ("robust-srun --robust-help > /dev/full", 1, "the output cannot be written"),
         ("robust-update --version > /dev/full", 1, "the output cannot be written"),
@@ -119,7 +119,7 @@ def test_a_bar_makes_room_for_lines_and_leaves_nothing(
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with Progress("verifying", 4e9, "B", after=0.0) as progress:
+    with ProgressBar("verifying", 4e9, "B", after=0.0) as progress:
         progress.add(1e9)
         until(lambda: "25%  1 GB of 4 GB" in terminal.getvalue(), "the bar")
         warn("robust-ckpt", "a file is damaged")
@@ -134,12 +134,12 @@ def test_no_bar_without_a_terminal_or_before_two_seconds(
 ) -> None:
     monkeypatch.setenv("TERM", term)
     stream = Terminal() if term != "xterm" else io.StringIO()
-    with Progress("asking", 10, "nodes", after=0.0, stream=stream) as progress:
+    with ProgressBar("asking", 10, "nodes", after=0.0, stream=stream) as progress:
         progress.add(1)
     assert " 10%  1 of 10 nodes, " in progress.text()
     monkeypatch.setenv("TERM", "xterm")
     quick = Terminal()
-    with Progress("verifying", 10, stream=quick):
+    with ProgressBar("verifying", 10, stream=quick):
         pass
     assert stream.getvalue() == quick.getvalue() == ""
 

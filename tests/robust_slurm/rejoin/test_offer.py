@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from robust_slurm.rejoin.offer import PAUSE, Interrupted, Offer
+from robust_slurm.rejoin.offer import PAUSE, Interrupted, RejoinOffer
 
 LONG = 30.0  # s; a bound that no passing test comes near
 
@@ -17,7 +17,9 @@ def test_nothing_is_computed_with_what_an_abort_returns(tmp_path: Path) -> None:
     """NCCL's collectives return as if they had succeeded: the program must be out before."""
     left: list[bool] = []
     # The abort takes until the program is out.
-    offer = Offer(str(tmp_path / "line"), lambda: left.append(offer._out.wait(LONG)), lambda: True)
+    offer = RejoinOffer(
+        str(tmp_path / "line"), lambda: left.append(offer._out.wait(LONG)), lambda: True
+    )
     with socket.socket(socket.AF_UNIX) as robust_task:
         robust_task.connect(str(tmp_path / "line"))
         with pytest.raises(Interrupted):

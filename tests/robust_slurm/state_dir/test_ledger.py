@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import until
 
-from health.history.accusations import Accused, parse_withdrawal
+from health.history.node_reports import ReportingJob, parse_withdrawal
 from robust_slurm.state_dir import job_dirs, ledger
 from robust_slurm.state_dir.ledger import (
     JobLedger,
@@ -116,7 +116,7 @@ def test_the_ledger_writes_all_kinds(tmp_path: Path) -> None:
     book.incident({"id": "0-1"})
     book.event("epoch", epoch=2)
     book.roster("0", {"step": 3})
-    book.accuse("n3", "0-1", {"symptom": "crash"})
+    book.report_node("n3", "0-1", {"symptom": "crash"})
     book.withdraw("n3", "0-1", 7, "the same error on n3, s1", "shared")
     book.close()
     where = tmp_path / "jobs" / "7"
@@ -127,7 +127,7 @@ def test_the_ledger_writes_all_kinds(tmp_path: Path) -> None:
     accusation = json.loads((where / "accusations" / "n3.0-1.json").read_text())
     assert accusation["node"] == "n3" and accusation["symptom"] == "crash"
     taken_back = (where / "accusations" / "n3.0-1.withdrawn.json").read_bytes()
-    found = parse_withdrawal(taken_back, "n3.0-1.withdrawn.json", "n3", Accused(7, 1, 1, 7))
+    found = parse_withdrawal(taken_back, "n3.0-1.withdrawn.json", "n3", ReportingJob(7, 1, 1, 7))
     assert (found.of, found.why) == ("n3.0-1.json", "the same error on n3, s1")
     assert (book.error, book.dropped) == ("", 0)
 
@@ -315,7 +315,7 @@ def test_with_all_names_taken_there_are_no_records(tmp_path: Path) -> None:
         prepare(tmp_path, 7)
     book = JobLedger("")
     book.incident({"id": "0-1"})
-    book.accuse("n1", "0-1", {})
+    book.report_node("n1", "0-1", {})
     book.close()
     assert (book.dir, book.error, book.dropped) == (None, "", 0)
 

@@ -16,10 +16,10 @@ from status_records import accusation, incident, roster
 
 from robust_slurm.state_dir.files import INCIDENTS_BYTES, read_incidents, read_state
 from robust_slurm.state_dir.records import (
-    accusation_from,
     amend,
     incident_from,
     incidents_from,
+    node_report_from,
     roster_from,
 )
 
@@ -82,7 +82,7 @@ def test_of_a_requeued_jobs_incidents_the_nearest_is_amended() -> None:
     early, late = incident(), incident(time=incident()["time"] + 500)
     both = [one for one in map(incident_from, (early, late)) if one]
     for seconds, causes in ((3, ["transient", "node"]), (503, ["node", "transient"])):
-        withdrawal = accusation_from(back("n2", time=seconds))
+        withdrawal = node_report_from(back("n2", time=seconds))
         assert withdrawal is not None
         assert [one.cause for one in amend(both, [withdrawal])] == causes
 
@@ -111,7 +111,7 @@ def test_hostile_values_become_plain_ones(data: st.DataObject) -> None:
     for build, example in (
         (roster_from, roster()),
         (incident_from, incident()),
-        (accusation_from, accusation()),
+        (node_report_from, accusation()),
     ):
         changed = dict(example)
         for key in data.draw(st.lists(st.sampled_from(sorted(example)), max_size=4)):
@@ -139,7 +139,7 @@ def test_hurting_files_are_told_not_raised(tmp_path: Path, content: bytes) -> No
     (job / "roster.0.json").write_bytes(content)
     (job / "accusations" / "n1.x.json").write_bytes(content)
     found = read_state(tmp_path)
-    assert (found.rosters, found.accusations) == ([], [])
+    assert (found.rosters, found.reports) == ([], [])
     assert len(found.problems) == 2
 
 
@@ -152,7 +152,7 @@ def test_links_pipes_and_huge_files_are_not_read(tmp_path: Path) -> None:
     with (job / "accusations" / "n1.a.json").open("wb") as file:
         file.truncate(1 << 30)
     found = read_state(tmp_path)
-    assert (found.rosters, found.accusations) == ([], [])
+    assert (found.rosters, found.reports) == ([], [])
     assert any("not a regular file" in problem for problem in found.problems)
     assert any("larger than" in problem for problem in found.problems)
 

@@ -53,7 +53,7 @@ def nan(rank: int, step: int | None = 17, node: str = "") -> Failure:
         ([crash(GLOO, rank=0, at=1.0), nan(3)], ("n1", 3)),
     ],
 )
-def test_a_nan_accuses_nobody(failures: list[Failure], root: tuple[str, int | None]) -> None:
+def test_a_nan_reports_nobody(failures: list[Failure], root: tuple[str, int | None]) -> None:
     """The rank that had it first is the root, whose node is tested first."""
     found = diagnose(failures, 2)
     assert (found.symptom, found.cause, found.signature) == ("nan", "unknown", "nan")

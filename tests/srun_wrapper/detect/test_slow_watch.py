@@ -31,7 +31,7 @@ class Ledger:
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.incidents: list[dict[str, Any]] = []
-        self.accused: list[tuple[str, str, dict[str, Any]]] = []
+        self.reported: list[tuple[str, str, dict[str, Any]]] = []
 
     def event(self, name: str, **fields: Any) -> None:
         self.events.append((name, fields))
@@ -39,8 +39,8 @@ class Ledger:
     def incident(self, record: dict[str, Any]) -> None:
         self.incidents.append(record)
 
-    def accuse(self, node: str, incident: str, record: dict[str, Any]) -> None:
-        self.accused.append((node, incident, record))
+    def report_node(self, node: str, incident: str, record: dict[str, Any]) -> None:
+        self.reported.append((node, incident, record))
 
 
 class Watched:
@@ -121,7 +121,7 @@ def test_the_slow_rank_is_named_and_nothing_is_done(monkeypatch: pytest.MonkeyPa
     assert (incident["suspects"], incident["cause"], incident["action"], incident["outcome"]) == (
         ["n1"], "unknown", "none", "warned",
     )  # fmt: skip
-    assert not w.ledger.accused and not w.job.state.failures
+    assert not w.ledger.reported and not w.job.state.failures
     assert len(w.asked()) == LOOKS * ROUNDS
     assert sum(order.machine for order in w.asked()) == 2
     assert all(order.quick and not order.ask for order in w.asked())
@@ -142,7 +142,7 @@ def test_a_slow_file_system_of_one_node_is_named(monkeypatch: pytest.MonkeyPatch
         "storage", "slow-storage", ["n1"],
     )  # fmt: skip
     assert line in incident["evidence"]
-    assert not w.ledger.accused, "a hot CPU does not explain a slow file system"
+    assert not w.ledger.reported, "a hot CPU does not explain a slow file system"
     w = Watched(monkeypatch)
     save = ("save (torch/serialization.py:9)", *WORK)
     w.mount, w.stacks = "/data", lambda rank: save if rank == SLOW else REDUCE
@@ -163,7 +163,7 @@ def test_a_hot_machine_is_reported_and_stays(monkeypatch: pytest.MonkeyPatch) ->
     w = Watched(monkeypatch, spares=1)
     w.machine = lambda node: HOT if node == 1 else Machine()
     w.run()
-    ((node, number, report),) = w.ledger.accused
+    ((node, number, report),) = w.ledger.reported
     assert (node, report["symptom"], report["rule"]) == ("n1", "slow", "slow-machine")
     assert number == w.ledger.incidents[0]["id"]
     assert "n1: hot: coretemp: 100 °C, limit 100 °C" in report["evidence"]
@@ -178,13 +178,13 @@ def test_a_fault_of_another_machine_is_only_shown_where_none_is_named(
     w = Watched(monkeypatch)
     w.machine = lambda n: HOT if n == node else Machine()
     w.run()
-    assert not w.ledger.accused and w.ledger.incidents[0]["cause"] == "unknown"
+    assert not w.ledger.reported and w.ledger.incidents[0]["cause"] == "unknown"
     w = Watched(monkeypatch)
     w.stacks = lambda _rank: WORK
     w.machine = lambda n: HOT if n == node else Machine()
     w.run()
     assert f"  n{node}: hot: coretemp: 100 °C, limit 100 °C" in w.said
-    assert not w.ledger.accused and not w.ledger.incidents
+    assert not w.ledger.reported and not w.ledger.incidents
 
 
 @pytest.mark.parametrize(("spares", "replaced"), [(1, True), (0, False)])
@@ -196,14 +196,14 @@ def test_it_is_replaced_only_on_demand_and_by_a_spare(
     w.run()
     assert bool(w.job.state.failures) is replaced
     if not replaced:
-        assert "no spare is idle" in w.said[-1] and w.ledger.accused
+        assert "no spare is idle" in w.said[-1] and w.ledger.reported
         return
     found = diagnose(w.job.state.failures, NODES)
     assert (found.symptom, found.cause, found.suspects) == ("slow", "node", ("n1",))
-    assert found.rule == "slow-machine" and not w.ledger.accused  # the recovery reports it
+    assert found.rule == "slow-machine" and not w.ledger.reported  # the recovery reports it
     w = Watched(monkeypatch, spares, slow="replace")  # slow alone
     w.run()
-    assert not w.job.state.failures and not w.ledger.accused
+    assert not w.job.state.failures and not w.ledger.reported
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_errors_of_a_link_count_only_while_it_is_slow(
     w.at = lambda number: w.job.say(1, grown) if number == look else None
     w.at(0)
     w.run()
-    assert bool(w.ledger.accused) is named
+    assert bool(w.ledger.reported) is named
 
 
 def test_a_slip_of_its_own_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from srun_wrapper.detect.unreachable import (
     REMEMBERED,
     TRIED,
     WITNESSES,
-    Patience,
-    Suspicion,
+    OverdueNode,
+    SilencePatience,
     choose,
     judge,
     neighbours,
@@ -28,27 +28,27 @@ FAILED = (TRIED,) * 3
 @pytest.mark.parametrize(
     ("case", "seen", "now", "verdict"),
     [
-        ("nobody reaches it", Suspicion(END, 3, FAILED), END, "lost"),
-        ("not yet for long enough", Suspicion(END, 3, FAILED), END - 0.01, "wait"),
-        ("one witness is late", Suspicion(END, 3, FAILED[:2]), END, "lost"),
-        ("two are", Suspicion(END, 3, FAILED[:1]), END, "wait"),
-        ("a job of three", Suspicion(END, 1, FAILED[:1]), END, "lost"),
-        ("a job of two", Suspicion(END, 0), END, "wait"),
-        ("a single witness of many", Suspicion(END, 9, FAILED[:1]), END, "wait"),
-        ("witnesses that did not run", Suspicion(END, 3, (TRIED - 1,) * 3), END, "wait"),
-        ("a way to it is broken", Suspicion(END, 3, FAILED[:2], reached=True), END, "reached"),
-        ("… seen at once", Suspicion(END, 3, reached=True), 0.0, "reached"),
-        ("a neighbour is as silent", Suspicion(END, 3, FAILED, unheard=1), END, "wait"),
-        ("so is another node", Suspicion(END, 3, FAILED, silent=1), END, "wait"),
+        ("nobody reaches it", OverdueNode(END, 3, FAILED), END, "lost"),
+        ("not yet for long enough", OverdueNode(END, 3, FAILED), END - 0.01, "wait"),
+        ("one witness is late", OverdueNode(END, 3, FAILED[:2]), END, "lost"),
+        ("two are", OverdueNode(END, 3, FAILED[:1]), END, "wait"),
+        ("a job of three", OverdueNode(END, 1, FAILED[:1]), END, "lost"),
+        ("a job of two", OverdueNode(END, 0), END, "wait"),
+        ("a single witness of many", OverdueNode(END, 9, FAILED[:1]), END, "wait"),
+        ("witnesses that did not run", OverdueNode(END, 3, (TRIED - 1,) * 3), END, "wait"),
+        ("a way to it is broken", OverdueNode(END, 3, FAILED[:2], reached=True), END, "reached"),
+        ("… seen at once", OverdueNode(END, 3, reached=True), 0.0, "reached"),
+        ("a neighbour is as silent", OverdueNode(END, 3, FAILED, unheard=1), END, "wait"),
+        ("so is another node", OverdueNode(END, 3, FAILED, silent=1), END, "wait"),
     ],
 )
-def test_verdicts(case: str, seen: Suspicion, now: float, verdict: str) -> None:
+def test_verdicts(case: str, seen: OverdueNode, now: float, verdict: str) -> None:
     assert judge(seen, now) == verdict, case
 
 
 @given(
     st.builds(
-        Suspicion,
+        OverdueNode,
         st.just(END),
         st.integers(0, 3),
         st.lists(st.integers(0, 20), max_size=3),
@@ -58,7 +58,7 @@ def test_verdicts(case: str, seen: Suspicion, now: float, verdict: str) -> None:
     ),
     st.floats(0, 20),
 )
-def test_only_what_nothing_contradicts_is_lost(seen: Suspicion, now: float) -> None:
+def test_only_what_nothing_contradicts_is_lost(seen: OverdueNode, now: float) -> None:
     if judge(seen, now) == "lost":
         assert now >= END and seen.failed and seen.able
         assert not (seen.reached or seen.unheard or seen.silent)
@@ -79,7 +79,7 @@ def test_who_is_asked(size: int, data: st.DataObject) -> None:
 
 
 def test_a_silence_that_ended_makes_patient() -> None:
-    patience = Patience(0.35)
+    patience = SilencePatience(0.35)
     assert patience.limit(0.0) == 0.35
     patience.note(0.1, 0.0)
     assert patience.limit(1.0) == 0.35
@@ -91,6 +91,6 @@ def test_a_silence_that_ended_makes_patient() -> None:
 
 
 def test_switched_off() -> None:
-    patience = Patience(0.0)
+    patience = SilencePatience(0.0)
     patience.note(0.5, 0.0)
     assert patience.limit(0.0) == 0.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from srun_wrapper.orders.rejoining import Case, may_go_on, why_not
+from srun_wrapper.orders.rejoining import RejoinCase, may_go_on, why_not
 
-FINE = Case("crash", 1, other_code=False, exchange=False)
+FINE = RejoinCase("crash", 1, other_code=False, exchange=False)
 
 
 @pytest.mark.parametrize("case", [FINE, FINE._replace(symptom="hang"),
                                   FINE._replace(symptom="node_lost", failures=0)])  # fmt: skip
-def test_they_may_stay(case: Case) -> None:
+def test_they_may_stay(case: RejoinCase) -> None:
     assert why_not(case) == ""
 
 
@@ -27,7 +27,7 @@ def test_they_may_stay(case: Case) -> None:
         (FINE._replace(exchange=True), "exchange"),
     ],
 )
-def test_all_are_restarted(case: Case, why: str) -> None:
+def test_all_are_restarted(case: RejoinCase, why: str) -> None:
     assert why in why_not(case)
 
 

@@ -12,7 +12,13 @@ from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import TESTED
 from srun_wrapper.decide.failure import Failure
-from srun_wrapper.orders.machine_tests import MachineResults, accused, conclusive, due, read
+from srun_wrapper.orders.machine_tests import (
+    MachineResults,
+    conclusive,
+    due,
+    read,
+    with_bad_machines,
+)
 
 
 def crash(tail: str = "", code: int | None = 1, signum: int | None = None, **more: Any) -> Failure:
@@ -76,7 +82,7 @@ def test_a_named_machine_leaves() -> None:
     )
     assert found.lines[0] == "stop-time tests name n3 in 4.2 s"
     assert found.lines.count("n3: gemm: wrong") == 4
-    diagnosis = accused(diagnose([NAN]), found, TESTED)
+    diagnosis = with_bad_machines(diagnose([NAN]), found, TESTED)
     assert (diagnosis.cause, diagnosis.suspects) == ("node", ("n3",))
     assert diagnosis.rule == "tests"
     assert "loss of rank 2 on n3 is nan at step 7" in diagnosis.evidence
@@ -96,14 +102,14 @@ def test_a_named_machine_leaves() -> None:
 def test_a_machine_that_is_named_among_several_suspects_is_reported() -> None:
     several = diagnose([Failure("hang", 1.0, 0.0, "n1", suspects=("n1", "n2"))], 4)
     assert several.unreported == {"n1", "n2"}
-    found = accused(several, MachineResults({"n1": ("gemm: wrong",)}, ()), TESTED)
+    found = with_bad_machines(several, MachineResults({"n1": ("gemm: wrong",)}, ()), TESTED)
     assert found.proven == ("n1",) and "n1" not in found.unreported
 
 
-def test_when_all_pass_nobody_is_accused() -> None:
+def test_when_all_pass_nobody_is_reported() -> None:
     found = read(judged(cleared=frozenset({"n1", "n2", "n3"})), ["n1", "n2", "n3"], "nan")
     assert found.lines == ("3 of 3 nodes passed stop-time tests in 4.2 s",)
-    diagnosis = accused(diagnose([NAN]), found, TESTED)
+    diagnosis = with_bad_machines(diagnose([NAN]), found, TESTED)
     assert (diagnosis.cause, diagnosis.suspects) == ("unknown", diagnose([NAN]).suspects)
     budget = ladder.Budget()
     budget.spend(diagnosis)
@@ -139,7 +145,7 @@ def test_a_bad_spare_is_no_cause_and_takes_no_place() -> None:
     found = read(judged(named={"n4": ("active-gemm-wrong",)}), ["n1", "n2"], "nan")
     assert (dict(found.named), found.idle) == ({}, ("n4",))
     assert any(line.startswith("n4 had no ranks") for line in found.lines)
-    assert accused(diagnose([NAN]), found, TESTED).cause == "unknown"
+    assert with_bad_machines(diagnose([NAN]), found, TESTED).cause == "unknown"
 
 
 def test_what_was_not_tested_is_said() -> None:
@@ -163,6 +169,6 @@ def test_conclusive(named: dict[str, tuple[str, ...]], cleared: set[str], expect
 def test_failing_twice_on_one_node_evicts_it_unless_it_has_just_passed_tests() -> None:
     sigbus = diagnose([crash(code=None, signum=7)])
     assert ladder.suspect_nodes(sigbus, {"n3": 2}) == ("n3",)
-    passed = accused(sigbus, MachineResults({}, (), frozenset({"n1", "n3"})), TESTED)
+    passed = with_bad_machines(sigbus, MachineResults({}, (), frozenset({"n1", "n3"})), TESTED)
     assert ladder.suspect_nodes(passed, {"n3": 2}) == ()
     assert ladder.suspect_nodes(passed, {"n3": 3}) == ("n3",)

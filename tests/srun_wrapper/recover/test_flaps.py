@@ -31,11 +31,11 @@ class Site:
         monkeypatch.setattr(flaps, "NO_REBOOT", 0.5)
         monkeypatch.setattr(flaps, "probe", self.probe)
         self.answers = list(answers)  # the last one is repeated
-        self.accused: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
         self.withdrawn: list[tuple[str, str]] = []
         ledger: Any = SimpleNamespace(
             dir=None,
-            accuse=lambda _name, _incident, record: self.accused.append(record),
+            report_node=lambda _name, _incident, record: self.reported.append(record),
             withdraw=lambda name, _incident, _job, _why, cause: self.withdrawn.append(
                 (name, cause)
             ),
@@ -93,7 +93,7 @@ def test_a_report_stands_only_where_no_outage_explains_it(
         await site.report()
 
     asyncio.run(scene())
-    assert [record["rule"] for record in site.accused] == ["node-lost"]
+    assert [record["rule"] for record in site.reported] == ["node-lost"]
     assert site.withdrawn == [("n1", "transient")] * withdrawn
     assert [bad.node for bad in site.reports.evidence()] == ["n1"] * (not withdrawn)
     assert site.reports.barred.bad == ["n1"] * (not withdrawn)
@@ -114,7 +114,7 @@ def test_a_second_flap_soon_after_stands_with_both_as_evidence(
         await site.report()
 
     asyncio.run(scene())
-    (record,) = site.accused
+    (record,) = site.reported
     before = [line for line in record["evidence"] if "lost before" in line]
     if stands:
         assert before == ["n1: lost before, 299 s ago, when it answered again after 3.0 s"]
@@ -132,12 +132,12 @@ def test_a_node_that_came_back_before_it_was_replaced_has_flapped(
     async def scene() -> None:
         site.lose()
         site.job.join(1)
-        assert not site.accused  # as ever
+        assert not site.reported  # as ever
         site.lose()
         await site.report()
 
     asyncio.run(scene())
-    assert len(site.accused) == 1 and not site.withdrawn
+    assert len(site.reported) == 1 and not site.withdrawn
 
 
 def test_a_reboot_is_no_flap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_reboot_is_no_flap(monkeypatch: pytest.MonkeyPatch) -> None:
         await site.report()
 
     asyncio.run(scene())
-    assert len(site.accused) == 1 and not site.withdrawn
+    assert len(site.reported) == 1 and not site.withdrawn
 
 
 @pytest.mark.parametrize(
@@ -179,5 +179,5 @@ def test_robust_srun_waits_at_its_end_for_a_node_that_may_answer_again(
         took = time.monotonic() - began
 
     asyncio.run(scene())
-    assert len(site.accused) == 1 and site.withdrawn == [("n1", "transient")] * withdrawn
+    assert len(site.reported) == 1 and site.withdrawn == [("n1", "transient")] * withdrawn
     assert took < (0.1 if signalled else 2.0)

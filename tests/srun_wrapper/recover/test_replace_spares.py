@@ -72,7 +72,7 @@ class Scene:
         self.state.lose(self.nodes[1], "no word")
         self.state.failures.clear()
         self.silent = {"n3"}
-        self.ledger: Any = SimpleNamespace(dir=tmp_path, accuse=lambda *_report: None)
+        self.ledger: Any = SimpleNamespace(dir=tmp_path, report_node=lambda *_report: None)
         self.slurm: Any = SimpleNamespace()
         self.journal = KeptJournal()
         launch = dataclasses.replace(made_launch(), feed=feed)
@@ -261,7 +261,7 @@ def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
 ) -> None:
     """A node that waits alone at this moment is no proof: its server may be away."""
     scene, reports = Scene(tmp_path), []
-    scene.ledger.accuse = lambda name, _incident, record: reports.append(
+    scene.ledger.report_node = lambda name, _incident, record: reports.append(
         (name, record["symptom"], *record["evidence"], record["rule"])
     )
     node, cause = scene.node(3, "a"), Failure("hang", 1.0, 0.0, "n4")
@@ -334,7 +334,7 @@ def test_a_drain_waits_until_it_is_known_whether_the_report_stands(
 def test_a_suspect_that_stays_is_reported_when_it_is_bad_later(tmp_path: Any) -> None:
     """Nothing could replace it when it was one of several suspects of a hang."""
     scene, reports = Scene(tmp_path), []
-    scene.ledger.accuse = lambda name, *_: reports.append(name)
+    scene.ledger.report_node = lambda name, *_: reports.append(name)
     node = scene.nodes[0]
     several = diagnose([Failure("hang", 1.0, 0.0, "n1", suspects=("n1", "n2"))], 2)
     scene.parts.release.evict(("n1",), Incident("0-1", 1, several, 0.0, 1.0))

@@ -284,7 +284,7 @@ def test_all_jobs_together_are_bounded(
     assert any("jobs 9 and older are left out, or in part" in text for text in found.problems)
 
 
-def test_accusations_are_not_looked_at(tmp_path: Path) -> None:
+def test_reports_are_not_looked_at(tmp_path: Path) -> None:
     job = one_job(tmp_path, NOW)
     (job.dir / "accusations").mkdir(exist_ok=True)
     (job.dir / "accusations" / "a.json").write_text("no accusation")

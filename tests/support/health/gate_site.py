@@ -128,7 +128,7 @@ class GateSite:
         found = events.parse(path.read_bytes()) if path.exists() else []
         return [e for e in found if not kinds or e.kind in kinds]
 
-    def accuse(
+    def report_node(
         self, job: int = 7, uid: int = GONE, name: str = "n1.e3.json", **changes: Any
     ) -> Path:
         """Write an accusation as robust-srun leaves it, as its user."""

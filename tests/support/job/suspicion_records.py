@@ -11,7 +11,7 @@ from status_records import NOW, accusation, incident
 
 from robust_slurm.state_dir.files import JobRecord
 from robust_slurm.state_dir.node_events import NodeEvent, event_from
-from robust_slurm.state_dir.records import accusation_from, incident_from, roster_from
+from robust_slurm.state_dir.records import incident_from, node_report_from, roster_from
 from status.by_node import by_node
 from status.story import Suspicion, suspicions
 
@@ -27,7 +27,7 @@ def job(
     rosters: list[dict[str, Any]] | None = None,
 ) -> JobRecord:
     """A job's records; each report and incident is given as its changes."""
-    said = [accusation_from(accusation(job=number, **each)) for each in reports]
+    said = [node_report_from(accusation(job=number, **each)) for each in reports]
     had = [incident_from(incident(job=number, **{**SWAP, **each})) for each in incidents]
     seen = [roster_from(each) for each in rosters or []]
     return JobRecord(

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 _first: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""By module, what this process's first resume() found."""
+"""The mode that this process's first resume() found, by module."""
 
 
 def note_modes(models: Iterable[Any], *, rejoined: bool) -> None:

@@ -116,7 +116,7 @@ class _Mapped:
         return parse_header(raw, size)
 
     def check_unchanged(self) -> None:
-        """Raises DurableError if the file was given another snapshot meanwhile."""
+        """Raise DurableError if the file was given another snapshot meanwhile."""
         try:
             now = self._header()[0]
             same = (now[:5], now.line) == (self.snapshot[:5], self.snapshot.line)

@@ -15,7 +15,7 @@ from robust_slurm.checkpoint.store.disk.persist import (
     Persister,
     PersistJob,
 )
-from robust_slurm.checkpoint.store.door import Connection
+from robust_slurm.checkpoint.store.door import RankConnection
 from robust_slurm.checkpoint.store.events import Event, FetchOutcome, Persisted
 from robust_slurm.checkpoint.store.ranks import Latest, Rank
 from robust_slurm.checkpoint.store.shelf import OWN, Shelf
@@ -73,7 +73,7 @@ class Archive:
         return LocalDisk(Path(directory), self._settings.job) if directory else None
 
     def warm(self, rank: Rank) -> None:
-        """Its writer starts beside the training: importing torch takes seconds."""
+        """Start the rank's writer beside the training: importing torch takes seconds."""
         enrolment = rank.enrolment
         if enrolment is not None and enrolment.destination.directory:
             rank.persister.warm(enrolment.destination)
@@ -122,7 +122,7 @@ class Archive:
         if local is not None:
             local.give_up(rank.number, first, line)
 
-    def flush_rank(self, rank: Rank, connection: Connection) -> None:
+    def flush_rank(self, rank: Rank, connection: RankConnection) -> None:
         """Write the newest snapshot, wait, and tell the rank; in a thread of its own."""
         latest, enrolment = rank.latest, rank.enrolment
         done = threading.Event()

@@ -95,7 +95,7 @@ class LocalDisk:
         return fd, offer
 
     def _note(self, owner: int, step: int) -> Offer:
-        """Raises OSError, ValueError."""
+        """Read the note beside the file. Raises OSError, ValueError."""
         path = self.path(owner, step).with_suffix(".json")
         fd, size, _ = open_snapshot(path)
         with open(fd, "rb") as file:

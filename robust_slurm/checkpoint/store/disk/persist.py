@@ -264,7 +264,7 @@ class Persister:
         return self._ready(job.destination).request(request, deadline)
 
     def _ready(self, destination: Destination) -> WriterProcess:
-        """Raises WriterError."""
+        """Return a writer that is ready. Raises WriterError."""
         with self._change:
             if self._stop:
                 raise WriterError("the store is closing")

@@ -115,7 +115,7 @@ class _Answers:
 
 
 def writer_environment() -> dict[str, str]:
-    """So that the user's interpreter finds robust_slurm, and the writer is no rank."""
+    """Return an environment in which the user's Python finds robust_slurm and is no rank."""
     env = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
     paths = [HOOK_DIR, env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from plan_places import held
 
-from robust_slurm.checkpoint.capture.sharing import KEEPERS, Share
+from robust_slurm.checkpoint.capture.sharing import HOLDERS, Share
 from robust_slurm.checkpoint.planning.placement import place
 from robust_slurm.checkpoint.planning.plan import Holder, Seat, plan
 from robust_slurm.checkpoint.store.events import Holding
@@ -19,7 +19,7 @@ def test_plain_data_parallel_ranks_lose_a_node(ranks: int) -> None:
     square, and no node gets or gives much more than the state once."""
     share = Share(tuple(range(ranks)))
     node = [f"n{rank // 8}" for rank in range(ranks)]
-    parts, nodes = len(share.keepers), ranks // 8
+    parts, nodes = len(share.holders), ranks // 8
     holders = place(node, {"dp": ranks}).holders
     here: dict[str, list[Holding]] = {name: [] for name in node}
     for rank, holder in enumerate(holders):
@@ -28,7 +28,7 @@ def test_plain_data_parallel_ranks_lose_a_node(ranks: int) -> None:
             found = held(rank, 8, tier, world=ranks, needs=share.needs(rank), same=7)
             here[node[at]].append(found)
     entries = sum(len(each.needs) for found in here.values() for each in found)
-    assert entries <= 2 * ranks * (KEEPERS + 1)
+    assert entries <= 2 * ranks * (HOLDERS + 1)
     seats = {rank: Seat(name, name) for rank, name in enumerate(node)}
     seats |= {rank: Seat("new", "new") for rank in range(8)}
     places = [Holder(n, n, n, 1, tuple(found)) for n, found in here.items() if n != "n0"]
@@ -40,4 +40,4 @@ def test_plain_data_parallel_ranks_lose_a_node(ranks: int) -> None:
     # Twice as much from the node that has the replicas of the lost one's parts.
     assert max(sent.values()) <= 2 * -(-parts // nodes) * nodes + 8
     for name in set(node[8:]) | {"new"}:
-        assert set(share.keepers) <= set(resume.shards(name))
+        assert set(share.holders) <= set(resume.shards(name))

@@ -1,4 +1,4 @@
-"""Generators, loaders, schedulers, plain values; and what a snapshot that does not fit says."""
+"""Generators, loaders, schedulers; and what a snapshot that does not fit says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from checkpoint_files import capture, restore, scribble, source, write
+from checkpoint_files import capture, restore, source, write
 from torch import nn
 from torch.optim import lr_scheduler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -217,37 +217,6 @@ def test_learning_rates_go_on(name: str, tmp_path: Path) -> None:
     opened = saved(tmp_path, first)
     restore(second, [opened], rank=0)
     assert rates(second, 5) == rates(first, 5)
-
-
-def test_plain_values_are_given_back(tmp_path: Path) -> None:
-    kept = torch.arange(3.0)
-    value = {"seen": [1, (2.5, None)], "t": kept, "again": kept}
-    objects = {"extra.note": value, "extra.count": 7, "extra.sum": torch.tensor(4.0)}
-    path = write(tmp_path / "s", *capture(objects, rank=0))
-    live = torch.tensor(0.0)
-    back = restore(
-        {"extra.note": None, "extra.count": 0, "extra.sum": live}, [source(path)], rank=0
-    )
-    scribble(path)
-    assert back["extra.note"]["seen"] == [1, (2.5, None)]
-    assert back["extra.note"]["t"].equal(kept)
-    assert back["extra.note"]["again"] is back["extra.note"]["t"]
-    assert back["extra.count"] == 7
-    assert back["extra.sum"] is live and float(live) == 4
-
-
-def test_dotted_names_that_meet_are_told_apart(tmp_path: Path) -> None:
-    value = {"a.b": torch.tensor(1.0), "a": {"b": torch.tensor(2.0)}, "a.b~2": torch.tensor(3.0)}
-    back = restore({"extra.x": None}, [saved(tmp_path, {"extra.x": value})], rank=0)["extra.x"]
-    assert [float(back["a.b"]), float(back["a"]["b"]), float(back["a.b~2"])] == [1, 2, 3]
-
-
-def test_lists_of_objects_in_extra_are_restored_in_place(tmp_path: Path) -> None:
-    first = [random.Random(1), nn.Linear(2, 2)]
-    second = [random.Random(2), nn.Linear(2, 2)]
-    assert restore({"extra.x": second}, [saved(tmp_path, {"extra.x": first})], rank=0) == {}
-    assert second[0].random() == first[0].random()
-    assert second[1].weight.equal(first[1].weight)
 
 
 def linear(*shape: int, **options: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_slurm.checkpoint.capture import sharing
-from robust_slurm.checkpoint.capture.sharing import KEEPERS, Share, checksum, divide
+from robust_slurm.checkpoint.capture.sharing import HOLDERS, Share, checksum, divide
 from robust_slurm.checkpoint.capture.state import Source, State, StateError
 from robust_slurm.checkpoint.format.layout import ITEM_SIZE, Entry
 
@@ -272,24 +272,24 @@ def test_what_is_not_shared_has_no_fingerprint() -> None:
     assert state.fingerprint(whole=True)() == -1
 
 
-@pytest.mark.parametrize("ranks", [2, KEEPERS, 100, 1000])
+@pytest.mark.parametrize("ranks", [2, HOLDERS, 100, 1000])
 def test_the_lists_of_what_ranks_need_do_not_grow_with_the_square_of_the_ranks(ranks: int) -> None:
     share = Share(tuple(range(3, 3 + 2 * ranks, 2)))
-    keepers = share.keepers
-    assert len(keepers) == min(ranks, KEEPERS) and set(keepers) <= set(share.ranks)
-    assert keepers[0] == share.ranks[0]  # by whom robust-srun knows the group
-    gaps = {b - a for a, b in pairwise(keepers)}
+    holders = share.holders
+    assert len(holders) == min(ranks, HOLDERS) and set(holders) <= set(share.ranks)
+    assert holders[0] == share.ranks[0]  # by whom robust-srun knows the group
+    gaps = {b - a for a, b in pairwise(holders)}
     assert max(gaps) - min(gaps) <= 2
     for rank in share.ranks:
         needs = share.needs(rank)
-        assert set(needs) == {rank, *keepers} and list(needs) == sorted(needs)
-    assert sum(len(share.needs(rank)) for rank in share.ranks) <= ranks * (KEEPERS + 1)
+        assert set(needs) == {rank, *holders} and list(needs) == sorted(needs)
+    assert sum(len(share.needs(rank)) for rank in share.ranks) <= ranks * (HOLDERS + 1)
 
 
 def test_a_rank_that_keeps_no_part_is_restored_from_those_that_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "KEEPERS", 2)
+    monkeypatch.setattr(sharing, "HOLDERS", 2)
     opened = snapshots(tmp_path, 4)
     kept = [{e.kind for e in s.snapshot.entries} for s in opened]
     assert [("shared" in kinds) for kinds in kept] == [True, False, True, False]

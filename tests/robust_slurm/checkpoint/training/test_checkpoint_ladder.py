@@ -12,7 +12,7 @@ from waiting import until
 
 from robust_slurm.checkpoint.copying.slots import Form, Ring, Slot
 from robust_slurm.checkpoint.format.layout import Entry, Snapshot
-from robust_slurm.checkpoint.training.room import ALONE, LADDER, Rung, choose
+from robust_slurm.checkpoint.training.room import ALONE, LADDER, RoomRung, choose
 
 GB = 10**9
 
@@ -20,15 +20,15 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("room", "rung", "says"),
     [
-        (56 * GB, Rung(3, 1, 3), ""),
-        (55 * GB, Rung(2, 1, 2), "take 56 GB of /dev/shm (a tmpfs), 55 GB are free. Kept: 3"),
-        (39 * GB, Rung(2, 0, 2), "Kept: 2 own and 2 replicas: each step waits until all ranks"),
-        (31 * GB, Rung(2, 0, 0), "Kept: 2 own and 0 replicas: no node keeps replicas here"),
-        (8 * GB, Rung(1, 0, 0), "not every step is saved"),
+        (56 * GB, RoomRung(3, 1, 3), ""),
+        (55 * GB, RoomRung(2, 1, 2), "take 56 GB of /dev/shm (a tmpfs), 55 GB are free. Kept: 3"),
+        (39 * GB, RoomRung(2, 0, 2), "Kept: 2 own and 2 replicas: each step waits until all ranks"),
+        (31 * GB, RoomRung(2, 0, 0), "Kept: 2 own and 0 replicas: no node keeps replicas here"),
+        (8 * GB, RoomRung(1, 0, 0), "not every step is saved"),
         (7 * GB, None, "7.0 GB are free"),
     ],
 )
-def test_the_first_rung_that_fits(room: int, rung: Rung | None, says: str) -> None:
+def test_the_first_rung_that_fits(room: int, rung: RoomRung | None, says: str) -> None:
     """Two ranks of 4 GB each."""
     found, text = choose(room, 4 * GB, 2, LADDER)
     assert found == rung and says in text and bool(text) == bool(says)
@@ -36,18 +36,22 @@ def test_the_first_rung_that_fits(room: int, rung: Rung | None, says: str) -> No
 
 @pytest.mark.parametrize(
     ("below", "rung"),
-    [(Rung(3, 1, 3), Rung(2, 1, 2)), (Rung(2, 0, 2), Rung(2, 0, 0)), (Rung(1, 0, 0), None)],
+    [
+        (RoomRung(3, 1, 3), RoomRung(2, 1, 2)),
+        (RoomRung(2, 0, 2), RoomRung(2, 0, 0)),
+        (RoomRung(1, 0, 0), None),
+    ],
 )
 def test_a_rung_that_had_no_room_after_all_is_not_chosen_again(
-    below: Rung, rung: Rung | None
+    below: RoomRung, rung: RoomRung | None
 ) -> None:
     found, text = choose(99 * GB, 4 * GB, 2, LADDER, below)
     assert found == rung and "99 GB are free" in text
 
 
 def test_outside_robust_srun_only_what_goes_to_disk_is_kept() -> None:
-    assert choose(8 * GB, 4 * GB, 1, ALONE) == (Rung(1, 1, 0), "")
-    assert choose(7 * GB, 4 * GB, 1, ALONE)[0] == Rung(1, 0, 0)
+    assert choose(8 * GB, 4 * GB, 1, ALONE) == (RoomRung(1, 1, 0), "")
+    assert choose(7 * GB, 4 * GB, 1, ALONE)[0] == RoomRung(1, 0, 0)
 
 
 FORM = Form(
@@ -164,7 +168,7 @@ def test_a_step_that_is_left_out_is_told_so_that_no_other_rank_waits_for_it(
         assert training.ckpt.resume() == 0
         session = training.ckpt._session
         assert session is not None and session.saver is not None and session.client is not None
-        session.saver.keep(Rung(2, 0, 2))
+        session.saver.keep(RoomRung(2, 0, 2))
         client = session.client
         for step in (1, 2):
             training.step(step)

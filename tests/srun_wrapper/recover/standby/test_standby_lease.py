@@ -12,7 +12,7 @@ import standby_requests
 from made_job import made_launch
 from standby_requests import StandbyJob, asked, play
 
-from robust_slurm.slurm import Allotted, Placement, StandbyClaim
+from robust_slurm.slurm import Allotted, JobPlacement, StandbyClaim
 from robust_slurm.slurm.model import node_from, partition_from
 from srun_wrapper.command import steps
 from srun_wrapper.job.model import Role
@@ -32,7 +32,7 @@ class LeaseJob:
 
     def __init__(self, job: StandbyJob, monkeypatch: pytest.MonkeyPatch) -> None:
         self.job, self.claims = job, list[StandbyClaim]()
-        self.jobs = {9: Placement("RUNNING", "train", "bob", tuple(f"n{i}" for i in range(8)))}
+        self.jobs = {9: JobPlacement("RUNNING", "train", "bob", tuple(f"n{i}" for i in range(8)))}
         words = {"standby": {"PriorityTier": "100"}, **leases.settings("lease")}
         self.asked: list[str] = []  # of Slurm
         self.partitions = {
@@ -57,7 +57,7 @@ class LeaseJob:
         )
         monkeypatch.setattr(standby_leases, "EVERY", 0.0)
 
-    def placements(self) -> dict[int, Placement]:
+    def placements(self) -> dict[int, JobPlacement]:
         self.asked.append("placements")
         return self.jobs
 

@@ -159,7 +159,7 @@ def swapped(job_dir: Path, *old: str, time: float = 2000.0) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def accuse(job_dir: Path, node: str, symptom: str, time: float = 2000.0) -> None:
+def report_node(job_dir: Path, node: str, symptom: str, time: float = 2000.0) -> None:
     (job_dir / "accusations").mkdir(exist_ok=True)
     record = {"node": node, "symptom": symptom, "time": time}
     (job_dir / "accusations" / f"{node}.7.0-1.json").write_text(json.dumps(record))
@@ -173,8 +173,8 @@ def test_what_is_in_the_job_counts(tmp_path: Path) -> None:
 def test_what_should_have_gone_goes_now(tmp_path: Path) -> None:
     """Swapped out, or lost when robust-srun was killed, before the record was written."""
     swapped(tmp_path, "n2")
-    accuse(tmp_path, "n3", "node_lost")
-    accuse(tmp_path, "n4", "hang")  # blamed, and nothing could replace it
+    report_node(tmp_path, "n3", "node_lost")
+    report_node(tmp_path, "n4", "hang")  # blamed, and nothing could replace it
     door = Door()
     assert looked(door, tmp_path) == Left(("n1", "n4"), ("n1", "n4"))
     assert door.kept == [("n1", "n4")]
@@ -229,7 +229,7 @@ def test_the_batch_host_stays_and_has_no_ranks(tmp_path: Path) -> None:
 
 def test_what_an_earlier_run_of_the_job_wrote_is_past(tmp_path: Path) -> None:
     swapped(tmp_path, "n2", time=900.0)
-    accuse(tmp_path, "n3", "node_lost", time=900.0)
+    report_node(tmp_path, "n3", "node_lost", time=900.0)
     assert looked(Door(), tmp_path) is None
 
 

@@ -8,52 +8,52 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import accusation_files
 import pytest
-from accusation_files import JOB, NAME, UID, AccusationFiles, needs_root, raw
+import report_files
+from report_files import JOB, NAME, UID, ReportFiles, needs_root, raw
 
 from health.gate.inquiry import of_rejection
-from health.history.accusations import (
+from health.history.node_reports import (
     SIZE_LIMIT,
-    Accused,
+    ReportingJob,
     ReportsFound,
     find,
 )
 
-state = accusation_files.state
+state = report_files.state
 
 
-def test_found(state: AccusationFiles) -> None:
+def test_found(state: ReportFiles) -> None:
     state.write(NAME, raw())
     state.write("n2.e3.json", raw(node="n2"))
     state.write("n1.tmp", b"")
     found = state.find()
-    assert [a.name for a in found.accusations] == [NAME]
+    assert [a.name for a in found.reports] == [NAME]
     assert found.rejections == ()
     assert state.find(known=(NAME,)) == ReportsFound((), ())
 
 
-def test_nobody_was_accused(state: AccusationFiles) -> None:
+def test_nobody_was_reported(state: ReportFiles) -> None:
     assert state.find() == ReportsFound((), ())
     assert state.find(JOB._replace(of=8)) == ReportsFound((), ())
     assert find("/nonexistent", "n1", JOB, (), 10.0) == (ReportsFound((), ()), "")
 
 
-def test_of_a_standby_node(state: AccusationFiles) -> None:
+def test_of_a_standby_node(state: ReportFiles) -> None:
     """It lies in the directory of the main job and names the standby node's number."""
     state.write(NAME, raw(job=9))
-    assert [a.job for a in state.find(Accused(9, UID, UID, of=7)).accusations] == [9]
+    assert [a.job for a in state.find(ReportingJob(9, UID, UID, of=7)).reports] == [9]
 
 
 WITHDRAWN = "n1.e3.withdrawn.json"
 
 
-def test_a_withdrawal_takes_its_accusation_back(state: AccusationFiles) -> None:
+def test_a_withdrawal_takes_its_report_back(state: ReportFiles) -> None:
     state.write(NAME, raw())
     state.write("n1.e4.json", raw(incident="e4"))
     state.write(WITHDRAWN, raw(withdrawn="the same error\non n1, n2"))
     found = state.find()
-    assert [one.name for one in found.accusations] == ["n1.e4.json"]
+    assert [one.name for one in found.reports] == ["n1.e4.json"]
     (one,) = found.withdrawals
     assert (one.name, one.of, one.job, one.uid) == (WITHDRAWN, NAME, 7, UID)
     assert one.why == "the same error on n1, n2" and found.rejections == ()
@@ -65,38 +65,38 @@ def test_a_withdrawal_takes_its_accusation_back(state: AccusationFiles) -> None:
     [({}, "reason"), ({"withdrawn": 1}, "reason"), ({"withdrawn": "x", "job": 8}, "not of job 7")],
 )
 def test_a_withdrawal_that_is_none_takes_nothing_back(
-    state: AccusationFiles, change: dict[str, Any], why: str
+    state: ReportFiles, change: dict[str, Any], why: str
 ) -> None:
     state.write(NAME, raw())
     state.write(WITHDRAWN, raw(**change))
     found = state.find()
-    assert [one.name for one in found.accusations] == [NAME] and found.withdrawals == ()
+    assert [one.name for one in found.reports] == [NAME] and found.withdrawals == ()
     assert why in found.rejections[0].why
 
 
 @needs_root
-def test_nobody_else_withdraws(state: AccusationFiles) -> None:
+def test_nobody_else_withdraws(state: ReportFiles) -> None:
     state.write(NAME, raw())
     state.write(WITHDRAWN, raw(withdrawn="x"), uid=666)
     found = state.find()
-    assert [one.name for one in found.accusations] == [NAME]
+    assert [one.name for one in found.reports] == [NAME]
     assert [(one.name, one.uid) for one in found.rejections] == [(WITHDRAWN, 666)]
 
 
 def rejected(found: ReportsFound) -> tuple[str, int, str]:
-    assert found.accusations == ()
+    assert found.reports == ()
     (one,) = found.rejections
     return one.name, one.uid, one.why
 
 
 @needs_root
-def test_a_file_of_somebody_else(state: AccusationFiles) -> None:
+def test_a_file_of_somebody_else(state: ReportFiles) -> None:
     state.write(NAME, raw(), uid=666)
     assert rejected(state.find()) == (NAME, 666, f"it belongs to uid 666, not to the job's {UID}")
 
 
 @needs_root
-def test_a_directory_of_somebody_else(state: AccusationFiles) -> None:
+def test_a_directory_of_somebody_else(state: ReportFiles) -> None:
     """Job numbers can be guessed and every user may make a directory in jobs/."""
     state.write(NAME, raw())
     state.own(state.dir.parent, uid=666)
@@ -109,9 +109,7 @@ def test_a_directory_of_somebody_else(state: AccusationFiles) -> None:
 
 @needs_root
 @pytest.mark.parametrize("trap", ["directory", "link", "file"])
-def test_the_jobs_own_directory_beside_that_of_somebody_else(
-    state: AccusationFiles, trap: str
-) -> None:
+def test_the_jobs_own_directory_beside_that_of_somebody_else(state: ReportFiles, trap: str) -> None:
     state.write(NAME, raw())
     state.dir.parent.rename(state.path / "jobs" / f"7.{UID}.2")
     for number, name in enumerate(("7", f"7.{UID}.1")):
@@ -124,22 +122,22 @@ def test_the_jobs_own_directory_beside_that_of_somebody_else(
             taken.write_text("")
         state.own(taken, uid=666 + number)
     found = state.find()
-    assert [a.name for a in found.accusations] == [NAME] and found.rejections == ()
+    assert [a.name for a in found.reports] == [NAME] and found.rejections == ()
 
 
 @needs_root
-def test_roots_own_file_is_no_accusation(state: AccusationFiles) -> None:
+def test_roots_own_file_is_no_report(state: ReportFiles) -> None:
     state.write(NAME, raw(), uid=0)
     assert rejected(state.find())[1] == 0
 
 
-def test_another_job_s_file(state: AccusationFiles) -> None:
+def test_another_job_s_file(state: ReportFiles) -> None:
     state.write(NAME, raw(job=8))
     assert rejected(state.find())[2] == "it is not of job 7"
 
 
 @pytest.mark.parametrize("what", ["file", "accusations"])
-def test_links_are_not_followed(state: AccusationFiles, what: str) -> None:
+def test_links_are_not_followed(state: ReportFiles, what: str) -> None:
     real = state.write(NAME, raw())
     if what == "file":
         moved = state.path / "moved.json"
@@ -157,32 +155,32 @@ def test_links_are_not_followed(state: AccusationFiles, what: str) -> None:
     assert name == {"file": NAME, "accusations": "accusations"}[what]
 
 
-def test_a_fifo_does_not_hold_it(state: AccusationFiles) -> None:
+def test_a_fifo_does_not_hold_it(state: ReportFiles) -> None:
     os.mkfifo(state.dir / NAME)
     state.own(state.dir / NAME)
     assert rejected(state.find())[2] == "it is not a regular file"
 
 
-def test_a_directory_is_no_file(state: AccusationFiles) -> None:
+def test_a_directory_is_no_file(state: ReportFiles) -> None:
     (state.dir / NAME).mkdir()
     state.own(state.dir / NAME)
     assert rejected(state.find())[2] == "it is not a regular file"
 
 
-def test_a_file_too_large(state: AccusationFiles) -> None:
+def test_a_file_too_large(state: ReportFiles) -> None:
     state.write(NAME, raw() + b" " * SIZE_LIMIT)
     assert "larger" in rejected(state.find())[2]
 
 
-def test_junk_and_a_good_one(state: AccusationFiles) -> None:
+def test_junk_and_a_good_one(state: ReportFiles) -> None:
     state.write("n1.a.json", b"junk")
     state.write(NAME, raw())
     found = state.find()
-    assert len(found.accusations) == len(found.rejections) == 1
+    assert len(found.reports) == len(found.rejections) == 1
 
 
 def test_a_hostile_name_is_refused_once_and_printable_where_it_is_shown(
-    state: AccusationFiles,
+    state: ReportFiles,
 ) -> None:
     state.write("n1.\x1b[31m\n.json", b"junk")
     (rejection,) = state.find().rejections
@@ -190,30 +188,30 @@ def test_a_hostile_name_is_refused_once_and_printable_where_it_is_shown(
     assert of_rejection(rejection, JOB)["name"] == "n1.?[31m .json"
 
 
-def test_at_most_eight_of_a_job(state: AccusationFiles) -> None:
+def test_at_most_eight_of_a_job(state: ReportFiles) -> None:
     for number in range(20):
         state.write(f"n1.e{number:02}.json", raw(incident=f"e{number:02}"))
     found = state.find()
-    assert len(found.accusations) == 8
-    assert state.find(known=tuple(a.name for a in found.accusations)) == ReportsFound((), ())
+    assert len(found.reports) == 8
+    assert state.find(known=tuple(a.name for a in found.reports)) == ReportsFound((), ())
 
 
 @needs_root
-def test_an_unreadable_file_is_rejected(state: AccusationFiles) -> None:
+def test_an_unreadable_file_is_rejected(state: ReportFiles) -> None:
     """The reader is the user: what only root may read is no accusation."""
     state.write(NAME, raw(), uid=666).chmod(0o600)
     assert rejected(state.find()) == (NAME, 666, "Permission denied")
 
 
 @needs_root
-def test_the_reader_is_nobody_else_than_the_user(state: AccusationFiles) -> None:
+def test_the_reader_is_nobody_else_than_the_user(state: ReportFiles) -> None:
     state.dir.chmod(0o700)
     state.write(NAME, raw()).chmod(0o600)
-    assert len(state.find().accusations) == 1
+    assert len(state.find().reports) == 1
 
 
 def test_a_dead_file_system_costs_the_deadline(
-    state: AccusationFiles, monkeypatch: pytest.MonkeyPatch
+    state: ReportFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> None:
         threading.Event().wait()
@@ -227,7 +225,7 @@ def test_a_dead_file_system_costs_the_deadline(
 
 @needs_root
 def test_files_exchanged_while_it_reads(
-    state: AccusationFiles, monkeypatch: pytest.MonkeyPatch
+    state: ReportFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look and the opening the user puts a link, or another's directory, there."""
     state.write(NAME, raw())

@@ -27,12 +27,12 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other 
 
 
 @needs_root
-def test_an_accusation_that_came_after_the_epilog(site: GateSite) -> None:
+def test_a_report_that_came_after_the_epilog(site: GateSite) -> None:
     from epilog.cli import main as epilog
 
     site.environ(job=7)
     epilog([])
-    site.accuse(rule="node-lost")
+    site.report_node(rule="node-lost")
     site.environ(job=0)
     main([])
     main([])
@@ -44,7 +44,7 @@ def test_an_accusation_that_came_after_the_epilog(site: GateSite) -> None:
 
 @needs_root
 def test_of_a_job_that_was_not_here_nothing_is_read(site: GateSite) -> None:
-    site.accuse()
+    site.report_node()
     main([])
     assert site.events("accusation", "rejected") == []
 
@@ -55,7 +55,7 @@ def test_a_late_forged_one_is_refused(site: GateSite) -> None:
 
     site.environ(job=7)
     epilog([])
-    os.chown(site.accuse(), 666, 666)
+    os.chown(site.report_node(), 666, 666)
     site.environ(job=0)
     main([])
     assert site.event("rejected")["owner"] == 666
@@ -63,24 +63,24 @@ def test_a_late_forged_one_is_refused(site: GateSite) -> None:
 
 
 @needs_root
-def test_a_drain_that_rests_on_a_withdrawn_accusation_is_lifted(site: GateSite) -> None:
+def test_a_drain_that_rests_on_a_withdrawn_report_is_lifted(site: GateSite) -> None:
     from epilog.cli import main as epilog
 
     for job, uid in ((1, GONE), (2, GONE), (3, GONE + 1)):
         site.environ(job=job, uid=uid)
-        site.accuse(job=job, uid=uid)
+        site.report_node(job=job, uid=uid)
         epilog([])
     assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job3"
     assert site.event("drain")["reports"] == [{"job": 3, "name": "n1.e3.json"}]
     site.environ(job=0)
     main([])
     assert site.slurm.drained == ["n1"]
-    site.accuse(job=3, uid=GONE + 1, name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
+    site.report_node(job=3, uid=GONE + 1, name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
     main([])
     assert site.event("withdrawn")["why"] == "on n1 and s1"
     assert site.slurm.drained == []
     site.environ(job=4, uid=GONE + 1)  # the strikes that stand count on
-    site.accuse(job=4, uid=GONE + 1)
+    site.report_node(job=4, uid=GONE + 1)
     epilog([])
     assert site.slurm.node()["reason"] == "robust:node:lemon:-:service:job4"
 
@@ -92,11 +92,11 @@ def test_a_withdrawal_waits_for_a_history_that_cannot_be_read(
     from epilog.cli import main as epilog
 
     site.environ(job=7)
-    site.accuse()
+    site.report_node()
     epilog([])
     assert site.events("strike")
     site.environ(job=0)
-    site.accuse(name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
+    site.report_node(name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
     with monkeypatch.context() as broken:
 
         def history(_system: LiveSystem) -> list[Event]:
@@ -113,7 +113,7 @@ def test_a_withdrawal_waits_for_a_history_that_cannot_be_read(
 @needs_root
 @pytest.mark.parametrize("broken", ["record", "check"])
 @pytest.mark.parametrize("gate", ["epilog", "sweep"])
-def test_an_accusation_whose_outcome_was_not_recorded_is_looked_at_again(
+def test_a_report_whose_outcome_was_not_recorded_is_looked_at_again(
     site: GateSite, monkeypatch: pytest.MonkeyPatch, gate: str, broken: str
 ) -> None:
     """The node's disk is full for a moment, or a check breaks the gate."""
@@ -126,7 +126,7 @@ def test_an_accusation_whose_outcome_was_not_recorded_is_looked_at_again(
     if gate == "sweep":
         epilog([])
         site.environ(job=0)
-    site.accuse()
+    site.report_node()
     with monkeypatch.context() as patch:
         if broken == "record":
             patch.setattr(history, "append", full)
@@ -164,8 +164,8 @@ def test_what_is_withdrawn_at_once_is_no_strike(site: GateSite) -> None:
     from epilog.cli import main as epilog
 
     site.environ(job=7)
-    site.accuse()
-    site.accuse(name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
+    site.report_node()
+    site.report_node(name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
     epilog([])
     site.environ(job=0)
     main([])
@@ -180,6 +180,6 @@ def test_a_job_cannot_fill_the_history_with_withdrawals(site: GateSite) -> None:
     site.environ(job=7)
     for number in range(8):
         name = f"n1.w{number}.withdrawn.json"
-        site.accuse(name=name, incident=f"w{number}", withdrawn="x" * 300)
+        site.report_node(name=name, incident=f"w{number}", withdrawn="x" * 300)
     epilog([])
     assert site.events("withdrawn") == []

@@ -1,10 +1,10 @@
-"""A job user's accusations against this node: found, and trusted for nothing but their form.
+"""A job user's reports against this node: found, and trusted for nothing but their form.
 
 robust-srun leaves ``<state_dir>/jobs/<job>/accusations/<node>.<incident>.json``. Everything below
 ``jobs`` is the users': a job's directory (under one of its names, see ``job_dirs``) is that of the
 job's user, and what others made there is ignored. Each step below it must be that user's own and no
 link, the file small, and its fields what robust-srun writes. Whatever is not so is a rejection,
-with who and why. ``<node>.<incident>.withdrawn.json`` beside an accusation takes it back.
+with who and why. ``<node>.<incident>.withdrawn.json`` beside a report takes it back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIRECTORY = _READ | os.O_DIRECTORY
 R = TypeVar("R")
 
 
-class Accused(NamedTuple):
+class ReportingJob(NamedTuple):
     """The job and user whose records to look for: ``job`` ran here for ``uid``, and Slurm said so.
 
     ``of`` is the job in whose directory they lie: another one of the same user if this is a
@@ -46,7 +46,7 @@ class Accused(NamedTuple):
     of: int
 
 
-class Accusation(NamedTuple):
+class AcceptedReport(NamedTuple):
     name: str  # of the file
     job: int
     uid: int
@@ -68,7 +68,7 @@ class Rejection(NamedTuple):
 
 
 class Withdrawal(NamedTuple):
-    """The job's word that its accusation in the file ``of`` was wrong."""
+    """The job's word that its report in the file ``of`` was wrong."""
 
     name: str  # of the file
     job: int
@@ -78,7 +78,7 @@ class Withdrawal(NamedTuple):
 
 
 class ReportsFound(NamedTuple):
-    accusations: tuple[Accusation, ...]
+    reports: tuple[AcceptedReport, ...]
     rejections: tuple[Rejection, ...]
     withdrawals: tuple[Withdrawal, ...] = ()
 
@@ -96,28 +96,28 @@ def main_job_of(comment: str) -> int:
 
 
 def find(
-    state_dir: str, node: str, accused: Accused, known: Collection[str], deadline_s: float
+    state_dir: str, node: str, reporting: ReportingJob, known: Collection[str], deadline_s: float
 ) -> tuple[ReportsFound, str]:
-    """The accusations against ``node``, less those whose names are ``known``; or why not.
+    """The reports against ``node``, less those whose names are ``known``; or why not.
 
     Read by a child that has given up root for the job's user: it can open nothing that the user
     could not, also where root is nobody (NFS), and a dead file system costs the deadline.
     """
 
     def work() -> dict[str, Any]:
-        become(accused.uid, accused.gid)
-        return _found(state_dir, node, accused, known)._asdict()
+        become(reporting.uid, reporting.gid)
+        return _found(state_dir, node, reporting, known)._asdict()
 
     answer, error = call_in_child(work, deadline_s)
     if error:
         return ReportsFound((), ()), error
-    accusations = tuple(
-        Accusation(**{**one, "evidence": tuple(one["evidence"])})
-        for one in map(_named(Accusation), answer["accusations"])
+    reports = tuple(
+        AcceptedReport(**{**one, "evidence": tuple(one["evidence"])})
+        for one in map(_named(AcceptedReport), answer["reports"])
     )
     rejections = tuple(Rejection(*one) for one in answer["rejections"])
     withdrawals = tuple(Withdrawal(*one) for one in answer["withdrawals"])
-    return ReportsFound(accusations, rejections, withdrawals), ""
+    return ReportsFound(reports, rejections, withdrawals), ""
 
 
 def _named(kind: Any) -> Any:
@@ -133,19 +133,21 @@ def become(uid: int, gid: int) -> None:
     os.seteuid(uid)
 
 
-def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) -> ReportsFound:
+def _found(
+    state_dir: str, node: str, reporting: ReportingJob, known: Collection[str]
+) -> ReportsFound:
     rejected: list[Rejection] = []
-    accepted: list[Accusation] = []
+    accepted: list[AcceptedReport] = []
     withdrawn: list[Withdrawal] = []
     opened: list[int] = []
     try:
-        own = job_dirs.find(f"{state_dir}/jobs", accused.of, accused.uid)
+        own = job_dirs.find(f"{state_dir}/jobs", reporting.of, reporting.uid)
         if own is None or "accusations" in known:  # refused before
             return ReportsFound((), ())
         above = os.open(f"{state_dir}/jobs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.append(above)
         for name in (own, "accusations"):
-            above = _open_own(above, name, accused.uid)
+            above = _open_own(above, name, reporting.uid)
             opened.append(above)
         with os.scandir(above) as entries:
             names = [entry.name for entry in itertools.islice(entries, _NAMES_LIMIT)]
@@ -155,11 +157,11 @@ def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) 
             if name in [one.of for one in withdrawn]:
                 continue
             try:
-                raw = _content(above, name, accused)
+                raw = _content(above, name, reporting)
                 if name.endswith(_WITHDRAWN):
-                    withdrawn.append(_judged(parse_withdrawal, raw, name, node, accused))
+                    withdrawn.append(_judged(parse_withdrawal, raw, name, node, reporting))
                 else:
-                    accepted.append(_judged(parse, raw, name, node, accused))
+                    accepted.append(_judged(parse, raw, name, node, reporting))
             except FileNotFoundError:
                 continue
             except _Refused as refused:
@@ -169,7 +171,7 @@ def _found(state_dir: str, node: str, accused: Accused, known: Collection[str]) 
                     Rejection(name, _owner(above, name), error.strerror or "unreadable")
                 )
     except FileNotFoundError:
-        pass  # nobody was accused
+        pass  # nobody was reported
     except _Refused as refused:
         rejected.append(refused.rejection)
     finally:
@@ -201,7 +203,7 @@ def _open_own(above: int, name: str, uid: int) -> int:
     return fd
 
 
-def _content(directory: int, name: str, accused: Accused) -> bytes:
+def _content(directory: int, name: str, reporting: ReportingJob) -> bytes:
     """A small file of the user's own; _Refused if it is anything else."""
     info = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if not stat.S_ISREG(info.st_mode):
@@ -212,8 +214,8 @@ def _content(directory: int, name: str, accused: Accused) -> bytes:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise _Refused(name, info.st_uid, "it is not a regular file")
-        if info.st_uid != accused.uid:
-            why = f"it belongs to uid {info.st_uid}, not to the job's {accused.uid}"
+        if info.st_uid != reporting.uid:
+            why = f"it belongs to uid {info.st_uid}, not to the job's {reporting.uid}"
             raise _Refused(name, info.st_uid, why)
         raw = b""
         while len(raw) <= SIZE_LIMIT and (part := os.read(fd, SIZE_LIMIT + 1 - len(raw))):
@@ -226,32 +228,32 @@ def _content(directory: int, name: str, accused: Accused) -> bytes:
 
 
 def _judged(
-    reader: Callable[[bytes, str, str, Accused], R],
+    reader: Callable[[bytes, str, str, ReportingJob], R],
     raw: bytes,
     name: str,
     node: str,
-    accused: Accused,
+    reporting: ReportingJob,
 ) -> R:
     """Read a file's content with ``reader``; raise _Refused with the reason if it is not valid."""
     try:
-        return reader(raw, name, node, accused)
+        return reader(raw, name, node, reporting)
     except ValueError as error:
-        raise _Refused(name, accused.uid, str(error)) from None
+        raise _Refused(name, reporting.uid, str(error)) from None
 
 
-def parse_withdrawal(raw: bytes, name: str, node: str, accused: Accused) -> Withdrawal:
+def parse_withdrawal(raw: bytes, name: str, node: str, reporting: ReportingJob) -> Withdrawal:
     """The withdrawal in a file's bytes. ValueError names what is wrong with it. Pure."""
-    record = _record(raw, name, _WITHDRAWN, node, accused)
+    record = _record(raw, name, _WITHDRAWN, node, reporting)
     why = record.get("withdrawn")
     if not isinstance(why, str):
         raise ValueError("invalid reason")
     of = name.removesuffix(_WITHDRAWN) + ".json"
-    return Withdrawal(name, accused.job, accused.uid, of, one_line(why, _TEXT))
+    return Withdrawal(name, reporting.job, reporting.uid, of, one_line(why, _TEXT))
 
 
-def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
-    """The accusation in a file's bytes. ValueError names what is wrong with it. Pure."""
-    record = _record(raw, name, ".json", node, accused)
+def parse(raw: bytes, name: str, node: str, reporting: ReportingJob) -> AcceptedReport:
+    """The report in a file's bytes. ValueError names what is wrong with it. Pure."""
+    record = _record(raw, name, ".json", node, reporting)
     symptom, evidence = record.get("symptom"), record.get("evidence")
     if not isinstance(symptom, str) or not re.fullmatch(r"[a-z_]{1,32}", symptom, re.ASCII):
         raise ValueError("invalid symptom")
@@ -260,10 +262,10 @@ def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
     lines = tuple(one_line(text, _TEXT) for text in evidence[:_EVIDENCE])
     rule = record.get("rule")
     known = isinstance(rule, str) and re.fullmatch(r"[a-z0-9-]{1,40}", rule, re.ASCII)
-    return Accusation(
+    return AcceptedReport(
         name,
-        accused.job,
-        accused.uid,
+        reporting.job,
+        reporting.uid,
         float(record["time"]),
         symptom,
         lines,
@@ -271,7 +273,7 @@ def parse(raw: bytes, name: str, node: str, accused: Accused) -> Accusation:
     )
 
 
-def _record(raw: bytes, name: str, end: str, node: str, accused: Accused) -> dict[str, Any]:
+def _record(raw: bytes, name: str, end: str, node: str, reporting: ReportingJob) -> dict[str, Any]:
     """Read a record, and check what both kinds share: version, node, incident, job and time."""
     try:
         record = json.loads(raw)
@@ -286,8 +288,8 @@ def _record(raw: bytes, name: str, end: str, node: str, accused: Accused) -> dic
     incident = record.get("incident")
     if not isinstance(incident, str) or name != f"{node}.{incident}{end}":
         raise ValueError("its incident does not match the file name")
-    if not _is(record.get("job"), int) or record["job"] != accused.job:
-        raise ValueError(f"it is not of job {accused.job}")
+    if not _is(record.get("job"), int) or record["job"] != reporting.job:
+        raise ValueError(f"it is not of job {reporting.job}")
     time: Any = record.get("time")
     if not (_is(time, int) or _is(time, float)) or not 0 <= time < 1e11:  # no NaN is
         raise ValueError("invalid time")

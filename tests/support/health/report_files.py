@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from health.history.accusations import Accused, ReportsFound, find
+from health.history.node_reports import ReportingJob, ReportsFound, find
 
 UID = 20001 if os.geteuid() == 0 else os.geteuid()
-JOB = Accused(job=7, uid=UID, gid=UID, of=7)
+JOB = ReportingJob(job=7, uid=UID, gid=UID, of=7)
 NAME = "n1.e3.json"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 RECORD: dict[str, Any] = {
@@ -32,7 +32,7 @@ def raw(**changes: Any) -> bytes:
     return json.dumps(RECORD | changes).encode()
 
 
-class AccusationFiles:
+class ReportFiles:
     """The state directory of job 7 in which its user leaves accusations."""
 
     def __init__(self, path: Path) -> None:
@@ -55,18 +55,18 @@ class AccusationFiles:
         self.own(path, uid=uid)
         return path
 
-    def find(self, accused: Accused = JOB, known: tuple[str, ...] = ()) -> ReportsFound:
-        found, error = find(str(self.path), "n1", accused, known, 10.0)
+    def find(self, job: ReportingJob = JOB, known: tuple[str, ...] = ()) -> ReportsFound:
+        found, error = find(str(self.path), "n1", job, known, 10.0)
         assert error == ""
         return found
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[AccusationFiles]:
+def state(tmp_path: Path) -> Iterator[ReportFiles]:
     open_to_all = [
         p for p in tmp_path.parents if p.stat().st_uid == os.geteuid() and p != Path("/")
     ]
     for above in open_to_all:  # pytest keeps its directories to root
         if "pytest" in above.name:
             above.chmod(0o755)
-    yield AccusationFiles(tmp_path / "state")
+    yield ReportFiles(tmp_path / "state")

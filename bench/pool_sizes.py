@@ -1,9 +1,18 @@
-"""ByteRobust's pool sizes, and failure rates that were published: what ours are held against."""
+"""ByteRobust's pool sizes beside ours: ``python -m bench.pool_sizes``.
+
+Exit 0; 1 if ours are not the paper's at the rate that explains its table.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.text import Text
+
+from robust_slurm.command_line.screen import console, plain_table
 from standby.size.count import LossSource, losses, pool
 
 
@@ -57,7 +66,7 @@ RATES = (
 
 
 def rows() -> list[PaperRow]:
-    """Every setting at every rate, by the paper's rule: single nodes, one day, 0.99."""
+    """Return every setting at every rate, by the paper's rule: single nodes, one day, 0.99."""
     return [
         PaperRow(
             setting,
@@ -68,3 +77,35 @@ def rows() -> list[PaperRow]:
         )
         for setting in SETTINGS
     ]
+
+
+def print_table(rows: Sequence[PaperRow], out: Console) -> None:
+    """Print ByteRobust's sizes beside ours."""
+    headings = [f"{rate.name} {rate.per_1000:g}" for rate in RATES]
+    table = plain_table("MACHINES", "TRAINING", "PAPER", *headings, texts=2)
+    for row in rows:
+        setting = row.setting
+        theirs = "" if setting.standbys is None else str(setting.standbys)
+        style = "" if row.agrees else "bold red"
+        first, *others = map(str, row.standbys)
+        table.add_row(
+            str(setting.machines), setting.training, theirs, Text(first, style=style), *others
+        )
+    out.print("standbys by P(K <= n) >= 0.99, K ~ Binomial(machines, p), a window of one day")
+    out.print("p: failures per 1,000 node-days, behind the name of the fleet that had so many")
+    out.print()
+    out.print(table)
+    out.print()
+    good = all(row.agrees for row in rows)
+    said = "ours are the paper's" if good else "OURS ARE NOT THE PAPER'S"
+    out.print(Text(f"At the rate that explains ByteRobust's table 5, {said}.", style="bold"))
+
+
+def main() -> int:
+    found = rows()
+    print_table(found, console(sys.stdout))
+    return 0 if all(row.agrees for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

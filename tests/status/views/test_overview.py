@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from status_records import NOW, accusation, roster, view
 
-from robust_slurm.state_dir.records import Accusation, accusation_from, roster_from
+from robust_slurm.state_dir.records import NodeReport, node_report_from, roster_from
 from standby.pool.stock import PoolStock
 from status.model import NodeRow, StatusReport, report
 from status.views.attention import attention
@@ -54,8 +54,8 @@ def test_it_fits_any_screen(size: tuple[int, int], nodes: int, jobs: int, bad: i
     assert sum("bad" in line.text for line in full if line.text.startswith("  gpu")) == bad
 
 
-def said(**changes: Any) -> Accusation:
-    found = accusation_from(accusation(**changes))
+def said(**changes: Any) -> NodeReport:
+    found = node_report_from(accusation(**changes))
     assert found is not None
     return found
 

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from accusation_files import JOB, NAME, RECORD, UID, raw
 from hypothesis import given
 from hypothesis import strategies as st
+from report_files import JOB, NAME, RECORD, UID, raw
 
-from health.history.accusations import main_job_of, parse
+from health.history.node_reports import main_job_of, parse
 
 
 def test_what_robust_srun_writes_is_accepted() -> None:

@@ -64,7 +64,7 @@ def sweep_until_followed_up(site: GateLab, node: str, job: int) -> None:
 def test_a_false_one_is_cleared_with_a_strike(site: GateLab) -> None:
     deeper_tests(site, "all well", 0)
     job = begin(site, "n1")
-    site.accuse("n1", job, symptom="hang", evidence=["rank 3 \x1b[31m stands still"])
+    site.report_node("n1", job, symptom="hang", evidence=["rank 3 \x1b[31m stands still"])
     finish(site, job)
     assert site.node("n1") == FREE
     (event,) = of(site, "n1", job, "accusation")
@@ -81,7 +81,7 @@ def test_a_false_one_is_cleared_with_a_strike(site: GateLab) -> None:
 def test_a_true_one_drains_with_the_evidence(site: GateLab) -> None:
     deeper_tests(site, "NCCL loopback at 3 GB/s", 1)
     job = begin(site, "n1")
-    site.accuse("n1", job)
+    site.report_node("n1", job)
     finish(site, job)
     assert site.reason("n1") == f"robust:node:accusation-test:-:service:job{job}"
     assert outcome(site, "n1", job) == "confirmed"
@@ -106,7 +106,7 @@ def strike(site: GateLab, node: str, uid: int, account: str) -> int:
     assert submitted.returncode == 0, submitted
     job = int(submitted.stdout)
     until((home / f"{job}.started").exists, f"job {job} running")
-    site.accuse(node, job)
+    site.report_node(node, job)
     argv = ["chown", "-R", f"{uid}:{uid}", str(site.state / "jobs" / str(job))]
     site.lab.exec("head", argv, user=False, check=True)
     (home / f"{job}.end").touch()
@@ -141,7 +141,7 @@ def test_a_lemon_needs_strikes_of_two_users_and_two_accounts(site: GateLab) -> N
 def test_a_late_one_is_the_sweeps(site: GateLab) -> None:
     job = begin(site, "n2")
     finish(site, job)
-    site.accuse("n2", job)
+    site.report_node("n2", job)
     site.sweep("n2")
     assert outcome(site, "n2", job) == "cleared"
     assert len(of(site, "n2", job, "strike")) == 1
@@ -162,7 +162,7 @@ def test_forged_ones_are_refused(site: GateLab) -> None:
     deeper_tests(site, "never to be run", 1)
     job = begin(site, "n2")
     for incident, (how, _, _) in REFUSED.items():
-        site.accuse("n2", job, incident, **how)
+        site.report_node("n2", job, incident, **how)
     finish(site, job)
     assert site.node("n2") == FREE
     said = {e.data["name"]: (e.data["why"], e.data["owner"]) for e in of(site, "n2", job, REJECTED)}
@@ -179,14 +179,14 @@ def test_a_node_where_the_job_never_was(site: GateLab) -> None:
     deeper_tests(site, "never to be run", 1)
     site.run("n3")
     job = begin(site, "n2")
-    site.accuse("n3", job)
+    site.report_node("n3", job)
     finish(site, job)
     site.sweep("n3")
     assert site.node("n3") == FREE
     assert of(site, "n3", job, "accusation") == of(site, "n3", job, "strike") == []
 
 
-def test_robust_srun_accuses_and_the_gate_decides(site: GateLab) -> None:
+def test_robust_srun_reports_and_the_gate_decides(site: GateLab) -> None:
     training = site_training(site)
     line = training.line(["--robust-spares=1"], ["--fault", "ecc", "--at", "8"])
     training.submit(line, ["-N3", "--ntasks-per-node=1"])

@@ -1,0 +1,48 @@
+"""Plain values and lists that a script keeps beside its model are given back."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoint_files import capture, restore, scribble, source, write
+from torch import nn
+
+from robust_slurm.checkpoint.capture.state import Source
+
+
+def saved(tmp_path: Path, objects: dict[str, Any]) -> Source:
+    return source(write(tmp_path / "s.safetensors", *capture(objects, rank=0)))
+
+
+def test_plain_values_are_given_back(tmp_path: Path) -> None:
+    kept = torch.arange(3.0)
+    value = {"seen": [1, (2.5, None)], "t": kept, "again": kept}
+    objects = {"extra.note": value, "extra.count": 7, "extra.sum": torch.tensor(4.0)}
+    path = write(tmp_path / "s", *capture(objects, rank=0))
+    live = torch.tensor(0.0)
+    back = restore(
+        {"extra.note": None, "extra.count": 0, "extra.sum": live}, [source(path)], rank=0
+    )
+    scribble(path)
+    assert back["extra.note"]["seen"] == [1, (2.5, None)]
+    assert back["extra.note"]["t"].equal(kept)
+    assert back["extra.note"]["again"] is back["extra.note"]["t"]
+    assert back["extra.count"] == 7
+    assert back["extra.sum"] is live and float(live) == 4
+
+
+def test_dotted_names_that_meet_are_told_apart(tmp_path: Path) -> None:
+    value = {"a.b": torch.tensor(1.0), "a": {"b": torch.tensor(2.0)}, "a.b~2": torch.tensor(3.0)}
+    back = restore({"extra.x": None}, [saved(tmp_path, {"extra.x": value})], rank=0)["extra.x"]
+    assert [float(back["a.b"]), float(back["a"]["b"]), float(back["a.b~2"])] == [1, 2, 3]
+
+
+def test_lists_of_objects_in_extra_are_restored_in_place(tmp_path: Path) -> None:
+    first = [random.Random(1), nn.Linear(2, 2)]
+    second = [random.Random(2), nn.Linear(2, 2)]
+    assert restore({"extra.x": second}, [saved(tmp_path, {"extra.x": first})], rank=0) == {}
+    assert second[0].random() == first[0].random()
+    assert second[1].weight.equal(first[1].weight)
