@@ -6,7 +6,7 @@ import contextlib
 
 from bench.common import MIN_SAMPLES, Results, summarise
 from bench.data import sides
-from bench.data.keeper import Kept
+from bench.data.process import Kept
 
 SKIP = 100  # batches that a loader without a state passes over
 SKIPS = 3  # times that it does

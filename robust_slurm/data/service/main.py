@@ -54,14 +54,14 @@ def main() -> None:
     from robust_slurm.data.service.figures import FiguresFile
     from robust_slurm.data.service.producer import Producer
     from robust_slurm.data.service.readers.pool import ReaderPool
-    from robust_slurm.data.service.ring import Ring
-    from robust_slurm.data.service.server import Server
+    from robust_slurm.data.service.ring import StepRing
+    from robust_slurm.data.service.server import RankServer
 
-    producer = Producer(Ring(order["memory"]))
+    producer = Producer(StepRing(order["memory"]))
     listener = socket.socket(fileno=order["listen"])
     joining = Joining(order.get("exchange"))
     joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
-    server = Server(listener, producer, joining.place)
+    server = RankServer(listener, producer, joining.place)
     use = SourceUse()
     if path := order.get("figures"):
         FiguresFile(path, producer.level, use, joining.figures).begin()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import pages
-from robust_slurm.data.service.ring import Made, Ring
+from robust_slurm.data.service.ring import MadeStep, StepRing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -40,7 +40,7 @@ class LoadedPlan(Protocol):
         """Return ``Plan.identity``."""
 
 
-class Failure(NamedTuple):
+class StepFailure(NamedTuple):
     """Why there is no step: ``kind`` is the name of a class of ``errors``, or another's."""
 
     kind: str
@@ -70,25 +70,25 @@ def digest(text: str) -> str:
 class Producer:
     """``run`` is the main thread's; all else may be called from any thread."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: StepRing) -> None:
         self._ring = ring
         self._change = threading.Condition()
         self._wanted: dict[object, Wanted] = {}
         self._shares: set[int] = set()
         self._ranks: set[int] = set()
         self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
-        self._failed: dict[str, Failure] = {}
+        self._failed: dict[str, StepFailure] = {}
         self._plan: LoadedPlan | None = None
         self._closed = False
         self._waited, self._waits_since = 0.0, 0.0
-        self.broken: Failure | None = None
+        self.broken: StepFailure | None = None
         """The plan cannot be made: all are told, and the process ends."""
 
     # -- for connections
 
     def shares(
         self, rank: int, world: int, original: int, beside: int, waiting: Callable[[], None]
-    ) -> tuple[int, ...] | Failure | None:
+    ) -> tuple[int, ...] | StepFailure | None:
         """Return a rank's shares; what is made from now on is made for them as well. ``beside``:
         number of ranks of this node. The rest as for ``get``."""
         told = time.monotonic()
@@ -122,7 +122,7 @@ class Producer:
 
     def get(
         self, wanted: Wanted, waiting: Callable[[], None]
-    ) -> tuple[Made, list[int]] | Failure | None:
+    ) -> tuple[MadeStep, list[int]] | StepFailure | None:
         """Return the step and descriptors of its memory for these shares, which the caller closes;
         None: the process ends. ``waiting`` is called about every second, and may raise."""
         asked, me = time.monotonic(), object()
@@ -235,7 +235,7 @@ class Producer:
 
     def _make(self, source: Steps, at: str) -> str:
         number, rows, state = source.next()
-        held: dict[int, pages.Page] = {}
+        held: dict[int, pages.SealedPage] = {}
         try:
             for share, batch in rows.items():
                 held[share] = pages.write(batch)
@@ -244,7 +244,7 @@ class Producer:
                 page.close()
             raise
         text = as_text(state)
-        made = Made(at, number, held, text, digest(text))
+        made = MadeStep(at, number, held, text, digest(text))
         with self._change:
             self._ring.add(made)
             self._change.notify_all()
@@ -260,15 +260,15 @@ def _say(waiting: Callable[[], None], told: float) -> float:
     return now
 
 
-def _failure(err: BaseException, lasts: bool = False) -> Failure:
+def _failure(err: BaseException, lasts: bool = False) -> StepFailure:
     import traceback
 
     kind, now = type(err).__name__, time.monotonic()
     if isinstance(err, EndOfData):
-        return Failure(kind, str(err), now, lasts=True)
+        return StepFailure(kind, str(err), now, lasts=True)
     traceback.print_exc()
     if isinstance(err, DataError):
-        return Failure(kind, str(err), now, lasts)
+        return StepFailure(kind, str(err), now, lasts)
     last = traceback.extract_tb(err.__traceback__)[-1:]
     where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
-    return Failure(kind, f"{kind}: {err}{where}", now, lasts)
+    return StepFailure(kind, f"{kind}: {err}{where}", now, lasts)

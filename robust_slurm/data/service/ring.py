@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from robust_slurm.data.service.pages import Page
+    from robust_slurm.data.service.pages import SealedPage
 
 AHEAD = 8  # steps that are made before anybody asks
 STEPS = 24  # steps in all: a rank comes back to its newest snapshot, which is of the last few steps
@@ -15,12 +15,12 @@ KEPT = 4  # steps that were handed out and are kept, however large: ranks are no
 MEMORY = 256 << 20  # bytes in all; half of them for steps ahead
 
 
-class Made(NamedTuple):
+class MadeStep(NamedTuple):
     """One step: its name is the digest of the state before it."""
 
     before: str
     number: int
-    pages: Mapping[int, Page]  # by share
+    pages: Mapping[int, SealedPage]  # by share
     state: str  # after it, as JSON
     after: str
 
@@ -44,15 +44,15 @@ class Level(NamedTuple):
     memory: int
 
 
-class Ring:
+class StepRing:
     """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead."""
 
     def __init__(self, memory: int = MEMORY, ahead: int = AHEAD, steps: int = STEPS) -> None:
         self._memory, self._ahead, self._steps = memory, ahead, steps
-        self._made: list[Made] = []
+        self._made: list[MadeStep] = []
         self._served = 0  # how many, from the front, are not ahead
 
-    def find(self, before: str, shares: Iterable[int]) -> Made | None:
+    def find(self, before: str, shares: Iterable[int]) -> MadeStep | None:
         """Return the step after this state, if it is here for all these shares."""
         made = next((made for made in self._made if made.before == before), None)
         return made if made is not None and made.pages.keys() >= set(shares) else None
@@ -75,7 +75,7 @@ class Ring:
         ahead = len(self._made) - self._served
         return Level(ahead, self._ahead, self.size, self._memory)
 
-    def add(self, made: Made) -> None:
+    def add(self, made: MadeStep) -> None:
         """Take the next step; the oldest that were handed out make room for it."""
         if self._made and self._made[-1].after != made.before:
             self.clear(made.before)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.accepting import PAUSE
 from robust_slurm.data.service import wire
-from robust_slurm.data.service.producer import Failure, Wanted, as_text, digest
+from robust_slurm.data.service.producer import StepFailure, Wanted, as_text, digest
 from robust_slurm.frames import json_lines
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SPARE = 16  # threads that wait for further ones, when these have ended
 LINGER = 2.0  # s for ranks to be told of a plan that cannot be made
 
 
-class Server:
+class RankServer:
     """Accepts ranks on a listening socket that robust-task has made."""
 
     def __init__(
@@ -149,7 +149,7 @@ class Server:
         )
         say = lambda: line.send({"op": "wait"})  # noqa: E731
         got = self._producer.shares(rank, world, original, beside, say)
-        if got is None or isinstance(got, Failure):
+        if got is None or isinstance(got, StepFailure):
             _fail(line, got)
             return ()
         line.send({"op": "welcome", "shares": got})
@@ -158,7 +158,7 @@ class Server:
     def _next(self, line: wire.Line, wanted: Wanted) -> tuple[str, str]:
         """Answer; return the state after the step and its name; without a step, the same."""
         got = self._producer.get(wanted, lambda: line.send({"op": "wait"}))
-        if got is None or isinstance(got, Failure):
+        if got is None or isinstance(got, StepFailure):
             _fail(line, got)
             return wanted.state, wanted.name
         made, fds = got
@@ -184,7 +184,7 @@ class Server:
                     os.sched_setaffinity(int(thread.name), wanted)
 
 
-def _fail(line: wire.Line, failure: Failure | None) -> None:
+def _fail(line: wire.Line, failure: StepFailure | None) -> None:
     if failure is None:
         raise wire.Closed("it ends")
     line.send({"op": "failed", "kind": failure.kind, "why": failure.why})

@@ -21,7 +21,7 @@ from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import client, pages, producer, server, wire
 from robust_slurm.data.service.client import NodeSteps, ProcessGone
 from robust_slurm.data.service.producer import Producer
-from robust_slurm.data.service.ring import Made, Ring
+from robust_slurm.data.service.ring import MadeStep, StepRing
 from robust_slurm.frames import json_lines
 from robust_slurm.resizing.world import TrainingWorld
 
@@ -80,9 +80,9 @@ class Node:
         self.live()
 
     def live(self) -> None:
-        self.producer = Producer(Ring())
+        self.producer = Producer(StepRing())
         self._listener = self._listen(self.path)
-        self.server = server.Server(self._listener, self.producer)
+        self.server = server.RankServer(self._listener, self.producer)
         load = lambda: self.plan if isinstance(self.plan, Counting) else self.plan()  # noqa: E731
         self.run = threading.Thread(target=self.producer.run, args=(load,), daemon=True)
         self.run.start()
@@ -285,10 +285,10 @@ def test_one_that_hangs_or_is_another_users_is_left(
     node = Node(tmp_path, plan)
     steps = rank()
     monkeypatch.setattr(client, "SILENCE", 0.2)
-    monkeypatch.setattr(server.Server, "_next", lambda *_: threading.Event().wait())
+    monkeypatch.setattr(server.RankServer, "_next", lambda *_: threading.Event().wait())
     with pytest.raises(ProcessGone, match=r"said nothing for 0\.2 s"):
         steps.next()
-    monkeypatch.setattr(server.Server, "_welcome", lambda *_: threading.Event().wait())
+    monkeypatch.setattr(server.RankServer, "_welcome", lambda *_: threading.Event().wait())
     node.answer["served"] = True  # it is not at its start, for which a rank would wait longer
     with pytest.raises(ProcessGone, match=r"said nothing for 0\.2 s"):
         rank()
@@ -335,11 +335,11 @@ def test_pages_are_whole_and_sealed() -> None:
 
 
 def test_the_ring_is_bounded_and_keeps_what_is_ahead() -> None:
-    ring = Ring(memory=1000, ahead=4, steps=8)
+    ring = StepRing(memory=1000, ahead=4, steps=8)
 
     def add(number: int, size: int = 100) -> None:
-        page = pages.Page(os.open("/dev/null", os.O_RDONLY), size, [])
-        ring.add(Made(str(number), number, {0: page}, None, str(number + 1)))
+        page = pages.SealedPage(os.open("/dev/null", os.O_RDONLY), size, [])
+        ring.add(MadeStep(str(number), number, {0: page}, None, str(number + 1)))
 
     def here() -> list[int]:
         return [number for number in range(40) if ring.find(str(number), [0])]

@@ -1,4 +1,4 @@
-"""Keeps data processes as robust-task does, with its code: ``python -m bench.data.keeper DIR``.
+"""Keeps data processes as robust-task does, with its code: ``python -m bench.data.process DIR``.
 
 Ranks with ROBUST_BEAT_DIR=DIR find it. Deaths have no limit here: they are the benchmark's own.
 """
@@ -17,25 +17,25 @@ from pathlib import Path
 
 from bench.common import REPOSITORY, BenchError
 from bench.data.child import tree
-from srun_wrapper.agent.data import door, keeper
+from srun_wrapper.agent.data import data_process, door
 from srun_wrapper.agent.loop import Loop
 
 STARTS_WITHIN = 60.0
 
 
 class Kept:
-    """The keeper's process, from the benchmark's side."""
+    """The process that keeps them, from the benchmark's side."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700)
         self.environ = {"ROBUST_BEAT_DIR": str(directory)}
-        argv = [sys.executable, "-m", "bench.data.keeper", str(directory)]
+        argv = [sys.executable, "-m", "bench.data.process", str(directory)]
         self._process = subprocess.Popen(argv, cwd=REPOSITORY, start_new_session=True)
         until = time.monotonic() + STARTS_WITHIN
         while not (directory / door.NAME).exists():
             if self._process.poll() is not None or time.monotonic() > until:
                 self.close()
-                raise BenchError("the data process' keeper does not start")
+                raise BenchError("the process that keeps data processes does not start")
             time.sleep(0.02)
 
     def below(self) -> list[int]:
@@ -79,7 +79,7 @@ def shared_mb(pids: Iterable[int]) -> float:
 
 def main(directory: Path) -> None:
     """Keep until SIGTERM."""
-    keeper.WITHIN = 0.0
+    data_process.WITHIN = 0.0
     loop = Loop()
     made = door.DataDoor(loop, directory, secrets.token_bytes(32))
     loop.on_signals([signal.SIGTERM], lambda _: loop.stop())

@@ -1,4 +1,4 @@
-"""Keeps one data process: it outlives the ranks, and is started again when it dies."""
+"""A data process as robust-task keeps it: it outlives ranks, and is started anew when it dies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def processes() -> list[int]:
     return [start.pid for start in _starts if start.pid] + _readers_left()
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AskedData(msgspec.Struct, frozen=True):
     """A rank's request; ``data/service/client.py`` writes it."""
 
     name: str  # of the plan: module:attribute
@@ -67,13 +67,13 @@ class Asked(msgspec.Struct, frozen=True):
         return socket_name(*plan, self.python, self.main, self.path, self.directory)
 
 
-class Keeper:
+class DataProcess:
     """One data process, and the socket on which it serves. Raises OSError. In the loop's thread."""
 
     def __init__(
         self,
         loop: Loop,
-        asked: Asked,
+        asked: AskedData,
         path: Path,
         exchange: tuple[socket.socket, str] | None = None,
     ) -> None:
@@ -203,7 +203,7 @@ def _environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _begin(
     start: Starting[int],
-    asked: Asked,
+    asked: AskedData,
     listener: socket.socket,
     exchange: tuple[socket.socket, str] | None,
     figures: str,
