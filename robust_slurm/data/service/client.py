@@ -67,7 +67,7 @@ class NodeSteps:
         self._lease: wire.Line | None = None
         self._line: wire.Line | None = None
         self.shares: tuple[int, ...] = ()
-        """This rank's."""
+        """This rank's; told to a process that comes after another, before it has the plan."""
         self._retry(self._connect)
 
     def seek(self, state: Any) -> None:
@@ -153,7 +153,8 @@ class NodeSteps:
     def _greet(self) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         nodes = os.environ.get(VARIABLE, "")
-        self._say({**self._hello, "cpus": cpus, "nodes": nodes, "state": self._state})
+        more = {"cpus": cpus, "nodes": nodes, "state": self._state, "shares": self.shares}
+        self._say({**self._hello, **more})
 
     def _take(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
         self._say({"op": "next"})

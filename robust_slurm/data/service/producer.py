@@ -74,8 +74,11 @@ class Producer:
         self._ring = ring
         self._change = threading.Condition()
         self._wanted: dict[object, Wanted] = {}
-        self._shares: set[int] = set()
+        last = ring.last()
+        self._shares: set[int] = set(last.pages if last is not None else ())
         self._ranks: set[int] = set()
+        self._early: list[tuple[int, int, int, tuple[int, ...]]] = []  # greeted before the plan
+        self._goes_on = ring.inherited  # the source has to get to where the steps end
         self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
         self._failed: dict[str, StepFailure] = {}
         self._plan: LoadedPlan | None = None
@@ -87,10 +90,17 @@ class Producer:
     # -- for connections
 
     def shares(
-        self, rank: int, world: int, original: int, beside: int, waiting: Callable[[], None]
+        self,
+        rank: int,
+        world: int,
+        original: int,
+        beside: int,
+        waiting: Callable[[], None],
+        had: tuple[int, ...] = (),
     ) -> tuple[int, ...] | StepFailure | None:
         """Return a rank's shares; what is made from now on is made for them as well. ``beside``:
-        number of ranks of this node. The rest as for ``get``."""
+        number of ranks of this node. ``had``: those that the process before this one has told it,
+        which are believed as long as the plan is not there. The rest as for ``get``."""
         told = time.monotonic()
         while True:
             with self._change:
@@ -103,16 +113,23 @@ class Producer:
                         found = self._plan.shares(rank, world, original)
                     except DataError as err:
                         return _failure(err)
-                    self._shares.update(found)
-                    if not self._ranks:
-                        self._complete_at = time.monotonic() + TOGETHER
-                    self._ranks.add(rank)
-                    if len(self._ranks) >= beside:
-                        self._complete_at = 0.0
-                    self._change.notify_all()
+                    self._greet(rank, found, beside)
                     return found
+                if had and self._ring.inherited and self._shares.issuperset(had):
+                    self._early.append((rank, world, original, had))
+                    self._greet(rank, had, beside)
+                    return had
                 self._change.wait(WAIT)
             told = _say(waiting, told)
+
+    def _greet(self, rank: int, shares: tuple[int, ...], beside: int) -> None:
+        if not self._ranks and not self._shares.issuperset(shares):
+            self._complete_at = time.monotonic() + TOGETHER
+        self._shares.update(shares)
+        self._ranks.add(rank)
+        if len(self._ranks) >= beside:
+            self._complete_at = 0.0
+        self._change.notify_all()
 
     def identity(self) -> dict[str, Any]:
         """Return what must be the same on all nodes, once there are ``shares``."""
@@ -177,14 +194,20 @@ class Producer:
         user's code. Also until a source hangs: what it holds, another process has not."""
         try:
             plan = load()
+            name = _name_of(plan)
+            with self._change:
+                for *rank, had in self._early:
+                    if plan.shares(*rank) != had:
+                        raise DataError("the plan gives the ranks other rows than before")
+                self._ring.expect(name)
+                self._plan = plan
+                self._change.notify_all()
         except (Exception, SystemExit) as err:  # noqa: BLE001 - the ranks are to know
             with self._change:
+                self._ring.clear()
                 self.broken = _failure(err, lasts=True)
                 self._change.notify_all()
             return
-        with self._change:
-            self._plan = plan
-            self._change.notify_all()
         source: Steps | None = None
         shares: frozenset[int] = frozenset()
         at = ""  # the name of the source's next step; "": it is nowhere
@@ -228,6 +251,10 @@ class Producer:
                     if not known and self._ring.find(wanted.name, wanted.shares) is None:
                         fits = shares.issuperset(wanted.shares)
                         return wanted, shares if fits else frozenset(self._shares)
+                last = self._ring.last()
+                if self._goes_on and self._ranks and last is not None:
+                    self._goes_on = False
+                    return Wanted(last.after, last.state, ()), frozenset(self._shares)
                 if at and self._ring.wants_more():
                     return None, shares
                 self._change.wait(WAIT)
@@ -249,6 +276,14 @@ class Producer:
             self._ring.add(made)
             self._change.notify_all()
         return made.after
+
+
+def _name_of(plan: LoadedPlan) -> str:
+    """Return a digest of the plan's identity; "" if that cannot be had: a step says why."""
+    try:
+        return digest(as_text(plan.identity()))
+    except Exception:  # noqa: BLE001 - of the user's sources
+        return ""
 
 
 def _say(waiting: Callable[[], None], told: float) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from robust_slurm.data.service.kept_steps import KeptSteps
     from robust_slurm.data.service.pages import SealedPage
 
 AHEAD = 8  # steps that are made before anybody asks
@@ -45,12 +46,35 @@ class Level(NamedTuple):
 
 
 class StepRing:
-    """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead."""
+    """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead.
+    ``kept``: where the next process finds them, and this one finds those of the one before."""
 
-    def __init__(self, memory: int = MEMORY, ahead: int = AHEAD, steps: int = STEPS) -> None:
+    def __init__(
+        self,
+        memory: int = MEMORY,
+        ahead: int = AHEAD,
+        steps: int = STEPS,
+        kept: KeptSteps | None = None,
+    ) -> None:
         self._memory, self._ahead, self._steps = memory, ahead, steps
         self._made: list[MadeStep] = []
         self._served = 0  # how many, from the front, are not ahead
+        self._kept = kept
+        if kept is not None:
+            self._made = kept.inherit()
+            self._served = max(0, len(self._made) - ahead)
+        self.inherited = bool(self._made)
+        """There were steps of the process before this one."""
+
+    def last(self) -> MadeStep | None:
+        """Return the newest step."""
+        return self._made[-1] if self._made else None
+
+    def expect(self, plan: str) -> None:
+        """Hold steps of the plan with this identity alone."""
+        if self._kept is not None and self._kept.plan != plan:
+            self.clear()
+            self._kept.plan = plan
 
     def find(self, before: str, shares: Iterable[int]) -> MadeStep | None:
         """Return the step after this state, if it is here for all these shares."""
@@ -80,9 +104,14 @@ class StepRing:
         if self._made and self._made[-1].after != made.before:
             self.clear(made.before)
         self._made.append(made)
+        if self._kept is not None:
+            self._kept.keep(made)
         while self._served > KEPT and (len(self._made) > self._steps or self.size > self._memory):
-            self._made.pop(0).close()
+            oldest = self._made.pop(0)
+            oldest.close()
             self._served -= 1
+            if self._kept is not None:
+                self._kept.drop(oldest.before)
 
     def clear(self, before: str = "") -> None:
         """Forget the step after this state and all later ones; all, if it is not here."""
@@ -92,6 +121,10 @@ class StepRing:
             made.close()
         del self._made[keep:]
         self._served = min(self._served, keep)
+        if self._kept is not None:
+            self._kept.clear()
+            for made in self._made:
+                self._kept.keep(made)
 
     @property
     def size(self) -> int:

@@ -37,11 +37,10 @@ class RankServer:
         self,
         listener: socket.socket,
         producer: Producer,
-        placed: Callable[[object], None] = lambda _nodes: None,
     ) -> None:
-        """``placed`` is told what ranks know of the job's nodes."""
         self._producer = producer
-        self._placed = placed
+        self._placed: Callable[[object], None] | None = None
+        self._nodes: object = None
         self._lock = threading.Lock()
         self._lines: set[wire.Line] = set()
         self._cpus: set[int] = set()
@@ -51,6 +50,13 @@ class RankServer:
         listener.settimeout(None)
         while not self._more(1):
             time.sleep(PAUSE)
+
+    def tell_places(self, placed: Callable[[object], None]) -> None:
+        """Call ``placed`` with what ranks know of the job's nodes, and have said already."""
+        with self._lock:
+            self._placed, nodes = placed, self._nodes
+        if nodes is not None:
+            placed(nodes)
 
     def _more(self, ranks: int) -> bool:
         """Have a thread for each of so many ranks, and one that waits for others; False if there
@@ -122,7 +128,10 @@ class RankServer:
                 os.close(fd)
             if message["op"] == "hello":
                 self._run_beside(message.get("cpus"))
-                self._placed(message.get("nodes"))
+                with self._lock:
+                    self._nodes, placed = message.get("nodes"), self._placed
+                if placed is not None:
+                    placed(self._nodes)
                 state = as_text(message.get("state"))
                 name = digest(state)
                 self._more(min(_whole(message, "beside"), MOST))
@@ -148,7 +157,9 @@ class RankServer:
             _whole(message, name) for name in ("rank", "world", "original", "beside")
         )
         say = lambda: line.send({"op": "wait"})  # noqa: E731
-        got = self._producer.shares(rank, world, original, beside, say)
+        told = message.get("shares", ())
+        had = tuple(share for share in told if type(share) is int)
+        got = self._producer.shares(rank, world, original, beside, say, had)
         if got is None or isinstance(got, StepFailure):
             _fail(line, got)
             return ()

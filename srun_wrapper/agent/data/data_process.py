@@ -99,6 +99,7 @@ class DataProcess:
         self._listener.bind(str(path))
         path.chmod(0o600)
         self._listener.listen(1024)
+        self._steps = _pair()
 
     @property
     def serves(self) -> bool:
@@ -112,12 +113,12 @@ class DataProcess:
         if self._start is not None or self._timer is not None or self.off:
             return
         asked, listener, exchange = self._asked, self._listener, self._exchange
-        figures = str(self.figures)
+        figures, steps = str(self.figures), self._steps
 
         def make(start: Starting[int]) -> int:
             """Wait for its end, too, in the thread that the kernel takes for its parent."""
             try:
-                return _ended(_begin(start, asked, listener, exchange, figures))
+                return _ended(_begin(start, asked, listener, exchange, figures, steps))
             finally:
                 self._loop.call(lambda: _forget(start))
 
@@ -161,10 +162,14 @@ class DataProcess:
         first = not self._deaths or now - self._deaths[-1] > WITHIN
         self._deaths.append(now)
         recent = [at for at in self._deaths if now - at <= WITHIN]
+        if len(recent) > 1:  # their memory, or they themselves, may be the cause
+            self._forget_steps()
+            self._steps = _pair()
         what = f"the data process of {self._name} {how or 'has ended'}"
         if len(recent) == DEATHS:
             self.off = f"it has ended {DEATHS} times within {WITHIN:.0f} s"
             self._listener.close()
+            self._forget_steps()
             _log.warning(f"{what} again and is not started any more; ranks prepare their own data")
             return
         if first:
@@ -191,9 +196,20 @@ class DataProcess:
             process_tree.end_all(below)
             self._start = None
         self._listener.close()
+        self._forget_steps()
         for path in (self.path, self.figures, Path(f"{self.figures}.new")):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+    def _forget_steps(self) -> None:
+        for end in self._steps:
+            end.close()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return sockets that hold a data process's steps for the next one: their queue lives as long
+    as one of their ends, which nobody reads or writes here. Raises OSError."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -207,15 +223,18 @@ def _begin(
     listener: socket.socket,
     exchange: tuple[socket.socket, str] | None,
     figures: str,
+    steps: tuple[socket.socket, socket.socket],
 ) -> int:
     """Start it and give it its orders; return its pid. Raises OSError, ValueError."""
     listen = listener.fileno()
     order = {"name": asked.name, "code": asked.code, "path": asked.path, "memory": asked.memory}
     order |= {"listen": listen, "figures": figures}
-    passed = [listen]
+    kept = [end.fileno() for end in steps]
+    order["steps"] = kept
+    passed = [listen, *kept]
     if exchange is not None:
         passed.append(exchange[0].fileno())
-        order["exchange"] = passed[1], exchange[1]
+        order["exchange"] = passed[-1], exchange[1]
     theirs, ours = os.pipe2(os.O_CLOEXEC)
     with os.fdopen(ours, "wb", 0) as file:
         with os.fdopen(theirs, "rb") as stdin:

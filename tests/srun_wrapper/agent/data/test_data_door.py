@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from robust_slurm.data.named import plan_named
 from robust_slurm.data.service import client
 from robust_slurm.data.service.either import steps_of
 from robust_slurm.data.service.main import NICE
+from robust_slurm.data.service.ring import AHEAD
 from robust_slurm.resizing.world import TrainingWorld
 from srun_wrapper.agent.data import data_process
 from srun_wrapper.agent.data.door import NAME, DataDoor, _elsewhere
@@ -78,6 +81,11 @@ def test_what_cannot_be_started_or_understood_is_refused_or_told(
 
 
 PLAN = """
+import time
+from pathlib import Path
+until = time.monotonic() + 20
+while Path(__file__).with_name("slow").exists() and time.monotonic() < until:
+    time.sleep(0.01)
 from memory_source import corpus
 from robust_slurm.data.plan import Plan
 plan = Plan({"web": corpus("web", 1), "code": corpus("code", 2)}, pack=256, batch=2, mesh={"dp": 2})
@@ -121,14 +129,21 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         os.kill(pid, signal.SIGUSR1)
         same(2)
         assert data_process.processes() == [pid]
+        (file,) = node.directory.glob("data-*.json")
+        until(lambda: json.loads(file.read_text())[0] == AHEAD, "all steps ahead", 60.0)
+        (slow := node.directory / "slow").touch()
         os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        same(AHEAD)  # they are kept: the next process has no plan yet
+        assert time.monotonic() - began < 20 and data_process.processes() != [pid]
+        slow.unlink()
         same(5)
         del states[3:]
         steps.seek(states[-1])  # back to a snapshot
         same(3)
         assert data_process.processes() != [pid] and len(data_process.processes()) == 1
         with pytest.raises(
-            DataError, match=r"ZeroDivisionError: division by zero \(.*its_plan.py:5"
+            DataError, match=r"ZeroDivisionError: division by zero \(.*its_plan.py:10"
         ):
             steps_of("its_plan:broken", world, make)
         assert "in <lambda>" in capfd.readouterr().err
