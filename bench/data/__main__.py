@@ -9,6 +9,7 @@ from __future__ import annotations
 from bench.common import Results, finish, parser, results_for
 from bench.data.balance import balance
 from bench.data.exact import exact
+from bench.data.loader_kill import loader_kill
 from bench.data.memory import memory
 from bench.data.restart import restart
 from bench.data.sides import say_versions
@@ -20,6 +21,7 @@ CASES = {
     "throughput_outside": throughput_outside,
     "memory": memory,
     "restart": restart,
+    "loader_kill": loader_kill,
     "exact": exact,
 }
 GOALS = {

@@ -78,6 +78,8 @@ class Producer:
         self._shares: set[int] = set(last.pages if last is not None else ())
         self._ranks: set[int] = set()
         self._early: list[tuple[int, int, int, tuple[int, ...]]] = []  # greeted before the plan
+        self._world = 0, 0  # number of ranks, now and at the job's beginning
+        self._other_world = False  # the source is of a world that is over
         self._goes_on = ring.inherited  # the source has to get to where the steps end
         self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
         self._failed: dict[str, StepFailure] = {}
@@ -113,16 +115,24 @@ class Producer:
                         found = self._plan.shares(rank, world, original)
                     except DataError as err:
                         return _failure(err)
-                    self._greet(rank, found, beside)
+                    self._greet(rank, (world, original), found, beside)
                     return found
                 if had and self._ring.inherited and self._shares.issuperset(had):
                     self._early.append((rank, world, original, had))
-                    self._greet(rank, had, beside)
+                    self._greet(rank, (world, original), had, beside)
                     return had
                 self._change.wait(WAIT)
             told = _say(waiting, told)
 
-    def _greet(self, rank: int, shares: tuple[int, ...], beside: int) -> None:
+    def _greet(
+        self, rank: int, world: tuple[int, int], shares: tuple[int, ...], beside: int
+    ) -> None:
+        if world != self._world and self._ranks:
+            self._ranks.clear()
+            self._shares.clear()
+            self._complete_at = 0.0
+            self._other_world = self._goes_on = True
+        self._world = world
         if not self._ranks and not self._shares.issuperset(shares):
             self._complete_at = time.monotonic() + TOGETHER
         self._shares.update(shares)
@@ -212,10 +222,10 @@ class Producer:
         shares: frozenset[int] = frozenset()
         at = ""  # the name of the source's next step; "": it is nowhere
         while (task := self._task(shares, at)) is not None:
-            wanted, for_shares = task
+            wanted, for_shares, anew = task
             name = at if wanted is None else wanted.name
             try:
-                if source is None or for_shares != shares:
+                if source is None or for_shares != shares or anew:
                     if source is not None:
                         source.close()
                     source, at, shares = None, "", frozenset()
@@ -235,8 +245,11 @@ class Producer:
         if source is not None:
             source.close()
 
-    def _task(self, shares: frozenset[int], at: str) -> tuple[Wanted | None, frozenset[int]] | None:
-        """Wait until there is something to do: a step that is wanted, or (None) the next one."""
+    def _task(
+        self, shares: frozenset[int], at: str
+    ) -> tuple[Wanted | None, frozenset[int], bool] | None:
+        """Wait until there is something to do: a step that is wanted, or (None) the next one. Also
+        returns the shares that it is for, and whether the source is of a world that is over."""
         with self._change:
             while not self._closed:
                 now = time.monotonic()
@@ -249,14 +262,16 @@ class Producer:
                 for wanted in self._wanted.values():
                     known = wanted.name in self._failed
                     if not known and self._ring.find(wanted.name, wanted.shares) is None:
-                        fits = shares.issuperset(wanted.shares)
-                        return wanted, shares if fits else frozenset(self._shares)
+                        anew, self._other_world = self._other_world, False
+                        fits = shares.issuperset(wanted.shares) and not anew
+                        return wanted, shares if fits else frozenset(self._shares), anew
                 last = self._ring.last()
                 if self._goes_on and self._ranks and last is not None:
+                    anew, self._other_world = self._other_world, False
                     self._goes_on = False
-                    return Wanted(last.after, last.state, ()), frozenset(self._shares)
-                if at and self._ring.wants_more():
-                    return None, shares
+                    return Wanted(last.after, last.state, ()), frozenset(self._shares), anew
+                if at and not self._other_world and self._ring.wants_more():
+                    return None, shares, False
                 self._change.wait(WAIT)
             return None
 

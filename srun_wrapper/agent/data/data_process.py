@@ -55,7 +55,6 @@ class AskedData(msgspec.Struct, frozen=True):
     main: str  # the program of the data process, as the rank sees it
     path: tuple[str, ...]  # its sys.path
     directory: str
-    world: str  # number of ranks, now and at the job's beginning
     code: str  # version of the code, and of the plan's own file
     memory: int
     environ: dict[str, str]
@@ -63,7 +62,7 @@ class AskedData(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """Return what makes it another process, as the name of its socket; the ranks'
         environments differ."""
-        plan = (self.name, self.world, self.code, self.memory)
+        plan = (self.name, self.code, self.memory)
         return socket_name(*plan, self.python, self.main, self.path, self.directory)
 
 

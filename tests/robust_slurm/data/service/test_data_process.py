@@ -165,6 +165,27 @@ def test_all_ranks_get_their_rows_and_a_repeated_step_comes_from_the_ring(
     node.close()
 
 
+def test_a_world_of_another_size_goes_on_with_the_same_process(
+    tmp_path: Path, plan: Counting
+) -> None:
+    node = Node(tmp_path, plan)
+    first, second = rank(0), rank(1)
+    assert take(first, 3) == take(second, 3) == [0, 1, 2]
+    alone = rank(0, world=1)
+    assert alone._socket == first._socket  # robust-task has no other one for it
+    alone.seek({"step": 2})
+    made = plan.made
+    number, rows, _ = alone.next()
+    assert (number, rows.keys(), plan.made) == (2, {0, 1}, made)  # it had been made
+    assert take(alone, 20) == list(range(3, 23))
+    assert plan.built == [[0, 1]] * 2  # may a source be held back: another world, another answer
+    again = rank(1)  # the world has its first size again, and this node one of its ranks
+    again.seek({"step": 21})
+    assert take(again, 12) == list(range(21, 33))
+    assert plan.built[2:] == [[1]] and again.next()[1].keys() == {1}
+    node.close()
+
+
 def test_what_fails_is_an_error_of_its_kind_once_and_tried_again(
     tmp_path: Path, plan: Counting, capfd: pytest.CaptureFixture[str]
 ) -> None:
