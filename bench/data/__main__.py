@@ -11,9 +11,8 @@ import os
 from bench.common import Results, finish, parser, results_for
 from bench.data.balance import balance
 from bench.data.exact import exact
-from bench.data.loader_kill import loader_kill
 from bench.data.memory import memory
-from bench.data.restart import restart
+from bench.data.restart import loader_kill, restart
 from bench.data.sides import say_versions
 from bench.data.throughput import throughput, throughput_outside
 

@@ -13,8 +13,8 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
+from robust_slurm.data.service.made_step import MadeStep
 from robust_slurm.data.service.pages import SealedPage
-from robust_slurm.data.service.ring import MadeStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

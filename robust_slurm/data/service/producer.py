@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import pages
-from robust_slurm.data.service.ring import MadeStep, StepRing
+from robust_slurm.data.service.made_step import MadeStep
+from robust_slurm.data.service.ring import StepRing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -5,35 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from robust_slurm.data.service.kept_steps import KeptSteps
-    from robust_slurm.data.service.pages import SealedPage
+    from robust_slurm.data.service.made_step import MadeStep
 
 AHEAD = 8  # steps that are made before anybody asks
 STEPS = 24  # steps in all: a rank comes back to its newest snapshot, which is of the last few steps
 KEPT = 4  # steps that were handed out and are kept, however large: ranks are not all at the same
 MEMORY = 256 << 20  # bytes in all; half of them for steps ahead
-
-
-class MadeStep(NamedTuple):
-    """One step: its name is the digest of the state before it."""
-
-    before: str
-    number: int
-    pages: Mapping[int, SealedPage]  # by share
-    state: str  # after it, as JSON
-    after: str
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(page.size for page in self.pages.values())
-
-    def close(self) -> None:
-        """Give its memory back, as far as no rank has it."""
-        for page in self.pages.values():
-            page.close()
 
 
 class Level(NamedTuple):

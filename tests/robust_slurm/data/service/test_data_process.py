@@ -20,8 +20,9 @@ from robust_slurm.data import errors
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import client, pages, producer, server, wire
 from robust_slurm.data.service.client import NodeSteps, ProcessGone
+from robust_slurm.data.service.made_step import MadeStep
 from robust_slurm.data.service.producer import Producer
-from robust_slurm.data.service.ring import MadeStep, StepRing
+from robust_slurm.data.service.ring import StepRing
 from robust_slurm.frames import json_lines
 from robust_slurm.resizing.world import TrainingWorld
 

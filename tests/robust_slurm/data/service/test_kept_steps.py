@@ -11,12 +11,13 @@ import pytest
 
 from robust_slurm.data.service import kept_steps, pages
 from robust_slurm.data.service.kept_steps import KeptSteps
-from robust_slurm.data.service.ring import MadeStep, StepRing
+from robust_slurm.data.service.made_step import MadeStep
+from robust_slurm.data.service.ring import StepRing
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[int, int]]:
-    """As robust-task holds it: the data processes get duplicates, which end with them."""
+    """Sockets as robust-task holds them: the data processes get duplicates, which end with them."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     before = len(list(Path("/proc/self/fd").iterdir()))
     yield ends[0].fileno(), ends[1].fileno()
