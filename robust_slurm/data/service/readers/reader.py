@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.exchange.wire import CannotSend, pack_samples
+from robust_slurm.data.helper import trim_heaps
 from robust_slurm.data.lanes.budget import SLOW, ReadBudget, ReadClaim
 from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.position import Position
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from robust_slurm.data.service.readers.places import SharedPlaces
     from robust_slurm.data.sources.base import Bad, Part, Source
 
+TRIM = 10.0  # s between two times that free memory is given back
 AT_ONCE = 2  # windows that it reads: one while the other waits for its file
 MOST_BODY = 1 << 28  # bytes of a window's values
 MOST_TEXT = 1 << 16  # characters of an error: a line of some MiB ends the connection
@@ -75,9 +77,13 @@ class WindowReader:
 
     def serve(self) -> None:
         """Answer until the data process has gone."""
+        trimmed = time.monotonic()
         while True:
             message, _ = self._line.receive(SLOW) or ({"op": ""}, [])
             self._turns.regrant()
+            if time.monotonic() - trimmed > TRIM:
+                trim_heaps()
+                trimmed = time.monotonic()
             if not message["op"]:
                 continue
             with self._keeping:
