@@ -120,7 +120,7 @@ def _data(rows: Sequence[JobRow]) -> Iterable[Family]:
     text = "Part of the last minute that ranks waited for data, on average."
     waited = Family(p + "wait_ratio", "gauge", text, job)
     text = "Steps that are made ahead, on the node with fewest."
-    ahead = Family(p + "steps_ahead", "gauge", text, job)
+    ahead = Family(p + "ahead_steps", "gauge", text, job)
     text = "Bad records that the data processes have skipped since they began."
     skipped = Family(p + "skipped_records", "gauge", text, job)
     text = "Data processes that have died so far."

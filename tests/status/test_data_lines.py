@@ -147,7 +147,7 @@ def test_metrics_and_the_page_of_a_job_have_its_data() -> None:
     made = {each.name: each.samples for each in families(Cluster(done, (), (), False), [], NOW)}
     name = "robust_slurm_job_data_"
     assert made[name + "wait_ratio"] == {("7", "0"): 0.5, ("8", "0"): 0.0}
-    assert made[name + "steps_ahead"] == {("7", "0"): 3, ("8", "0"): 8}
+    assert made[name + "ahead_steps"] == {("7", "0"): 3, ("8", "0"): 8}
     assert made[name + "skipped_records"] == {("7", "0"): 7, ("8", "0"): 0}
     assert made[name + "process_deaths"] == {("7", "0"): 2, ("8", "0"): 0}
     run = JobRun(NOW - 900, "0", "train", 1, 1, None, NOW, "")
