@@ -20,6 +20,7 @@ from robust_slurm.data.sample import Meta, Ref
 
 ROWS = 8
 SIZES = (8, 64)  # data-parallel ranks
+MICRO = (2, 4)  # rows of a micro-batch, as a pipeline has them: those of a rank in their order
 LANE = 1000  # documents of a pass
 FILL = 0.98  # Plan's default
 
@@ -81,18 +82,24 @@ def arrived(steps: list[PlannedStep], ranks: int) -> list[list[list[list[int]]]]
 
 
 def measure(results: Results, name: str, steps: list[list[list[list[int]]]]) -> None:
-    """Add the imbalance of ranks and of rows, the least that the rows' can be (one row has the
-    longest piece), and which part of the tokens is no padding."""
+    """Add the imbalance of ranks, of micro-batches and of rows, the least that the rows' can be
+    (one row has the longest piece), and which part of the tokens is no padding."""
     by_rank, by_row, used, dearest = [], [], [], []
+    by_micro: dict[int, list[float]] = {size: [] for size in MICRO}
     for step in steps:
         rows = [sum(n * n for n in row) for rank in step for row in rank]
         by_rank.append(imbalance([sum(sum(n * n for n in row) for row in rank) for rank in step]))
         by_row.append(imbalance(rows))
+        for size, found in by_micro.items():
+            costs = [sum(rows[at : at + size]) for at in range(0, len(rows), size)]
+            found.append(imbalance(costs))
         longest = max(n for rank in step for row in rank for n in row)
         dearest.append(longest**2 * len(rows) / sum(rows))
         used.append(sum(n for rank in step for row in rank for n in row) / (len(rows) * PACK))
     for what, values in (("ranks", by_rank), ("rows", by_row), ("rows_least", dearest)):
         results.metrics[f"{name}.{what}"] = summarise(values, "max/mean")
+    for size, found in by_micro.items():
+        results.metrics[f"{name}.micro_{size}"] = summarise(found, "max/mean")
     results.metrics[f"{name}.used"] = summarise(used, "of the tokens")
 
 

@@ -23,7 +23,7 @@ from bench.common import BenchError, Results
 from bench.data import ours, sides
 from bench.data.child import end
 from bench.data.corpus import MARK, Corpus
-from bench.data.keeper import Kept
+from bench.data.process import Kept
 from robust_slurm.data.service.either import steps_of
 from robust_slurm.data.steps import LocalSteps
 from robust_slurm.resizing.world import TrainingWorld

@@ -8,7 +8,7 @@ import time
 from bench.common import Results
 from bench.data import sides
 from bench.data.child import pss_mb, tree
-from bench.data.keeper import Kept, shared_mb
+from bench.data.process import Kept, shared_mb
 
 RANKS, SOURCES = 8, 50
 FILES = 4  # of a source: as many as it has lanes by default

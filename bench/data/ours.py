@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def loader(corpus: Corpus, spec: Mapping[str, Any]) -> Any:
 def plan() -> Any:
     """Return the plan of ``SPEC``, and obey what is in it on reading ahead."""
     spec = json.loads(os.environ[SPEC])
+    time.sleep(spec.get("import_s", 0.0))
     steps.READ_AHEAD = spec.get("read_ahead", steps.READ_AHEAD)
     corpus = Corpus(Path(spec["root"]), spec["sources"], spec["files"], spec["documents"])
     return make_plan(

@@ -1,9 +1,9 @@
 """One rank that only reads data: ``python -m bench.data.rank '{"side": "stateful", …}'``.
 
 Does what lines on standard input tell it, and answers on standard output:
-``open`` the loader and take a batch, ``take N``, ``pass`` through all from the beginning,
-``save FILE`` its state, ``again FILE SKIP``: a fork does what a restarted rank does. One JSON line
-each.
+``open`` the loader and take a batch, ``take N``, ``train N SECONDS`` a step, ``pass`` through all
+from the beginning, ``save FILE`` its state, ``again FILE SKIP``: a fork does what a restarted rank
+does. One JSON line each.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def main(text: str) -> None:
             again(spec, corpus, Path(arguments[0]), int(arguments[1]))
         elif word == "take":
             say(**take(batches, int(arguments[0])), seconds=time.perf_counter() - began)
+        elif word == "train":
+            say(longest_s=train(batches, int(arguments[0]), float(arguments[1])))
         elif word == "pass":
             batches = None  # ends what it has begun
             began = time.perf_counter()
@@ -113,6 +115,17 @@ def again(spec: dict[str, Any], corpus: Corpus, state: Path, skip: int) -> None:
     os.close(reading)
     end(pid)
     say(**json.loads(answer or "{}"))
+
+
+def train(batches: Iterator[Any], number: int, seconds: float) -> float:
+    """Take batches, and be busy for some seconds after each; return the longest wait for one."""
+    longest = 0.0
+    for _ in range(number):
+        began = time.perf_counter()
+        next(batches)
+        longest = max(longest, time.perf_counter() - began)
+        time.sleep(seconds)
+    return longest
 
 
 def take(batches: Iterator[Any], number: int | None) -> dict[str, int]:

@@ -13,8 +13,8 @@ from typing import Any
 from bench.common import Results
 from bench.data.child import Child
 from bench.data.corpus import Corpus, make
-from bench.data.keeper import Kept
 from bench.data.ours import environ
+from bench.data.process import Kept
 
 RAY = os.environ.get("BENCH_RAY", "")
 """Python of an environment with ``ray[data]``; "": not compared."""

@@ -15,7 +15,7 @@ from bench.common import MIN_SAMPLES, BenchError, Results, summarise
 from bench.data import sides
 from bench.data.child import Child, cpu_seconds, signal_all, tree
 from bench.data.corpus import Corpus
-from bench.data.keeper import Kept
+from bench.data.process import Kept
 
 TAKE = 24  # batches of a turn
 FIRST = 10 * TAKE  # of the first one, which is not measured: buffers fill, and readers are started

@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .engine import Engine
-from .lanes.budget import Budget
-from .lanes.lane import Lane
+from .lanes.budget import ReadBudget
+from .lanes.lane import SourceLane
 from .lanes.local import LocalFeed
 from .planning.state import first_state, from_plain, to_plain
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .plan import Plan
 
     OpenFeeds = Callable[[Plan], Mapping[tuple[str, int], Feed]]
-    OpenFeed = Callable[[tuple[str, int], Budget], Feed]
+    OpenFeed = Callable[[tuple[str, int], ReadBudget], Feed]
 
 READ_AHEAD = 128 << 20
 """Bytes of samples that a process reads ahead of its steps."""
@@ -84,7 +84,7 @@ class LocalSteps:
 
 def local_feeds(plan: Plan, open_feed: OpenFeed | None = None) -> Mapping[tuple[str, int], Feed]:
     """Return feeds of all lanes; by default they are read in this process."""
-    budget, open_feed = Budget(READ_AHEAD), open_feed or opener(plan)
+    budget, open_feed = ReadBudget(READ_AHEAD), open_feed or opener(plan)
     lanes = ((name, lane) for name, count in plan.lanes().items() for lane in range(count))
     return {lane: open_feed(lane, budget) for lane in lanes}
 
@@ -94,11 +94,11 @@ def opener(plan: Plan) -> OpenFeed:
     counts = plan.lanes()
     tallies: dict[tuple[str, int], Tally] = {}
 
-    def open_feed(lane: tuple[str, int], budget: Budget) -> Feed:
+    def open_feed(lane: tuple[str, int], budget: ReadBudget) -> Feed:
         name, number = lane
         source = plan.sources[name]
         window = source.options.window
-        made = Lane(source, name, number, counts[name], plan.seed, window)
+        made = SourceLane(source, name, number, counts[name], plan.seed, window)
         made.tally = tallies.setdefault(lane, made.tally)
         return LocalFeed(made, budget)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.counters import gpus
-from srun_wrapper.agent.data import keeper
+from srun_wrapper.agent.data import data_process
 from srun_wrapper.agent.looking.slot_looks import SlotLooks
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
@@ -160,7 +160,7 @@ class Slot:
 
     def _staying(self) -> list[int]:
         store = self._store.processes() if self._store is not None else []
-        return store + self._launcher.processes() + gpus.processes() + keeper.processes()
+        return store + self._launcher.processes() + gpus.processes() + data_process.processes()
 
     def children_changed(self) -> None:
         """SIGCHLD: something below this shim ended."""

@@ -42,7 +42,7 @@ class DataFigures(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DataReport(msgspec.Struct, array_like=True, frozen=True):
-    """A node's data process, as its keeper knows it."""
+    """A node's data process, as robust-task knows it."""
 
     deaths: _Count = 0  # of the node's data processes so far
     off: Annotated[str, Meta(max_length=300)] = ""  # why it is not started any more

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from srun_wrapper.decide.diagnosis import SYMPTOMS
 from status.accounts.sums import curve, ettr
 from status.accounts.timeline import JobAccount
+from status.model import JobRow
 from status.show import Cluster
 from status.views.overview import node_word
 
@@ -110,6 +111,30 @@ def _jobs(found: Cluster) -> Iterable[Family]:
         ):
             nodes.add(count, *of, role)
     yield from (info, step, seconds, heard, nodes)
+    yield from _data(rows[:MOST_STEPS])
+
+
+def _data(rows: Sequence[JobRow]) -> Iterable[Family]:
+    """Give the data side of live jobs; of sources, whose names are the user's, the sums alone."""
+    p, job = "robust_slurm_job_data_", ("job_id", "step_id")
+    text = "Part of the last minute that ranks waited for data, on average."
+    waited = Family(p + "wait_ratio", "gauge", text, job)
+    text = "Steps that are made ahead, on the node with fewest."
+    ahead = Family(p + "ahead_steps", "gauge", text, job)
+    text = "Bad records that the data processes have skipped since they began."
+    skipped = Family(p + "skipped_records", "gauge", text, job)
+    text = "Data processes that have died so far."
+    deaths = Family(p + "process_deaths", "gauge", text, job)
+    for row in rows:
+        if (data := row.data) is None:
+            continue
+        of = (row.job_id, row.step_id)
+        waited.add(data.waited_s / data.window_s if data.window_s > 0 else None, *of)
+        if data.processes:
+            ahead.add(data.ahead_least, *of)
+            skipped.add(sum(source.skipped for source in data.sources), *of)
+        deaths.add(data.deaths, *of)
+    yield from (waited, ahead, skipped, deaths)
 
 
 def _accounts(accounts: Sequence[JobAccount], now: float) -> Iterable[Family]:

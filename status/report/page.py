@@ -14,6 +14,7 @@ from status.accounts.timeline import JobAccount
 from status.model import JobReport
 from status.report.charts import LEFT, RIGHT, WIDTH, Axis, Box, Marker, Plot, Tick, plot
 from status.report.parts import MOST_INCIDENTS, Told, WorldPlace, incidents_told, places_of
+from status.views.data import data_lines
 from status.views.overview import clock, duration
 
 KINDS = {  # colours of phases, see the template
@@ -109,6 +110,7 @@ def page(
     about[1] = about[1] if job.partition else ""
     about += [counted(job.gpus, "GPU"), f"{clock(job.begin / 1000)} to {clock(job.end / 1000)}"]
     notes = [*([f"Slurm did not answer: {report.slurm_error}"] if report.slurm_error else [])]
+    data = data_lines(step.data, step.step_id) if step and step.data and step.live else ()
     return Page(
         title=f"Job {job.job_id} {job.name}".rstrip(),
         subtitle=", ".join(part for part in about if part),
@@ -127,7 +129,7 @@ def page(
         left_out=max(0, len(job.incidents) - MOST_INCIDENTS),
         places=places[:MOST_PLACES],
         places_left_out=max(0, len(places) - MOST_PLACES),
-        notes=(*notes, *job.notes, *report.problems),
+        notes=(*notes, *data, *job.notes, *report.problems),
         made=f"Made by robust-status {version} at {clock(report.time)}"
         + ("; this page loads itself anew." if refresh else "."),
     )

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from robust_slurm.data.exchange import link, server
+from robust_slurm.data.service import client, producer
 from robust_slurm.settings import FIELDS
 from srun_wrapper.agent import launch
 from srun_wrapper.agent.connections import uplink
+from srun_wrapper.agent.data import data_process, pings
 from srun_wrapper.agent.processes import emptying, stop_stages
 from srun_wrapper.checkpoints import durable_steps, flushing
 from srun_wrapper.detect import hang_watch, inspections, node_watch
@@ -142,3 +145,8 @@ def test_limits_that_hang_together() -> None:
     assert node_watch.LONG > uplink.QUIET  # an agent has had time to connect again
     assert launch.MOUNT < settling.SETTLE_MAX  # nodes that wait for a mount are judged together
     assert inspections.REPLY > hang_watch.WINDOW + stop_stages.ABORTING
+    # A stopped data process is killed before its ranks give it up; another has time to come back.
+    assert pings.EVERY * (pings.MOST + 1) < client.SILENCE < client.PATIENCE < client.START
+    assert sum(data_process.BACKOFF * 2**n for n in range(data_process.DEATHS)) < client.PATIENCE
+    assert 2 * max(producer.WAIT, server.BEAT) < client.SILENCE  # waiting is no silence
+    assert 2 * server.BEAT < link.SILENCE < server.QUIET

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.placement import LEAST, MOST
-from robust_slurm.data.lanes.budget import Budget
+from robust_slurm.data.lanes.budget import ReadBudget
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.steps import local_feeds, opener
 
@@ -60,7 +60,7 @@ class Joining:
         that this process reads."""
         make = open_feed or opener(plan)
 
-        def opened(lane: tuple[str, int], budget: Budget) -> Feed:
+        def opened(lane: tuple[str, int], budget: ReadBudget) -> Feed:
             self._opened[lane] = feed = make(lane, budget)
             return feed
 
@@ -110,7 +110,7 @@ def nodes_of(said: object) -> Nodes | None:
 
 
 def _exchange(plan: Plan, code: str, open_feed: OpenFeed, descriptor: int, key: str) -> Exchange:
-    budget = Budget(READING)
+    budget = ReadBudget(READING)
     lanes = [(name, lane) for name, count in plan.lanes().items() for lane in range(count)]
     listener = socket.socket(fileno=descriptor)
     whose = json.dumps([code, plan.fingerprint()], sort_keys=True)

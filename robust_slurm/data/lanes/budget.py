@@ -14,7 +14,7 @@ READERS = 4  # windows that one process reads at once: more would only fight for
 SLOW = 1.0  # seconds after which a read is waiting, for a file or for good, and takes no turn
 
 
-class Claim:
+class ReadClaim:
     """Bytes that a feed wants to fill: granted when there is room, in the order of asking.
 
     ``start`` is called then: a feed's thread that has not begun yet. A thread that starts waits
@@ -28,7 +28,7 @@ class Claim:
         self.began = 0.0
 
 
-class Budget:
+class ReadBudget:
     """A number of bytes that all feeds of a process share.
 
     It bounds what is read ahead, and is exceeded where the training would wait otherwise: by the
@@ -42,23 +42,23 @@ class Budget:
         self.readers = READERS
         """Windows that are read at the same time."""
         self._lock = threading.Lock()
-        self._waiting: deque[Claim] = deque()
-        self._reading: list[Claim] = []
+        self._waiting: deque[ReadClaim] = deque()
+        self._reading: list[ReadClaim] = []
 
-    def ask(self, claim: Claim) -> None:
+    def ask(self, claim: ReadClaim) -> None:
         """Ask for a claim's bytes: wait until it is ``granted``, read, and settle it."""
         with self._lock:
             self._waiting.append(claim)
             self._grant()
 
-    def force(self, claim: Claim) -> None:
+    def force(self, claim: ReadClaim) -> None:
         """Grant a claim at once."""
         with self._lock:
             if claim in self._waiting:
                 self._waiting.remove(claim)
                 self._give(claim)
 
-    def settle(self, claim: Claim, size: int) -> None:
+    def settle(self, claim: ReadClaim, size: int) -> None:
         """End a claim, granted or not: so many bytes were filled, and are to be given back."""
         with self._lock:
             if claim in self._waiting:
@@ -75,7 +75,7 @@ class Budget:
             self.used -= size
             self._grant()
 
-    def look(self) -> None:
+    def regrant(self) -> None:
         """Let others go on if one that reads is slow; whoever asks next sees that, too."""
         with self._lock:
             self._grant()
@@ -90,7 +90,7 @@ class Budget:
         late = time.monotonic() - SLOW
         return sum(claim.began > late for claim in self._reading) < self.readers
 
-    def _give(self, claim: Claim) -> None:
+    def _give(self, claim: ReadClaim) -> None:
         self.used += claim.size
         claim.began = time.monotonic()
         self._reading.append(claim)

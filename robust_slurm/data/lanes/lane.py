@@ -33,7 +33,7 @@ class _Window(NamedTuple):
     samples: dict[int, Sample]  # by their index in the window
 
 
-class Lane:
+class SourceLane:
     """An endless iterator of (sample, position after it).
 
     It reads its parts of a pass one after the other, a window of records at a time, and gives
@@ -58,9 +58,9 @@ class Lane:
         self.progress = time.monotonic()
         self.seek(Position())
 
-    def copy(self) -> Lane:
+    def copy(self) -> SourceLane:
         """Return a lane of the same samples, at the beginning, with the same tally."""
-        other = Lane(self.source, self.name, self.lane, self.lanes, self.seed, self.window)
+        other = SourceLane(self.source, self.name, self.lane, self.lanes, self.seed, self.window)
         other.tally = self.tally
         return other
 
@@ -70,7 +70,7 @@ class Lane:
         self._windows = self._shuffled(position)
         self._samples: Iterator[tuple[Sample, Position]] = iter(())
 
-    def __iter__(self) -> Lane:
+    def __iter__(self) -> SourceLane:
         return self
 
     def __next__(self) -> tuple[Sample, Position]:

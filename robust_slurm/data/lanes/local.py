@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError, SourceStalled
-from robust_slurm.data.lanes.budget import Claim
+from robust_slurm.data.lanes.budget import ReadClaim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from robust_slurm.data.lanes.budget import Budget
-    from robust_slurm.data.lanes.lane import Lane
+    from robust_slurm.data.lanes.budget import ReadBudget
+    from robust_slurm.data.lanes.lane import SourceLane
     from robust_slurm.data.lanes.position import Position
     from robust_slurm.data.lanes.tally import Figures
     from robust_slurm.data.sample import Meta, Ref, Sample
@@ -31,7 +31,7 @@ class _Reader:
     lane of its own, and another reader goes on. It ends when its read does.
     """
 
-    def __init__(self, lane: Lane, position: Position, budget: Budget) -> None:
+    def __init__(self, lane: SourceLane, position: Position, budget: ReadBudget) -> None:
         self.lane = lane.copy()
         self.lane.seek(position)
         self._budget = budget
@@ -43,7 +43,7 @@ class _Reader:
         self._charged = 0  # bytes of the budget that are ready
         name = f"data {lane.name}/{lane.lane}"
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
-        self._claim = Claim(0, self._begin)
+        self._claim = ReadClaim(0, self._begin)
         budget.ask(self._claim)
 
     def next(self) -> tuple[Sample, int, Position]:
@@ -126,7 +126,7 @@ class _Reader:
                     self._parked = False
                     if self._stopped:
                         return
-                    self._claim = Claim(size)
+                    self._claim = ReadClaim(size)
                     self._budget.ask(self._claim)
                     self._changed.notify_all()  # a consumer that waits forces it
 
@@ -155,7 +155,7 @@ class LocalFeed:
     decode one at a time unless the source says otherwise: see ``sources/common.py``.
     """
 
-    def __init__(self, lane: Lane, budget: Budget) -> None:
+    def __init__(self, lane: SourceLane, budget: ReadBudget) -> None:
         self.lane = lane
         self._budget = budget
         self._reader: _Reader | None = None
@@ -209,11 +209,11 @@ class LocalFeed:
         self.drop(list(self._given))
 
 
-def _stalled(lane: Lane, waited: float) -> SourceStalled:
+def _stalled(lane: SourceLane, waited: float) -> SourceStalled:
     return SourceStalled(f"{lane.name}: {lane.where}: nothing for {waited:.0f} s{lane.stuck()}")
 
 
-def _within_patience(lane: Lane, read: Callable[[], list[Sample]]) -> list[Sample]:
+def _within_patience(lane: SourceLane, read: Callable[[], list[Sample]]) -> list[Sample]:
     """Call ``read`` in a thread: whoever hangs in it is left behind."""
     done: list[list[Sample]] = []
     failed: list[BaseException] = []

@@ -59,7 +59,7 @@ class NodeSteps:
         DataError if the plan cannot be made."""
         sizes = {"world": world.size, "original": world.original, "beside": _beside()}
         code = code_of(name) if code is None else code
-        self._request = request(name, f"{world.size}/{world.original}", memory, code)
+        self._request = request(name, world.original, memory, code)
         self._socket = _socket_of(self._request)
         self._hello = {"op": "hello", "rank": world.rank, **sizes}
         self._state: Any = None  # after the step that was returned last
@@ -67,7 +67,7 @@ class NodeSteps:
         self._lease: wire.Line | None = None
         self._line: wire.Line | None = None
         self.shares: tuple[int, ...] = ()
-        """This rank's."""
+        """This rank's; told to a process that comes after another, before it has the plan."""
         self._retry(self._connect)
 
     def seek(self, state: Any) -> None:
@@ -153,7 +153,8 @@ class NodeSteps:
     def _greet(self) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         nodes = os.environ.get(VARIABLE, "")
-        self._say({**self._hello, "cpus": cpus, "nodes": nodes, "state": self._state})
+        more = {"cpus": cpus, "nodes": nodes, "state": self._state, "shares": self.shares}
+        self._say({**self._hello, **more})
 
     def _take(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
         self._say({"op": "next"})
@@ -199,8 +200,9 @@ def _beside() -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 1
 
 
-def request(name: str, world: str, memory: int, code: str) -> dict[str, Any]:
-    """Return what robust-task needs to start the data process as this rank would."""
+def request(name: str, original: int, memory: int, code: str) -> dict[str, Any]:
+    """Return what robust-task needs to start the data process as this rank would. The process
+    stays when the job goes on with fewer ranks: to it, WORLD_SIZE is that of the beginning."""
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is here
     return {
         "op": "ask",
@@ -209,15 +211,14 @@ def request(name: str, world: str, memory: int, code: str) -> dict[str, Any]:
         "main": str(Path(__file__).with_name("main.py")),
         "path": path,
         "directory": os.getcwd(),  # noqa: PTH109
-        "world": world,
         "code": code,
         "memory": memory,
-        "environ": dict(os.environ),
+        "environ": {**os.environ, "WORLD_SIZE": str(original)},
     }
 
 
 def _socket_of(request: dict[str, Any]) -> str:
-    parts = ("name", "world", "code", "memory", "python", "main", "path", "directory")
+    parts = ("name", "code", "memory", "python", "main", "path", "directory")
     return wire.socket_name(*(request[part] for part in parts))
 
 

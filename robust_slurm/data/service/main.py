@@ -3,7 +3,8 @@
 Its orders are on stdin, a JSON object: ``name`` of the plan, ``code`` (the version that the rank
 has seen), ``path`` (sys.path of the rank that has asked for it), ``listen`` (descriptor of its
 socket), ``memory`` in bytes, ``exchange`` (the descriptor of the socket for other nodes and their
-key, or null), ``figures`` (path of the file for them, or none: ``figures.py``).
+key, or null), ``figures`` (path of the file for them, or none: ``figures.py``), ``steps`` (the
+descriptors of the sockets with the steps of the process before it: ``kept_steps.py``).
 """
 
 from __future__ import annotations
@@ -47,21 +48,25 @@ def main() -> None:
     _be_nice()
     import socket
 
+    from robust_slurm.data.service.kept_steps import KeptSteps
+    from robust_slurm.data.service.producer import Producer
+    from robust_slurm.data.service.ring import StepRing
+    from robust_slurm.data.service.server import RankServer
+
+    producer = Producer(StepRing(order["memory"], kept=KeptSteps(order.get("steps", ()))))
+    server = RankServer(socket.socket(fileno=order["listen"]), producer)
+
+    # Ranks get what is kept from now on; the rest of the imports takes longer.
     from robust_slurm.data.exchange.joining import Joining
     from robust_slurm.data.exchange.placement import VARIABLE
     from robust_slurm.data.lanes.use import SourceUse
     from robust_slurm.data.service.build import load
     from robust_slurm.data.service.figures import FiguresFile
-    from robust_slurm.data.service.producer import Producer
     from robust_slurm.data.service.readers.pool import ReaderPool
-    from robust_slurm.data.service.ring import Ring
-    from robust_slurm.data.service.server import Server
 
-    producer = Producer(Ring(order["memory"]))
-    listener = socket.socket(fileno=order["listen"])
     joining = Joining(order.get("exchange"))
     joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
-    server = Server(listener, producer, joining.place)
+    server.tell_places(joining.place)
     use = SourceUse()
     if path := order.get("figures"):
         FiguresFile(path, producer.level, use, joining.figures).begin()

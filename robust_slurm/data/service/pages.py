@@ -21,7 +21,7 @@ _ALIGNED = 64  # bytes
 _KINDS = "biufcSUmM"  # numpy's kinds of plain values
 
 
-class Page(NamedTuple):
+class SealedPage(NamedTuple):
     """The memory, and what is in it. The file is open until ``close``."""
 
     fd: int
@@ -37,7 +37,7 @@ class Page(NamedTuple):
         os.close(self.fd)
 
 
-def write(batch: Mapping[str, Any]) -> Page:
+def write(batch: Mapping[str, Any]) -> SealedPage:
     """Copy a batch into memory of its own. Raises DataError for what cannot be shared."""
     import numpy as np
 
@@ -69,7 +69,7 @@ def write(batch: Mapping[str, Any]) -> Page:
     except BaseException:
         os.close(fd)
         raise
-    return Page(fd, size, arrays)
+    return SealedPage(fd, size, arrays)
 
 
 def read(fd: int, head: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import pages
-from robust_slurm.data.service.ring import Made, Ring
+from robust_slurm.data.service.made_step import MadeStep
+from robust_slurm.data.service.ring import StepRing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -40,7 +41,7 @@ class LoadedPlan(Protocol):
         """Return ``Plan.identity``."""
 
 
-class Failure(NamedTuple):
+class StepFailure(NamedTuple):
     """Why there is no step: ``kind`` is the name of a class of ``errors``, or another's."""
 
     kind: str
@@ -70,27 +71,39 @@ def digest(text: str) -> str:
 class Producer:
     """``run`` is the main thread's; all else may be called from any thread."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: StepRing) -> None:
         self._ring = ring
         self._change = threading.Condition()
         self._wanted: dict[object, Wanted] = {}
-        self._shares: set[int] = set()
+        last = ring.last()
+        self._shares: set[int] = set(last.pages if last is not None else ())
         self._ranks: set[int] = set()
+        self._early: list[tuple[int, int, int, tuple[int, ...]]] = []  # greeted before the plan
+        self._world = 0, 0  # number of ranks, now and at the job's beginning
+        self._other_world = False  # the source is of a world that is over
+        self._goes_on = ring.inherited  # the source has to get to where the steps end
         self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
-        self._failed: dict[str, Failure] = {}
+        self._failed: dict[str, StepFailure] = {}
         self._plan: LoadedPlan | None = None
         self._closed = False
         self._waited, self._waits_since = 0.0, 0.0
-        self.broken: Failure | None = None
+        self.broken: StepFailure | None = None
         """The plan cannot be made: all are told, and the process ends."""
 
     # -- for connections
 
     def shares(
-        self, rank: int, world: int, original: int, beside: int, waiting: Callable[[], None]
-    ) -> tuple[int, ...] | Failure | None:
+        self,
+        rank: int,
+        world: int,
+        original: int,
+        beside: int,
+        waiting: Callable[[], None],
+        had: tuple[int, ...] = (),
+    ) -> tuple[int, ...] | StepFailure | None:
         """Return a rank's shares; what is made from now on is made for them as well. ``beside``:
-        number of ranks of this node. The rest as for ``get``."""
+        number of ranks of this node. ``had``: those that the process before this one has told it,
+        which are believed as long as the plan is not there. The rest as for ``get``."""
         told = time.monotonic()
         while True:
             with self._change:
@@ -103,16 +116,31 @@ class Producer:
                         found = self._plan.shares(rank, world, original)
                     except DataError as err:
                         return _failure(err)
-                    self._shares.update(found)
-                    if not self._ranks:
-                        self._complete_at = time.monotonic() + TOGETHER
-                    self._ranks.add(rank)
-                    if len(self._ranks) >= beside:
-                        self._complete_at = 0.0
-                    self._change.notify_all()
+                    self._greet(rank, (world, original), found, beside)
                     return found
+                if had and self._ring.inherited and self._shares.issuperset(had):
+                    self._early.append((rank, world, original, had))
+                    self._greet(rank, (world, original), had, beside)
+                    return had
                 self._change.wait(WAIT)
             told = _say(waiting, told)
+
+    def _greet(
+        self, rank: int, world: tuple[int, int], shares: tuple[int, ...], beside: int
+    ) -> None:
+        if world != self._world and self._ranks:
+            self._ranks.clear()
+            self._shares.clear()
+            self._complete_at = 0.0
+            self._other_world = self._goes_on = True
+        self._world = world
+        if not self._ranks and not self._shares.issuperset(shares):
+            self._complete_at = time.monotonic() + TOGETHER
+        self._shares.update(shares)
+        self._ranks.add(rank)
+        if len(self._ranks) >= beside:
+            self._complete_at = 0.0
+        self._change.notify_all()
 
     def identity(self) -> dict[str, Any]:
         """Return what must be the same on all nodes, once there are ``shares``."""
@@ -122,7 +150,7 @@ class Producer:
 
     def get(
         self, wanted: Wanted, waiting: Callable[[], None]
-    ) -> tuple[Made, list[int]] | Failure | None:
+    ) -> tuple[MadeStep, list[int]] | StepFailure | None:
         """Return the step and descriptors of its memory for these shares, which the caller closes;
         None: the process ends. ``waiting`` is called about every second, and may raise."""
         asked, me = time.monotonic(), object()
@@ -177,22 +205,28 @@ class Producer:
         user's code. Also until a source hangs: what it holds, another process has not."""
         try:
             plan = load()
+            name = _name_of(plan)
+            with self._change:
+                for *rank, had in self._early:
+                    if plan.shares(*rank) != had:
+                        raise DataError("the plan gives the ranks other rows than before")
+                self._ring.expect(name)
+                self._plan = plan
+                self._change.notify_all()
         except (Exception, SystemExit) as err:  # noqa: BLE001 - the ranks are to know
             with self._change:
+                self._ring.clear()
                 self.broken = _failure(err, lasts=True)
                 self._change.notify_all()
             return
-        with self._change:
-            self._plan = plan
-            self._change.notify_all()
         source: Steps | None = None
         shares: frozenset[int] = frozenset()
         at = ""  # the name of the source's next step; "": it is nowhere
         while (task := self._task(shares, at)) is not None:
-            wanted, for_shares = task
+            wanted, for_shares, anew = task
             name = at if wanted is None else wanted.name
             try:
-                if source is None or for_shares != shares:
+                if source is None or for_shares != shares or anew:
                     if source is not None:
                         source.close()
                     source, at, shares = None, "", frozenset()
@@ -212,8 +246,11 @@ class Producer:
         if source is not None:
             source.close()
 
-    def _task(self, shares: frozenset[int], at: str) -> tuple[Wanted | None, frozenset[int]] | None:
-        """Wait until there is something to do: a step that is wanted, or (None) the next one."""
+    def _task(
+        self, shares: frozenset[int], at: str
+    ) -> tuple[Wanted | None, frozenset[int], bool] | None:
+        """Wait until there is something to do: a step that is wanted, or (None) the next one. Also
+        returns the shares that it is for, and whether the source is of a world that is over."""
         with self._change:
             while not self._closed:
                 now = time.monotonic()
@@ -226,16 +263,22 @@ class Producer:
                 for wanted in self._wanted.values():
                     known = wanted.name in self._failed
                     if not known and self._ring.find(wanted.name, wanted.shares) is None:
-                        fits = shares.issuperset(wanted.shares)
-                        return wanted, shares if fits else frozenset(self._shares)
-                if at and self._ring.wants_more():
-                    return None, shares
+                        anew, self._other_world = self._other_world, False
+                        fits = shares.issuperset(wanted.shares) and not anew
+                        return wanted, shares if fits else frozenset(self._shares), anew
+                last = self._ring.last()
+                if self._goes_on and self._ranks and last is not None:
+                    anew, self._other_world = self._other_world, False
+                    self._goes_on = False
+                    return Wanted(last.after, last.state, ()), frozenset(self._shares), anew
+                if at and not self._other_world and self._ring.wants_more():
+                    return None, shares, False
                 self._change.wait(WAIT)
             return None
 
     def _make(self, source: Steps, at: str) -> str:
         number, rows, state = source.next()
-        held: dict[int, pages.Page] = {}
+        held: dict[int, pages.SealedPage] = {}
         try:
             for share, batch in rows.items():
                 held[share] = pages.write(batch)
@@ -244,11 +287,19 @@ class Producer:
                 page.close()
             raise
         text = as_text(state)
-        made = Made(at, number, held, text, digest(text))
+        made = MadeStep(at, number, held, text, digest(text))
         with self._change:
             self._ring.add(made)
             self._change.notify_all()
         return made.after
+
+
+def _name_of(plan: LoadedPlan) -> str:
+    """Return a digest of the plan's identity; "" if that cannot be had: a step says why."""
+    try:
+        return digest(as_text(plan.identity()))
+    except Exception:  # noqa: BLE001 - of the user's sources
+        return ""
 
 
 def _say(waiting: Callable[[], None], told: float) -> float:
@@ -260,15 +311,15 @@ def _say(waiting: Callable[[], None], told: float) -> float:
     return now
 
 
-def _failure(err: BaseException, lasts: bool = False) -> Failure:
+def _failure(err: BaseException, lasts: bool = False) -> StepFailure:
     import traceback
 
     kind, now = type(err).__name__, time.monotonic()
     if isinstance(err, EndOfData):
-        return Failure(kind, str(err), now, lasts=True)
+        return StepFailure(kind, str(err), now, lasts=True)
     traceback.print_exc()
     if isinstance(err, DataError):
-        return Failure(kind, str(err), now, lasts)
+        return StepFailure(kind, str(err), now, lasts)
     last = traceback.extract_tb(err.__traceback__)[-1:]
     where = "".join(f" ({frame.filename}:{frame.lineno})" for frame in last)
-    return Failure(kind, f"{kind}: {err}{where}", now, lasts)
+    return StepFailure(kind, f"{kind}: {err}{where}", now, lasts)

@@ -5,34 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from robust_slurm.data.service.pages import Page
+    from robust_slurm.data.service.kept_steps import KeptSteps
+    from robust_slurm.data.service.made_step import MadeStep
 
 AHEAD = 8  # steps that are made before anybody asks
 STEPS = 24  # steps in all: a rank comes back to its newest snapshot, which is of the last few steps
 KEPT = 4  # steps that were handed out and are kept, however large: ranks are not all at the same
 MEMORY = 256 << 20  # bytes in all; half of them for steps ahead
-
-
-class Made(NamedTuple):
-    """One step: its name is the digest of the state before it."""
-
-    before: str
-    number: int
-    pages: Mapping[int, Page]  # by share
-    state: str  # after it, as JSON
-    after: str
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(page.size for page in self.pages.values())
-
-    def close(self) -> None:
-        """Give its memory back, as far as no rank has it."""
-        for page in self.pages.values():
-            page.close()
 
 
 class Level(NamedTuple):
@@ -44,15 +25,38 @@ class Level(NamedTuple):
     memory: int
 
 
-class Ring:
-    """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead."""
+class StepRing:
+    """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead.
+    ``kept``: where the next process finds them, and this one finds those of the one before."""
 
-    def __init__(self, memory: int = MEMORY, ahead: int = AHEAD, steps: int = STEPS) -> None:
+    def __init__(
+        self,
+        memory: int = MEMORY,
+        ahead: int = AHEAD,
+        steps: int = STEPS,
+        kept: KeptSteps | None = None,
+    ) -> None:
         self._memory, self._ahead, self._steps = memory, ahead, steps
-        self._made: list[Made] = []
+        self._made: list[MadeStep] = []
         self._served = 0  # how many, from the front, are not ahead
+        self._kept = kept
+        if kept is not None:
+            self._made = kept.inherit()
+            self._served = max(0, len(self._made) - ahead)
+        self.inherited = bool(self._made)
+        """There were steps of the process before this one."""
 
-    def find(self, before: str, shares: Iterable[int]) -> Made | None:
+    def last(self) -> MadeStep | None:
+        """Return the newest step."""
+        return self._made[-1] if self._made else None
+
+    def expect(self, plan: str) -> None:
+        """Hold steps of the plan with this identity alone."""
+        if self._kept is not None and self._kept.plan != plan:
+            self.clear()
+            self._kept.plan = plan
+
+    def find(self, before: str, shares: Iterable[int]) -> MadeStep | None:
         """Return the step after this state, if it is here for all these shares."""
         made = next((made for made in self._made if made.before == before), None)
         return made if made is not None and made.pages.keys() >= set(shares) else None
@@ -75,14 +79,19 @@ class Ring:
         ahead = len(self._made) - self._served
         return Level(ahead, self._ahead, self.size, self._memory)
 
-    def add(self, made: Made) -> None:
+    def add(self, made: MadeStep) -> None:
         """Take the next step; the oldest that were handed out make room for it."""
         if self._made and self._made[-1].after != made.before:
             self.clear(made.before)
         self._made.append(made)
+        if self._kept is not None:
+            self._kept.keep(made)
         while self._served > KEPT and (len(self._made) > self._steps or self.size > self._memory):
-            self._made.pop(0).close()
+            oldest = self._made.pop(0)
+            oldest.close()
             self._served -= 1
+            if self._kept is not None:
+                self._kept.drop(oldest.before)
 
     def clear(self, before: str = "") -> None:
         """Forget the step after this state and all later ones; all, if it is not here."""
@@ -92,6 +101,10 @@ class Ring:
             made.close()
         del self._made[keep:]
         self._served = min(self._served, keep)
+        if self._kept is not None:
+            self._kept.clear()
+            for made in self._made:
+                self._kept.keep(made)
 
     @property
     def size(self) -> int:

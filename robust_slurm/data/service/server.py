@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.accepting import PAUSE
 from robust_slurm.data.service import wire
-from robust_slurm.data.service.producer import Failure, Wanted, as_text, digest
+from robust_slurm.data.service.producer import StepFailure, Wanted, as_text, digest
 from robust_slurm.frames import json_lines
 
 if TYPE_CHECKING:
@@ -30,18 +30,17 @@ SPARE = 16  # threads that wait for further ones, when these have ended
 LINGER = 2.0  # s for ranks to be told of a plan that cannot be made
 
 
-class Server:
+class RankServer:
     """Accepts ranks on a listening socket that robust-task has made."""
 
     def __init__(
         self,
         listener: socket.socket,
         producer: Producer,
-        placed: Callable[[object], None] = lambda _nodes: None,
     ) -> None:
-        """``placed`` is told what ranks know of the job's nodes."""
         self._producer = producer
-        self._placed = placed
+        self._placed: Callable[[object], None] | None = None
+        self._nodes: object = None
         self._lock = threading.Lock()
         self._lines: set[wire.Line] = set()
         self._cpus: set[int] = set()
@@ -51,6 +50,13 @@ class Server:
         listener.settimeout(None)
         while not self._more(1):
             time.sleep(PAUSE)
+
+    def tell_places(self, placed: Callable[[object], None]) -> None:
+        """Call ``placed`` with what ranks know of the job's nodes, and have said already."""
+        with self._lock:
+            self._placed, nodes = placed, self._nodes
+        if nodes is not None:
+            placed(nodes)
 
     def _more(self, ranks: int) -> bool:
         """Have a thread for each of so many ranks, and one that waits for others; False if there
@@ -122,7 +128,10 @@ class Server:
                 os.close(fd)
             if message["op"] == "hello":
                 self._run_beside(message.get("cpus"))
-                self._placed(message.get("nodes"))
+                with self._lock:
+                    self._nodes, placed = message.get("nodes"), self._placed
+                if placed is not None:
+                    placed(self._nodes)
                 state = as_text(message.get("state"))
                 name = digest(state)
                 self._more(min(_whole(message, "beside"), MOST))
@@ -148,8 +157,10 @@ class Server:
             _whole(message, name) for name in ("rank", "world", "original", "beside")
         )
         say = lambda: line.send({"op": "wait"})  # noqa: E731
-        got = self._producer.shares(rank, world, original, beside, say)
-        if got is None or isinstance(got, Failure):
+        told = message.get("shares", ())
+        had = tuple(share for share in told if type(share) is int)
+        got = self._producer.shares(rank, world, original, beside, say, had)
+        if got is None or isinstance(got, StepFailure):
             _fail(line, got)
             return ()
         line.send({"op": "welcome", "shares": got})
@@ -158,7 +169,7 @@ class Server:
     def _next(self, line: wire.Line, wanted: Wanted) -> tuple[str, str]:
         """Answer; return the state after the step and its name; without a step, the same."""
         got = self._producer.get(wanted, lambda: line.send({"op": "wait"}))
-        if got is None or isinstance(got, Failure):
+        if got is None or isinstance(got, StepFailure):
             _fail(line, got)
             return wanted.state, wanted.name
         made, fds = got
@@ -184,7 +195,7 @@ class Server:
                     os.sched_setaffinity(int(thread.name), wanted)
 
 
-def _fail(line: wire.Line, failure: Failure | None) -> None:
+def _fail(line: wire.Line, failure: StepFailure | None) -> None:
     if failure is None:
         raise wire.Closed("it ends")
     line.send({"op": "failed", "kind": failure.kind, "why": failure.why})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from robust_slurm.data.sources.common import Decode, Patterns
-    from robust_slurm.data.sources.files import File
+    from robust_slurm.data.sources.files import SourceFile
 
 ROWS = 1 << 16  # a part's, of the file's: a dataset often has few files, and lanes need parts
 
@@ -46,12 +46,12 @@ def arrow(
 class ArrowFiles(ColumnSource):
     """A source of Arrow files."""
 
-    def _files(self) -> list[File]:
+    def _files(self) -> list[SourceFile]:
         paths = [Path(name) for pattern in self.files.patterns for name in expanded(pattern)]
         names = [str(file) for path in paths for file in _of_dataset(path)]
         return type(self.files)(names, {}).find() if names else self.files.find()
 
-    def _divided(self, file: File) -> list[tuple[Part, File, int]]:
+    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
         with self._opened(file) as table:
             checked_columns(file.name, self._columns, table.schema.names)
             count = table.num_rows
@@ -62,7 +62,7 @@ class ArrowFiles(ColumnSource):
             parts.append((part, file, number))
         return parts
 
-    def _records(self, file: File, number: int, start: int) -> Iterator[tuple[int, Any]]:
+    def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, Any]]:
         with self._opened(file) as table:
             if self._columns is not None:
                 table = table.select(self._columns)
@@ -72,7 +72,7 @@ class ArrowFiles(ColumnSource):
                 start += len(batch)
 
     @contextmanager
-    def _opened(self, file: File) -> Iterator[Any]:
+    def _opened(self, file: SourceFile) -> Iterator[Any]:
         pa = pyarrow(file.name)
         with self.files.open(file) as stored:
             magic = stored.read(6)

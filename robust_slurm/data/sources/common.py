@@ -14,7 +14,7 @@ from robust_slurm.data.arrays import as_arrays, token_ids
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.sources import turn
 from robust_slurm.data.sources.base import Bad, Options, Part
-from robust_slurm.data.sources.files import File, Files, Unreadable, of_the_system
+from robust_slurm.data.sources.files import Files, SourceFile, Unreadable, of_the_system
 from robust_slurm.text import counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class FileSource(ABC):
         self._decode = decode
         self._parallel = parallel
         self._parts: list[Part] = []
-        self._places: list[tuple[File, int]] = []
+        self._places: list[tuple[SourceFile, int]] = []
         self._finding = threading.Lock()
         self.listed = 0
         """Changes with each file that has been looked at."""
@@ -81,11 +81,11 @@ class FileSource(ABC):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @abstractmethod
-    def _divided(self, file: File) -> list[tuple[Part, File, int]]:
+    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
         """Return the parts of a file, and each one's number in it. Raises DataError, OSError."""
 
     @abstractmethod
-    def _records(self, file: File, number: int, start: int) -> Iterator[tuple[int, Any]]:
+    def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, Any]]:
         """Yield (index, record as stored). Raises DataError, OSError, Unreadable."""
 
     def _parsed(self, raw: Any) -> Any:
@@ -98,11 +98,11 @@ class FileSource(ABC):
             raise ValueError('a record without "tokens"; give decode= to make them')
         return {"tokens": token_ids(record["tokens"])}
 
-    def _files(self) -> list[File]:
+    def _files(self) -> list[SourceFile]:
         """Return the files in the order of their names. Raises DataError, OSError."""
         return self.files.find()
 
-    def _found(self) -> tuple[list[Part], list[tuple[File, int]]]:
+    def _found(self) -> tuple[list[Part], list[tuple[SourceFile, int]]]:
         with self._finding:
             if not self._parts:
                 first = self.files.patterns[0] if self.files.patterns else "no file"
@@ -118,10 +118,10 @@ class FileSource(ABC):
                 self._parts = [part for part, _, _ in found]
             return self._parts, self._places
 
-    def _all_named(self, files: list[File]) -> list[list[tuple[Part, File, int]]]:
+    def _all_named(self, files: list[SourceFile]) -> list[list[tuple[Part, SourceFile, int]]]:
         """Return ``_named`` of each. The threads are no pool's, for whose end a process waits at
         its own: a file system may never answer."""
-        found: list[list[tuple[Part, File, int]]] = [[] for _ in files]
+        found: list[list[tuple[Part, SourceFile, int]]] = [[] for _ in files]
         failed: dict[int, BaseException] = {}
         places = iter(range(len(files)))
 
@@ -147,7 +147,7 @@ class FileSource(ABC):
             raise failed[min(failed)]
         return found
 
-    def _named(self, file: File) -> list[tuple[Part, File, int]]:
+    def _named(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
         try:
             return self._divided(file)
         except (OSError, Unreadable) as error:

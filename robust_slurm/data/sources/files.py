@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INSTALL = "pip install 'robust-slurm[data]'"
 
 
-class File(NamedTuple):
+class SourceFile(NamedTuple):
     """A file as it was found."""
 
     name: str  # an absolute path, or a URL
@@ -41,7 +41,7 @@ class Files:
         self.patterns = [_absolute(os.fspath(each)) for each in patterns]
         self._storage = dict(storage)
 
-    def find(self) -> list[File]:
+    def find(self) -> list[SourceFile]:
         """Return the files, each once, in the order of their names. Raises DataError, OSError."""
         found: dict[str, int] = {}
         for pattern in self.patterns:
@@ -51,9 +51,9 @@ class Files:
             found.update(new)
         if not found:
             raise DataError("a source without files: its list of patterns is empty")
-        return [File(name, found[name]) for name in sorted(found)]
+        return [SourceFile(name, found[name]) for name in sorted(found)]
 
-    def open(self, file: File) -> IO[bytes]:
+    def open(self, file: SourceFile) -> IO[bytes]:
         """Open a file, as it is stored. Raises DataError if its size is not what it was."""
         if is_url(file.name):
             system, path = self._system(file.name)

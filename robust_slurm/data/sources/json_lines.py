@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from robust_slurm.data.sources.common import Decode, Patterns
-    from robust_slurm.data.sources.files import File
+    from robust_slurm.data.sources.files import SourceFile
 
 
 def jsonl(
@@ -37,10 +37,10 @@ def jsonl(
 class JsonLines(FileSource):
     """A source of JSON Lines."""
 
-    def _divided(self, file: File) -> list[tuple[Part, File, int]]:
+    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
         return [(Part(file.name, file.size), file, 0)]
 
-    def _records(self, file: File, number: int, start: int) -> Iterator[tuple[int, bytes]]:
+    def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, bytes]]:
         with self.files.open(file) as stored:
             try:
                 yield from enumerate(islice(decompressed(stored, file.name), start, None), start)

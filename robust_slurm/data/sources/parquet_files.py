@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from robust_slurm.data.sources.common import Decode, Patterns
-    from robust_slurm.data.sources.files import File
+    from robust_slurm.data.sources.files import SourceFile
 
 BATCH = 64  # rows that are Python objects at a time
 WHOLE = 2 << 20  # bytes of a row group that is read at once: reading it by pages takes 3 times that
@@ -41,7 +41,7 @@ def parquet(
 class ParquetFiles(ColumnSource):
     """A source of Parquet files."""
 
-    def _divided(self, file: File) -> list[tuple[Part, File, int]]:
+    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
         with self._opened(file) as opened:
             checked_columns(file.name, self._columns, opened.schema_arrow.names)
             groups = [opened.metadata.row_group(n) for n in range(opened.num_row_groups)]
@@ -50,7 +50,7 @@ class ParquetFiles(ColumnSource):
             for n, group in enumerate(groups)
         ]
 
-    def _records(self, file: File, number: int, start: int) -> Iterator[tuple[int, Any]]:
+    def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, Any]]:
         with self._opened(file) as opened:
             small = opened.metadata.row_group(number).total_byte_size <= WHOLE
             if small:
@@ -65,7 +65,7 @@ class ParquetFiles(ColumnSource):
             yield from _from(table.to_batches(max_chunksize=BATCH), start)
 
     @contextmanager
-    def _opened(self, file: File) -> Iterator[Any]:
+    def _opened(self, file: SourceFile) -> Iterator[Any]:
         pa = pyarrow(file.name)
         import pyarrow.parquet as pq
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from robust_slurm.data.sources.common import Decode, Patterns
-    from robust_slurm.data.sources.files import File
+    from robust_slurm.data.sources.files import SourceFile
 
     Members = list[tuple[str, bytes]]
 
@@ -42,11 +42,11 @@ def tar(
 class TarShards(FileSource):
     """A source of tar archives."""
 
-    def _divided(self, file: File) -> list[tuple[Part, File, int]]:
+    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
         return [(Part(file.name, file.size), file, 0)]
 
     def _records(
-        self, file: File, number: int, start: int
+        self, file: SourceFile, number: int, start: int
     ) -> Iterator[tuple[int, tuple[str, Members]]]:
         damaged: tuple[type[BaseException], ...] = (tarfile.TarError, *broken())
         with self.files.open(file) as stored:

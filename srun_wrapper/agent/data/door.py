@@ -19,7 +19,7 @@ import msgspec
 from robust_slurm.data.exchange.placement import LEAST
 from robust_slurm.frames.json_lines import encode, ours, peer
 from robust_slurm.text import one_line
-from srun_wrapper.agent.data.keeper import Asked, Keeper
+from srun_wrapper.agent.data.data_process import AskedData, DataProcess
 from srun_wrapper.agent.data.news import DataNews, figures
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.data_messages import DataReport
@@ -39,8 +39,8 @@ class DataDoor:
         """``key``: of the step; ``nodes``: with fewer than LEAST, no port is opened for others."""
         self._loop = loop
         self._run_dir = run_dir
-        self._keepers: dict[str, Keeper] = {}
-        self._open: dict[socket.socket, tuple[bytearray, Keeper | None]] = {}
+        self._processes: dict[str, DataProcess] = {}
+        self._open: dict[socket.socket, tuple[bytearray, DataProcess | None]] = {}
         self._deaths = 0  # of processes that are not kept any more
         self.news = DataNews(self._report)
         self._listener: socket.socket | None = None
@@ -72,11 +72,11 @@ class DataDoor:
 
     def _report(self) -> DataReport | None:
         """Return what is known of the process that most ranks want; None if none was ever kept."""
-        keepers = sorted(self._keepers.values(), key=lambda keeper: keeper.wanted)
-        if not keepers:
+        processes = sorted(self._processes.values(), key=lambda process: process.wanted)
+        if not processes:
             return None
-        deaths = self._deaths + sum(keeper.deaths for keeper in keepers)
-        last = keepers[-1]
+        deaths = self._deaths + sum(process.deaths for process in processes)
+        last = processes[-1]
         return DataReport(deaths, one_line(last.off, 300), figures(last.figures))
 
     def _accept(self, _mask: int) -> None:
@@ -92,7 +92,7 @@ class DataDoor:
         self._loop.watch(sock, lambda _mask: self._readable(sock), write=False)
 
     def _readable(self, sock: socket.socket) -> None:
-        data, keeper = self._open[sock]
+        data, process = self._open[sock]
         try:
             got = sock.recv(1 << 16)
         except BlockingIOError:
@@ -103,48 +103,50 @@ class DataDoor:
         if not got or len(data) > MOST:
             self._close(sock)
         elif data.endswith(b"\n"):  # one request at a time: an answer is awaited
-            self._open[sock] = bytearray(), self._ask(sock, bytes(data), keeper)
+            self._open[sock] = bytearray(), self._ask(sock, bytes(data), process)
 
-    def _ask(self, sock: socket.socket, line: bytes, before: Keeper | None) -> Keeper | None:
-        """Answer; return the keeper that this connection now wants."""
+    def _ask(
+        self, sock: socket.socket, line: bytes, before: DataProcess | None
+    ) -> DataProcess | None:
+        """Answer; return the process that this connection now wants."""
         if before is not None:
             before.wanted -= 1
         try:
-            asked = msgspec.json.decode(line, type=Asked)
+            asked = msgspec.json.decode(line, type=AskedData)
             why = _elsewhere(peer(sock)[0])
-            keeper = None if why else self._keeper(asked)
+            process = None if why else self._process(asked)
         except (msgspec.MsgspecError, OSError) as err:
-            why, keeper = str(err), None
-        if keeper is not None:
-            keeper.wanted += 1
-            keeper.run()
-            why = keeper.off
+            why, process = str(err), None
+        if process is not None:
+            process.wanted += 1
+            process.run()
+            why = process.off
         answer: dict[str, object] = {"op": "refused", "why": why} if why else {"op": "here"}
-        if keeper is not None:
-            answer |= {"path": str(keeper.path), "served": keeper.serves}
+        if process is not None:
+            answer |= {"path": str(process.path), "served": process.serves}
         with contextlib.suppress(OSError):  # it has gone
             sock.send(encode(answer))
-        return keeper
+        return process
 
-    def _keeper(self, asked: Asked) -> Keeper:
+    def _process(self, asked: AskedData) -> DataProcess:
         """Raises OSError."""
         key = asked.key()
-        if key not in self._keepers:
-            for other, keeper in list(self._keepers.items()):
-                if not keeper.wanted:
-                    keeper.stop()
-                    self._deaths += keeper.deaths
-                    del self._keepers[other]
+        if key not in self._processes:
+            for other, process in list(self._processes.items()):
+                if not process.wanted:
+                    process.stop()
+                    self._deaths += process.deaths
+                    del self._processes[other]
             exchange = None  # one process may accept there
-            if self._exchange is not None and not self._keepers:
+            if self._exchange is not None and not self._processes:
                 exchange = self._exchange, self._key
-            self._keepers[key] = Keeper(self._loop, asked, self._run_dir / key, exchange)
-        return self._keepers[key]
+            self._processes[key] = DataProcess(self._loop, asked, self._run_dir / key, exchange)
+        return self._processes[key]
 
     def _close(self, sock: socket.socket) -> None:
-        _, keeper = self._open.pop(sock)
-        if keeper is not None:
-            keeper.wanted -= 1
+        _, process = self._open.pop(sock)
+        if process is not None:
+            process.wanted -= 1
         self._loop.forget(sock)
         sock.close()
 
@@ -152,9 +154,9 @@ class DataDoor:
         """The shim ends: no data process stays."""
         for sock in list(self._open):
             self._close(sock)
-        for keeper in self._keepers.values():
-            keeper.stop()
-        self._keepers.clear()
+        for process in self._processes.values():
+            process.stop()
+        self._processes.clear()
         listener, self._listener = self._listener, None
         if listener is not None:
             self._loop.forget(listener)

@@ -15,22 +15,22 @@ from listed_source import ListedSource, Record, numbered
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes import lane as lane_module
 from robust_slurm.data.lanes import order
-from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Sample
 from robust_slurm.data.sources.base import Bad
 
 
-def lanes_of(source: Any, lanes: int, seed: int = 7, window: int = 4) -> list[Lane]:
+def lanes_of(source: Any, lanes: int, seed: int = 7, window: int = 4) -> list[SourceLane]:
     count = order.lanes_of(lanes, len(source.parts()))
-    return [Lane(source, "web", n, count, seed, window) for n in range(count)]
+    return [SourceLane(source, "web", n, count, seed, window) for n in range(count)]
 
 
 def token(sample: Sample) -> int:
     return int(sample.values["tokens"][0])
 
 
-def first_pass(lane: Lane, passes: int = 1) -> list[int]:
+def first_pass(lane: SourceLane, passes: int = 1) -> list[int]:
     """Return the tokens of the lane's first passes."""
     epochs = takewhile(lambda given: given[0].meta.ref.epoch < passes, lane)
     return [token(sample) for sample, _ in epochs]

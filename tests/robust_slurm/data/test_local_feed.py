@@ -14,8 +14,8 @@ from waiting import until
 from robust_slurm.data.arrays import OVERHEAD
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes import budget as budget_module
-from robust_slurm.data.lanes.budget import READERS, Budget
-from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.lanes.budget import READERS, ReadBudget
+from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sources.base import Bad
@@ -23,18 +23,18 @@ from robust_slurm.data.sources.base import Bad
 ONE = 4 + OVERHEAD  # bytes of a sample of one token
 
 
-def lane_of(source: ListedSource, window: int = 4) -> Lane:
-    return Lane(source, "web", 0, 1, 7, window)
+def lane_of(source: ListedSource, window: int = 4) -> SourceLane:
+    return SourceLane(source, "web", 0, 1, 7, window)
 
 
 @pytest.fixture
-def budget() -> Iterator[Budget]:
-    budget = Budget(100 * ONE)
+def budget() -> Iterator[ReadBudget]:
+    budget = ReadBudget(100 * ONE)
     yield budget
     assert budget.used == 0, "every byte was given back"
 
 
-def test_a_feed_gives_what_its_lane_gives_and_hands_samples_out_once(budget: Budget) -> None:
+def test_a_feed_gives_what_its_lane_gives_and_hands_samples_out_once(budget: ReadBudget) -> None:
     feed = LocalFeed(lane_of(numbered([10, 7])), budget)
     expected = list(islice(lane_of(numbered([10, 7])), 40))
     feed.seek(Position())
@@ -58,7 +58,7 @@ def test_a_feed_gives_what_its_lane_gives_and_hands_samples_out_once(budget: Bud
 
 
 def test_feeds_read_ahead_within_their_budget_and_a_hungry_one_beyond_it() -> None:
-    budget = Budget(24 * ONE)
+    budget = ReadBudget(24 * ONE)
     feeds = [LocalFeed(lane_of(numbered([400])), budget) for _ in range(2)]
     for feed in feeds:
         feed.seek(Position())
@@ -76,7 +76,7 @@ def test_feeds_read_ahead_within_their_budget_and_a_hungry_one_beyond_it() -> No
 
 def test_few_feeds_read_at_a_time_but_for_those_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget_module, "SLOW", 1000.0)
-    budget = Budget()
+    budget = ReadBudget()
     gates = [Gate(0, 0) for _ in range(READERS + 1)]
     feeds = [LocalFeed(lane_of(numbered([20])), budget) for _ in gates]
     for feed, gate in zip(feeds, gates, strict=True):
@@ -95,7 +95,7 @@ def test_few_feeds_read_at_a_time_but_for_those_that_hang(monkeypatch: pytest.Mo
     assert budget.used == 0
 
 
-def test_a_small_source_is_not_read_ahead_without_end(budget: Budget) -> None:
+def test_a_small_source_is_not_read_ahead_without_end(budget: ReadBudget) -> None:
     feed = LocalFeed(lane_of(numbered([3])), budget)
     feed.seek(Position())
     epochs = [feed.next()[0].ref.epoch for _ in range(9)]
@@ -104,7 +104,7 @@ def test_a_small_source_is_not_read_ahead_without_end(budget: Budget) -> None:
     feed.close()
 
 
-def test_an_error_is_given_after_the_samples_before_it_and_again(budget: Budget) -> None:
+def test_an_error_is_given_after_the_samples_before_it_and_again(budget: ReadBudget) -> None:
     source = ListedSource([[0, 1, 2, 3, 4, Bad("part0", 5, "no JSON"), 6]])
     feed = LocalFeed(lane_of(source), budget)
     feed.seek(Position())
@@ -116,7 +116,7 @@ def test_an_error_is_given_after_the_samples_before_it_and_again(budget: Budget)
     feed.close()
 
 
-def test_an_unforeseen_error_names_its_place(budget: Budget) -> None:
+def test_an_unforeseen_error_names_its_place(budget: ReadBudget) -> None:
     source = numbered([9])
     source.before = lambda part, record: 1 // (6 - record)
     feed = LocalFeed(lane_of(source), budget)
@@ -126,7 +126,7 @@ def test_an_unforeseen_error_names_its_place(budget: Budget) -> None:
     feed.close()
 
 
-def test_a_decode_that_exits_does_not_leave_the_training_waiting(budget: Budget) -> None:
+def test_a_decode_that_exits_does_not_leave_the_training_waiting(budget: ReadBudget) -> None:
     source = numbered([9])
     source.before = lambda part, record: sys.exit("enough")
     feed = LocalFeed(lane_of(source), budget)
@@ -137,7 +137,7 @@ def test_a_decode_that_exits_does_not_leave_the_training_waiting(budget: Budget)
 
 
 def test_a_thread_that_cannot_start_is_told_at_once(
-    budget: Budget, monkeypatch: pytest.MonkeyPatch
+    budget: ReadBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -152,7 +152,9 @@ def test_a_thread_that_cannot_start_is_told_at_once(
         feed.close()
 
 
-def test_a_hang_is_told_after_patience_and_the_feed_goes_on_when_it_ends(budget: Budget) -> None:
+def test_a_hang_is_told_after_patience_and_the_feed_goes_on_when_it_ends(
+    budget: ReadBudget,
+) -> None:
     source = numbered([20], patience=0.3)
     source.before = gate = Gate(0, 6)
     feed = LocalFeed(lane_of(source), budget)
@@ -168,7 +170,7 @@ def test_a_hang_is_told_after_patience_and_the_feed_goes_on_when_it_ends(budget:
     feed.close()
 
 
-def test_seek_and_close_leave_a_read_that_hangs_behind(budget: Budget) -> None:
+def test_seek_and_close_leave_a_read_that_hangs_behind(budget: ReadBudget) -> None:
     source = numbered([20])
     source.before = gate = Gate(0, 6)
     feed = LocalFeed(lane_of(source), budget)
@@ -183,7 +185,7 @@ def test_seek_and_close_leave_a_read_that_hangs_behind(budget: Budget) -> None:
     until(lambda: not reading(), "the end of its thread", 30)
 
 
-def test_reading_again_has_patience_too(budget: Budget) -> None:
+def test_reading_again_has_patience_too(budget: ReadBudget) -> None:
     source = numbered([20], patience=0.2)
     feed = LocalFeed(lane_of(source), budget)
     feed.seek(Position())

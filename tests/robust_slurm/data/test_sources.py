@@ -18,8 +18,8 @@ from corpus_files import FORMATS, Write, lines, parquet_of
 
 from robust_slurm.data import arrow, jsonl, parquet, tar
 from robust_slurm.data.errors import DataError, SourceStalled
-from robust_slurm.data.lanes.budget import Budget
-from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.lanes.budget import ReadBudget
+from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sources import arrow_files, parquet_files, turn
@@ -60,7 +60,7 @@ def test_each_format_gives_its_records_from_any_record_on(
     given = [
         sample.meta
         for lane in range(2)
-        for sample, _ in islice(Lane(source, "web", lane, 2, 7, 4), 60)
+        for sample, _ in islice(SourceLane(source, "web", lane, 2, 7, 4), 60)
         if sample.meta.ref.epoch == 0
     ]
     assert len(given) == 18 and sum(meta.tokens for meta in given) == 18 + 3 * 6
@@ -115,7 +115,7 @@ def test_every_file_that_is_cut_off_is_reported(
     whole = gzip.compress(b'{"tokens": [1]}\n' * 4_000)
     for name in "abc":
         (tmp_path / f"{name}.jsonl.gz").write_bytes(whole[:-20])
-    lane = Lane(jsonl(tmp_path / "*.gz", bad="skip", lanes=1), "web", 0, 1, 7, 4)
+    lane = SourceLane(jsonl(tmp_path / "*.gz", bad="skip", lanes=1), "web", 0, 1, 7, 4)
     next(sample for sample, _ in lane if sample.meta.ref.epoch == 1)
     told = capsys.readouterr().err
     assert [told.count(f"{name}.jsonl.gz: record") for name in "abc"] == [1, 1, 1]
@@ -189,7 +189,7 @@ def test_datasets_that_hugging_face_saved(tmp_path: Path) -> None:
 )
 def test_lines_that_are_no_records_say_why(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
-    lane = Lane(jsonl(tmp_path / "a.jsonl"), "web", 0, 1, 7, 4)
+    lane = SourceLane(jsonl(tmp_path / "a.jsonl"), "web", 0, 1, 7, 4)
     with pytest.raises(DataError, match=rf"a\.jsonl: record 1: .*{why}"):
         next(lane)
 
@@ -272,7 +272,7 @@ def test_a_module_that_is_missing_is_no_bad_record(tmp_path: Path) -> None:
 
         return {"tokens": no_such_module.tokens(record)}
 
-    lane = Lane(jsonl(tmp_path / "a.jsonl", decode, bad="skip"), "web", 0, 1, 7, 4)
+    lane = SourceLane(jsonl(tmp_path / "a.jsonl", decode, bad="skip"), "web", 0, 1, 7, 4)
     with pytest.raises(DataError, match=r"a\.jsonl: record 0: No module named 'no_such_module'"):
         next(lane)
 
@@ -294,7 +294,7 @@ def test_one_thread_decodes_at_a_time_and_a_long_decode_is_named(
         return record
 
     sources = [jsonl(tmp_path / "a.jsonl", waits), jsonl(tmp_path / "a.jsonl", other, patience=0.1)]
-    feeds = [LocalFeed(Lane(source, "web", 0, 1, 7, 1), Budget()) for source in sources]
+    feeds = [LocalFeed(SourceLane(source, "web", 0, 1, 7, 1), ReadBudget()) for source in sources]
     feeds[0].seek(Position())
     assert entered.wait(60)
     feeds[1].seek(Position())
@@ -319,7 +319,7 @@ def test_an_empty_corpus_is_an_error(tmp_path: Path) -> None:
         jsonl([]).parts()
     (tmp_path / "a.jsonl").touch()
     with pytest.raises(DataError, match="web: no sample in 1 part"):
-        next(Lane(jsonl(tmp_path / "a.jsonl"), "web", 0, 1, 7, 4))
+        next(SourceLane(jsonl(tmp_path / "a.jsonl"), "web", 0, 1, 7, 4))
     (tmp_path / "a.parquet").write_bytes(parquet_of([{"text": "a"}]))
     with pytest.raises(DataError, match=r"a\.parquet: no column 'tokens', but text; give columns="):
         parquet(tmp_path / "a.parquet").parts()

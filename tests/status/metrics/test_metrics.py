@@ -32,6 +32,9 @@ UNITS = (
     "problems",
     "attention",
     "step",
+    "steps",
+    "records",
+    "deaths",
 )
 
 

@@ -11,9 +11,14 @@ from status_records import NOW, roster, view
 
 from robust_slurm.command_line.screen import console
 from robust_slurm.state_dir.data_record import MOST, DataRecord, data_from
+from robust_slurm.state_dir.progress import JobRun
 from robust_slurm.state_dir.records import roster_from
+from status.accounts.timeline import JobHistory, account
+from status.metrics.families import families
 from status.model import job_report, report
 from status.render import print_job
+from status.report.page import page
+from status.show import Cluster
 from status.views.attention import attention
 from status.views.data import data_lines
 
@@ -131,6 +136,26 @@ def test_a_job_shows_its_data_while_it_lives() -> None:
     assert RANKS in text and CALM in text and row["data"].most_waited[0].node == "n2"
     assert "data" not in shown()[0] and shown()[1]["data"] is None
     assert "data" not in shown(data=waited(), state="completed")[0]
+
+
+def test_metrics_and_the_page_of_a_job_have_its_data() -> None:
+    skipped = [source("web", skipped=3), source("code", skipped=4)]
+    rows = [{**waited(ahead_least=3, sources=skipped, deaths=2), "window_s": 44.8}, data(), None]
+    told = [roster_from(roster(job_id=7 + n, data=row)) for n, row in enumerate(rows)]
+    live = view(j7="RUNNING", j8="RUNNING", j9="RUNNING")
+    done = report([each for each in told if each], [], [], live, "standby", NOW)
+    made = {each.name: each.samples for each in families(Cluster(done, (), (), False), [], NOW)}
+    name = "robust_slurm_job_data_"
+    assert made[name + "wait_ratio"] == {("7", "0"): 0.5, ("8", "0"): 0.0}
+    assert made[name + "ahead_steps"] == {("7", "0"): 3, ("8", "0"): 8}
+    assert made[name + "skipped_records"] == {("7", "0"): 7, ("8", "0"): 0}
+    assert made[name + "process_deaths"] == {("7", "0"): 2, ("8", "0"): 0}
+    run = JobRun(NOW - 900, "0", "train", 1, 1, None, NOW, "")
+    for number, lines in ((7, 3), (9, 0)):
+        (row,) = (each for each in told if each is not None and each.job_id == number)
+        of = account(JobHistory(number, "a", "b", 1, True, [run], []), NOW)
+        shown = page(of, job_report(number, [row], [], [], live, NOW, ""), [run], False, "1")
+        assert len([note for note in shown.notes if note.startswith("data")]) == lines
 
 
 @pytest.mark.parametrize(

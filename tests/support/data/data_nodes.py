@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from srun_wrapper.agent.data import keeper
+from srun_wrapper.agent.data import data_process
 from srun_wrapper.agent.data.door import NAME, DataDoor
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
@@ -66,7 +66,7 @@ class Node:
     def ask(self, name: str, **more: Any) -> tuple[socket.socket, dict[str, Any]]:
         request = {
             "op": "ask", "name": str(self.directory / name), "python": sys.executable,
-            "main": str(self.program), "path": sys.path, "directory": "/", "world": "2", "code": "",
+            "main": str(self.program), "path": sys.path, "directory": "/", "code": "",
             "memory": 1, "environ": {**os.environ, "RANK": "1", "OWN": "mine"}, **more,
         }  # fmt: skip
         return self.say(json.dumps(request).encode() + b"\n")
@@ -111,5 +111,5 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield node
     node.door.close()
     node.until(lambda: not starting._pending, "the end of all data processes, and of their starts")
-    assert not keeper.processes()
+    assert not data_process.processes()
     assert not list(tmp_path.glob("data-*"))

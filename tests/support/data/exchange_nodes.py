@@ -18,8 +18,8 @@ from listed_source import ListedSource, Record
 
 from robust_slurm.data.exchange import server
 from robust_slurm.data.exchange.node import Exchange
-from robust_slurm.data.lanes.budget import Budget
-from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.lanes.budget import ReadBudget
+from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
 
 KEY = b"k" * 32
@@ -38,7 +38,7 @@ def source_of(name: str) -> ListedSource:
 
 def open_lane(lane: tuple[str, int]) -> LocalFeed:
     name, number = lane
-    return LocalFeed(Lane(source_of(name), name, number, 2, 7, WINDOW), Budget(1 << 18))
+    return LocalFeed(SourceLane(source_of(name), name, number, 2, 7, WINDOW), ReadBudget(1 << 18))
 
 
 def exchange(listener: socket.socket, **more: Any) -> Exchange:

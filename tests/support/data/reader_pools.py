@@ -12,7 +12,7 @@ import pytest
 import read_plan
 from waiting import until
 
-from robust_slurm.data.lanes.budget import Budget
+from robust_slurm.data.lanes.budget import ReadBudget
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.service.client import code_of
@@ -56,7 +56,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Wanted) -> It
 
 
 def feed_of(pool: ReaderPool, lane: tuple[str, int], here: bool = False) -> LocalFeed:
-    feed = (opener(pool._plan) if here else pool.open_feed)(lane, Budget(READ_AHEAD))
+    feed = (opener(pool._plan) if here else pool.open_feed)(lane, ReadBudget(READ_AHEAD))
     assert isinstance(feed, LocalFeed)
     return feed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Protocol
 
-from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.service.readers.reader import worked
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class WindowPool(Protocol):
         """Have the reader of a lane close its file."""
 
 
-class DealtLane(Lane):
+class DealtLane(SourceLane):
     """A Lane whose windows are read where ``pool`` says, window by window.
 
     Its position is here, and so is all that has been read: whoever reads the next window needs

@@ -44,7 +44,7 @@ class _Readers:
         for fd in fds:
             os.close(fd)
 
-    def look(self) -> None:
+    def reap(self) -> None:
         """Tell who has ended, and how."""
         for serial, pid in list(self._pids.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -112,7 +112,7 @@ def main() -> None:
             told = line.receive(LOOK)
             if told is not None:
                 readers.obey(*told)
-            readers.look()
+            readers.reap()
     except OSError:
         pass  # the data process has gone
     os._exit(0)

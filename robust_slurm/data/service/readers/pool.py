@@ -26,7 +26,7 @@ from robust_slurm.data.sources import turn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from robust_slurm.data.lanes.budget import Budget
+    from robust_slurm.data.lanes.budget import ReadBudget
     from robust_slurm.data.lanes.tally import Figures, Tally
     from robust_slurm.data.plan import Plan
     from robust_slurm.data.sample import Sample
@@ -53,7 +53,7 @@ class ReaderPool:
     def __init__(self, plan: Plan, name: str, code: str, waited: Callable[[], float]) -> None:
         self._plan = plan
         self._lanes = {lane: at for at, lane in enumerate(lanes_of(plan))}
-        self._budget: Budget | None = None
+        self._budget: ReadBudget | None = None
         self._tallies: dict[Lane, Tally] = {}  # of all that read a lane here
         self._lock = threading.Lock()
         self._dealt: dict[Lane, int] = {}
@@ -66,7 +66,7 @@ class ReaderPool:
             name, code, whose, len(self._lanes), waited, self._deal, self._blame
         )
 
-    def open_feed(self, lane: Lane, budget: Budget) -> LocalFeed:
+    def open_feed(self, lane: Lane, budget: ReadBudget) -> LocalFeed:
         """Return a Feed of a lane that this process or one of its readers reads."""
         name, number = lane
         source = self._plan.sources[name]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.exchange.wire import CannotSend, pack_samples
-from robust_slurm.data.lanes.budget import SLOW, Budget, Claim
-from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.helper import trim_heaps
+from robust_slurm.data.lanes.budget import SLOW, ReadBudget, ReadClaim
+from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.lanes.tally import Tally
 from robust_slurm.data.service import wire
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from robust_slurm.data.service.readers.places import SharedPlaces
     from robust_slurm.data.sources.base import Bad, Part, Source
 
+TRIM = 10.0  # s between two times that free memory is given back
 AT_ONCE = 2  # windows that it reads: one while the other waits for its file
 MOST_BODY = 1 << 28  # bytes of a window's values
 MOST_TEXT = 1 << 16  # characters of an error: a line of some MiB ends the connection
@@ -66,18 +68,22 @@ class WindowReader:
         self._places = places
         self._sending = threading.Lock()
         self._keeping = threading.Lock()
-        self._open: dict[int, tuple[Lane, Position]] = {}  # by user, and where it is
+        self._open: dict[int, tuple[SourceLane, Position]] = {}  # by user, and where it is
         self._reading: set[int] = set()  # users whose lane is to stay open when it has been read
-        self._turns = Budget()
+        self._turns = ReadBudget()
         self._turns.readers = AT_ONCE
         places.decode(number, "")
         turn.watch(lambda place: places.decode(number, place))
 
     def serve(self) -> None:
         """Answer until the data process has gone."""
+        trimmed = time.monotonic()
         while True:
             message, _ = self._line.receive(SLOW) or ({"op": ""}, [])
-            self._turns.look()
+            self._turns.regrant()
+            if time.monotonic() - trimmed > TRIM:
+                trim_heaps()
+                trimmed = time.monotonic()
             if not message["op"]:
                 continue
             with self._keeping:
@@ -93,7 +99,7 @@ class WindowReader:
                 self._fail(message, DataError(why), None)
 
     def _answer(self, message: dict[str, Any]) -> None:
-        claim = Claim(0)
+        claim = ReadClaim(0)
         self._turns.ask(claim)
         claim.granted.wait()
         try:
@@ -137,7 +143,7 @@ class WindowReader:
         finally:
             os.close(fd)
 
-    def _keep(self, user: int, lane: tuple[Lane, Position] | None) -> None:
+    def _keep(self, user: int, lane: tuple[SourceLane, Position] | None) -> None:
         """Keep a lane open that has been read, unless its user has left it meanwhile."""
         with self._keeping:
             if lane is not None and user in self._reading:
@@ -147,7 +153,7 @@ class WindowReader:
     def _packed(
         self,
         message: dict[str, Any],
-        lane: Lane,
+        lane: SourceLane,
         window: list[tuple[Sample, Position]],
         began: float,
     ) -> tuple[bytes, list[bytes]]:
@@ -169,7 +175,7 @@ class WindowReader:
             raise CannotSend("a window that is too large")
         return told, body
 
-    def _fail(self, message: dict[str, Any], error: BaseException, lane: Lane | None) -> None:
+    def _fail(self, message: dict[str, Any], error: BaseException, lane: SourceLane | None) -> None:
         kind = next((each for each in (SourceStalled, DataError) if isinstance(error, each)), None)
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         why = str(error) if kind is not None else f"{type(error).__name__}: {error}"
@@ -189,12 +195,12 @@ class WindowReader:
         with self._sending:
             self._line.send(message)
 
-    def _lane(self, name: str, number: int) -> Lane:
+    def _lane(self, name: str, number: int) -> SourceLane:
         source = self._plan.sources[name]
         at = self._numbers[name, number]
         watched = _Watched(source, lambda part, record: self._places.reach(at, part, record))
         window, seed = source.options.window, self._plan.seed
-        return Lane(watched, name, number, self._counts[name], seed, window)
+        return SourceLane(watched, name, number, self._counts[name], seed, window)
 
 
 def lanes_of(plan: Plan) -> list[tuple[str, int]]:

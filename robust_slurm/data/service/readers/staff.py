@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.helper import trim_heaps
 from robust_slurm.data.service.readers.channel import ReaderChannel
 from robust_slurm.data.service.readers.dealing import Spell, readers_wanted
 from robust_slurm.data.service.readers.places import SharedPlaces
@@ -145,6 +146,7 @@ class ReaderStaff:
                 if self._adjust(wanted) or now - told > DEAL:
                     told = now
                     self._changed(self.count)
+                    trim_heaps()  # of lanes that readers have taken over, for one
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread for a channel
                 self._fail(str(error))
         self._stop()

@@ -13,7 +13,7 @@ from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange import shelf as shelves
 from robust_slurm.data.exchange.shelf import LaneReader, LaneShelf, ReaderEnded
-from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Meta, Sample
@@ -168,13 +168,13 @@ def test_users_that_wait_at_more_places_than_there_are_readers_do_not_end_one_an
     beside.seek(Position())
     expected = [beside.next() for _ in range(400)]
     beside.close()
-    wait, next_window = threading.Event(), Lane.next_window
+    wait, next_window = threading.Event(), SourceLane.next_window
 
-    def slow(lane: Lane) -> list[tuple[Sample, Position]]:
+    def slow(lane: SourceLane) -> list[tuple[Sample, Position]]:
         assert wait.wait(60)
         return next_window(lane)
 
-    monkeypatch.setattr(Lane, "next_window", slow)
+    monkeypatch.setattr(SourceLane, "next_window", slow)
     users = {object(): at for at in (300, 200, 100, 0)}
     answers = {}
     for user, at in users.items():

@@ -20,7 +20,7 @@ from robust_slurm.data.planning.state import first_state
 from robust_slurm.data.sample import Meta, Ref
 from robust_slurm.data.service import figures
 from robust_slurm.data.service.figures import MOST, WINDOW, FiguresFile
-from robust_slurm.data.service.ring import Level, Ring
+from robust_slurm.data.service.ring import Level, StepRing
 from srun_wrapper.protocol.data_messages import SOURCES, decode_figures
 
 
@@ -139,5 +139,5 @@ def test_the_file_is_replaced_and_a_process_without_one_goes_on(
 
 
 def test_the_level_of_a_ring() -> None:
-    assert Ring(memory=100).level() == Level(0, 8, 0, 100)
+    assert StepRing(memory=100).level() == Level(0, 8, 0, 100)
     assert Used(1, 2, 0.5).tokens == 2

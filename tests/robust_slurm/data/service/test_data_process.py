@@ -20,8 +20,9 @@ from robust_slurm.data import errors
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import client, pages, producer, server, wire
 from robust_slurm.data.service.client import NodeSteps, ProcessGone
+from robust_slurm.data.service.made_step import MadeStep
 from robust_slurm.data.service.producer import Producer
-from robust_slurm.data.service.ring import Made, Ring
+from robust_slurm.data.service.ring import StepRing
 from robust_slurm.frames import json_lines
 from robust_slurm.resizing.world import TrainingWorld
 
@@ -80,9 +81,9 @@ class Node:
         self.live()
 
     def live(self) -> None:
-        self.producer = Producer(Ring())
+        self.producer = Producer(StepRing())
         self._listener = self._listen(self.path)
-        self.server = server.Server(self._listener, self.producer)
+        self.server = server.RankServer(self._listener, self.producer)
         load = lambda: self.plan if isinstance(self.plan, Counting) else self.plan()  # noqa: E731
         self.run = threading.Thread(target=self.producer.run, args=(load,), daemon=True)
         self.run.start()
@@ -162,6 +163,27 @@ def test_all_ranks_get_their_rows_and_a_repeated_step_comes_from_the_ring(
     alone = rank(0, world=1)  # of a smaller world: it has both shares
     alone.seek({"step": 7})
     assert {share: row["x"][0, 0] for share, row in alone.next()[1].items()} == {0: 70, 1: 71}
+    node.close()
+
+
+def test_a_world_of_another_size_goes_on_with_the_same_process(
+    tmp_path: Path, plan: Counting
+) -> None:
+    node = Node(tmp_path, plan)
+    first, second = rank(0), rank(1)
+    assert take(first, 3) == take(second, 3) == [0, 1, 2]
+    alone = rank(0, world=1)
+    assert alone._socket == first._socket  # robust-task has no other one for it
+    alone.seek({"step": 2})
+    made = plan.made
+    number, rows, _ = alone.next()
+    assert (number, rows.keys(), plan.made) == (2, {0, 1}, made)  # it had been made
+    assert take(alone, 20) == list(range(3, 23))
+    assert plan.built == [[0, 1]] * 2  # may a source be held back: another world, another answer
+    again = rank(1)  # the world has its first size again, and this node one of its ranks
+    again.seek({"step": 21})
+    assert take(again, 12) == list(range(21, 33))
+    assert plan.built[2:] == [[1]] and again.next()[1].keys() == {1}
     node.close()
 
 
@@ -285,10 +307,10 @@ def test_one_that_hangs_or_is_another_users_is_left(
     node = Node(tmp_path, plan)
     steps = rank()
     monkeypatch.setattr(client, "SILENCE", 0.2)
-    monkeypatch.setattr(server.Server, "_next", lambda *_: threading.Event().wait())
+    monkeypatch.setattr(server.RankServer, "_next", lambda *_: threading.Event().wait())
     with pytest.raises(ProcessGone, match=r"said nothing for 0\.2 s"):
         steps.next()
-    monkeypatch.setattr(server.Server, "_welcome", lambda *_: threading.Event().wait())
+    monkeypatch.setattr(server.RankServer, "_welcome", lambda *_: threading.Event().wait())
     node.answer["served"] = True  # it is not at its start, for which a rank would wait longer
     with pytest.raises(ProcessGone, match=r"said nothing for 0\.2 s"):
         rank()
@@ -335,11 +357,11 @@ def test_pages_are_whole_and_sealed() -> None:
 
 
 def test_the_ring_is_bounded_and_keeps_what_is_ahead() -> None:
-    ring = Ring(memory=1000, ahead=4, steps=8)
+    ring = StepRing(memory=1000, ahead=4, steps=8)
 
     def add(number: int, size: int = 100) -> None:
-        page = pages.Page(os.open("/dev/null", os.O_RDONLY), size, [])
-        ring.add(Made(str(number), number, {0: page}, None, str(number + 1)))
+        page = pages.SealedPage(os.open("/dev/null", os.O_RDONLY), size, [])
+        ring.add(MadeStep(str(number), number, {0: page}, None, str(number + 1)))
 
     def here() -> list[int]:
         return [number for number in range(40) if ring.find(str(number), [0])]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from robust_slurm.data.named import plan_named
 from robust_slurm.data.service import client
 from robust_slurm.data.service.either import steps_of
 from robust_slurm.data.service.main import NICE
+from robust_slurm.data.service.ring import AHEAD
 from robust_slurm.resizing.world import TrainingWorld
-from srun_wrapper.agent.data import keeper
+from srun_wrapper.agent.data import data_process
 from srun_wrapper.agent.data.door import NAME, DataDoor, _elsewhere
 from srun_wrapper.agent.loop import Loop
 
@@ -38,7 +41,7 @@ def test_it_outlives_its_ranks_and_gives_way_to_another(
     assert (
         answer["op"] == "here"
         and answer["served"] is False
-        and node.served_by(answer) == pid == keeper.processes()[0]
+        and node.served_by(answer) == pid == data_process.processes()[0]
     )
     second, same = node.ask("a", environ={"RANK": "0", "OWN": "other"})
     assert same["path"] == answer["path"]
@@ -50,14 +53,14 @@ def test_it_outlives_its_ranks_and_gives_way_to_another(
     assert same["path"] == answer["path"] and node.pids("a") == [pid]
     fourth, other = node.ask("b")  # a second one beside it, for the same ranks
     assert other["path"] != answer["path"] and node.started("b")
-    assert sorted(keeper.processes()) == sorted([pid, *node.pids("b")])
+    assert sorted(data_process.processes()) == sorted([pid, *node.pids("b")])
     third.close()
     for _ in range(5):
         node.turn()
     fifth, changed = node.ask("b", code="2")  # "a" is wanted by nobody, "b" still is
     node.started("b", lives=2)
-    node.until(lambda: pid not in keeper.processes(), "the end of the first")
-    assert changed["path"] != other["path"] and len(keeper.processes()) == 2
+    node.until(lambda: pid not in data_process.processes(), "the end of the first")
+    assert changed["path"] != other["path"] and len(data_process.processes()) == 2
     assert not caplog.records
     fourth.close()
     fifth.close()
@@ -78,6 +81,11 @@ def test_what_cannot_be_started_or_understood_is_refused_or_told(
 
 
 PLAN = """
+import time
+from pathlib import Path
+until = time.monotonic() + 20
+while Path(__file__).with_name("slow").exists() and time.monotonic() < until:
+    time.sleep(0.01)
 from memory_source import corpus
 from robust_slurm.data.plan import Plan
 plan = Plan({"web": corpus("web", 1), "code": corpus("code", 2)}, pack=256, batch=2, mesh={"dp": 2})
@@ -112,7 +120,7 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
                 states.append(got[2])
 
         same(4)
-        (pid,) = keeper.processes()
+        (pid,) = data_process.processes()
         mine = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(mine + NICE, 19)
         assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
@@ -120,26 +128,33 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         os.kill(pid, signal.SIGTERM)  # as Slurm sends it to all of the step
         os.kill(pid, signal.SIGUSR1)
         same(2)
-        assert keeper.processes() == [pid]
+        assert data_process.processes() == [pid]
+        (file,) = node.directory.glob("data-*.json")
+        until(lambda: json.loads(file.read_text())[0] == AHEAD, "all steps ahead", 60.0)
+        (slow := node.directory / "slow").touch()
         os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        same(AHEAD)  # they are kept: the next process has no plan yet
+        assert time.monotonic() - began < 20 and data_process.processes() != [pid]
+        slow.unlink()
         same(5)
         del states[3:]
         steps.seek(states[-1])  # back to a snapshot
         same(3)
-        assert keeper.processes() != [pid] and len(keeper.processes()) == 1
+        assert data_process.processes() != [pid] and len(data_process.processes()) == 1
         with pytest.raises(
-            DataError, match=r"ZeroDivisionError: division by zero \(.*its_plan.py:5"
+            DataError, match=r"ZeroDivisionError: division by zero \(.*its_plan.py:10"
         ):
             steps_of("its_plan:broken", world, make)
         assert "in <lambda>" in capfd.readouterr().err
         (node.directory / "its_plan.py").write_text(PLAN + "# edited while the job runs\n")
-        for pid in keeper.processes():
+        for pid in data_process.processes():
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(DataError, match="its_plan:plan has changed since the ranks"):
             for _ in range(200):  # the first may have come already
                 steps.next()
         (node.directory / "its_plan.py").write_text(PLAN)
-        until(lambda: not keeper.processes(), "the end of the one that cannot make the plan", 60.0)
+        until(lambda: not data_process.processes(), "its end: no plan", 60.0)
         steps.seek(states[-1])
         same(2)
         (late, _) = steps_of("its_plan:plan", world, make)

@@ -18,7 +18,7 @@ from robust_slurm.data.loader import open_steps
 from robust_slurm.data.named import plan_named
 from robust_slurm.data.service.client import NodeSteps
 from robust_slurm.resizing.world import TrainingWorld
-from srun_wrapper.agent.data import keeper
+from srun_wrapper.agent.data import data_process
 from srun_wrapper.agent.data.door import DataDoor
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree, starting
@@ -71,7 +71,7 @@ class Doors:
         for door in self.doors:
             self.loop.call(door.close)
         until(lambda: not starting._pending, "the end of all, and of their starts")
-        assert not keeper.processes()
+        assert not data_process.processes()
         self._over.set()
         self._thread.join()
 
@@ -145,11 +145,11 @@ def test_lanes_are_read_by_two_nodes_of_three_and_outlive_each(
         return all(each and not each.all_here and len(each.sources) == 2 for each in found)
 
     until(known, "the figures of all three")
-    pids = keeper.processes()
+    pids = data_process.processes()
     assert len(pids) == NODES
     os.kill(pids[0], signal.SIGKILL)
     same(4)
-    for pid in keeper.processes()[:2]:
+    for pid in data_process.processes()[:2]:
         os.kill(pid, signal.SIGKILL)
     del states[4:]
     for node, steps in enumerate(ranks):

@@ -18,7 +18,7 @@ from reader_pools import Begin, Wanted, feed_of, given
 from waiting import until
 
 from robust_slurm.data.errors import DataError
-from robust_slurm.data.lanes.lane import Lane
+from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.tally import Tally
 from robust_slurm.data.service.readers import channel, staff
 from robust_slurm.data.service.readers.places import SharedPlaces
@@ -100,14 +100,14 @@ def test_a_reader_answers_whatever_goes_wrong(
 
     thread = threading.Thread(target=serve)
     thread.start()
-    begun, wait, next_window = threading.Event(), threading.Event(), Lane.next_window
+    begun, wait, next_window = threading.Event(), threading.Event(), SourceLane.next_window
 
-    def slow(lane: Lane) -> Any:
+    def slow(lane: SourceLane) -> Any:
         begun.set()
         assert wait.wait(60)
         return next_window(lane)
 
-    monkeypatch.setattr(Lane, "next_window", slow)
+    monkeypatch.setattr(SourceLane, "next_window", slow)
     window = {"op": "window", "source": "web", "lane": 0, "at": [0, 0, 0], "id": 1}
     window |= {"tally": Tally(plan.sources["web"].options).state()}
 

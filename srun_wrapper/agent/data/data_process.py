@@ -1,4 +1,4 @@
-"""Keeps one data process: it outlives the ranks, and is started again when it dies."""
+"""A data process as robust-task keeps it: it outlives ranks, and is started anew when it dies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def processes() -> list[int]:
     return [start.pid for start in _starts if start.pid] + _readers_left()
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AskedData(msgspec.Struct, frozen=True):
     """A rank's request; ``data/service/client.py`` writes it."""
 
     name: str  # of the plan: module:attribute
@@ -55,7 +55,6 @@ class Asked(msgspec.Struct, frozen=True):
     main: str  # the program of the data process, as the rank sees it
     path: tuple[str, ...]  # its sys.path
     directory: str
-    world: str  # number of ranks, now and at the job's beginning
     code: str  # version of the code, and of the plan's own file
     memory: int
     environ: dict[str, str]
@@ -63,17 +62,17 @@ class Asked(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """Return what makes it another process, as the name of its socket; the ranks'
         environments differ."""
-        plan = (self.name, self.world, self.code, self.memory)
+        plan = (self.name, self.code, self.memory)
         return socket_name(*plan, self.python, self.main, self.path, self.directory)
 
 
-class Keeper:
+class DataProcess:
     """One data process, and the socket on which it serves. Raises OSError. In the loop's thread."""
 
     def __init__(
         self,
         loop: Loop,
-        asked: Asked,
+        asked: AskedData,
         path: Path,
         exchange: tuple[socket.socket, str] | None = None,
     ) -> None:
@@ -99,6 +98,7 @@ class Keeper:
         self._listener.bind(str(path))
         path.chmod(0o600)
         self._listener.listen(1024)
+        self._steps = _pair()
 
     @property
     def serves(self) -> bool:
@@ -112,12 +112,12 @@ class Keeper:
         if self._start is not None or self._timer is not None or self.off:
             return
         asked, listener, exchange = self._asked, self._listener, self._exchange
-        figures = str(self.figures)
+        figures, steps = str(self.figures), self._steps
 
         def make(start: Starting[int]) -> int:
             """Wait for its end, too, in the thread that the kernel takes for its parent."""
             try:
-                return _ended(_begin(start, asked, listener, exchange, figures))
+                return _ended(_begin(start, asked, listener, exchange, figures, steps))
             finally:
                 self._loop.call(lambda: _forget(start))
 
@@ -161,10 +161,14 @@ class Keeper:
         first = not self._deaths or now - self._deaths[-1] > WITHIN
         self._deaths.append(now)
         recent = [at for at in self._deaths if now - at <= WITHIN]
+        if len(recent) > 1:  # their memory, or they themselves, may be the cause
+            self._forget_steps()
+            self._steps = _pair()
         what = f"the data process of {self._name} {how or 'has ended'}"
         if len(recent) == DEATHS:
             self.off = f"it has ended {DEATHS} times within {WITHIN:.0f} s"
             self._listener.close()
+            self._forget_steps()
             _log.warning(f"{what} again and is not started any more; ranks prepare their own data")
             return
         if first:
@@ -191,9 +195,20 @@ class Keeper:
             process_tree.end_all(below)
             self._start = None
         self._listener.close()
+        self._forget_steps()
         for path in (self.path, self.figures, Path(f"{self.figures}.new")):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+    def _forget_steps(self) -> None:
+        for end in self._steps:
+            end.close()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return sockets that hold a data process's steps for the next one: their queue lives as long
+    as one of their ends, which nobody reads or writes here. Raises OSError."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -203,19 +218,22 @@ def _environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _begin(
     start: Starting[int],
-    asked: Asked,
+    asked: AskedData,
     listener: socket.socket,
     exchange: tuple[socket.socket, str] | None,
     figures: str,
+    steps: tuple[socket.socket, socket.socket],
 ) -> int:
     """Start it and give it its orders; return its pid. Raises OSError, ValueError."""
     listen = listener.fileno()
     order = {"name": asked.name, "code": asked.code, "path": asked.path, "memory": asked.memory}
     order |= {"listen": listen, "figures": figures}
-    passed = [listen]
+    kept = [end.fileno() for end in steps]
+    order["steps"] = kept
+    passed = [listen, *kept]
     if exchange is not None:
         passed.append(exchange[0].fileno())
-        order["exchange"] = passed[1], exchange[1]
+        order["exchange"] = passed[-1], exchange[1]
     theirs, ours = os.pipe2(os.O_CLOEXEC)
     with os.fdopen(ours, "wb", 0) as file:
         with os.fdopen(theirs, "rb") as stdin:

@@ -1,4 +1,6 @@
-"""Keeps data processes as robust-task does, with its code: ``python -m bench.data.keeper DIR``.
+"""Keeps data processes as robust-task does, with its code.
+
+``python -m bench.data.process DIR [forget]``.
 
 Ranks with ROBUST_BEAT_DIR=DIR find it. Deaths have no limit here: they are the benchmark's own.
 """
@@ -17,25 +19,28 @@ from pathlib import Path
 
 from bench.common import REPOSITORY, BenchError
 from bench.data.child import tree
-from srun_wrapper.agent.data import door, keeper
+from srun_wrapper.agent.data import data_process, door
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.processes import process_tree, starting
 
 STARTS_WITHIN = 60.0
 
 
 class Kept:
-    """The keeper's process, from the benchmark's side."""
+    """The process that keeps them, from the benchmark's side."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, forget: bool = False) -> None:
+        """``forget``: a process that dies leaves no steps to the next one."""
         directory.mkdir(mode=0o700)
         self.environ = {"ROBUST_BEAT_DIR": str(directory)}
-        argv = [sys.executable, "-m", "bench.data.keeper", str(directory)]
+        argv = [sys.executable, "-m", "bench.data.process", str(directory)]
+        argv += ["forget"] if forget else []
         self._process = subprocess.Popen(argv, cwd=REPOSITORY, start_new_session=True)
         until = time.monotonic() + STARTS_WITHIN
         while not (directory / door.NAME).exists():
             if self._process.poll() is not None or time.monotonic() > until:
                 self.close()
-                raise BenchError("the data process' keeper does not start")
+                raise BenchError("the process that keeps data processes does not start")
             time.sleep(0.02)
 
     def below(self) -> list[int]:
@@ -43,9 +48,13 @@ class Kept:
         return tree([self._process.pid])[1:]
 
     def kill(self) -> None:
-        """Kill the data process as a fault would."""
-        for pid in self.below()[:1]:
-            os.kill(pid, signal.SIGKILL)
+        """Kill the data process as a fault would. Raises BenchError if there is none."""
+        until = time.monotonic() + STARTS_WITHIN
+        while not (pids := data_processes(self.below())):  # the one before has just been killed
+            if time.monotonic() > until:
+                raise BenchError("no data process is there to be killed")
+            time.sleep(0.01)
+        os.kill(pids[0], signal.SIGKILL)
 
     def close(self) -> None:
         """End all of it."""
@@ -60,6 +69,17 @@ class Kept:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def data_processes(pids: Iterable[int]) -> list[int]:
+    """Return those of these processes that are data processes and have not ended."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            name = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+            if name.rstrip(b"\0").endswith(b"data/service/main.py"):
+                found.append(pid)
+    return found
 
 
 def shared_mb(pids: Iterable[int]) -> float:
@@ -77,12 +97,16 @@ def shared_mb(pids: Iterable[int]) -> float:
     return sum(found.values()) / 1e6
 
 
-def main(directory: Path) -> None:
+def main(directory: Path, *, forget: bool = False) -> None:
     """Keep until SIGTERM."""
-    keeper.WITHIN = 0.0
+    if forget:  # as after a second death in ten minutes
+        data_process.DEATHS, data_process.BACKOFF = 1 << 20, 0.0
+    else:
+        data_process.WITHIN = 0.0
     loop = Loop()
     made = door.DataDoor(loop, directory, secrets.token_bytes(32))
     loop.on_signals([signal.SIGTERM], lambda _: loop.stop())
+    loop.on_signals([signal.SIGCHLD], lambda _: starting.reaped(process_tree.reap()))
     try:
         loop.run()
     finally:
@@ -90,4 +114,4 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), forget="forget" in sys.argv[2:])

@@ -14,7 +14,7 @@ from data_nodes import Node
 
 from robust_slurm import process_stat
 from robust_slurm.data.service.main import FAILED
-from srun_wrapper.agent.data import keeper, pings
+from srun_wrapper.agent.data import data_process, pings
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.data_messages import DataReport, report_from
 
@@ -25,9 +25,9 @@ node = data_nodes.node
 def test_one_that_dies_is_started_again_but_not_for_ever(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeper, "BACKOFF", 0.01)
+    monkeypatch.setattr(data_process, "BACKOFF", 0.01)
     rank, answer = node.ask("a")
-    for life in range(1, keeper.DEATHS + 1):
+    for life in range(1, data_process.DEATHS + 1):
         pid = node.started("a", life)
         assert node.served_by(answer) == pid
         os.kill(pid, signal.SIGKILL)
@@ -38,7 +38,7 @@ def test_one_that_dies_is_started_again_but_not_for_ever(
     _, refused = node.ask("a")
     assert refused["op"] == "refused" and "5 times within 600 s" in refused["why"]
     told = report_from(node.door.news.due(0.25))
-    assert told == DataReport(keeper.DEATHS, "it has ended 5 times within 600 s")
+    assert told == DataReport(data_process.DEATHS, "it has ended 5 times within 600 s")
     with pytest.raises(ConnectionRefusedError):
         node.served_by(answer)
     rank.close()
@@ -55,9 +55,9 @@ def test_one_with_a_thread_that_waits_for_a_file_system_gives_way_at_its_end(
     again, same = node.ask("a")
     other = node.started("a", lives=2)
     assert same == answer and node.served_by(answer) == other
-    assert sorted(keeper.processes()) == sorted([pid, other])  # the first is no rank's either
+    assert sorted(data_process.processes()) == sorted([pid, other])  # the first is no rank's either
     os.kill(pid, signal.SIGKILL)
-    node.until(lambda: keeper.processes() == [other], "the end of the first")
+    node.until(lambda: data_process.processes() == [other], "the end of the first")
     third, _ = node.ask("a")
     assert len(node.pids("a")) == 2 and not caplog.records
     for sock in (rank, again, third):
@@ -82,13 +82,13 @@ def test_a_reader_that_outlives_its_data_process_is_no_ranks(node: Node) -> None
     (node.directory / "a.child").unlink()
     os.kill(pid, signal.SIGKILL)
     other = node.started("a", lives=2)
-    assert sorted(keeper.processes()) == sorted([other, reader])
+    assert sorted(data_process.processes()) == sorted([other, reader])
     os.kill(reader, signal.SIGKILL)
     os.waitpid(reader, 0)
-    assert keeper.processes() == [other]
+    assert data_process.processes() == [other]
     os.kill(other, signal.SIGKILL)
     node.started("a", lives=3)
-    assert not keeper._ended_sessions  # none is left of it: its number may be a rank's
+    assert not data_process._ended_sessions  # none is left of it: its number may be a rank's
     rank.close()
 
 
@@ -105,7 +105,7 @@ def test_one_that_is_stopped_is_replaced_and_one_that_works_is_not(
     looks.clear()
     (node.directory / "a.busy").touch()  # it answers nobody, and computes
     node.until(lambda: len(looks) > 3 * pings.MOST, "a long time")
-    assert keeper.processes() == [pid] and not caplog.records
+    assert data_process.processes() == [pid] and not caplog.records
     os.kill(pid, signal.SIGSTOP)
     assert node.started("a", lives=2) != pid
     said = [record.message for record in caplog.records]
@@ -141,7 +141,7 @@ def test_one_without_a_plan_waits_for_the_next_rank_and_one_without_ranks_too(
     (node.directory / "a.exit").write_text(str(FAILED))
     rank, _ = node.ask("a")
     node.started("a")
-    node.until(lambda: not keeper.processes(), "its end")
+    node.until(lambda: not data_process.processes(), "its end")
     (node.directory / "a.exit").unlink()
     again, answer = node.ask("a")
     pid = node.started("a", lives=2)
@@ -151,7 +151,7 @@ def test_one_without_a_plan_waits_for_the_next_rank_and_one_without_ranks_too(
     for _ in range(5):
         node.turn()
     os.kill(pid, signal.SIGKILL)
-    node.until(lambda: caplog.records and not keeper.processes(), "its end")
+    node.until(lambda: caplog.records and not data_process.processes(), "its end")
     for _ in range(5):
         node.turn()
     assert len(node.pids("a")) == 2
