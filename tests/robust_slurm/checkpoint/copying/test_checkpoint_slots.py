@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.copying.slots import Form, Ring, Slot, map_file
+from robust_slurm.checkpoint.copying.form import Form
+from robust_slurm.checkpoint.copying.slots import Ring, Slot, map_file
 from robust_slurm.checkpoint.format.layout import Entry, LayoutError, Snapshot, read_snapshot
 
 ABOUT = Snapshot(0, 2, 4, 1, "job", {"dp": 4}, (2,), None, ())
