@@ -51,7 +51,7 @@ class Found:
     unnamed: tuple[str, ...] = ()
     """Objects that differ and that no warning names; empty too where none was found to differ."""
     by: str = ""
-    """What refused: ``error`` or ``warning``."""
+    """The kind of refusal: ``error`` or ``warning``."""
     why: str = ""
     """The end of a run that failed."""
 
@@ -68,9 +68,9 @@ class TrainingRun:
     code: int
     """Exit code, or minus the signal."""
     result: dict[str, Any] | None
-    """What it left; ``refusal`` alone if it could not begin."""
+    """The state that it left; ``refusal`` alone if it could not begin."""
     said: str
-    """All that it wrote to stderr."""
+    """Its stderr."""
 
     @property
     def refusal(self) -> str:
