@@ -23,7 +23,7 @@ from typing import Any
 from bench.checkpoint import job
 from bench.checkpoint.commit import commit as commit_step
 from bench.checkpoint.cuda import cases as cuda
-from bench.checkpoint.loops.case import loops as try_loops
+from bench.checkpoint.loops.trying import loops as try_loops
 from bench.checkpoint.nodes import Nodes, run_json, scratch
 from bench.checkpoint.overhead import overhead as measure_overhead
 from bench.checkpoint.restore import replica, restore_own, restore_peer
@@ -63,6 +63,8 @@ class Bench:
         self.savers = savers
         self.runs = results.runs or (QUICK_RUNS if results.quick else MIN_SAMPLES)
         self.failed: list[str] = []
+        self.seed, self.large = 0, False
+        """Case ``loops``: the first seed, and the size of their states."""
 
     def attempt(self, name: str, call: Any, *args: Any) -> None:
         """Measure something; what goes wrong is told and its metrics are left out."""
@@ -202,9 +204,9 @@ def commit(bench: Bench) -> None:
 
 
 def loops(bench: Bench) -> None:
-    """Random training loops, killed and resumed: identical, warned of, or silently wrong."""
-    found = try_loops(bench.results, tell)
-    if any(one.outcome == "silent" for one in found):
+    """Random training loops, killed and resumed: identical, warned of, silently wrong, failed."""
+    found = try_loops(bench.results, tell, bench.seed, bench.large)
+    if any(one.outcome in ("silent", "failed") for one in found):
         bench.failed.append("loops")
 
 
@@ -232,6 +234,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--cuda", action="store_true", help="run on this machine's GPU instead, 8 minutes"
     )
+    options.add_argument("--seed", type=int, default=0, help="case loops: the first [default: 0]")
+    options.add_argument(
+        "--large", action="store_true", help="case loops: with states of 8 to 30 MB"
+    )
     args = options.parse_args(argv)
     if not args.peers and (alone := set(args.saver or ()).difference(OWN, OTHERS)):
         options.error(f"--saver {', '.join(sorted(alone))}: only with --peers")
@@ -248,6 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.settings[f"not measured: {peer}"] = why
     sizes = args.size or (list(SIZES)[:1] if args.quick else list(SIZES))
     bench = Bench(results, sizes, peers, args.saver or ())
+    bench.seed, bench.large = args.seed, args.large
     for case in args.case or CASES:
         CASES[case](bench)
     return finish(results, args) or (1 if bench.failed else 0)

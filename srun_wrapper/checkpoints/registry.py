@@ -139,7 +139,8 @@ class Checkpoints:
 
     def _alarm(self, node: Node, rank: int, text: str, key: str = "") -> None:
         """Report an alarm once. ``key``: equal for the same trouble; default: the kind of text."""
-        line = f"checkpoints, rank {rank} on {node.name}: {text}"
+        whose = f"rank {rank} on {node.name}" if rank >= 0 else node.name
+        line = f"checkpoints, {whose}: {text}"
         if self._alarms.add(time.monotonic(), rank, text, line, key):
             self._journal.event("checkpoint_alarm", node=node.name, rank=rank, text=text)
 

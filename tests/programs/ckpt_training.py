@@ -1,10 +1,11 @@
 """Parts of all trainings of the checkpoint tests: options, journal, data, faults on command.
 
 A training writes, for each rank, the lines of ``<dir>/rank-<rank>.jsonl``: ``resumed`` (a step)
-once in each process; ``step``, ``loss``, ``ids`` and ``state`` when a step is done and not yet
-saved; ``saved`` (a step) after that; ``end`` when all is closed. Losses are written as float.hex(),
-``state`` is a checksum over what the next step depends on: equal lines mean equal bits. ``run`` is
-the job and how often it was requeued, ``epoch`` robust-srun's in it.
+once in each process; ``step``, ``loss``, ``ids``, ``state`` and ``at`` (s since 1970) when a step
+is done and not yet saved; ``saved`` (a step) after that; ``end`` when all is closed. Losses are
+written as float.hex(), ``state`` is a checksum over what the next step depends on: but for ``at``,
+equal lines mean equal bits. ``run`` is the job and how often it was requeued, ``epoch``
+robust-srun's in it.
 """
 
 from __future__ import annotations
@@ -216,7 +217,9 @@ class Training:
 
     def done(self, step: int, loss: float, ids: Tensor) -> None:
         state = fingerprint(self._model, self._optimizer)
-        self._journal.write(step=step, loss=loss.hex(), ids=ids.tolist(), state=state)
+        self._journal.write(
+            step=step, loss=loss.hex(), ids=ids.tolist(), state=state, at=time.time()
+        )
         if self._checkpointer is not None:
             self._checkpointer.save(step)
         self._journal.write(saved=step)

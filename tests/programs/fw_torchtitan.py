@@ -164,6 +164,8 @@ def main() -> None:
 
     def processed(inputs: Any, labels: Any) -> Any:
         ids.extend(inputs["input"][:, 0].tolist())
+        if len(ids) > BATCH:
+            steps.amid(trainer.step)  # the second backward pass of two is to come
         return process(inputs, labels)
 
     def logged(number: int, average: float, *more: Any, **named: Any) -> None:
@@ -174,7 +176,6 @@ def main() -> None:
 
     def stepped(batches: Any) -> None:
         step(batches)
-        steps.amid(trainer.step)
         model, optimizer = trainer.model_parts[0], trainer.optimizers.optimizers[0]
         steps.done(trainer.step, losses.pop(), ids[:], model, optimizer)
         ids.clear()

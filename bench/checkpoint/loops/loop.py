@@ -1,4 +1,4 @@
-"""One random training loop of ``bench.checkpoint.loops.case``, in forks of this process.
+"""One random training loop of ``bench.checkpoint.loops.trying``, in forks of this process.
 
 Each line on stdin is an order: the loop, where its result and stderr go, and for a run with a
 Checkpointer the store's socket, its epoch and whether it is killed at its crash. Each is answered
@@ -23,7 +23,7 @@ from torch import nn
 
 from bench.checkpoint.loops.case import Loop
 from bench.checkpoint.loops.training import Training
-from robust_slurm import Checkpointer
+from robust_slurm import Checkpointer, CheckpointError
 from robust_slurm.checkpoint.copying import snapshot
 
 
@@ -32,6 +32,7 @@ def train(loop: Loop, order: dict[str, Any]) -> dict[str, Any]:
 
     The reference's ``saved`` are the states in which save() would have returned, by its step, and
     ``ended`` those from which the script went on; ``resumed``: the state that resume() gave back.
+    ``refusal`` alone: the error by which the Checkpointer refused.
     """
     training = Training(loop)
     began = 0
@@ -39,11 +40,15 @@ def train(loop: Loop, order: dict[str, Any]) -> dict[str, Any]:
     save: Callable[[int], None] = lambda step: found["saved"].update({step: training.state()})  # noqa: E731
     if "socket" in order:
         _slow_down(loop.slow_ms / 1000)
-        training.checkpointer = ckpt = Checkpointer(
-            model=training.model, optimizer=training.optimizers, extra=training.extra(),
-            loader=training.loader if loop.data in ("loader", "workers") else None,
-        )  # fmt: skip
-        began, save = ckpt.resume(), ckpt.save
+        try:
+            training.checkpointer = ckpt = Checkpointer(
+                model=training.model, optimizer=training.optimizers, extra=training.extra(),
+                loader=training.loader if loop.data in ("loader", "workers") else None,
+            )  # fmt: skip
+            began, save = ckpt.resume(), ckpt.save
+        except (CheckpointError, TypeError) as error:
+            traceback.print_exc()
+            return {"refusal": f"{type(error).__name__}: {error}"}
         training.tokens = ckpt.extra.get("tokens", 0)
         found = {"resumed": training.state()}
     crash = order.get("crash", False)

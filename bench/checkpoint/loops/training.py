@@ -14,7 +14,7 @@ from torch import nn
 from bench.checkpoint.loops.case import Loop
 from robust_slurm import Checkpointer
 
-WIDTH, BATCH = 24, 4
+BATCH = 4
 SCALE = 0.98
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -29,9 +29,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 class Tied(nn.Module):
     """Two layers with one weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
         self.second.weight = self.first.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,11 +42,14 @@ class Tied(nn.Module):
 class Samples(torch.utils.data.Dataset[torch.Tensor]):
     """Samples that depend on their number alone."""
 
+    def __init__(self, width: int) -> None:
+        self.width = width
+
     def __len__(self) -> int:
         return 5 * BATCH
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.sin(torch.arange(WIDTH) * (index + 1.0))
+        return torch.sin(torch.arange(self.width) * (index + 1.0))
 
 
 class Training:
@@ -55,7 +58,7 @@ class Training:
     def __init__(self, loop: Loop) -> None:
         torch.manual_seed(loop.seed)
         self.loop = loop
-        self.model = _model(loop.model)
+        self.model = _model(loop.model, loop.width)
         if loop.model == "flat":
             self.flat = _flatten(self.model)
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -74,7 +77,7 @@ class Training:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if loop.scaler else None
         self.generator = torch.Generator().manual_seed(loop.seed)
         self.loader = stateful.StatefulDataLoader(
-            Samples(), BATCH, shuffle=True, num_workers=2 if loop.data == "workers" else 0
+            Samples(loop.width), BATCH, shuffle=True, num_workers=2 if loop.data == "workers" else 0
         )
         self.batches: Iterator[torch.Tensor] = iter(())
         self.tokens = 0
@@ -99,9 +102,9 @@ class Training:
     def batch(self) -> torch.Tensor:
         """The next one."""
         if self.loop.data == "global":
-            return torch.randn(BATCH, WIDTH)
+            return torch.randn(BATCH, self.loop.width)
         if self.loop.data == "generator":
-            return torch.randn(BATCH, WIDTH, generator=self.generator)
+            return torch.randn(BATCH, self.loop.width, generator=self.generator)
         while True:  # a loader that is restored at the end of a pass has no more batches in it
             for batch in self.batches:
                 return batch
@@ -222,13 +225,13 @@ class Training:
         return found
 
 
-def _model(kind: str) -> nn.Module:
+def _model(kind: str, width: int) -> nn.Module:
     if kind == "tied":
-        return Tied()
+        return Tied(width)
     middle: dict[str, Callable[[], nn.Module]] = {
-        "batchnorm": lambda: nn.BatchNorm1d(WIDTH), "dropout": lambda: nn.Dropout(0.2)
+        "batchnorm": lambda: nn.BatchNorm1d(width), "dropout": lambda: nn.Dropout(0.2)
     }  # fmt: skip
-    layers = [nn.Linear(WIDTH, WIDTH), middle.get(kind, nn.ReLU)(), nn.Linear(WIDTH, WIDTH)]
+    layers = [nn.Linear(width, width), middle.get(kind, nn.ReLU)(), nn.Linear(width, width)]
     model = nn.Sequential(*layers)
     if kind == "frozen":
         model[0].requires_grad_(False)

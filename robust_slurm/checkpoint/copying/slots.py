@@ -11,61 +11,23 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from ..format import dtypes
 from ..format.advice import populate
-from ..format.layout import SUFFIX, Entry, FileLayout, Snapshot, encode_header, lay_out
+from ..format.layout import SUFFIX, FileLayout
 from ..format.sizes import megabytes
 from . import gpu
+from .form import Form
 from .sample import TensorSample
 
+SPARE = 2 << 20
+"""Bytes, besides an eighth of it, that a file may lose when its form becomes known."""
 OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step
-
-
-class Form:
-    """Layout of one set of entries in a file, and the part of the header that never changes."""
-
-    def __init__(
-        self,
-        entries: Sequence[Entry],
-        late: Sequence[int],
-        about: Snapshot,
-        frozen: Collection[str] = frozenset(),
-    ) -> None:
-        """``late``: the entries (by index) that are copied in the background; ``frozen``: see
-        ``lay_out``."""
-        self.entries = list(entries)
-        self.late = tuple(late)
-        chosen = set(late)
-        self.early = tuple(i for i in range(len(self.entries)) if i not in chosen)
-        self._about, self._frozen = about, frozen
-        self._room = 0
-        self.plan: FileLayout
-        self.reserve(0)
-
-    def reserve(self, header_bytes: int) -> None:
-        """Lay out anew for a header of this many bytes and a quarter more."""
-        plan = lay_out(self.entries, 0, self._frozen)
-        mark, step, same = "@values@", 7_777_777_777_777_777, 6_666_666_666_666_666
-        raw = encode_header(
-            self._about._replace(step=step, values=mark, entries=plan.entries, same=same)
-        ).decode()
-        # The header is JSON inside JSON: each mark stands in it exactly once, before any name.
-        self._first, rest = raw.split(str(same), 1)
-        self._head, rest = rest.split(str(step), 1)
-        self._middle, self._tail = rest.split(f'\\"{mark}\\"', 1)
-        room = max(len(raw), header_bytes) * 5 // 4
-        self.plan = lay_out(self.entries, room, self._frozen)
-        first = {id(e): at for e, at in zip(self.plan.entries, self.plan.offsets, strict=True)}
-        self.offsets = tuple(first[id(e)] for e in self.entries)
-
-    def header(self, step: int, values: str, same: int = -1) -> bytes:
-        """The header for these values, which are JSON inside a JSON string."""
-        return f"{self._first}{same}{self._head}{step}{self._middle}{values}{self._tail}".encode()
 
 
 class Slot:
@@ -85,6 +47,8 @@ class Slot:
         """Reason why CUDA could not register its memory, and the cost of that."""
         self._form: Form | None = None
         self._map: mmap.mmap | None = None
+        self._size = 0  # of the file
+        self._ahead = False  # made before a form was known
         self._on_unmap: Callable[[], None] | None = None
 
     def invalidate(self) -> None:
@@ -95,11 +59,22 @@ class Slot:
     def fits(self, form: Form) -> bool:
         return self._form is form and self.plan is form.plan
 
+    def reserve(self, size: int) -> None:
+        """Make and map a file of about ``size`` bytes before the form is known; one that is there
+        keeps its size. It is invalid afterwards. Raises OSError: no room."""
+        self.step = None
+        if self._map is None:
+            with suppress(FileNotFoundError):
+                size = self.path.lstat().st_size or size
+            self._open(size)
+            self._ahead = True
+
     def fit(self, form: Form) -> None:
         """Make the file one for ``form``; it is invalid afterwards. Raises OSError: no room."""
         self.step = None
-        if self.plan is None or self.plan.size != form.plan.size or self._map is None:
-            self._open(form.plan.size)
+        size = form.plan.size
+        if self._map is None or (self._size != size and not self._shorten(size)):
+            self._open(size)
         assert self._map is not None
         self.invalidate()
         views = [
@@ -126,11 +101,31 @@ class Slot:
         self.late, self.early, self.plan, self._form = [], [], None, None
         self.sample = None
         self._map, self._on_unmap, self.unpinned = None, None, ""  # gone with its last view
+        self._size, self._ahead = 0, False
 
     def remove(self) -> None:
         self.release()
         self.step = None
         self.path.unlink(missing_ok=True)
+
+    def _shorten(self, size: int) -> bool:
+        """Cut off what was made ahead in excess; False if that is too much, or nothing.
+
+        Nobody has read the file. The mapping stays, with memory after the new end that is not used:
+        another one would have to be registered with CUDA."""
+        ahead, self._ahead = self._ahead, False
+        if not ahead or not size <= self._size <= size * 9 // 8 + SPARE:
+            return False
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False  # the store removed it
+        try:
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+        self._size = size
+        return True
 
     def _open(self, size: int) -> None:
         """Map a file of ``size`` bytes, all of them there, so that no write can end in SIGBUS."""
@@ -165,7 +160,7 @@ class Slot:
                 os.close(fd)
         mapped.madvise(mmap.MADV_DONTFORK)  # data loader workers have no business in it
         populate(mapped, 0, size)
-        self._map = mapped
+        self._map, self._size = mapped, size
         if gpu.current() is not None:
             self._pin(torch.frombuffer(mapped, dtype=torch.uint8).data_ptr(), size)
 
@@ -221,11 +216,22 @@ class Ring:
     def prepare(self, form: Form, held: Collection[int]) -> None:
         """Make the file that ``take`` would give now fit, so that ``take`` finds it so."""
         with self._lock:
-            if len(self.slots) >= self.own and self.own < OWN:
-                return  # the one that take() gives may be of use until then
-            slot = self._next(held, -1)
+            slot = self._ahead(held)
             if slot is not None and not slot.fits(form):
                 slot.fit(form)
+
+    def reserve(self, size: int, held: Collection[int]) -> None:
+        """Make and map the file that ``take`` would give now, for a snapshot of about so many
+        bytes. Raises OSError: no room."""
+        with self._lock:
+            slot = self._ahead(held)
+            if slot is not None:
+                slot.reserve(size)
+
+    def _ahead(self, held: Collection[int]) -> Slot | None:
+        if len(self.slots) >= self.own and self.own < OWN:
+            return None  # the one that take() gives may be of use until then
+        return self._next(held, -1)
 
     def abandon(self, step: int) -> None:
         """Steps after ``step`` belong to a past that training did not take: never use them."""

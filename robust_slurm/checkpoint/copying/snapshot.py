@@ -20,8 +20,9 @@ from robust_slurm.text import counted
 
 from . import gpu
 from .expected import Expected
+from .form import Form
 from .one_thread import use_one_thread
-from .slots import Form, Slot
+from .slots import Slot
 
 halted = threading.Event()
 """Set while what a device computes may be wrong, as collectives were aborted: no copy that ends

@@ -12,9 +12,9 @@ import torch
 from ..capture.sharing import Fingerprint
 from ..capture.state import Item, State
 from ..copying.expected import Expected
+from ..copying.form import Form
 from ..copying.portions import Portions
 from ..copying.sample import Joint
-from ..copying.slots import Form
 from ..format.layout import Snapshot
 
 SMALL = 1 << 20  # bytes of a tensor that is cloned at each step that is not saved

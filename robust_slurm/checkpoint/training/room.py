@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..copying import gpu
 from ..copying.slots import OWN, Ring
 from ..format.layout import SUFFIX, Snapshot
 from ..format.sizes import exceeds, megabytes
@@ -16,6 +18,7 @@ from ..store.reserve import free
 from .client import Client
 from .options import Options
 
+MARGIN = 1 << 20  # bytes that header, generators and loader take, besides 1/32 of the estimate
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
@@ -171,6 +174,14 @@ class SnapshotRoom:
             self.keep(rung)
         if rung is not None and text:
             self._say(text)
+
+    def reserve(self) -> None:
+        """Make the first slot ready, where CUDA has to register its memory: the first save() would
+        stand still for it. What finds no room is seen to then."""
+        if self.ring is None or self.on_disk or gpu.current() is None:
+            return
+        with contextlib.suppress(OSError):
+            self.ring.reserve(self._expected + self._expected // 32 + MARGIN, self._client.held())
 
     def use_less(self, error: OSError, size: int) -> None:
         """Go down the ladder: a snapshot found no room. From the last rung to a disk."""

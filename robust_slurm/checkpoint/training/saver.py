@@ -101,6 +101,10 @@ class Saver:
         """Use no more memory than this from now on."""
         self._room.keep(rung)
 
+    def reserve(self) -> None:
+        """Make the first slot ready."""
+        self._room.reserve()
+
     def leave_memory(self, why: str) -> None:
         """Leave memory for want of room: see ``SnapshotRoom.leave_memory``."""
         self._room.leave_memory(why)

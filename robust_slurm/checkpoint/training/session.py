@@ -101,6 +101,8 @@ class Session:
             self.client.say("resumed", step=step)
         self._leave_memory()
         self._check_shared(restored=step > 0)
+        if self.saver is not None:
+            self.saver.reserve()
         return step
 
     def save(self, step: int) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from bench.checkpoint.loops.case import Found, Loop, draw, judge, runner, try_loop
+from bench.checkpoint.loops.case import Loop, draw
+from bench.checkpoint.loops.judging import Found, TrainingRun, judge
+from bench.checkpoint.loops.trying import record, runner, try_loop
+from bench.common import Results
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +39,11 @@ def judged(
     loop = replace(draw(1), save_at=save_at)
     reference = {"state": {"model": 5}, "saved": {"3": STEP}, "ended": {"3": ended}}
     resumed = {"state": {"model": end}, "began": 3, "step": 3, "resumed": back}
-    return judge(loop, reference, resumed, said, again)
+    return judge(loop, reference, killed(said), TrainingRun(0, resumed, again))
+
+
+def killed(said: str = "") -> TrainingRun:
+    return TrainingRun(-signal.SIGKILL, None, said)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +88,59 @@ def test_what_comes_to_the_same_is_identical() -> None:
     assert judged(EMA, end=5).needless and not judged("", end=5).needless
 
 
-def test_a_run_that_does_not_go_on_has_refused() -> None:
-    found = judge(draw(1), {"state": {}}, None, "", "CheckpointError: step 3 does not fit")
-    assert found.outcome == "refused"
+REFUSAL: dict[str, Any] = {"refusal": "CheckpointError: step 3 does not fit"}
+NAMED: dict[str, Any] = {"refusal": "TypeError: extra.when: a datetime cannot be saved"}
+SLIP: dict[str, Any] = {"refusal": "TypeError: 'NoneType' object is not callable"}
+CAUGHT = "robust-slurm: rank 0: step 4 was not saved: KeyError: 7"
+
+
+@pytest.mark.parametrize(
+    ("crashed", "again", "outcome", "why"),
+    [
+        (killed(), TrainingRun(0, REFUSAL, MODEL), "refused", ""),
+        (killed(), TrainingRun(0, NAMED, ""), "refused", ""),
+        (TrainingRun(0, NAMED, ""), None, "refused", ""),
+        (killed(), TrainingRun(0, SLIP, MODEL), "failed", "resumed, it ended with 0: TypeError"),
+        # A warning by name is no excuse for a run that dies:
+        (killed(MODEL), TrainingRun(-signal.SIGALRM, None, MODEL), "failed", "resumed, it hung"),
+        (killed(), TrainingRun(1, None, f"{MODEL}\nKeyError: 3"), "failed", "KeyError: 3"),
+        (killed(), TrainingRun(-signal.SIGSEGV, None, EMA), "failed", "it ended with -11"),
+        (killed(), TrainingRun(1, REFUSAL, ""), "failed", "it ended with 1"),
+        (TrainingRun(1, None, EMA), None, "failed", "before its crash, it ended with 1"),
+        (TrainingRun(-signal.SIGALRM, None, ""), None, "failed", "before its crash, it hung"),
+        (killed(CAUGHT), TrainingRun(0, {}, ""), "failed", "before its crash, robust-slurm: rank"),
+        (killed(), TrainingRun(0, {}, CAUGHT), "failed", "resumed, robust-slurm: rank 0: step 4"),
+    ],
+)
+def test_a_run_has_refused_by_our_own_error_only(
+    crashed: TrainingRun, again: TrainingRun | None, outcome: str, why: str
+) -> None:
+    found = judge(draw(1), {"state": {}}, crashed, again)
+    assert found.outcome == outcome and why in found.why
+    assert found.by == ("error" if outcome == "refused" else "")
+
+
+def test_the_outcomes_are_counted_and_the_bad_seeds_named() -> None:
+    found = [
+        judged("", end=5),
+        judged(MODEL, back=STEP | {"model": 9}),
+        judged("", back=STEP | {"model": 9}),
+        judge(draw(7), {}, killed(), TrainingRun(0, REFUSAL, "")),
+        judge(draw(8), {}, killed(), TrainingRun(-signal.SIGALRM, None, MODEL)),
+    ]
+    results = Results("checkpoint")
+    record(results, found)
+    assert {name: metric.median for name, metric in results.metrics.items()} == {
+        "loops.identical": 1, "loops.refused": 2, "loops.silent": 1, "loops.failed": 1,
+        "loops.refused.error": 1, "loops.refused.warning": 1, "loops.needless": 0,
+    }  # fmt: skip
+    assert results.settings["failed seeds"] == "8"
+    assert str(results.settings["silent seeds"]).startswith("1 (model)")
 
 
 def test_seeds_give_loops_of_all_kinds() -> None:
-    drawn = [draw(seed) for seed in range(200)]
-    assert drawn == [draw(seed) for seed in range(200)]
+    drawn = [draw(seed, large=seed % 2 == 0) for seed in range(200)]
+    assert drawn == [draw(seed, large=seed % 2 == 0) for seed in range(200)]
     for name in Loop.__dataclass_fields__:
         assert len({getattr(loop, name) for loop in drawn}) > 1, name
     assert all(0 < loop.crash_step < loop.steps for loop in drawn)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
-from ckpt_jobs import Copy, Undisturbed, undisturbed
+from ckpt_jobs import CheckpointJob, Copy, Undisturbed, undisturbed
 from conftest import LabFactory
 from torch_forks import TorchForks
 from waiting import until
 
 from lab import Cluster
+from lab.spec import address
 
 torch = pytest.importorskip("torch")
+
+INTERFACE, ADDRESS = "snap0", "10.88.0.2"
+"""The interface for snapshots that one node has, and its address."""
 
 
 @pytest.fixture(scope="module")
@@ -39,24 +49,64 @@ def test_ranks_killed_three_times_in_a_row(lab: Cluster, ddp: Undisturbed) -> No
 
 
 def test_ranks_that_move_to_other_nodes_keep_their_state(lab: Cluster, ddp: Undisturbed) -> None:
-    """A rank is killed twice without a cause: the nodes exchange their ranks, rank 0 included."""
+    """A rank is killed twice without a cause: the nodes exchange their ranks, rank 0 included.
+
+    Snapshots have a network of their own, whose interface one of the two nodes lacks.
+    """
     training = ddp.job(lab)
     options = "--hold=1:6,2:6"
-    training.start("", options, sbatch=["-N2", "--ntasks-per-node=1"], durable=False)
-    for epoch in (1, 2):
-        training.wait_held(epoch, 6)
-        training.wait_replicas(5)
-        until(
-            lambda: training.rosters()[-1]["step"] == 5, "step 5 is known"
-        )  # so none is new later
-        training.kill(ddp.program, rank=1)
-    training.check_ended()
+    robust = f"--robust-checkpoint-interface={INTERFACE}"
+    with snapshot_network(lab):
+        training.start(robust, options, sbatch=["-N2", "--ntasks-per-node=1"], durable=False)
+        for epoch in (1, 2):
+            training.wait_held(epoch, 6)
+            training.wait_replicas(5)
+            check_snapshot_network(training)
+            until(
+                lambda: training.rosters()[-1]["step"] == 5, "step 5 is known"
+            )  # so none is new later
+            training.kill(ddp.program, rank=1)
+        training.check_ended()
     assert training.resumed() == [0, 5, 5], training.story()
     first, second = training.check_lost(2)
     assert (first["rung"], second["rung"]) == ("in-place", "exchange"), training.story()
     assert second["action"] == "restart" and second["restored"] and not second["swaps"]
     nodes = [event["nodes"] for event in training.events("epoch")]
     assert nodes[2] == nodes[0][::-1] and not training.accusations(), training.story()
+
+
+@contextmanager
+def snapshot_network(lab: Cluster) -> Iterator[None]:
+    """Give n2 an interface of another network, which n1 can reach and has no interface for."""
+    add = ["ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", f"{INTERFACE}p"]
+    route = [f"{ADDRESS}/32", "via", address("n2")]
+    commands = {
+        "n2": (
+            add,
+            ["ip", "address", "add", f"{ADDRESS}/32", "dev", INTERFACE],
+            ["ip", "link", "set", INTERFACE, "up"],
+        ),
+        "n1": (["ip", "route", "add", *route],),
+    }
+    try:
+        for node, lines in commands.items():
+            for argv in lines:
+                lab.exec(node, argv, user=False, check=True)
+        yield
+    finally:
+        lab.exec("n1", ["ip", "route", "del", *route], user=False)
+        lab.exec("n2", ["ip", "link", "del", INTERFACE], user=False)
+
+
+def check_snapshot_network(training: CheckpointJob) -> None:
+    """n1's replicas go to the interface of n2; n1 itself, which has none, says so."""
+    why = f"checkpoint_interface {INTERFACE}: no interface with this name"
+    assert f"{why}; snapshots use the network of the messages" in training.said_alarms()
+    assert training.says(f"^robust-srun: checkpoints, n1: {why}"), training.out()
+    sockets = training.lab.exec("n1", ["cat", "/proc/net/tcp"]).stdout
+    remote = socket.inet_aton(ADDRESS)[::-1].hex().upper()
+    peers = [line.split()[2].split(":")[0] for line in sockets.splitlines()[1:]]
+    assert remote in peers, sockets
 
 
 def load_with_dcp(directory: Path) -> dict[str, torch.Tensor]:
@@ -139,8 +189,20 @@ def test_a_slow_link_slows_training_only_until_fewer_steps_are_saved(
     training = ddp.job(lab)
     # About 2 s for each replica.
     slow = "--robust-checkpoint-bandwidth=0.1 --robust-checkpoint-overhead=3"
-    training.start(slow, "--kill=1:15:1", sbatch=["-N2", "--ntasks-per-node=1"])
+    training.start(slow, "--hold=1:15", sbatch=["-N2", "--ntasks-per-node=1"])
+    training.wait_held(1, 15)
+    every = r"in memory every \d+\w\w step \(rank \d: a snapshot and"
+    assert training.says(f"^robust-srun: checkpoints: {every}"), training.out()
+    shown = f"^checkpoints of step .*{every}"
+    training.until(lambda: re.search(shown, status(training), re.M), "its status")
+    ended = [line["at"] for line in training.lines(0) if "step" in line]
+    took = [after - before for before, after in pairwise(ended)]
+    assert median(took[-3:]) < median(took[:3]) / 4, took  # those wait for a replica each
+    training.kill(ddp.program, rank=1)
     training.check_ended()
-    every = r"^robust-srun: checkpoints: in memory every \d+\w\w step \(rank \d: a snapshot and"
-    assert training.says(every), training.out()
     assert training.resumed()[1] <= 14, training.story()
+
+
+def status(training: CheckpointJob) -> str:
+    argv = ["robust-status", "--state-dir", str(training.state), str(training.job)]
+    return training.lab.exec("head", argv, timeout=60).stdout

@@ -31,19 +31,20 @@ def test_killed_it_ends_as_if_it_never_was(forks: TorchForks, tmp_path: Path) ->
     """FSDP2 over two ranks, each with its own data."""
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    kills = [-random.randrange(2, STEPS)]  # after a step that is on disk
+    amid = random.randrange(4, STEPS)
+    kills = [amid, -random.randrange(amid, STEPS)]  # within a step; after one that is on disk
     whole = undisturbed(forks, PROGRAM, tmp_path / "whole", STEPS, "--workers=1", ranks=2)
     again = run(forks, PROGRAM, tmp_path / "killed", STEPS, kills, "--workers=1", ranks=2)
     assert again == whole, f"killed: {kills}"
     assert list(whole.curve) == list(range(1, STEPS + 1))
-    last = len(kills) + 1
     for rank in range(2):
         lines = read_lines(tmp_path / "killed" / f"rank-{rank}.jsonl")
-        (resumed,) = (e["resumed"] for e in lines if "resumed" in e and e["epoch"] == last)
-        assert resumed == -kills[-1]
+        resumed = {line["epoch"]: line["resumed"] for line in lines if "resumed" in line}
+        assert 0 < resumed[2] < amid and resumed[3] == -kills[1]
         read = (tmp_path / "killed" / f"read-{rank}").read_text().splitlines()
-        first = next(line for line in read if line.startswith(f"{last} "))
-        assert first == f"{last} {READ * resumed}"  # what was trained is not read again
+        for start in (2, 3):
+            first = next(line for line in read if line.startswith(f"{start} "))
+            assert first == f"{start} {READ * resumed[start]}"  # nothing trained is read again
 
 
 def test_another_release_is_refused() -> None:

@@ -43,6 +43,12 @@ def test_the_same_alarm_of_many_ranks_is_said_and_recorded_once(
     assert len([name for name, _ in job.events if name == "checkpoint_alarm"]) == 1
 
 
+def test_an_alarm_of_a_node_names_no_rank(said: list[str]) -> None:
+    job = CheckpointedJob()
+    job.checkpoints.heard(job.nodes[2], Alarm(0, -1, "checkpoint_interface ib0: no interface"))
+    assert said == ["checkpoints, n2: checkpoint_interface ib0: no interface"]
+
+
 def test_an_alarm_with_step_and_file_is_one_line_and_a_count(said: list[str]) -> None:
     job = CheckpointedJob()
     for rank in range(4):

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from robust_slurm.checkpoint.copying.slots import Form, Ring
+from robust_slurm.checkpoint.copying.form import Form
+from robust_slurm.checkpoint.copying.slots import Ring
 from robust_slurm.checkpoint.format.layout import Entry, Snapshot
 from srun_wrapper.checkpoints.watermark import OPEN, Watermark
 from srun_wrapper.protocol.checkpoint_messages import Saved

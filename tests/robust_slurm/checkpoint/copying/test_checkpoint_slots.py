@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.copying.slots import Form, Ring, Slot, map_file
+from robust_slurm.checkpoint.copying.form import Form
+from robust_slurm.checkpoint.copying.slots import SPARE, Ring, Slot, map_file
 from robust_slurm.checkpoint.format.layout import Entry, LayoutError, Snapshot, read_snapshot
 
 ABOUT = Snapshot(0, 2, 4, 1, "job", {"dp": 4}, (2,), None, ())
@@ -58,6 +59,24 @@ def test_a_slot_that_is_not_complete_is_no_snapshot(tmp_path: Path, how: str) ->
     assert slot.step is None
     with pytest.raises(LayoutError, match="torn"):
         read_snapshot(str(slot.path))
+
+
+@pytest.mark.parametrize(("ahead", "kept"), [(100, False), (SPARE, True), (2 * SPARE, False)])
+def test_a_file_made_ahead_is_cut_to_its_form_and_stays_mapped(
+    tmp_path: Path, ahead: int, kept: bool
+) -> None:
+    ring = Ring(tmp_path, 2, {})
+    ring.reserve(ahead, ())
+    (slot,) = ring.slots
+    mapped, form = slot._map, Form(ENTRIES, [1], ABOUT)
+    assert ring.take(()) is slot
+    written = fill(slot, form, 3)
+    assert (slot._map is mapped) == kept
+    snapshot, plan = read_snapshot(str(slot.path))
+    assert snapshot.step == 3 and slot.path.stat().st_size == form.plan.size
+    assert torch.equal(map_file(slot.path, plan)["w"], written["w"])
+    slot.fit(Form([*ENTRIES, entry("more", 100)], [1], ABOUT))
+    assert slot._map is not mapped  # a snapshot of it may have readers
 
 
 def test_another_size_is_another_file_and_the_reader_of_the_old_one_keeps_it(

@@ -11,9 +11,10 @@ from torch.multiprocessing import get_context
 
 from robust_slurm.checkpoint.copying import snapshot as copying
 from robust_slurm.checkpoint.copying.expected import Expected
+from robust_slurm.checkpoint.copying.form import Form
 from robust_slurm.checkpoint.copying.portions import Portions
 from robust_slurm.checkpoint.copying.sample import TensorSample
-from robust_slurm.checkpoint.copying.slots import Form, Slot, map_file
+from robust_slurm.checkpoint.copying.slots import Slot, map_file
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
 from robust_slurm.checkpoint.format.dtypes import NAME
 from robust_slurm.checkpoint.format.layout import Entry, LayoutError, Snapshot, read_snapshot

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpointed_training import Training, fake_store
+from checkpointed_training import Training, fake_store, restart
 from fake_checkpoint_store import FakeStore
 from fake_cuda import FakeCuda, install
 
@@ -16,6 +16,8 @@ from robust_slurm.checkpoint.copying.mark import WorkMark
 from robust_slurm.checkpoint.copying.slots import map_file
 from robust_slurm.checkpoint.format.layout import read_snapshot
 from robust_slurm.checkpoint.training.stats import Meter, Stats
+
+REGISTERED = "register with flags 1 on device 3"
 
 
 @pytest.fixture
@@ -53,6 +55,29 @@ def test_every_step_arrives_and_no_step_makes_the_host_wait_for_the_device(
     assert not [call for call in mine if call.startswith("host waits")]
     assert not store.said("alarm")
     training.ckpt.close()
+
+
+def test_the_first_save_registers_nothing_with_cuda(store: FakeStore, cuda: FakeCuda) -> None:
+    """resume() has, for a file that the first snapshot then fits."""
+    me = threading.current_thread().name
+    training = Training(directory=store.path.parent)
+    training.ckpt.resume()
+    assert [call for call in cuda.of(me) if call.startswith("register")] == [REGISTERED]
+    cuda.calls.clear()
+    training.step(1)
+    found = snapshot(store, 1)  # the file has the size of its layout
+    assert not [call for call in cuda.of(me) if "register" in call]
+    for name, tensor in training.model.state_dict().items():
+        assert torch.equal(found[f"model.{name}"], tensor), name
+    training.ckpt.close()
+    again = Training(directory=store.path.parent)  # its files are there
+    restart(store, 1, store.said("saved")[0]["file"])
+    assert again.ckpt.resume() == 1
+    cuda.calls.clear()
+    again.step(2)
+    snapshot(store, 2)
+    assert not [call for call in cuda.of(me) if "register" in call]
+    again.ckpt.close()
 
 
 def test_while_a_graph_is_captured_nothing_is_asked_of_cuda(

@@ -10,7 +10,8 @@ from checkpoint_stores import FakeRank, replicas, stores, target
 from checkpointed_training import Training, fake_store
 from waiting import until
 
-from robust_slurm.checkpoint.copying.slots import Form, Ring, Slot
+from robust_slurm.checkpoint.copying.form import Form
+from robust_slurm.checkpoint.copying.slots import Ring, Slot
 from robust_slurm.checkpoint.format.layout import Entry, Snapshot
 from robust_slurm.checkpoint.training.room import ALONE, LADDER, RoomRung, choose
 
