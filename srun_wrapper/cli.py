@@ -116,6 +116,8 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         handover.back(by, error, argv, started, say)
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env, by.mode if by is not None else "")
     records = prepared(config, job_id)
+    watches = observed is not None
+    handover.alone(records, by, command, argv, started, say, observes=watches)
     job_log.begin(records, config)
     if accused(records):
         plan, env = remains(config, records, request, plan, nodes, env)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from robust_slurm.state_dir.supervisor_lock import running_beside
 from srun_wrapper.command.kinds import NO_WORLD, mpi_world
 from srun_wrapper.command.srun_options import SrunCommand, UsageError
 from srun_wrapper.command.srun_table import LONG
@@ -92,6 +94,35 @@ def back(
     if str(error):  # else a person sees it
         say(f"this line runs as plain srun: {error}")
     to_srun(argv, env)
+
+
+def alone(
+    records: Path | None,
+    by: Handed | None,
+    command: SrunCommand,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    observes: bool,
+) -> None:
+    """Go on as the only robust-srun of the job that runs now. Raises UsageError.
+
+    A line of the plugin's, and one that only observes, is plain srun beside another.
+    """
+    if records is None:
+        return
+    beside = running_beside(records, env.get("SLURM_RESTART_COUNT", ""))
+    if not beside:
+        return
+    error = UsageError(
+        f"another robust-srun of this job is running ({beside}), and each takes the job for its "
+        "own: start it when that one has ended, or use plain srun for it"
+    )
+    if by is not None or not observes:
+        back(by, error, argv, env, say)
+    say(f"this line runs as plain srun: {error}")
+    to_srun([*command.argv(), *command.command], env)
 
 
 def check(command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int) -> None:
