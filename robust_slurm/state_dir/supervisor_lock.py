@@ -34,7 +34,9 @@ def running_beside(job_dir: Path, restart: str, deadline: float = 5.0) -> str:
             _held.append(fd)
         except OSError as error:
             if fd >= 0 and error.errno in (errno.EAGAIN, errno.EACCES):
-                found.append(one_line(os.pread(fd, 200, 0).decode(errors="replace")) or "another process")
+                found.append(
+                    one_line(os.pread(fd, 200, 0).decode(errors="replace")) or "another process"
+                )
             if fd >= 0:
                 os.close(fd)
 
