@@ -17,7 +17,7 @@ from health.finding import Finding
 from health.gate import active_child
 from health.gate.act import drain_event, open_door, rules_of, stands
 from health.gate.active_answer import owed
-from health.gate.fleet_copy import copy_fleet
+from health.gate.fleet_file import copy_fleet
 from health.gate.gate import RECORD_S, Gate, alarm, broke, say, told
 from health.gate.holds import held_until, settled
 from health.gate.inquiry import LEMON, Inquiry, acquitted

@@ -34,7 +34,7 @@ from srun_wrapper.command.batch_script import (
 from srun_wrapper.command.containers import in_image
 from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
 from srun_wrapper.command.input_rules import Feed, feed
-from srun_wrapper.command.kinds import accepted, warning
+from srun_wrapper.command.kinds import accepted, warning, world_by_name
 from srun_wrapper.command.layout import StepPlan, allocation, plan_step
 from srun_wrapper.command.numbered_files import as_paths, task_count
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
@@ -99,7 +99,9 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     if command.informational:
         handover.to_srun(argv, started)
     given = load(command.robust, env, warn=warning_line)
-    config = in_force(given, command)
+    if by is None and given.mode == "full":
+        command = world_by_name(command, env)
+    config = in_force(given, command if by is None else None, env)  # the plugin's is srun's own
     if config.mode == "off":
         handover.to_srun([*command.argv(), *command.command], started)
     check_regex(config)
@@ -116,12 +118,14 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         handover.back(by, error, argv, started, say)
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env, by.mode if by is not None else "")
     records = prepared(config, job_id)
+    watches = observed is not None
+    handover.alone(records, by, command, argv, started, say, observes=watches)
     job_log.begin(records, config)
     if reported_nodes(records):
         plan, env = remains(config, records, request, plan, nodes, env)
     deployment = start_code(config, records, command, env)
     if observed is None:
-        warn(config, env, warning(command, config))
+        warn(config, env, warning(command, config, env))
     command, request = as_paths(command, request, task_count(request, plan, nodes))
     command, kept, out, standby_output = take_output(command, request, env)
     command, out, carried = in_image(command, kept, out, config.task_python)

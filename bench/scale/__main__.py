@@ -54,7 +54,10 @@ DRAINS = {
     "limited_hard": (HARD, "", 0),
     "limited_old": (SOFT, "", OLD),
     "raised": (SOFT, WIDE, 0),
+    "limited_gate": (SOFT, "", 0),
+    "limited_hard_gate": (HARD, "", 0),
 }
+OWN_TIMES = "_gate"  # the end of the name of a case with the gate's own limits of time
 LIMIT_S = 240.0
 
 
@@ -106,7 +109,8 @@ def nodes(results: Results, count: int) -> None:
                 results.once(f"lab.{name}_mb_each", group.mb / group.number, "MB")
         slurm = in_head(lab)
         status(results, "status_real", slurm, count)
-        drains(results, "drain_real", slurm, min(FAULTS, count), ("limited", "raised"))
+        which = ("limited", "raised", "limited_gate")
+        drains(results, "drain_real", slurm, min(FAULTS, count), which)
         ending = time.monotonic()
     results.once("lab.down_s", time.monotonic() - ending, "s")
     tell(f"gone after {results.metrics['lab.down_s'].median:.1f} s")
@@ -168,11 +172,14 @@ def drain(
     lines = [json.dumps(Drain(week, f"x{one}", 0, "network")._asdict()) for one in range(old)]
     (ledger / "drains.jsonl").write_text("".join(f"{line}\n" for line in lines))
     toml = slurm.place / "robust.toml"
-    spool = f'[gate]\nscontrol_deadline = 60.0\nspool = "{slurm.place / "spool"}"\n'
+    gates = case.endswith(OWN_TIMES)
+    spool = f'[gate]\nspool = "{slurm.place / "spool"}"\n'
+    spool += "" if gates else "scontrol_deadline = 60.0\n"
     toml.write_text(f'state_dir = "{slurm.place / "state"}"\n{spool}[breaker]\n{limits}')
     (pid,) = usage.find("slurmctld", {"SLURM_CONF": slurm.conf})
     cpu, began = usage.cpu_s(pid), time.monotonic()
     words = ["-m", "bench.scale.drains", slurm.names, str(count), str(toml), reason]
+    words += [OWN_TIMES] if gates else []
     text = slurm.run([sys.executable, *words])
     took = time.monotonic() - began
     found = [json.loads(line) for line in text.splitlines()]

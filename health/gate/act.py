@@ -8,24 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from health.checks import ALL
 from health.children.call import call_in_child
 from health.finding import LADDER
-from health.gate.breaker import (
-    SHARED,
-    Decision,
-    Drain,
-    DrainLimits,
-    allowed,
-    cause_of,
-    may_stand,
-    stays,
-)
+from health.gate.breaker import HARD_CAUSE, SHARED, Drain, DrainLimits, allowed
 from health.gate.holds import HoldRules, service
 from health.gate.reserve import Permission, fleet_size, reserve, withdraw
+from health.gate.slurms_records import TICK_S, SlurmsRecords, cause
 from health.node.system import Event, System
 from health.settings import PLACES, Settings
 from robust_slurm.drain_reason import parse_reason
@@ -36,7 +26,6 @@ if TYPE_CHECKING:
 
 Door = Callable[[float], "Slurm"]  # a way to Slurm whose calls end within so many seconds
 LEDGER_S = 1.5  # for the reservation, on a file system that may be dead
-_TICK_S = 1.0  # Slurm tells the time of a drain in whole seconds
 
 
 class DrainOutcome(NamedTuple):
@@ -135,32 +124,30 @@ class Drainer:
 
     def _place(self, own: Drain, reason: str) -> DrainOutcome:
         answer, why_not = self._reserved(own, reason)
+        shown = SlurmsRecords(own, self._limits, self._door, self._pause, self._rest)
         if answer is None:
-            return self._without_ledger(own, reason)._replace(note=why_not)
+            return self._without_ledger(shown, reason)._replace(note=why_not)
         if not answer.allowed:
             return DrainOutcome(bound=answer.why)
-        bound = self._standing(own, [Drain(*row) for row in answer.pending])
+        began = time.monotonic()
+        bound = shown.limit([Drain(*row) for row in answer.pending])
         outcome = DrainOutcome(bound=bound) if bound else self._order(own, reason)
+        if outcome.drained and time.monotonic() - began > TICK_S:
+            bound = shown.recount(reason, reserved=True)
+            outcome = DrainOutcome(bound=bound) if bound else outcome
         if outcome.kept or bound:
             state_dir = self._settings.state_dir
             call_in_child(lambda: withdraw(state_dir, own, reason, bound), self._left(LEDGER_S))
         return outcome
 
+    def _rest(self) -> float:
+        return self._until - time.monotonic()
+
     def _left(self, most: float) -> float:
-        return max(0.1, min(most, self._until - time.monotonic()))
+        return max(0.1, min(most, self._rest()))
 
     def _door(self) -> Slurm:
         return self._open(self._left(float(self._settings.gate["scontrol_deadline"])))
-
-    def _standing(self, own: Drain, pending: Sequence[Drain]) -> str:
-        """The limit on standing drains that is reached; "": none, or Slurm does not answer."""
-        from robust_slurm.slurm import SlurmError
-
-        try:
-            nodes = self._door().nodes()
-        except SlurmError:
-            return ""  # the window's limit holds
-        return may_stand([*standing_drains(nodes), *pending], self._limits, len(nodes), own).why
 
     def _reserved(self, own: Drain, reason: str) -> tuple[Permission | None, str]:
         """The breaker's word on the shared ledger; None and why, without one."""
@@ -184,44 +171,39 @@ class Drainer:
             return DrainOutcome(kept=result.before.reason or "")
         return DrainOutcome(drained=True)
 
-    def _without_ledger(self, own: Drain, reason: str) -> DrainOutcome:
+    def _without_ledger(self, shown: SlurmsRecords, reason: str) -> DrainOutcome:
         """Slurm's own records instead: drain, look again, take it back if it was one too many."""
         from robust_slurm.slurm import SlurmError
 
         try:
-            nodes = self._door().nodes()
+            bound = shown.forbid()
         except SlurmError as error:
-            return self._unheard(own, reason, str(error))
-        there = standing_drains(nodes)
-        decision = allowed(there, own.time, self._limits, len(nodes), own)
-        if decision.allowed:
-            decision = may_stand(there, self._limits, len(nodes), own)
-        if not decision.allowed:
-            return DrainOutcome(bound=decision.why)
-        outcome = self._order(own, reason)
-        if not outcome.drained:
-            return outcome
-        # All drains of this one's second are to be seen then: see breaker.stays.
-        self._pause(_TICK_S)
-        try:
-            nodes = self._door().nodes()
-            mine = next((d for d in standing_drains(nodes) if d.node == own.node), None)
-            if mine is None:
-                return outcome
-            decision = stays(
-                standing_drains(nodes), mine, max(time.time(), mine.time), self._limits, len(nodes)
-            )
-            if not decision.allowed and self._door().undrain(own.node, reason).done:
-                return DrainOutcome(bound=decision.why)
-        except SlurmError:
-            pass  # what it cannot see it cannot take back
-        return outcome
+            return self._uncounted(shown.own, str(error))
+        if bound:
+            return DrainOutcome(bound=bound)
+        outcome = self._order(shown.own, reason)
+        if outcome.error:  # it may have been carried out all the same
+            shown.take_back(reason, outcome.error)
+            return self._uncounted(shown.own, outcome.error)
+        bound = shown.recount(reason) if outcome.drained else ""
+        return DrainOutcome(bound=bound) if bound else outcome
 
     def _unheard(self, own: Drain, reason: str, error: str) -> DrainOutcome:
         """Slurm does not answer, and will drain the node itself if the gate stays closed."""
-        decision: Permission | Decision | None = self._reserved(own, reason)[0]
-        if decision is None:
-            decision = allowed(self._own_drains(), own.time, self._limits, 0, own)
+        answer = self._reserved(own, reason)[0]
+        if answer is None:
+            return self._uncounted(own, error)
+        return DrainOutcome(error=error) if answer.allowed else DrainOutcome(bound=answer.why)
+
+    def _uncounted(self, own: Drain, error: str) -> DrainOutcome:
+        """Neither the ledger nor Slurm answers: nobody counts drains.
+
+        Only hard evidence closes the gate then. All else may be what keeps both from answering, on
+        every node at once.
+        """
+        if own.cause != HARD_CAUSE:
+            return DrainOutcome(bound=f"no shared ledger, and Slurm does not answer: {error}")
+        decision = allowed(self._own_drains(), own.time, self._limits, 0, own)
         return DrainOutcome(error=error) if decision.allowed else DrainOutcome(bound=decision.why)
 
     def _own_drains(self) -> list[Drain]:
@@ -240,18 +222,6 @@ class Drainer:
             return []
 
 
-def cause(reason: str) -> str:
-    """The cause under which the breaker counts a drain for this reason."""
-    return cause_of(parse_reason(reason), _families())
-
-
-@cache
-def _families() -> Mapping[str, str]:
-    """The family of each finding, those of a check that hung or broke among them."""
-    found = {f"{check.name}-{end}": check.name for check in ALL for end in ("hung", "error")}
-    return found | {condition.check: check.name for check in ALL for condition in check.conditions}
-
-
 def stands(node: Node, reason: str) -> DrainOutcome | None:
     """The result of a drain for ``reason`` on a node that is drained already; None: to be made.
 
@@ -266,17 +236,6 @@ def stands(node: Node, reason: str) -> DrainOutcome | None:
     if new is not None and rungs.index(new.action) > rungs.index(old.action):
         return None
     return DrainOutcome(drained=True, stood=True)
-
-
-def standing_drains(nodes: Mapping[str, Node]) -> list[Drain]:
-    """The automatic drains that Slurm shows. Pure."""
-    found = []
-    for node in nodes.values():
-        reason = parse_reason(node.reason or "")
-        if reason is not None and "DRAIN" in node.state and node.reason_time is not None:
-            told = cause(node.reason or "")
-            found.append(Drain(node.reason_time, node.name, reason.job, told))
-    return found
 
 
 def job_in(data: Mapping[str, Any]) -> int:

@@ -1,11 +1,13 @@
-"""A file of the fleet's ledger that every gate writes to, one at a time.
+"""The fleet's files beside the ledger: those that every gate writes to, and the recorded values.
 
-``<state_dir>/nodes/<name>.jsonl``, root's as all beside it. Whoever holds the lock sees every
-record before its own.
+``<state_dir>/nodes/<name>.jsonl``, root's as all beside it, is written by one gate at a time.
+Whoever holds the lock sees every record before its own. ``fleet.json`` there is copied to the
+node's own disk.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +16,8 @@ from health.history.events import NODES
 from health.node import rootfiles
 
 LOOK_BACK = 1 << 20  # bytes: ten thousand records
+FLEET = "fleet.json"
+_FLEET_LIMIT = 4 << 20  # bytes
 
 
 @contextmanager
@@ -33,3 +37,36 @@ def locked(state_dir: str, name: str) -> Iterator[int]:
         yield fd
         if os.fstat(fd).st_size > 2 * LOOK_BACK:
             rootfiles.replace(nodes, file, rootfiles.tail(fd, LOOK_BACK))
+
+
+def copy_fleet(state_dir: str, spool: str) -> bool:
+    """Copy the fleet's recorded values to the spool, if they changed. In a child. OSError."""
+    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
+    try:
+        fd = rootfiles.open_file(nodes, FLEET, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(nodes)
+    with os.fdopen(fd, "rb") as file:
+        content = file.read(_FLEET_LIMIT + 1)
+    try:
+        usable = len(content) <= _FLEET_LIMIT and isinstance(json.loads(content), dict)
+    except (ValueError, RecursionError):
+        usable = False
+    if not usable:
+        raise OSError(0, "is no JSON object of a usable size", FLEET)
+    directory = rootfiles.open_dir(spool)
+    try:
+        try:
+            old = rootfiles.open_file(directory, FLEET, os.O_RDONLY)
+        except FileNotFoundError:
+            same = False
+        else:
+            with os.fdopen(old, "rb") as file:
+                same = file.read(_FLEET_LIMIT + 1) == content
+        if not same:
+            rootfiles.replace(directory, FLEET, content)
+        return not same
+    finally:
+        os.close(directory)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from srun_wrapper.command.kinds import NO_WORLD, mpi_world
+from robust_slurm.state_dir.supervisor_lock import running_beside
+from srun_wrapper.command.kinds import MPI_TYPE, NO_WORLD, mpi_world
 from srun_wrapper.command.srun_options import SrunCommand, UsageError
 from srun_wrapper.command.srun_table import LONG
 from srun_wrapper.command.step_request import StepRequest
@@ -24,7 +26,7 @@ SILENT = ("pty", "interactive")  # a person sees that this is a shell
 LAUNCHERS = ("orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy")
 """Programs that mpirun starts by srun on each node."""
 # srun's variables that say what an option says.
-_VARIABLES = {"overlap": "SLURM_OVERLAP", "bcast": "SLURM_BCAST", "mpi": "SLURM_MPI_TYPE"}
+_VARIABLES = {"overlap": "SLURM_OVERLAP", "bcast": "SLURM_BCAST", "mpi": MPI_TYPE}
 _REFUSED = {
     "overlap": "it shares its nodes with another step",
     "multi-prog": "its tasks are several programs",
@@ -94,6 +96,35 @@ def back(
     to_srun(argv, env)
 
 
+def alone(
+    records: Path | None,
+    by: Handed | None,
+    command: SrunCommand,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    observes: bool,
+) -> None:
+    """Go on as the only robust-srun of the job that runs now. Raises UsageError.
+
+    A line of the plugin's, and one that only observes, is plain srun beside another.
+    """
+    if records is None:
+        return
+    beside = running_beside(records, env.get("SLURM_RESTART_COUNT", ""))
+    if not beside:
+        return
+    error = UsageError(
+        f"another robust-srun of this job is running ({beside}), and each takes the job for its "
+        "own: start it when that one has ended, or use plain srun for it"
+    )
+    if by is not None or not observes:
+        back(by, error, argv, env, say)
+    say(f"this line runs as plain srun: {error}")
+    to_srun([*command.argv(), *command.command], env)
+
+
 def check(command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int) -> None:
     """Raise UsageError if a line is srun's own; its text is why, "" if a person sees it."""
     why = why_plain(command, request, env, spares)
@@ -115,9 +146,9 @@ def why_plain(
         if option in variables:
             return f"{variables[option]} is set: {why}"
     by_option = command.get("mpi") is not None
-    mpi = mpi_world(command) if by_option else env.get("SLURM_MPI_TYPE")
+    mpi = mpi_world(command) if by_option else env.get(MPI_TYPE)
     if mpi and mpi not in NO_WORLD:
-        name = f"--mpi={mpi}" if by_option else f"SLURM_MPI_TYPE={mpi}"
+        name = f"--mpi={mpi}" if by_option else f"{MPI_TYPE}={mpi}"
         return (
             f"{name}: its ranks are one MPI world, which cannot be started again in the "
             "step; torch needs no MPI: leave it out, or write --mpi=none"

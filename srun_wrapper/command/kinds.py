@@ -12,6 +12,7 @@ from srun_wrapper.command.srun_options import SrunCommand, UsageError
 from srun_wrapper.command.step_request import StepRequest, refuse_multi_prog
 
 REQUEUE_SIGNALS = ("USR1", "USR2", "TERM")
+MPI_TYPE = "SLURM_MPI_TYPE"  # srun's variable for --mpi, which modules of an MPI often set
 NO_WORLD = ("none", "openmpi")  # values of --mpi under which srun sets up nothing
 # Each of them starts ranks again in the step, or gives the step more tasks than the world has.
 _NOT_WITH_MPI = ("spares", "verify_every", "replay", "code")
@@ -36,15 +37,30 @@ def mpi_world(command: SrunCommand) -> str:
     return value if value and value not in NO_WORLD else ""
 
 
-def for_kind(config: Config, command: SrunCommand) -> Config:
-    """Return the settings without what ranks of an MPI world cannot have. Raises UsageError."""
+def world_by_name(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
+    """Return the command with the --mpi that srun would take from its environment."""
+    value = env.get(MPI_TYPE, "")
+    if not value or value in NO_WORLD or command.get("mpi") is not None:
+        return command
+    return command.with_option("mpi", value)
+
+
+def _world(command: SrunCommand, env: Mapping[str, str]) -> str:
+    """Return what makes an MPI world, in words; "": nothing does."""
     world = mpi_world(command)
+    by = f" ({MPI_TYPE})" if world and env.get(MPI_TYPE) == world else ""
+    return f"--mpi={world}{by}" if world else ""
+
+
+def for_kind(config: Config, command: SrunCommand, env: Mapping[str, str]) -> Config:
+    """Return the settings without what ranks of an MPI world cannot have. Raises UsageError."""
+    world = _world(command, env)
     if not world or config.mode != "full":
         return config
     if wrong := [flag(name) for name in _NOT_WITH_MPI if getattr(config, name)]:
         raise UsageError(
-            f"--mpi={world} makes one MPI world of the ranks, which cannot be started again in "
-            f"the step: leave out {', '.join(wrong)}, or --mpi (torch needs none)"
+            f"{world} makes one MPI world of the ranks, which cannot be started again in the "
+            f"step: leave out {', '.join(wrong)}, or use --mpi=none (torch needs no MPI)"
         )
     slow = "warn" if config.slow == "replace" else config.slow
     return replace(config, standby_partition="", warm=False, slow=slow)
@@ -68,9 +84,9 @@ def accepted(
     return command.without(["clusters"])
 
 
-def warning(command: SrunCommand, config: Config) -> str:
+def warning(command: SrunCommand, config: Config, env: Mapping[str, str]) -> str:
     """Return what a fault costs a job of this kind; "": as for all others."""
-    world = mpi_world(command)
+    world = _world(command, env)
     if not world or config.mode != "full":
         return ""
     then = (
@@ -79,7 +95,7 @@ def warning(command: SrunCommand, config: Config) -> str:
         else "the job ends (requeue = never)"
     )
     return (
-        f"warning: --mpi={world} makes one MPI world of the ranks, which cannot be started again "
-        f"in the step: after a fault {then}; torch needs no --mpi: without it robust-srun restarts "
-        "the ranks in place"
+        f"warning: {world} makes one MPI world of the ranks, which cannot be started again in the "
+        f"step: after a fault {then}; torch needs no MPI: with --mpi=none robust-srun restarts the "
+        "ranks in place"
     )

@@ -11,6 +11,7 @@ import pytest
 
 from robust_slurm import commands
 from robust_slurm.config import FIELDS, Config, flag, flags, load
+from robust_slurm.state_dir.supervisor_lock import running_beside
 from srun_wrapper import cli
 from srun_wrapper.cli import check_regex, take_output
 from srun_wrapper.command.batch_script import has_no_kill
@@ -128,6 +129,7 @@ def test_has_no_kill(line: str, found: bool) -> None:
     script = f"#!/bin/sh\n#SBATCH -t 5\n{line}\necho hi\n"
     assert has_no_kill(script, {}) is found
     assert has_no_kill(script, {"SBATCH_NO_KILL": ""})
+    assert has_no_kill(script, {"ROBUST_NO_KILL": "1"})
 
 
 def test_allocation() -> None:
@@ -255,6 +257,38 @@ def test_the_rules_are_printed_without_slurm_and_a_job(shell: Shell) -> None:
 def test_sruns_own_help_is_sruns(shell: Shell) -> None:
     done = shell("--mpi=list", "-N2", SLURM_JOB_ID="UNSET")
     assert (done.returncode, done.stdout) == (0, "srun got: --mpi=list -N2\n")
+
+
+def test_a_second_one_beside_it_is_refused(shell: Shell) -> None:
+    directory = shell.base / "state" / "jobs" / "7"
+    directory.mkdir(parents=True)
+    assert running_beside(directory, "") == ""
+    done = shell("hostname")
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
+    assert f"of this job is running (process {os.getpid()} on " in done.stderr
+    assert not (directory / "events.jsonl").exists() and not (directory / "log").exists()
+    for env in ({"ROBUST_MODE": "observe"}, {"ROBUST_BY_PLUGIN": f"full:{shell.bin}/srun"}):
+        done = shell("-N2", "hostname", **env)
+        assert (done.returncode, done.stdout) == (0, "srun got: -N2 hostname\n")
+        assert "this line runs as plain srun: another robust-srun" in done.stderr
+    other = [sys.executable, "-c", BESIDE, str(directory)]
+    assert subprocess.run(other, timeout=60, check=False).returncode == 0, "gone with its process"
+
+
+BESIDE = """
+import os, sys
+from pathlib import Path
+from robust_slurm.state_dir.supervisor_lock import running_beside
+
+where = Path(sys.argv[1])
+assert running_beside(where, "")
+pid = os.fork()
+if pid == 0:
+    os._exit(running_beside(where, "1") != "")
+assert os.waitpid(pid, 0)[1] == 0
+assert running_beside(where, "1") == ""  # the job's next start, and that process is gone
+assert running_beside(Path("/proc/nowhere"), "9") == ""
+"""
 
 
 @pytest.mark.parametrize("kind", ["file", "nowhere"])

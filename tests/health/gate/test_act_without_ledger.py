@@ -9,17 +9,19 @@ import pytest
 from breaker_site import ELSEWHERE, REASON, BreakerSite
 from fake_system import FakeSystem, context
 
-from health.gate import act
+from health.gate import act, slurms_records
 from health.gate.act import Drainer
 from health.node import rootfiles
 
+HARD = "robust:node:xid-79:gpu3:reboot:job0"
+CRASH = "robust:tool:gate-crashed:-:none:job0"
 own_path, patience, site = breaker_site.own_path, breaker_site.patience, breaker_site.site
 
 
 def test_slurms_own_records_stand_in_for_the_ledger(site: BreakerSite) -> None:
     outcome = site.drain(ledger=False)
     assert outcome.drained and outcome.note == "no state_dir is set"
-    assert site.pauses == [1.0]
+    assert len(site.pauses) == 2 and site.pauses[0] <= 2.0 and site.pauses[1] == 1.0
     shows = [call for call in site.slurm.calls if call[-1] == "node"]
     assert len(shows) == 2  # before and after
 
@@ -88,8 +90,15 @@ def test_the_breaker_holds_without_slurm_too(site: BreakerSite) -> None:
 
 def test_without_anything_its_own_memory_counts(site: BreakerSite) -> None:
     site.slurm.die()
-    assert site.drain(ledger=False).error
-    assert site.drain(ledger=False, max_nodes=0).bound
+    assert site.drain(ledger=False, reason=HARD).error
+    assert site.drain(ledger=False, reason=HARD, max_nodes=0).bound
+
+
+def test_what_nobody_counts_closes_only_on_hard_evidence(site: BreakerSite) -> None:
+    """A dead file server may keep all nodes from the ledger, and slurmctld from answering."""
+    site.slurm.die()
+    for reason in (REASON, "robust:node:mount-hung:/home:none:job0", CRASH):
+        assert "no shared ledger, and Slurm" in site.drain(ledger=False, reason=reason).bound
 
 
 def test_it_keeps_its_time(site: BreakerSite) -> None:
@@ -108,3 +117,40 @@ def test_no_scontrol_at_all(site: BreakerSite) -> None:
 
 def test_a_node_that_slurm_does_not_know(site: BreakerSite) -> None:
     assert "has no node n9" in site.drain("n9").error
+
+
+def test_without_a_reservation_it_gives_way_to_later_drains(site: BreakerSite) -> None:
+    """They may have one, and their gates do not look again."""
+
+    def meanwhile(seconds: float) -> None:
+        if "n1" in site.slurm.drained:
+            site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() + 5)
+
+    site.pause = meanwhile
+    assert "the limit is 1" in site.drain(ledger=False, max_nodes=1).bound
+    assert site.slurm.drained == ["n2"]
+
+
+def test_with_the_ledger_slurms_records_count_too(site: BreakerSite) -> None:
+    site.slurm.set("n2", state="IDLE+DRAIN", reason=ELSEWHERE)  # made without a reservation
+    assert "the limit is 1" in site.drain(max_nodes=1).bound
+    assert site.slurm.drained == ["n2"] and site.reserved() == []
+
+
+def test_a_gate_that_was_slow_looks_again(
+    site: BreakerSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(act, "TICK_S", 0.0)
+    site.pause = lambda seconds: site.slurm.set(
+        "n2", state="IDLE+DRAIN", reason=ELSEWHERE, time=time.time() - 5
+    )
+    assert "the limit is 1" in site.drain(max_nodes=1).bound
+    assert site.slurm.drained == ["n2"] and site.reserved() == []
+
+
+def test_a_drain_that_could_not_be_taken_back_is_not_made(
+    site: BreakerSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurms_records, "TICK_S", 30.0)
+    assert "no time to count by Slurm's records" in site.drain(ledger=False).bound
+    assert site.slurm.orders == []

@@ -8,7 +8,7 @@ import pytest
 import sweep_site
 from gate_site import GateSite, finding
 
-from health.gate.fleet_copy import copy_fleet
+from health.gate.fleet_file import copy_fleet
 from health.sweep import main
 
 pytestmark = pytest.mark.slow

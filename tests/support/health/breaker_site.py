@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ class BreakerSite:
         self.conf = path / "slurm.conf"
         self.conf.write_text("NodeName=n[1-4]\n")
         self.pauses: list[float] = []
+        self.pause: Callable[[float], None] = self.pauses.append
 
     def settings(self, ledger: bool = True, **breaker: float) -> Settings:
         base = defaults(())
@@ -58,7 +60,7 @@ class BreakerSite:
         )
         settings = self.settings(ledger, **breaker)
         until = time.monotonic() + seconds
-        return Drainer(settings, system, until, pause=self.pauses.append).drain(reason)
+        return Drainer(settings, system, until, pause=self.pause).drain(reason)
 
     def reserved(self) -> list[str]:
         path = self.state / "nodes" / "drains.jsonl"

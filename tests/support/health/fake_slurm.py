@@ -17,8 +17,10 @@ lock = open(path + ".lock", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 state = json.load(open(path))
 state["calls"].append(words)
+every = words[-1] == "node"
+state["looks"] -= every
 json.dump(state, open(path, "w"))
-if state["dead"]:
+if state["dead"] or (every and state["looks"] < 0):
     time.sleep(state["dead"])
     sys.exit("slurm_load_node error: Unable to contact slurm controller (connect failure)")
 nodes = state["nodes"]
@@ -55,7 +57,8 @@ class FakeSlurm:
         program.write_text(text)
         program.chmod(0o755)
         empty = {"state": "IDLE", "reason": "", "time": 0}
-        self._write({"dead": 0, "calls": [], "nodes": {name: dict(empty) for name in nodes}})
+        table = {name: dict(empty) for name in nodes}
+        self._write({"dead": 0, "looks": 1 << 30, "calls": [], "nodes": table})
 
     def _read(self) -> Any:
         return json.loads(self._path.read_text())
@@ -76,6 +79,10 @@ class FakeSlurm:
     def die(self, seconds: float = 0.01) -> None:
         """From now on it answers like commands without a slurmctld, after so many seconds."""
         self._write(self._read() | {"dead": seconds})
+
+    def answer_looks(self, count: int) -> None:
+        """From now on answer so many questions for all nodes, and all other ones."""
+        self._write(self._read() | {"looks": count})
 
     def live(self) -> None:
         self._write(self._read() | {"dead": 0})
