@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.errors import LabError
-from lab.slurm.releases import CACHE, _locked, _mirror
+from lab.slurm.releases import CACHE, VARIABLE, _locked, _mirror
 
 RELEASE = "24.11"
 ROOT = CACHE / "pyslurm-24.11-1"  # the last number: of this recipe
@@ -94,6 +94,7 @@ def run(
     """Run the command in the root, in the repository; ``quiet``: its output is in the result."""
     (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # its Python is another one
+    env.pop(VARIABLE, None)  # its Slurm is its own
     return subprocess.run(_entered(root, command), env=env, text=True, capture_output=quiet)
 
 

@@ -73,7 +73,7 @@ def hooked() -> Iterator[HookedSlurm]:
     (state / "jobs").mkdir(parents=True, mode=0o755)
     hook = controller.path(str(top / "etc"))
     alone = Controller(8, "".join(f"{key}={hook}\n" for key in controller.KEYS))
-    install(top / "etc", state, alone.env["SLURM_CONF"])
+    install(top / "etc", state, alone.env["SLURM_CONF"], alone.commands)
     try:
         with alone:
             yield HookedSlurm(alone, state)
