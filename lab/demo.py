@@ -26,6 +26,7 @@ from lab.cluster import Cluster, Lab
 from lab.errors import LabError
 from lab.host import REPOSITORY, check_host
 from lab.slurm import releases
+from lab.slurm.newest import newest
 from lab.spec import HEAD
 
 OUT = REPOSITORY / "demo-out"
@@ -146,7 +147,7 @@ class Run:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.demo")
-    choices = f"{', '.join(releases.SUITES)} (default: the newest that needs no build)"
+    choices = f"{', '.join(releases.SUITES)} (default: the newest that can be had soon)"
     parser.add_argument("--slurm", default="", metavar="RELEASE", help=choices)
     args = parser.parse_args(argv)
     story = Story()
@@ -154,7 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGHUP, _end)
     try:
         check_host()
-        same = _demo(story, releases.asked(args.slurm) or releases.newest_here())
+        release = releases.asked(args.slurm) or newest(lambda line: story.say("lab", line))
+        same = _demo(story, release)
     except (DemoError, LabError) as error:
         story.console.print(f"demo: {error}", style="bold red", markup=False)
         return 1
