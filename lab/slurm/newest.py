@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from lab.errors import LabError
-from lab.host import REPOSITORY
 from lab.slurm import releases
 
+_REPOSITORY = Path(__file__).resolve().parents[2]
 _LOOK_S = 5.0  # for one small file of the archive
 _BUILD_S = 90.0  # 24 to 36 s where the archive is near
 _HELPER = "/usr/lib/apt/apt-helper"  # downloads as apt is set up to, proxies included
@@ -28,10 +29,12 @@ def newest_here() -> str:
 
 
 def newest(say: Callable[[str], None]) -> str:
-    """Return the newest release that runs here, after building the newest of all if need be.
+    """Return the release to run: the environment's, else the newest, built if need be.
 
     ``say`` gets one line if that fails.
     """
+    if asked := releases.asked():
+        return asked
     here, wanted = newest_here(), max(releases.SUITES)
     if here >= wanted:
         return here
@@ -58,7 +61,7 @@ def _build(release: str) -> None:
     """Build the root in a process that can be ended with all that it has started."""
     argv = [sys.executable, "-c", _BUILD, release]
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, cwd=REPOSITORY, start_new_session=True
+        argv, stdin=subprocess.DEVNULL, cwd=_REPOSITORY, start_new_session=True
     ) as process:
         try:
             code = process.wait(_BUILD_S)

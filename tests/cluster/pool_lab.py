@@ -70,7 +70,7 @@ class Pool:
         lab.wait_ready()
 
     def missing_since(self) -> float:
-        """When the last apply has found that the pool is short; 0.0: it was not."""
+        """Return the time of the apply that found the pool short; 0.0: it is not."""
         found = json.loads((self.state / "standby" / "pool.json").read_text())
         return float(found["short_since"])
 

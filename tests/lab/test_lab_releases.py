@@ -92,6 +92,7 @@ def test_a_root_is_built_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_demo_takes_the_newest_that_can_be_had_soon(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(releases.VARIABLE, raising=False)
     looked: list[str] = []
     said: list[str] = []
     monkeypatch.setattr(newest, "_look", looked.append)
