@@ -107,6 +107,10 @@ class Site:
         self.reconfigure(conf)
         assert not self.change("install", *where)["slurm_needs"]
 
+    @property
+    def object(self) -> Path:
+        return self.top / plugin.OBJECT
+
     def change(self, verb: str, *words: str) -> dict[str, Any]:
         """Run robust-admin as root on the login node."""
         argv = [word.format(verb) for word in self.admin]
@@ -251,7 +255,7 @@ def test_the_sites_lua_runs_on_and_jobs_get_spares(site: Site) -> None:
         plain = prepared(site.lab, 1, 1)
         assert site.submit(plain, ["true"], ["-N2", "--no-requeue"]) == ""
         job = site.lab.job(plain.job)
-        assert (job["NumNodes"], job["Requeue"], job["Comment"]) == ("2", "0", MARK)
+        assert (job["NumNodes"][0], job["Requeue"], job["Comment"]) == ("2", "0", MARK)
         assert "AdminComment" not in job
     finally:
         lua.write_text(kept)
