@@ -15,7 +15,8 @@ from lab.slurm import pyslurm_root
 
 _WHY_NOT = {
     "22.05": "robust-slurm uses no pyslurm before 23.11: its API is another",
-    "26.05": "there is no pyslurm of 26.05 to build; the one of 25.11 needs Slurm 25.11 to build",
+    "26.05": "there is no pyslurm of 26.05 yet; that of 25.11 needs the library of Slurm 25.11, "
+    "which Debian does not serve: building both from source was not tried",
 }
 
 
