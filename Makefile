@@ -4,6 +4,8 @@
 # make docs    the site into site/ (open site/index.html), after its generated pages; fails for a dead link
 # make picture the demo once more, and docs/demo.svg from what it printed (root)
 # make bench   short runs of all benchmarks; the real ones: .venv/bin/python -m bench.recovery
+# make pyslurm  a root with Slurm 24.11 and its pyslurm (once, about 4 min); make test then runs the
+#              contract in it (root; PYSLURM=FILE: the source of pyslurm 24.11)
 # make lint, make clean (outputs), make distclean (outputs and .venv)
 # Everything needed is installed at the first run: Debian packages by apt, the rest into .venv.
 
@@ -25,12 +27,13 @@ export PIP_ROOT_USER_ACTION = ignore
 # Set, it has every process compile anew what it imports: the tests start thousands.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test lint docs picture bench setup packages clean distclean
+.PHONY: demo check test lint docs picture bench pyslurm setup packages clean distclean
 
 demo: setup
 	@$(BIN)/python -m lab.demo
 
 test bench: PACKAGES += $(MORE_PACKAGES)
+pyslurm: PACKAGES += debootstrap
 
 # All of it runs, also after a failure. Lint runs beside the first tests: it has one core only.
 # The first look at the tests compiles them once; each worker would do it by itself.
@@ -70,6 +73,10 @@ picture: setup
 
 bench: setup
 	@for name in $(BENCHES); do $(BIN)/python -m bench.$$name --quick || exit 1; done
+
+# No part of make test, which it would make 4 min longer: docs/decisions/0092.
+pyslurm: setup
+	@$(BIN)/python -m lab.slurm.pyslurm_root $(if $(PYSLURM),--source $(PYSLURM))
 
 setup: packages $(READY)
 

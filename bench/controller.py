@@ -29,7 +29,7 @@ ASLEEP = "#!/bin/sh\nexec sleep 600\n"
 LONGEST_S = 200.0
 
 
-def install(etc: Path, state_dir: Path, slurm_conf: str) -> Path:
+def install(etc: Path, state_dir: Path, slurm_conf: str, slurm_bin: str = "") -> Path:
     """Write the hook of this checkout and its robust.toml below ``etc``; returns the script."""
     dirs = (str(REPOSITORY), sysconfig.get_path("purelib"))
     prefix = render.Prefix(sys.executable, dirs)
@@ -38,7 +38,8 @@ def install(etc: Path, state_dir: Path, slurm_conf: str) -> Path:
     path.parent.mkdir(parents=True)
     path.write_text(file.text)
     path.chmod(file.mode)
-    (etc / render.SETTINGS).write_text(f'state_dir = "{state_dir}"\n')
+    settings = f'state_dir = "{state_dir}"\n[gate]\nslurm_bin = "{slurm_bin}"\n'
+    (etc / render.SETTINGS).write_text(settings)
     return path
 
 
@@ -50,7 +51,7 @@ def cost(results: Results) -> None:
         state = Path(made) / "state"
         (state / "jobs").mkdir(parents=True)
         (state / "jobs").chmod(0o1777)
-        script = install(Path(made) / "etc", state, alone.env["SLURM_CONF"])
+        script = install(Path(made) / "etc", state, alone.env["SLURM_CONF"], alone.commands)
         behind = Path(made) / "behind"
         # The same, but for its last line: in the foreground.
         text = script.read_text().replace('setsid sh -c \'"$@" ', 'exec sh -c \'exec "$@" ')
@@ -103,7 +104,7 @@ def requeue(results: Results) -> None:
         hook = controller.path(f"{made}/etc")
         with Controller(2 * runs + 4, f"EpilogSlurmctld={hook}\n") as alone:
             # slurmctld has looked for the script at its start already.
-            install(Path(made) / "etc", jobs.parent, alone.env["SLURM_CONF"])
+            install(Path(made) / "etc", jobs.parent, alone.env["SLURM_CONF"], alone.commands)
             alone.stop()
             alone.start()
             env = {**os.environ, **alone.env}

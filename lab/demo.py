@@ -25,7 +25,7 @@ from lab import curves
 from lab.cluster import Cluster, Lab
 from lab.errors import LabError
 from lab.host import REPOSITORY, check_host
-from lab.slurm import releases
+from lab.slurm.newest import newest
 from lab.spec import HEAD
 
 OUT = REPOSITORY / "demo-out"
@@ -146,15 +146,15 @@ class Run:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.demo")
-    choices = f"{', '.join(releases.SUITES)} (default: the newest that needs no build)"
-    parser.add_argument("--slurm", default="", metavar="RELEASE", help=choices)
+    words = "as for a lab (default: the newest that can be had soon)"
+    parser.add_argument("--slurm", default="", metavar="RELEASE", help=words)
     args = parser.parse_args(argv)
     story = Story()
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
     try:
         check_host()
-        same = _demo(story, releases.asked(args.slurm) or releases.newest_here())
+        same = _demo(story, args.slurm or newest(lambda line: story.say("lab", line)))
     except (DemoError, LabError) as error:
         story.console.print(f"demo: {error}", style="bold red", markup=False)
         return 1

@@ -3,7 +3,7 @@
 -- the site's own files load it, and no other job is touched.
 local robust = {
 	-- One spare node for every so many nodes that a job asks for; 0: none. Set it in the site's
-	-- file: robust.nodes_per_spare = 32
+	-- file: if has_robust then robust.nodes_per_spare = 32 end
 	nodes_per_spare = 0,
 }
 

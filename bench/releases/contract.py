@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
-from bench.common import REPOSITORY, BenchError
+from bench.common import BenchError
 from lab.errors import LabError
 from lab.slurm import pyslurm_root
 
-SOURCE = Path("../shared/vendor/pyslurm-24.11.0.tar.gz")  # from the repository
 _WHY_NOT = {
     "22.05": "robust-slurm uses no pyslurm before 23.11: its API is another",
-    "26.05": "there is no pyslurm of 26.05 to build; the one of 25.11 needs Slurm 25.11 to build",
+    "26.05": "there is no pyslurm of 26.05 yet; that of 25.11 needs the library of Slurm 25.11, "
+    "which Debian does not serve: building both from source was not tried",
 }
 
 
@@ -26,7 +25,7 @@ def why_not(release: str) -> str:
     if release != pyslurm_root.RELEASE:
         return _WHY_NOT.get(release, f"no pyslurm of {release} is built")
     try:
-        pyslurm_root.build(pyslurm_root.ROOT, REPOSITORY / SOURCE)
+        pyslurm_root.build(pyslurm_root.ROOT, pyslurm_root.SOURCE)
     except (LabError, OSError) as error:
         return f"{error}"
     return ""

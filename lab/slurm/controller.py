@@ -2,6 +2,7 @@
 
 It serves 10,000 nodes in some 30 MB. Jobs are given nodes and stay CONFIGURING: no node ever
 comes up. It believes every user (auth/none), and listens on the address of the host's name only.
+Its release is the host's own, or the one that ``ROBUST_LAB_SLURM`` names, as a lab's.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from lab.errors import LabError
+from lab.slurm import releases
 
 _START_S = 60.0
 _PLACES = "/usr/sbin:/usr/local/sbin:/sbin:" + os.defpath
@@ -52,19 +54,27 @@ PartitionName=spare Nodes=c[1-{few}] State=UP
 
 
 class Controller:
-    """A running slurmctld, from ``with`` to its end; ``env`` leads Slurm's clients to it."""
+    """A running slurmctld, from ``with`` to its end; ``env`` leads Slurm's clients to it.
 
-    def __init__(self, nodes: int, conf: str = "") -> None:
-        """``conf``: more lines of slurm.conf."""
+    Meanwhile the PATH of this process begins with the commands of its release.
+    """
+
+    def __init__(self, nodes: int, conf: str = "", slurm: str = "") -> None:
+        """``conf``: more lines of slurm.conf; ``slurm``: the release. Raises LabError."""
+        self.release = releases.find(releases.asked(slurm))
         self._dir = Path(tempfile.mkdtemp(prefix="robust-slurmctld-"))
         self._dir.chmod(0o755)  # other users read slurm.conf
         self._process: subprocess.Popen[bytes] | None = None
-        self.env = {"SLURM_CONF": str(self._dir / "slurm.conf")}
+        self._path = os.environ.get("PATH", os.defpath)
         self._nodes = nodes
         self._conf = conf
+        self._text = ""
+        self.commands = self._commands(self.release)
+        self.env = self._env(self.release)
 
     def __enter__(self) -> Self:
         try:
+            os.environ["PATH"] = self.env["PATH"]
             self.start()
         except BaseException:
             self.__exit__()
@@ -73,18 +83,47 @@ class Controller:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        os.environ["PATH"] = self._path
         shutil.rmtree(self._dir, ignore_errors=True)
+
+    def clients(self, release: releases.Release) -> dict[str, str]:
+        """Return an environment that leads the commands of any release to this slurmctld."""
+        env = self._env(release)
+        Path(env["SLURM_CONF"]).write_text(self._text + _plugins(release))
+        return env
+
+    def _own(self, release: releases.Release) -> Path:
+        """Return a directory for a release: its slurm.conf names that of its plugins."""
+        made = self._dir / (release.name or "host")
+        made.mkdir(mode=0o755, exist_ok=True)
+        return made
+
+    def _commands(self, release: releases.Release) -> str:
+        """Return a directory with the release's programs; "": the host's, in their places."""
+        if release.root is None:
+            return ""
+        made = self._own(release) / "bin"
+        made.mkdir(mode=0o755, exist_ok=True)
+        for path, program in releases.programs_of(release.root).items():
+            link = made / Path(path).name
+            if not link.is_symlink():
+                link.symlink_to(program)
+        return str(made)
+
+    def _env(self, release: releases.Release) -> dict[str, str]:
+        commands = self._commands(release)
+        path = f"{commands}:{self._path}" if commands else self._path
+        return {"SLURM_CONF": str(self._own(release) / "slurm.conf"), "PATH": path}
 
     def start(self) -> None:
         """Raises LabError if there is no slurmctld, or it does not answer."""
-        program = shutil.which("slurmctld", path=_PLACES)
+        program = shutil.which("slurmctld", path=self.commands or _PLACES)
         if program is None:
             raise LabError("slurmctld is not installed (apt-get install slurmctld)")
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        conf = self._dir / "slurm.conf"
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True)
-        conf.write_text(
+        self._text = (
             _CONF.format(
                 host=socket.gethostname().partition(".")[0],
                 port=port,
@@ -96,10 +135,11 @@ class Controller:
             )
             + self._conf
         )
+        conf = self.clients(self.release)["SLURM_CONF"]
         log = (self._dir / "out").open("wb")
         with log:
             self._process = subprocess.Popen(
-                [program, "-D", "-f", str(conf)],
+                [program, "-D", "-f", conf],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -128,3 +168,9 @@ class Controller:
         asked = ["scontrol", "ping"]
         done = subprocess.run(asked, capture_output=True, text=True, env=os.environ | self.env)
         return " is UP" in done.stdout
+
+
+def _plugins(release: releases.Release) -> str:
+    if release.root is None:
+        return ""
+    return f"PluginDir={releases.plugin_dir(release.root)}\n"

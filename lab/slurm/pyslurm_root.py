@@ -1,7 +1,8 @@
 """A Debian of its own with Slurm 24.11 and the pyslurm of that release, to run tests in (root).
 
 ``python -m lab.slurm.pyslurm_root [--source FILE] [COMMAND…]`` builds it at first use: of Debian's
-packages and of FILE, the source of pyslurm 24.11 (a tar.gz of its tag v24.11.0), in about 4 min.
+packages and of FILE, the source of pyslurm 24.11 (a tar.gz of its tag v24.11.0), in about 4 min;
+``make pyslurm`` installs debootstrap for it and has a FILE beside the clone built.
 Then it runs COMMAND in it, in the repository; by default the contract of the door to Slurm.
 pyslurm is GPL-2.0: it stays in that root, and no part of it is in this repository.
 """
@@ -16,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.errors import LabError
-from lab.slurm.releases import CACHE, _locked, _mirror
+from lab.slurm.releases import CACHE, VARIABLE, _locked, _mirror
 
 RELEASE = "24.11"
 ROOT = CACHE / "pyslurm-24.11-1"  # the last number: of this recipe
 REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCE = REPOSITORY.parent / "shared" / "vendor" / "pyslurm-24.11.0.tar.gz"  # beside the clone
 CONTRACT = ["python3", "-m", "pytest", "-q", "tests/robust_slurm/slurm/test_slurm_contract.py"]
 _PACKAGES = [
     *("slurmctld", "slurm-client", "slurm-wlm-basic-plugins", "libslurm-dev"),
@@ -94,6 +96,7 @@ def run(
     """Run the command in the root, in the repository; ``quiet``: its output is in the result."""
     (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # its Python is another one
+    env.pop(VARIABLE, None)  # its Slurm is its own
     return subprocess.run(_entered(root, command), env=env, text=True, capture_output=quiet)
 
 
@@ -110,7 +113,8 @@ def _run(argv: Sequence[str], env: dict[str, str] | None = None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.slurm.pyslurm_root")
-    parser.add_argument("--source", type=Path, metavar="FILE", help="source of pyslurm 24.11")
+    about = "source of pyslurm 24.11 (default: %(default)s)"
+    parser.add_argument("--source", type=Path, metavar="FILE", help=about, default=SOURCE)
     parser.add_argument("--root", type=Path, default=ROOT, help="default: %(default)s")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     args = parser.parse_args(argv)

@@ -91,12 +91,6 @@ def find(release: str) -> Release:
     return Release(release, build(release))
 
 
-def newest_here() -> str:
-    """Return the newest release that runs here without building anything."""
-    built = [release for release in SUITES if root_of(release).is_dir()]
-    return max([host_release(), *built])
-
-
 def why_not(release: str) -> str:
     """Return why the release cannot be used here; "" if it can (its root is built if needed)."""
     try:

@@ -4,7 +4,7 @@
   long once more, to see what became of an order that failed.
 - Where no slurmctld answers, a client of ``connect()`` raises ``unreachable`` within a second (one
   that answered a call less than a second ago is not asked again: there it may be the deadline).
-- A client newer than slurmctld raises ``version`` and names its own release.
+- A client newer than slurmctld, or too old for it, raises ``version`` and names its own release.
 - No answer is taken from an exit code alone.
 
 ``tests/robust_slurm/slurm/test_slurm_contract.py`` holds both to it.

@@ -33,8 +33,8 @@ _HINTS: dict[Kind, str] = {
     "unreachable": "slurmctld or its network is down: look at `scontrol ping` and SLURM_CONF",
     "denied": "run it as the job's owner, or as a Slurm operator for nodes",
     "not_found": "check the name or id: finished jobs are forgotten after MinJobAge",
-    "version": "the Slurm commands may be newer than slurmctld (compare `scontrol version` with "
-    "SLURM_VERSION in `scontrol show config`), or munge keys or clocks differ",
+    "version": "the Slurm commands may be newer than slurmctld or much older (compare `scontrol "
+    "version` here and on its host), or munge keys or clocks differ",
     "invalid": "correct the request: Slurm will refuse it again as it is",
     "conflict": "the job or node is not in a state that allows it: read it again before retrying",
     "other": "see the slurmctld log",

@@ -12,7 +12,7 @@ import pytest
 
 from lab import host
 from lab.errors import LabError
-from lab.slurm import pyslurm_root, releases
+from lab.slurm import newest, pyslurm_root, releases
 from lab.spec import LabSpec, cgroup_conf
 
 SUITES = {"bookworm", "trixie", "stable"}
@@ -89,12 +89,37 @@ def test_a_root_is_built_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert {path.name for path in cache.iterdir()} == {"24.11.lock", root.name}
 
 
-def test_the_demo_builds_nothing(cache: Path) -> None:
-    assert releases.newest_here() == "22.05"
+def test_the_demo_takes_the_newest_that_can_be_had_soon(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(releases.VARIABLE, raising=False)
+    looked: list[str] = []
+    said: list[str] = []
+    monkeypatch.setattr(newest, "_look", looked.append)
+    monkeypatch.setattr(releases, "_fill", fill)
+    monkeypatch.setattr(newest, "_build", releases.build)
     releases.root_of("24.11").mkdir(parents=True)
-    assert releases.newest_here() == "24.11"
-    (cache / f".{releases.root_of('26.05').name}" / "root").mkdir(parents=True)  # being built
-    assert releases.newest_here() == "24.11"
+    (cache / f".{releases.root_of('26.05').name}" / "root").mkdir(parents=True)  # a build cut off
+    assert newest.newest_here() == "24.11"
+
+    def away(_release: str) -> None:
+        raise LabError("no way to the archive")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(newest, "_look", away)
+        assert newest.newest(said.append) == "24.11"
+    [line] = said
+    assert "26.05 cannot be built here now, so this runs on 24.11: no way to" in line
+    for _ in range(2):  # the second time it is there
+        assert newest.newest(said.append) == "26.05"
+    assert looked == ["26.05"] and len(said) == 1
+
+
+def test_a_build_for_the_demo_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(newest, "_BUILD", "import time; time.sleep(60)")
+    monkeypatch.setattr(newest, "_BUILD_S", 0.1)
+    with pytest.raises(LabError, match="longer than 0 s"):
+        newest._build("26.05")
 
 
 def test_what_a_killed_build_left_is_no_root(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,9 +295,9 @@ def silence() -> str:
     """Return why ``slurm_config`` is empty."""
     door = Slurm(deadline_s=SLURM_S, ping_first=True)
     try:
-        door.version()
+        door.config()
     except SlurmError as error:
-        if error.no_command:
+        if error.no_command or error.kind == "version":
             return f"Slurm was not asked: {error.message}"
     return "no slurmctld answers"
 

@@ -34,7 +34,7 @@ class HookedSlurm:
 
     def submit(self, recorded: int, plain: int = 1) -> list[int]:
         """Start jobs of a user; the first ones leave a record, as robust-srun's do."""
-        words = ["-N1", "--uid=nobody"]
+        words = ["-N1", f"--uid={USER.pw_uid}"]  # 26.05 takes nobody by number only
         jobs = [
             self.door.submit("#!/bin/sh\nsleep 9\n", args=words, cwd=Path("/"))
             for _ in range(recorded + plain)
@@ -73,7 +73,7 @@ def hooked() -> Iterator[HookedSlurm]:
     (state / "jobs").mkdir(parents=True, mode=0o755)
     hook = controller.path(str(top / "etc"))
     alone = Controller(8, "".join(f"{key}={hook}\n" for key in controller.KEYS))
-    install(top / "etc", state, alone.env["SLURM_CONF"])
+    install(top / "etc", state, alone.env["SLURM_CONF"], alone.commands)
     try:
         with alone:
             yield HookedSlurm(alone, state)

@@ -1,17 +1,23 @@
-"""The SPANK plugin on a real Slurm, in jobs with and without --robust, intact and broken."""
+"""The SPANK plugin on a real Slurm, in jobs with and without --robust, intact and broken.
+
+robust-admin installs it on a site that has lua files of its own, and uninstalls it at the end.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import TOY, Training, prepared
 
-from bench.releases.plugin import install
+from bench.releases.plugin import headers
 from health.admin import plugin
 from lab import Cluster
 
@@ -20,17 +26,103 @@ WHY = "Slurm's headers (libslurm-dev) and a C compiler are needed to build the p
 pytestmark = pytest.mark.skipif(not HEADERS, reason=WHY)
 
 
+ADMIN = str(Path(sys.prefix) / "bin" / "robust-admin")
+# What a site has already: each of its files leaves its mark on every job.
+OWN = {
+    "cli_filter.lua": """\
+function slurm_cli_setup_defaults(options, early)
+	return slurm.SUCCESS
+end
+
+function slurm_cli_pre_submit(opts, pack)
+	opts["comment"] = "filter"
+	return slurm.SUCCESS
+end
+
+function slurm_cli_post_submit(pack, job_id, step_id)
+	return slurm.SUCCESS
+end
+""",
+    "job_submit.lua": """\
+function slurm_job_submit(job, parts, uid)
+	job.comment = (job.comment or "") .. "+submit"
+	return slurm.SUCCESS
+end
+
+function slurm_job_modify(job, rec, parts, uid)
+	return slurm.SUCCESS
+end
+""",
+}
+MARK = "filter+submit"
+SPARES = """\
+if has_robust then
+	robust.nodes_per_spare = 2
+end
+"""
+
+
+def patched(text: str, diff: str) -> str:
+    """Apply a unified diff that only adds lines, as ``patch`` does."""
+    old, new = text.splitlines(), list[str]()
+    at = 0
+    for line in diff.splitlines()[2:]:
+        found = re.match(r"@@ -(\d+)(,0)?", line)
+        if found is not None:
+            begin = int(found[1]) - (0 if found[2] else 1)
+            new += old[at:begin]
+            at = begin
+        elif line.startswith("+"):
+            new.append(line[1:])
+        else:
+            assert line == f" {old[at]}", diff
+            new.append(old[at])
+            at += 1
+    return "\n".join([*new, *old[at:], ""])
+
+
 class Site:
-    """A lab whose plugstack.conf includes the plugin, and whose cli_filter.lua calls robust.lua."""
+    """A lab with lua files of its own, and robust-admin's plugin, by the lines that it prints."""
 
     def __init__(self, lab: Cluster) -> None:
         self.lab = lab
-        self.top = Path(plugin.directory(str(lab.spec.dir / "robust")))
-        install(lab)
+        self.slurm = lab.spec.dir / "etc"
+        etc = str(lab.spec.dir / "robust")
+        self.top = Path(plugin.directory(etc))
+        for name, text in OWN.items():
+            (self.slurm / name).write_text(text)
+        self.reconfigure("JobSubmitPlugins=lua\n")
+        where = ["--slurm-include", headers(lab)] if headers(lab) else []
+        self.admin = [ADMIN, "{}", "--plugin", "--etc", etc, "--yes", "--json"]
+        found = self.change("install", *where)
+        assert (found["machines"][0]["result"], found["machines"][0]["error"]) == ("done", "")
+        assert {name: (self.slurm / name).read_text() for name in OWN} == OWN, "it only prints"
+        lines = dict(line.split(":  ", 1) for line in found["slurm_needs"])
+        conf = lines.pop("slurm.conf")
+        assert conf == "CliFilterPlugins=lua\n"
+        assert [Path(file).name for file in lines] == [plugin.STACK, *OWN]
+        for file, diff in lines.items():
+            path = Path(file)
+            path.write_text(patched(path.read_text() if path.exists() else "", diff))
+        self.reconfigure(conf)
+        assert not self.change("install", *where)["slurm_needs"]
 
     @property
     def object(self) -> Path:
         return self.top / plugin.OBJECT
+
+    def change(self, verb: str, *words: str) -> dict[str, Any]:
+        """Run robust-admin as root on the login node."""
+        argv = [word.format(verb) for word in self.admin]
+        done = self.lab.exec("head", [*argv, *words], user=False, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def reconfigure(self, line: str) -> None:
+        """Add a line to slurm.conf."""
+        conf = self.slurm / "slurm.conf"
+        conf.write_text(f"{conf.read_text()}{line}")
+        self.lab.exec("head", ["scontrol", "reconfigure"], user=False, check=True)
 
     def submit(self, training: Training, body: Sequence[str], sbatch: Sequence[str]) -> str:
         """Submit these lines; returns what sbatch printed to stderr."""
@@ -57,7 +149,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with Cluster(nodes=3, standby=1, slurm_conf={"CliFilterPlugins": "lua"}) as lab:
+    with Cluster(nodes=3, standby=1) as lab:
         yield Site(lab)
 
 
@@ -142,3 +234,44 @@ def test_salloc_from_a_login_shell_and_a_prefix_that_is_gone(site: Site) -> None
     assert done.stdout == "-\n" and done.returncode == 0
     assert "No such file or directory; plain srun goes on" in done.stderr
     assert site.run(["sbatch", "--robust=all", "--wrap=true"]).returncode != 0
+
+
+def test_the_sites_lua_runs_on_and_jobs_get_spares(site: Site) -> None:
+    """Both lua files meet Slurm's own plugins: each job has their marks, a robust one ours too."""
+    lua = site.slurm / "cli_filter.lua"
+    kept = lua.read_text()
+    load, rest = kept.split("\n", 1)
+    lua.write_text(f"{load}\n{SPARES}{rest}")
+    try:
+        training = prepared(site.lab, 2, 3)
+        line = training.line([], []).replace("robust-srun", "srun")
+        told = site.submit(training, [line], ["--robust", "-N2", "--ntasks-per-node=1"])
+        assert "--nodes=3 (1 spare)" in told
+        training.check_done()
+        job = site.lab.job(training.job)
+        assert (job["NumNodes"], job["Requeue"], job["Comment"]) == ("3", "1", MARK)
+        assert job["AdminComment"] == "robust=full"
+        roles = [node["role"] for node in training.rosters()[-1]["nodes"]]
+        assert sorted(roles) == ["active", "active", "spare"]
+        plain = prepared(site.lab, 1, 1)
+        assert site.submit(plain, ["true"], ["-N2", "--no-requeue"]) == ""
+        job = site.lab.job(plain.job)
+        assert (job["NumNodes"][0], job["Requeue"], job["Comment"]) == ("2", "0", MARK)
+        assert "AdminComment" not in job
+    finally:
+        lua.write_text(kept)
+
+
+def test_uninstalled_it_leaves_the_sites_files_and_jobs_as_they_are(site: Site) -> None:
+    """Also those that call what is gone, and set its number of spares."""
+    lua = site.slurm / "cli_filter.lua"
+    lua.write_text(lua.read_text().replace("\n", f"\n{SPARES}", 1))
+    texts = [(site.slurm / name).read_text() for name in (*OWN, plugin.STACK)]
+    found = site.change("uninstall")
+    assert found["machines"][0]["result"] == "done" and not site.top.exists()
+    assert [(site.slurm / name).read_text() for name in (*OWN, plugin.STACK)] == texts
+    plain = prepared(site.lab, 1, 1)
+    assert site.submit(plain, ["srun -N1 -n1 true && echo ran"], ["-N2"]) == ""
+    assert site.lab.job(plain.job)["Comment"] == MARK
+    assert plain.wait_end() == 0 and plain.says("^ran$"), plain.story()
+    assert site.run(["sbatch", "--robust", "--wrap=true"]).returncode != 0

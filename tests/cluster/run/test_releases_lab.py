@@ -36,5 +36,5 @@ def test_the_core_of_a_release(release: str) -> None:
 
 def test_pyslurm_keeps_the_contract() -> None:
     if not pyslurm_root.ROOT.is_dir():
-        pytest.skip("no pyslurm: `python -m lab.slurm.pyslurm_root --source FILE` builds it once")
+        pytest.skip("no pyslurm here: `make pyslurm` builds it once")
     assert contract.contract() > 0

@@ -363,10 +363,30 @@ def test_a_protocol_error_names_the_release_of_the_commands() -> None:
     assert "Insane message length (commands: slurm 26.05.5)" in caught.value.message
 
 
+DOWN = Completed(1, "Slurmctld(primary) at head is DOWN\n", "")
+
+
+@pytest.mark.parametrize(
+    ("probe", "kind"),
+    [
+        (SlurmError("timeout", ("scontrol",), "no answer"), "unreachable"),
+        (failed("Unable to contact slurm controller (connect failure)"), "unreachable"),
+        (failed("Zero Bytes were transmitted or received"), "version"),  # of another release
+        (failed("slurm_unpack: Incompatible versions of client and server code"), "version"),
+    ],
+)
+def test_what_scontrol_calls_down_is_looked_at(probe: Completed | SlurmError, kind: str) -> None:
+    ours = Completed(0, "slurm 26.05.5\n", "")
+    runner = Recorded({"ping": DOWN, "show partition": probe, "version": ours})
+    with pytest.raises(SlurmError) as caught:
+        Slurm(runner, environ=ENVIRON, ping_first=True).nodes()
+    assert caught.value.kind == kind
+    assert ("(commands: slurm 26.05.5)" in caught.value.message) is (kind == "version")
+
+
 @pytest.mark.parametrize(
     ("ping", "kind"),
     [
-        (Completed(1, "Slurmctld(primary) at head is DOWN\n", ""), "unreachable"),
         (SlurmError("timeout", ("scontrol", "ping"), "no answer"), None),  # slow: wait for it
         (SlurmError("other", ("scontrol", "ping"), "scontrol is not in PATH"), "other"),
         (Completed(0, "Slurmctld(primary) at head is UP\n", ""), None),
