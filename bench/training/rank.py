@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 WARM_UP = 20  # steps of an incarnation that do not count for the step time
 FIRST_STEPS = "first_steps.jsonl"
 STEP = "step"
 RESULT = "result.json"
+RAISE = signal.SIGUSR1  # has the training's thread raise an exception
 SECONDS = 60  # since the first step, of which each has its own mean
 
 
@@ -42,6 +45,7 @@ class Rank:
     _step_file: int = -1
 
     def __post_init__(self) -> None:
+        signal.signal(RAISE, _fail)
         env = os.environ
         self.rank = int(env.get("RANK") or env["SLURM_PROCID"])
         self.world = int(env.get("WORLD_SIZE") or env["SLURM_NTASKS"])
@@ -73,6 +77,10 @@ class Rank:
             median = statistics.median(self._times)
             result = {"step_s": median, "steps": len(self._times), "seconds": means}
             atomic_write(self.dir / RESULT, json.dumps(result).encode())
+
+
+def _fail(_signum: int, _frame: object) -> NoReturn:
+    raise RuntimeError("the benchmark's fault")
 
 
 def append(path: Path, line: str) -> None:
