@@ -51,7 +51,9 @@ class Resized:
         )
         found = training.incidents()[known:]
         if len(found) != 1 or found[0].warm != NODES:
-            raise BenchError(f"{training.directory}: it did not grow back at once and warm: {found}")
+            raise BenchError(
+                f"{training.directory}: it did not grow back at once and warm: {found}"
+            )
         phases = {name: found[0].phases.get(name, 0.0) for name in PHASES[1:]}
         end = found[0].detected + sum(phases.values())
         return {"detect": found[0].detected - at, **phases, "total": end - at}

@@ -96,10 +96,10 @@ class Training:
 
     # -- what it says
 
-    def step(self) -> int:
-        """The last step of rank 0; 0 before the first."""
+    def step(self, file: str = STEP) -> int:
+        """The last step of rank 0, or of the process that notes it there; 0 before the first."""
         try:
-            return int((self.directory / STEP).read_text())
+            return int((self.directory / file).read_text())
         except (FileNotFoundError, ValueError):
             return 0
 

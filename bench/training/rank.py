@@ -20,6 +20,11 @@ RAISE = signal.SIGUSR1  # has the training's thread raise an exception
 SECONDS = 60  # since the first step, of which each has its own mean
 
 
+def step_file(replica: int) -> str:
+    """Return the name of the file in which one of several replicas notes its steps."""
+    return f"{STEP}-{replica}"
+
+
 def parse() -> argparse.Namespace:
     """The options of a workload. ``step_time``: seconds of sleep in each step."""
     parser = argparse.ArgumentParser()
@@ -33,9 +38,13 @@ def parse() -> argparse.Namespace:
 
 @dataclass
 class Rank:
-    """This process in its training. Every incarnation notes the wall time of its first step."""
+    """This process in its training. Every incarnation notes the wall time of its first step.
+
+    ``file``: where the one with rank 0 notes its steps.
+    """
 
     dir: Path
+    file: str = STEP
     rank: int = field(init=False)
     world: int = field(init=False)
     _times: list[float] = field(default_factory=list)
@@ -51,7 +60,7 @@ class Rank:
         self.world = int(env.get("WORLD_SIZE") or env["SLURM_NTASKS"])
         if self.rank == 0:
             flags = os.O_WRONLY | os.O_CREAT
-            self._step_file = os.open(self.dir / STEP, flags, 0o644)
+            self._step_file = os.open(self.dir / self.file, flags, 0o644)
 
     def stepped(self, step: int, seconds: float) -> None:
         """A step is done; ``seconds`` is how long it took."""
