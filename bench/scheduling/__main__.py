@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import REPOSITORY, Metric, Results, finish, parser, results_for
+from bench.common import MIN_SAMPLES, REPOSITORY, Metric, Results, finish, parser, results_for
 from bench.scheduling.lab import measure
 from bench.scheduling.model import (
     FEWER,
@@ -246,14 +246,18 @@ def measurements(
 ) -> tuple[dict[str, Mapping[str, float]], bool]:
     """All metrics by name, and whether the lab measured all it should. Raises RecordError.
 
-    A case is taken whole from the last file that has it.
+    A case is taken whole from the last file that has it, with MIN_SAMPLES if any has.
     """
     records = [read(path) for path in files]
-    last = {case: number for number, each in enumerate(records) for case in cases(each["metrics"])}
+    last: dict[str, tuple[bool, int]] = {}
+    for number, record in enumerate(records):
+        for case, own in cases(record["metrics"]).items():
+            enough = min(int(values["n"]) for values in own.values()) >= MIN_SAMPLES
+            last[case] = max(last.get(case, (False, 0)), (enough, number))
     known: dict[str, Mapping[str, float]] = {}
     for number, (path, record) in enumerate(zip(files, records, strict=True)):
         own = cases(record["metrics"])
-        taken = [case for case in own if last[case] == number]
+        taken = [case for case in own if last[case][1] == number]
         if not taken:
             continue
         known |= {name: values for case in taken for name, values in own[case].items()}

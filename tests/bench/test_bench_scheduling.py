@@ -393,10 +393,11 @@ def test_each_case_is_taken_whole_from_its_newest_record(
         "recovery-2026-02-01b": lease,
         "recovery-before-2026-04-01": record(node_crash_spare_torch=incident(9, 9, 9, 9, 9, 9, 9)),
         "recovery-note": FULL,
+        "recovery-few-2026-05-01": {name: {**v, "n": 5} for name, v in spare.items()},
     }.items():
         (records / f"{name}.json").write_text(json.dumps({"metrics": metrics}))
     names = [path.stem.removeprefix("recovery-") for path in scheduling.kept("recovery")]
-    assert names == ["2026-01-31", "2026-02-01", "2026-02-01b", "some-2026-03-01"]
+    assert names == ["2026-01-31", "2026-02-01", "2026-02-01b", "some-2026-03-01", "few-2026-05-01"]
     found = run(tmp_path)
     assert found["metrics"]["term.spare_s"]["median"] == pytest.approx(9.2), "not its restore"
     settings = {name: str(value) for name, value in found["settings"].items()}
@@ -404,6 +405,7 @@ def test_each_case_is_taken_whole_from_its_newest_record(
     assert settings["measured_3"].endswith(": node_crash_leased_torch")
     assert settings["measured_4"].endswith(": node_crash_spare_torch")
     assert "measured_1" not in settings, "all of it was measured again"
+    assert "measured_5" not in settings, "5 runs"
     ratio = found["ratios"]["t_1.ours_leased/oracle"]
     assert ratio == pytest.approx((0.52 + 0.2048) / (9.2 + 0.2048), rel=1e-3)
     assert {"t_32.ours_fewer/oracle", "was_128.requeue/ours_leased"} <= found["ratios"].keys()
