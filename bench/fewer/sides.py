@@ -93,7 +93,10 @@ def torchft_side(schedule: Schedule) -> int:
             site.drain_fresh()
             for node in site.running:
                 replicas.start(node)
-            step = lambda: committed(replicas.steps(site.running))  # noqa: E731
+
+            def step() -> int:
+                return committed(replicas.steps(site.running))
+
             training.wait(lambda: step() > 20, "torchft's first steps")
             before = step()
             site.run(schedule, threading.Event())

@@ -38,7 +38,10 @@ PREEMPTION = {"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"}
 NO_LEASE = "--robust-lease-partition="
 NVRX = os.environ.get("BENCH_NVRX", "")
 """Path of nvidia-resiliency-ext's ft_launcher, in an environment of its own; "": not compared."""
-REJOINED = {"rung": "rejoin", "kept": ONE_HOST - 1}  # one rank is new, the others stay
+REJOINED: Mapping[str, str | int] = {
+    "rung": "rejoin",
+    "kept": ONE_HOST - 1,
+}  # one rank is new, the others stay
 # torch >= 2.5 shares one store with all incarnations, and a restarted gloo or NCCL then finds the
 # addresses of the dead one (pytorch issue 135712): torchrun's restart works only with this.
 TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

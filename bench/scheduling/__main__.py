@@ -251,24 +251,24 @@ def measurements(
     records = [read(path) for path in files]
     last: dict[str, tuple[bool, int]] = {}
     for number, record in enumerate(records):
-        for case, own in cases(record["metrics"]).items():
-            enough = min(int(values["n"]) for values in own.values()) >= MIN_SAMPLES
+        for case, values in cases(record["metrics"]).items():
+            enough = min(int(value["n"]) for value in values.values()) >= MIN_SAMPLES
             last[case] = max(last.get(case, (False, 0)), (enough, number))
     known: dict[str, Mapping[str, float]] = {}
     for number, (path, record) in enumerate(zip(files, records, strict=True)):
-        own = cases(record["metrics"])
-        taken = [case for case in own if last[case][1] == number]
+        by_case = cases(record["metrics"])
+        taken = [case for case in by_case if last[case][1] == number]
         if not taken:
             continue
-        known |= {name: values for case in taken for name, values in own[case].items()}
+        known |= {name: values for case in taken for name, values in by_case[case].items()}
         results.quick |= bool(record.get("quick"))
         facts = ", ".join(f"{k} {v}" for k, v in record.get("machine", {}).items())
         results.settings[f"measured_{number}"] = f"{path.name} ({facts}): {', '.join(taken)}"
     fine = measure(results) if lab else True
-    measured: Metrics = {
+    own: Metrics = {
         n: {"median": m.median, "p95": m.p95, "n": m.n} for n, m in results.metrics.items()
     }
-    return known | dict(measured), fine
+    return known | dict(own), fine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
