@@ -2,7 +2,7 @@
 
 One process for each rank and one in reserve, as the wrapper starts none. Its intervals are the
 quickest that it takes; gloo has no abort, so that its collectives get a short time limit in its
-place. It saves nothing: what is measured ends with the first step.
+place. Its checks of GPUs are off. It saves nothing: what is measured ends with the first step.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def main() -> None:
             optimizer.step()
             rank.stepped(step, time.perf_counter() - began)
 
+    os.environ.pop("LOCAL_RANK", None)  # with it, it looks for GPUs before it goes on, and ends
     # Its wrapper finds the parameter that it fills in by this annotation.
     train.__annotations__["call_wrapper"] = inprocess.CallWrapper
     assignment = inprocess.rank_assignment

@@ -210,6 +210,26 @@ def test_a_list_of_imports_has_a_limit() -> None:
             unpack(bad)
 
 
+OURS = """
+import sys
+from robust_slurm.auto import importing
+named = "robust_slurm.resizing.world", "robust_slurm.rejoin.entry"
+here = importing.__file__.partition("auto")[0]
+origins = here + "resizing/world.py", "/elsewhere/entry.py"
+importing.import_all(list(zip(named, origins)), [])
+print([name in sys.modules for name in named])
+"""
+
+
+def test_what_a_rank_imports_of_ours_is_imported_ahead() -> None:
+    """The Checkpointer's hundred modules, for one; not those of another copy."""
+    argv = [sys.executable, "-c", OURS]
+    run = subprocess.run(
+        argv, env={"PYTHONPATH": HERE}, check=True, timeout=60, capture_output=True
+    )
+    assert run.stdout == b"[True, False]\n"
+
+
 ARROW = """
 import os
 from importlib.util import find_spec

@@ -35,6 +35,10 @@ train()
 TWICE = SLEEPY.format(pause=0.01).replace(
     "def train():", "def before(): pass\nbefore()\n@robust_slurm.resilient\ndef train():"
 )
+STORE = (
+    "import time\nfrom robust_slurm.auto import listening\n"
+    "listening.hold = lambda begin: print('holds', begin > 0, flush=True)\n" + SLEEPY
+)
 PLAIN = "import time; print('begins', flush=True); time.sleep(600)"
 LIMIT = 20.0  # s for a rank to answer, on a machine that does other things too
 AT_ONCE = 0.3
@@ -75,6 +79,19 @@ def test_it_stays_with_the_environment_of_the_next_epoch(drive: Any) -> None:
     driver.order(Stop(3, 0.2))
     driver.get(Stopped)
     assert driver.below() == []
+
+
+def test_it_goes_on_after_rank_0(drive: Any) -> None:
+    """It would look for rank 0's store before that is there, and torch waits half a second then."""
+    driver = drive(sys.executable, "-c", STORE.format(pause=0.01))
+    driver.order(start(1, rank=1))
+    driver.get(Stopped)
+    pid = driver.get(Started).pid
+    driver.wait(lambda: "begins 1" in driver.stdout())
+    assert next_epoch(driver, start(2, rank=1)).pid == pid
+    driver.wait(lambda: "begins 2" in driver.stdout())
+    said = driver.stdout().splitlines()
+    assert said == ["holds False", "begins 1 None", "holds True", "begins 2 None"]
 
 
 @pytest.mark.parametrize(
