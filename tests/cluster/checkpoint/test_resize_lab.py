@@ -46,7 +46,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     training.until(lambda: resized(training), "the incident is over")
     assert "trains with 3 of its 4 ranks" in status(lab, training), training.story()
     assert not training.says("the standby node starts cold"), "there is none"
-    training.until(lambda: sum(warm(training).values()) == 3, "3 ranks would start warm", WAIT)
+    before = sum(warm(training).values())
     standby(lab, "resume")
     training.until(lambda: "s1" in warm(training), "s1 joins", WAIT)
     came = time.time()
@@ -60,7 +60,8 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     assert (grown["symptom"], grown["resized"]) == ("grow", [3, 4]), training.story()
     assert (shrunk["suspects"], shrunk["lost_steps"]) == (["n2"], 0), training.story()
     assert (grown["suspects"], grown["lost_steps"]) == ([], 0), training.story()
-    assert grown["warm"] == 4 or grown["time"] - came > WARM_BY - 2.0, (grown, came)
+    # The ranks have not stood for a node that still imported, but for too long a time.
+    assert grown["warm"] > before or grown["time"] - came > WARM_BY - 2.0, (grown, before, came)
     took = shrunk["phases"]["total"] - shrunk["phases"]["first_step"]  # imports torch
     assert took < 10.0, shrunk["phases"]
     assert len(training.incidents()) == 2 and set(training.accusations()) == {"n2"}
