@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from bench.common import BenchError
 from bench.fewer.site import RUNNING, Schedule, Site
 from bench.recovery.plain import LAUNCH, SLURM_CONF
 from bench.training.job import Training
+from bench.training.rank import step_file
 from lab import Cluster, Lab
 from lab.keeper.ranks import scan
 
@@ -25,6 +26,7 @@ TORCHFT = os.environ.get("BENCH_TORCHFT", "")
 OURS = "exec robust-srun --robust-max-restarts=1000"
 FEWER = f"{OURS} --robust-min-nodes={RUNNING - 2} --robust-standby-wait=1"
 LIGHTHOUSE = 29510
+MAJORITY = RUNNING // 2 + 1  # replicas; with fewer, two parts could each go on without the other
 PLAIN = (
     LAUNCH
     + """ bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 exec "$@"' rank"""
@@ -91,24 +93,33 @@ def torchft_side(schedule: Schedule) -> int:
             site.drain_fresh()
             for node in site.running:
                 replicas.start(node)
-            training.wait(lambda: training.step() > 20, "torchft's first steps")
-            before = training.step()
+
+            def step() -> int:
+                return committed(replicas.steps(site.running))
+
+            training.wait(lambda: step() > 20, "torchft's first steps")
+            before = step()
             site.run(schedule, threading.Event())
-            return training.step() - before
+            return step() - before
+
+
+def committed(steps: Sequence[int]) -> int:
+    """Return the newest step that a majority has committed, from the newest one of each."""
+    return sorted(steps, reverse=True)[len(steps) // 2]
 
 
 class _Replicas:
     def __init__(self, lab: Lab, training: Training) -> None:
         self._lab = lab
         self._training = training
-        self._started = 0
+        self._numbers: dict[str, int] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[_Replicas]:
         """Have a lighthouse; at the end, end all."""
         if not TORCHFT:
             raise BenchError("torchft: BENCH_TORCHFT must be the path of a torchft_lighthouse")
-        argv = [TORCHFT, "--bind", f"[::]:{LIGHTHOUSE}", "--min_replicas", "1"]
+        argv = [TORCHFT, "--bind", f"[::]:{LIGHTHOUSE}", "--min_replicas", str(MAJORITY)]
         argv += ["--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "2000"]
         lighthouse = self._start("head", argv, {})
         try:
@@ -122,19 +133,22 @@ class _Replicas:
             lighthouse.wait()
 
     def start(self, node: str) -> None:
-        """Start the replica of a node; each notes the steps of all."""
-        number = self._started
-        self._started += 1
+        """Start the replica of a node."""
+        self._numbers[node] = number = len(self._numbers)
         env = self._training.env() | {
             "TORCHFT_LIGHTHOUSE": f"http://head:{LIGHTHOUSE}",
             "REPLICA_GROUP_ID": str(number),
-            "NUM_REPLICA_GROUPS": str(RUNNING),
+            "MIN_REPLICA_GROUPS": str(MAJORITY),
             "RANK": "0",
             "WORLD_SIZE": "1",
             "MASTER_PORT": "29501",
         }
         python = str(Path(TORCHFT).with_name("python"))
         self._start(node, [python, *self._training.command(STEP_TIME)], env)
+
+    def steps(self, nodes: Sequence[str]) -> list[int]:
+        """Return the newest step of each of these nodes' replicas."""
+        return [self._training.step(step_file(self._numbers[node])) for node in nodes]
 
     def _start(self, node: str, argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self._training.directory / "output").open("ab") as output:

@@ -25,6 +25,7 @@ from bench.recovery.cases import (
     ONE_HOST,
     PER_NODE,
     PREEMPTION,
+    REJOINED,
     STEP_TIME,
     Case,
     LauncherKill,
@@ -40,6 +41,7 @@ from bench.recovery.cases import (
 )
 from bench.recovery.plain import SLURM_CONF, plain_requeue
 from bench.recovery.resized import Resized
+from bench.training.rank import RAISE
 from lab import Cluster, Lab, LabError
 from robust_slurm.config import Config
 
@@ -57,10 +59,14 @@ WORKLOADS = {
         "rank_kill_torch",
         "rank_kill_torch_cold",
         "rejoin_rank_kill",
+        "rejoin_rank_raise",
+        "rejoin_rank_hang",
         "rejoin_off_rank_kill",
         "torchrun_kill",
         "nvrx_kill",
         "nvrx_inprocess_kill",
+        "nvrx_inprocess_raise",
+        "nvrx_inprocess_hang",
         "node_crash_spare_torch",
         "node_crash_standby_torch",
         "node_crash_leased_torch",
@@ -75,6 +81,8 @@ RATIOS = (  # (slower, faster)
     ("rank_kill_torch_cold", "rank_kill_torch"),
     ("rejoin_off_rank_kill", "rejoin_rank_kill"),
     ("nvrx_inprocess_kill", "rejoin_rank_kill"),
+    ("nvrx_inprocess_raise", "rejoin_rank_raise"),
+    ("nvrx_inprocess_hang", "rejoin_rank_hang"),
     ("node_crash_standby_torch", "node_crash_leased_torch"),
     ("node_crash_leased_preempt", "node_crash_standby"),
 )
@@ -101,11 +109,17 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
         "node_crash_standby": lambda: NodeCrash(lab, "toy", PER_NODE, 0, warm=True),
         "rank_kill_torch": lambda: RankFault(one, signal.SIGKILL, warm=True),
         "rank_kill_torch_cold": lambda: RankFault(other, signal.SIGKILL),
-        "rejoin_rank_kill": lambda: RankFault(stays, signal.SIGKILL, warm=True),
-        "rejoin_off_rank_kill": lambda: RankFault(all_new, signal.SIGKILL, warm=True),
+        "rejoin_rank_kill": lambda: RankFault(stays, signal.SIGKILL, warm=True, must=REJOINED),
+        "rejoin_rank_raise": lambda: RankFault(stays, RAISE, warm=True, must=REJOINED),
+        "rejoin_rank_hang": lambda: RankFault(stays, signal.SIGSTOP, warm=True, must=REJOINED),
+        "rejoin_off_rank_kill": lambda: RankFault(
+            all_new, signal.SIGKILL, warm=True, must={"kept": 0}
+        ),
         "torchrun_kill": lambda: LauncherKill(lab, "torch", torchrun()),
         "nvrx_kill": lambda: LauncherKill(lab, "torch", ft_launcher()),
-        "nvrx_inprocess_kill": lambda: NvrxInProcess(lab),
+        "nvrx_inprocess_kill": lambda: NvrxInProcess(lab, signal.SIGKILL),
+        "nvrx_inprocess_raise": lambda: NvrxInProcess(lab, RAISE),
+        "nvrx_inprocess_hang": lambda: NvrxInProcess(lab, signal.SIGSTOP),
         "node_crash_spare_torch": lambda: NodeCrash(lab, "torch", 1, 1, warm=True),
         "node_crash_standby_torch": lambda: NodeCrash(lab, "torch", 1, 0, warm=True),
         "shrink": lambda: Resized(lab, grow=False),

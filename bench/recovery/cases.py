@@ -12,7 +12,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +38,10 @@ PREEMPTION = {"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"}
 NO_LEASE = "--robust-lease-partition="
 NVRX = os.environ.get("BENCH_NVRX", "")
 """Path of nvidia-resiliency-ext's ft_launcher, in an environment of its own; "": not compared."""
+REJOINED: Mapping[str, str | int] = {
+    "rung": "rejoin",
+    "kept": ONE_HOST - 1,
+}  # one rank is new, the others stay
 # torch >= 2.5 shares one store with all incarnations, and a restarted gloo or NCCL then finds the
 # addresses of the dead one (pytorch issue 135712): torchrun's restart works only with this.
 TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -71,11 +75,16 @@ def robust_job(
 
 
 def recovered(
-    training: Training, fault: Callable[[], float], action: str, warm: int = 0
+    training: Training,
+    fault: Callable[[], float],
+    action: str,
+    warm: int = 0,
+    must: Mapping[str, str | int] = {},
 ) -> dict[str, float]:
     """Inject ``fault`` (returns its wall time) into a stepping training and wait for recovery.
 
-    The fault comes when so many ranks (``warm``) would start warm.
+    The fault comes when so many ranks (``warm``) would start warm. ``must``: attributes of the
+    incident that ended the recovery; with others it was not what is measured: BenchError.
 
     ``detect`` runs from the true time of the fault, not from the last sign of life that
     robust-srun knows of. ``total`` ends when robust-srun has seen the first step of all ranks.
@@ -98,6 +107,9 @@ def recovered(
         raise BenchError(f"{training.directory}: {found[0].action} where {action} was expected")
     phases = {name: sum(i.phases.get(name, 0.0) for i in found) for name in PHASES[1:]}
     last = found[-1]
+    was = {name: getattr(last, name) for name in must}
+    if was != must:
+        raise BenchError(f"{training.directory}: {was} where {dict(must)} was expected")
     end = last.detected + sum(last.phases.get(name, 0.0) for name in PHASES[1:])
     return {"detect": found[0].detected - at, **phases, "total": end - at}
 
@@ -143,9 +155,17 @@ class LongJob:
 class RankFault:
     """A signal to one rank of a long job; the ranks take turns."""
 
-    def __init__(self, job: LongJob, signum: signal.Signals, *, warm: bool = False) -> None:
+    def __init__(
+        self,
+        job: LongJob,
+        signum: signal.Signals,
+        *,
+        warm: bool = False,
+        must: Mapping[str, str | int] = {},
+    ) -> None:
         self._job = job
         self._warm = warm
+        self._must = must
         self._signum = signum
         self._ranks = itertools.count(1)
 
@@ -154,7 +174,7 @@ class RankFault:
         rank = next(self._ranks) % training.world
         warm = training.world if self._warm else 0
         kill = lambda: training.signal_rank(rank, self._signum)  # noqa: E731
-        return recovered(training, kill, "restart", warm)
+        return recovered(training, kill, "restart", warm, self._must)
 
     def close(self) -> None:
         self._job.close()
@@ -184,8 +204,10 @@ class NodeCrash:
         )
         action = "swap_spare" if self._spares else "swap_standby"
         ranks = (NODES + self._spares + self._lease) * self._per_node if self._warm else 0
+        ahead = self._warm and (self._spares or self._lease)  # on the node that comes, too
+        must = {"warm": training.world} if ahead else {}
         with crash_of(self._lab, victim, training) as crash:
-            return recovered(training, crash, action, ranks)
+            return recovered(training, crash, action, ranks, must)
 
     def close(self) -> None:
         """Do nothing: nothing runs between two faults."""
@@ -278,13 +300,14 @@ class LauncherKill:
 
 
 class NvrxInProcess:
-    """NVRx's in-process wrapper: SIGKILL of a rank → all past their first step.
+    """NVRx's in-process wrapper: a signal to one rank → all past their first step.
 
     The wrapper starts no process: a rank in reserve takes part, and each fault has new ones.
     """
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, signum: signal.Signals) -> None:
         self._lab = lab
+        self._signum = signum
         self._ranks = itertools.cycle(range(1, ONE_HOST))  # rank 0 has the store
 
     def once(self) -> dict[str, float]:
@@ -308,9 +331,9 @@ class NvrxInProcess:
                     processes.append(process)
             training.wait_stepping()
             time.sleep(random.uniform(0.0, JITTER))
-            at = training.signal_rank(next(self._ranks), signal.SIGKILL)
+            at = training.signal_rank(next(self._ranks), self._signum)
             back = lambda: len(training.first_steps(at)) == training.world  # noqa: E731
-            training.wait(back, f"no restart after a kill at {at:.3f}", RECOVERY)
+            training.wait(back, f"no restart after a fault at {at:.3f}", RECOVERY)
             return {"total": max(training.first_steps(at).values()) - at}
         finally:
             for process in processes:

@@ -50,8 +50,10 @@ class Resized:
             RECOVERY,
         )
         found = training.incidents()[known:]
-        if len(found) != 1:
-            raise BenchError(f"{training.directory}: {len(found)} incidents where it grows back")
+        if len(found) != 1 or found[0].warm != NODES:
+            raise BenchError(
+                f"{training.directory}: it did not grow back at once and warm: {found}"
+            )
         phases = {name: found[0].phases.get(name, 0.0) for name in PHASES[1:]}
         end = found[0].detected + sum(phases.values())
         return {"detect": found[0].detected - at, **phases, "total": end - at}

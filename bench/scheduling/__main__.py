@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import REPOSITORY, Metric, Results, finish, parser, results_for
+from bench.common import MIN_SAMPLES, REPOSITORY, Metric, Results, finish, parser, results_for
 from bench.pool_sizes import RATES, SETTINGS
 from bench.scheduling.lab import measure
 from bench.scheduling.model import (
+    FEWER,
+    LEASED,
     STRATEGIES,
     SWITCH,
     Metrics,
@@ -30,6 +33,7 @@ from bench.scheduling.model import (
     metric,
     scaled,
     scheduling_time,
+    time_of,
 )
 from bench.scheduling.plot import Bar, bars
 from robust_slurm.config import Config
@@ -54,13 +58,17 @@ class RecordError(ValueError):
     """A file of measurements that cannot be used; the text says why."""
 
 
-def newest(benchmark: str) -> Path:
-    """The newest whole record of a benchmark, named by its date alone. Raises RecordError."""
-    found = sorted(RECORDS.glob(f"{benchmark}-[0-9]*.json"))
+def kept(benchmark: str) -> list[Path]:
+    """The records of a benchmark, NAME-DATE.json or NAME-PART-DATE.json, the oldest first.
+
+    Those of an older version beside a newer one (``before``) are left out. Raises RecordError.
+    """
+    name = re.compile(rf"{benchmark}(?:-(?!before-)[a-z]+)?-(\d{{4}}-\d\d-\d\d[a-z]?)\.json")
+    found = [(m[1], path) for path in RECORDS.iterdir() if (m := name.fullmatch(path.name))]
     if not found:
         what = f"measure with python -m bench.{benchmark} --json"
         raise RecordError(f"no {benchmark}-DATE.json in {RECORDS}: {what}")
-    return found[-1]
+    return [path for _, path in sorted(found)]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -77,6 +85,14 @@ def read(path: Path) -> dict[str, Any]:
         name = list(record["metrics"])[sound.index(False)]
         raise RecordError(f"{path}: {name} cannot have been measured")
     return dict(record)
+
+
+def cases(metrics: Metrics) -> dict[str, dict[str, Mapping[str, float]]]:
+    """The metrics by name, by their case."""
+    found: dict[str, dict[str, Mapping[str, float]]] = {}
+    for name, values in metrics.items():
+        found.setdefault(name.partition(".")[0], {})[name] = values
+    return found
 
 
 def add(results: Results, name: str, term: Term) -> None:
@@ -97,23 +113,35 @@ def terms(times: Times) -> Iterator[tuple[str, Term]]:
     yield "reschedule", times.reschedule
     yield "requeue", times.requeue
     yield "last_rung", times.last_rung
+    yield "fewer", times.fewer
+    if times.leased is not None:
+        yield "leased", times.leased
 
 
 def add_was(results: Results, at: AtScale, args: argparse.Namespace) -> None:
-    """The four strategies and ours with either kind of pool, at every scale."""
+    """The four strategies and ours in all its forms, at every scale.
+
+    ``t_<k>.<ours>/oracle``: of k machines at once, at the largest scale.
+    """
     pools = {}
     for machines in MACHINES:
         lost = losses(machines, [LossSource(1, args.rate / 1000)])
         pools[machines] = most = _standbys(lost)
         case = f"{WAS}_{machines}"
-        for strategy in STRATEGIES:
-            found = scheduling_time(at[machines], strategy, lost, most, most, args.machines_left)
+        times, left = at[machines], args.machines_left
+        for strategy in times.strategies():
+            found = scheduling_time(times, strategy, lost, most, most, left)
             add(results, f"{case}.{strategy}", found)
-        for ours in OURS:
+        for ours in times.ours():
             for other in ("requeue", "reschedule"):
                 name = f"{case}.{other}/{ours}"
                 results.ratio(name, f"{case}.{other}_s", f"{case}.{ours}_s")
             results.ratio(f"{case}.{ours}/oracle", f"{case}.{ours}_s", f"{case}.oracle_s")
+    for k in (*range(1, most + 1), SWITCH):
+        best = time_of(times, "oracle", k, most, left).median
+        for ours in times.ours():
+            found = time_of(times, ours, k, most, left)
+            results.ratios[f"t_{k}.{ours}/oracle"] = found.median / best
     results.settings["pools"] = _listed(pools)
 
 
@@ -160,7 +188,8 @@ def plot(results: Results) -> str:
     """The SVG of the case ``was``."""
     groups = {}
     for machines in MACHINES:
-        found = {s: results.metrics[f"{WAS}_{machines}.{s}_s"] for s in STRATEGIES}
+        names = {f"{WAS}_{machines}.{name}_s": name for name in (*STRATEGIES, LEASED, FEWER)}
+        found = {names[n]: m for n, m in results.metrics.items() if n in names}
         groups[f"{machines} machines"] = {
             name.replace("_", ", "): Bar(m.median, m.p95) for name, m in found.items()
         }
@@ -179,7 +208,8 @@ def options() -> argparse.ArgumentParser:
         type=Path,
         action="append",
         metavar="FILE",
-        help="measurements, by default the newest of bench.recovery (repeatable: the later wins)",
+        help="measurements, by default all of bench.recovery that are kept (repeatable; a case in "
+        "several: the last one)",
     )
     made.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a bar plot there")
     made.add_argument("--lab", action="store_true", help="measure several lost nodes (root)")
@@ -214,14 +244,26 @@ def options() -> argparse.ArgumentParser:
 def measurements(
     results: Results, files: Sequence[Path], lab: bool
 ) -> tuple[dict[str, Mapping[str, float]], bool]:
-    """All metrics by name, and whether the lab measured all it should. Raises RecordError."""
+    """All metrics by name, and whether the lab measured all it should. Raises RecordError.
+
+    A case is taken whole from the last file that has it, with MIN_SAMPLES if any has.
+    """
+    records = [read(path) for path in files]
+    last: dict[str, tuple[bool, int]] = {}
+    for number, record in enumerate(records):
+        for case, values in cases(record["metrics"]).items():
+            enough = min(int(value["n"]) for value in values.values()) >= MIN_SAMPLES
+            last[case] = max(last.get(case, (False, 0)), (enough, number))
     known: dict[str, Mapping[str, float]] = {}
-    for number, path in enumerate(files):
-        record = read(path)
-        known |= record["metrics"]
+    for number, (path, record) in enumerate(zip(files, records, strict=True)):
+        by_case = cases(record["metrics"])
+        taken = [case for case in by_case if last[case][1] == number]
+        if not taken:
+            continue
+        known |= {name: values for case in taken for name, values in by_case[case].items()}
         results.quick |= bool(record.get("quick"))
         facts = ", ".join(f"{k} {v}" for k, v in record.get("machine", {}).items())
-        results.settings[f"measured_{number}"] = f"{path.name} ({facts})"
+        results.settings[f"measured_{number}"] = f"{path.name} ({facts}): {', '.join(taken)}"
     fine = measure(results) if lab else True
     own: Metrics = {
         n: {"median": m.median, "p95": m.p95, "n": m.n} for n, m in results.metrics.items()
@@ -239,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 0.0 <= args.reinstall < float("inf"):
         options().error(f"--reinstall {args.reinstall:g}: seconds, 0 or more")
     try:
-        files = [newest("heartbeat"), *(args.recovery or [newest("recovery")])]
+        files = [*kept("heartbeat"), *(args.recovery or kept("recovery"))]
         known, fine = measurements(results, files, args.lab)
         times = compose(known, reinstall=args.reinstall, wait=Config().standby_wait)
         orders = metric(known, "supervisor.start_orders")

@@ -13,6 +13,10 @@ T(k) is put together from what bench.recovery measured; a Term says of what:
 - ours_spare, ours_standby: so is every one of up to n; from spares of the allocation or from the
   standby partition (``standby``). Above n the shortfall is rescheduled: its machines are as new
   to the job as those of ``reschedule``, and the others wait for them.
+- ours_leased: as ours_standby, but the job has leased one machine of it, which is warm: ``leased``.
+  A job has one lease: the second machine at once comes cold.
+- ours_fewer: as ours_leased (without one: ours_standby), and above n the job goes on with fewer
+  machines: ``fewer``. What it computes the slower until they are back is not in WAS.
 - reschedule: the lost machines are allocated anew, every rank starts cold: ``reschedule``.
 - requeue: the whole job goes back to the queue: ``requeue``.
 
@@ -30,6 +34,7 @@ from standby.size.count import Distribution
 SWITCH = 32
 """Machines that the rare catastrophe takes."""
 SWITCH_WEIGHT = 0.01
+LEASED, FEWER = "ours_leased", "ours_fewer"
 STRATEGIES = ("oracle", "ours_spare", "ours_standby", "reschedule", "requeue")
 BEFORE_START = ("decide", "stop", "replace")
 START = ("restore", "launch", "first_step")
@@ -75,6 +80,7 @@ class Times:
     """T by how a lost machine is replaced. ``spare`` and ``standby`` by how many at once.
 
     ``last_rung``: ours, when it finds that it cannot get all the machines: back to the queue.
+    ``fewer``: then as well, but it goes on without them. ``leased``: None if not measured.
     """
 
     spare: Mapping[int, Term]
@@ -82,6 +88,16 @@ class Times:
     reschedule: Term
     requeue: Term
     last_rung: Term
+    fewer: Term
+    leased: Term | None = None
+
+    def strategies(self) -> tuple[str, ...]:
+        """Return those whose times are known."""
+        return (*STRATEGIES, *([LEASED] if self.leased else []), FEWER)
+
+    def ours(self) -> list[str]:
+        """Return those of them that are forms of robust-srun's."""
+        return [name for name in self.strategies() if name.startswith("ours_")]
 
 
 Metrics = Mapping[str, Mapping[str, float]]
@@ -128,7 +144,7 @@ def compose(metrics: Metrics, *, reinstall: float = 0.0, wait: float = 0.0) -> T
     ours waits for machines of the standby partition before it gives up.
     """
     install = assumed(reinstall, "reinstall")
-    whole = (*BEFORE_START, *START)
+    whole, lease = (*BEFORE_START, *START), "node_crash_leased_torch"
     spare = phases(metrics, "node_crash_spare_torch", whole)
     requeue = metric(metrics, "plain_requeue.total").less(metric(metrics, "plain_requeue.detect"))
     return Times(
@@ -138,6 +154,8 @@ def compose(metrics: Metrics, *, reinstall: float = 0.0, wait: float = 0.0) -> T
         reschedule=_reschedule(metrics, whole) + install,
         requeue=requeue + install,
         last_rung=_last_rung(metrics, requeue, wait) + install,
+        fewer=_fewer(metrics, wait),
+        leased=phases(metrics, lease, whole) if measured(metrics, lease) else None,
     )
 
 
@@ -175,6 +193,13 @@ def _last_rung(metrics: Metrics, requeue: Term, wait: float) -> Term:
     return stop + assumed(wait, "standby_wait") + requeue
 
 
+def _fewer(metrics: Metrics, wait: float) -> Term:
+    """Nothing replaces the machine within ``wait``: the others start again, warm."""
+    case = "shrink" if measured(metrics, "shrink") else "node_crash_spare_torch"
+    begin, end = phases(metrics, case, ("decide", "stop")), phases(metrics, case, START)
+    return begin + assumed(wait, "standby_wait") + end
+
+
 def scaled(times: Times, orders: Term, machines: int) -> Times:
     """With the time that robust-srun needs to send ``machines`` machines the order to start.
 
@@ -187,6 +212,8 @@ def scaled(times: Times, orders: Term, machines: int) -> Times:
         spare={k: term + more for k, term in times.spare.items()},
         standby={k: term + more for k, term in times.standby.items()},
         reschedule=times.reschedule + more,
+        fewer=times.fewer + more,
+        leased=times.leased + more if times.leased else None,
     )
 
 
@@ -202,8 +229,10 @@ def seconds(times: Times, strategy: str, k: int, pool: int) -> Term:
     if strategy == "reschedule":
         return times.reschedule
     if strategy != "oracle" and k > pool:
-        return times.reschedule
-    return at_once(times.standby if strategy == "ours_standby" else times.spare, k)
+        return times.fewer if strategy == FEWER else times.reschedule
+    if k == 1 and strategy in (LEASED, FEWER) and times.leased is not None:
+        return times.leased
+    return at_once(times.spare if strategy in ("oracle", "ours_spare") else times.standby, k)
 
 
 def with_switch(times: Times, strategy: str, pool: int, machines_left: bool) -> Term:
@@ -215,7 +244,16 @@ def with_switch(times: Times, strategy: str, pool: int, machines_left: bool) -> 
         return seconds(times, strategy, SWITCH, pool)
     if strategy == "reschedule":
         return times.requeue
+    if strategy == FEWER:
+        return seconds(times, strategy, SWITCH, pool)
     return times.last_rung if pool < SWITCH else seconds(times, strategy, SWITCH, pool)
+
+
+def time_of(times: Times, strategy: str, k: int, pool: int, machines_left: bool) -> Term:
+    """T(k), T(32) included."""
+    if k == SWITCH:
+        return with_switch(times, strategy, pool, machines_left)
+    return seconds(times, strategy, k, pool)
 
 
 def weights(lost: Distribution, most: int) -> dict[int, float]:

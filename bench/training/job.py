@@ -30,12 +30,18 @@ START_UP = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One line of incidents.jsonl. ``detected``: wall time; phases in seconds."""
+    """One line of incidents.jsonl. ``detected``: wall time; phases in seconds.
+
+    ``warm``, ``kept``: ranks that started warm, and that stayed in their process.
+    """
 
     detected: float
     action: str
     outcome: str
     phases: Mapping[str, float]
+    rung: str = ""
+    warm: int = 0
+    kept: int = 0
 
 
 @dataclass(slots=True)
@@ -90,10 +96,10 @@ class Training:
 
     # -- what it says
 
-    def step(self) -> int:
-        """The last step of rank 0; 0 before the first."""
+    def step(self, file: str = STEP) -> int:
+        """The last step of rank 0, or of the process that notes it there; 0 before the first."""
         try:
-            return int((self.directory / STEP).read_text())
+            return int((self.directory / file).read_text())
         except (FileNotFoundError, ValueError):
             return 0
 
@@ -106,9 +112,12 @@ class Training:
         """Return the incidents that robust-srun has written so far."""
         path = self.directory / "state" / "jobs" / str(self.job) / "incidents.jsonl"
         return [
-            Incident(float(r["time"]), str(r["action"]), str(r["outcome"]), dict(r["phases"]))
+            Incident(
+                float(r["time"]), str(r["action"]), str(r["outcome"]), dict(r["phases"]),
+                str(r["rung"]), int(r["warm"]), int(r["kept"]),
+            )
             for r in read_lines(path)
-        ]
+        ]  # fmt: skip
 
     def wait(self, ready: Callable[[], bool], what: str, timeout: float = START_UP) -> None:
         """Wait for a condition. BenchError with the end of the job's output."""

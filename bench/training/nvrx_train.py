@@ -22,6 +22,7 @@ from bench.training.torch_train import make_batch, make_network
 GLOO = timedelta(seconds=3)
 QUICK = timedelta(seconds=0.25)
 LAST_CALL = timedelta(seconds=0.5)
+HANG = timedelta(seconds=10)  # robust-srun's hang_floor
 
 
 def main() -> None:
@@ -68,6 +69,9 @@ def main() -> None:
         monitor_process_interval=QUICK,
         heartbeat_interval=QUICK,
         progress_watchdog_interval=QUICK,
+        soft_timeout=HANG - QUICK,  # must be shorter
+        hard_timeout=HANG,
+        termination_grace_time=LAST_CALL,
         last_call_wait=LAST_CALL,
     )(train)()
 

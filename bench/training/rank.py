@@ -5,16 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 WARM_UP = 20  # steps of an incarnation that do not count for the step time
 FIRST_STEPS = "first_steps.jsonl"
 STEP = "step"
 RESULT = "result.json"
+RAISE = signal.SIGUSR1  # has the training's thread raise an exception
 SECONDS = 60  # since the first step, of which each has its own mean
+
+
+def step_file(replica: int) -> str:
+    """Return the name of the file in which one of several replicas notes its steps."""
+    return f"{STEP}-{replica}"
 
 
 def parse() -> argparse.Namespace:
@@ -30,9 +38,13 @@ def parse() -> argparse.Namespace:
 
 @dataclass
 class Rank:
-    """This process in its training. Every incarnation notes the wall time of its first step."""
+    """This process in its training. Every incarnation notes the wall time of its first step.
+
+    ``file``: where the one with rank 0 notes its steps.
+    """
 
     dir: Path
+    file: str = STEP
     rank: int = field(init=False)
     world: int = field(init=False)
     _times: list[float] = field(default_factory=list)
@@ -42,12 +54,13 @@ class Rank:
     _step_file: int = -1
 
     def __post_init__(self) -> None:
+        signal.signal(RAISE, _fail)
         env = os.environ
         self.rank = int(env.get("RANK") or env["SLURM_PROCID"])
         self.world = int(env.get("WORLD_SIZE") or env["SLURM_NTASKS"])
         if self.rank == 0:
             flags = os.O_WRONLY | os.O_CREAT
-            self._step_file = os.open(self.dir / STEP, flags, 0o644)
+            self._step_file = os.open(self.dir / self.file, flags, 0o644)
 
     def stepped(self, step: int, seconds: float) -> None:
         """A step is done; ``seconds`` is how long it took."""
@@ -73,6 +86,10 @@ class Rank:
             median = statistics.median(self._times)
             result = {"step_s": median, "steps": len(self._times), "seconds": means}
             atomic_write(self.dir / RESULT, json.dumps(result).encode())
+
+
+def _fail(_signum: int, _frame: object) -> NoReturn:
+    raise RuntimeError("the benchmark's fault")
 
 
 def append(path: Path, line: str) -> None:

@@ -2,7 +2,7 @@
 
 Its manager and lighthouse have the quickest time limits that it takes well with gloo. Nothing is
 saved: a replica that comes gets the state of one that is there. It keeps no global batch; its step
-is smaller while a replica is missing.
+is smaller while a replica is missing. Each replica notes its own steps: all of them are rank 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bench.training.rank import Rank, parse
+from bench.training.rank import Rank, parse, step_file
 from bench.training.saved_train import BATCH, WIDTH
 
 TIMEOUT = timedelta(seconds=5)
@@ -43,7 +43,7 @@ def main() -> None:
         pg=torchft.ProcessGroupGloo(timeout=TIMEOUT),
         load_state_dict=load,
         state_dict=lambda: {"model": network.state_dict(), "optimizer": inner.state_dict()},
-        min_replica_size=1,
+        min_replica_size=int(os.environ["MIN_REPLICA_GROUPS"]),
         timeout=TIMEOUT,
         quorum_timeout=QUORUM,
         init_sync=False,
@@ -52,7 +52,8 @@ def main() -> None:
     )
     model = torchft.DistributedDataParallel(manager, network)
     optimizer = torchft.Optimizer(manager, inner)
-    rank, replica = Rank(args.dir), int(os.environ["REPLICA_GROUP_ID"])
+    replica = int(os.environ["REPLICA_GROUP_ID"])
+    rank = Rank(args.dir, step_file(replica))
     while (step := manager.current_step()) < args.steps:
         began = time.perf_counter()
         time.sleep(args.step_time)

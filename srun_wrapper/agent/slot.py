@@ -81,7 +81,7 @@ class Slot:
         self._epoch = 0
         self._rank = -1
         self._first_of_all = False
-        self._told_warm = 0
+        self._told_warm = -1  # nothing yet
         self._next: Start | None = None
         self._cold: RankLaunch | None = None
         self._launcher = Launcher(

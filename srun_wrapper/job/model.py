@@ -73,7 +73,7 @@ class Node:
     silent_as: Role | None = None  # the part that it had until it was given up for its silence
     stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store
     store_host: str = ""  # where these ports are, if not at its address
-    warm: dict[int, int] = field(default_factory=dict)  # local id -> ranks that would start warm
+    warm: dict[int, int] = field(default_factory=dict)  # see ``messages.WarmRanks``, by local id
     stalled: tuple[str, ...] = ()  # shared file systems in use that do not answer
     stalled_at: float = 0.0  # since when
     own_mount: str = ""  # the one of them for which it was lost, as it answers on other nodes

@@ -64,6 +64,7 @@ class JobState:
         self.passed_at = -math.inf  # when the last of them was
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
         self.ending = False  # the shims are told to finish
+        self.learnt = False  # a rank has reported its imports: others can start warm
         self.on_news: Callable[[str], None] = lambda _text: None
         self.on_spike: Callable[[str], None] = lambda _text: None
         self.on_counters: Callable[[str, list[str]], None] = lambda _node, _grown: None

@@ -274,7 +274,7 @@ class Imports(Event):
 
 
 class WarmRanks(Event):
-    """Number of a slot's ranks that would start warm."""
+    """Number of a slot's ranks that would start warm; 0: none, and none is being made ready."""
 
     local: int
     ready: int

@@ -213,6 +213,7 @@ class Inbox:
         elif isinstance(message, WorkerEnded):
             state.on_tests(node, message)
         elif isinstance(message, Imports):
+            state.learnt = True
             warmup = Warmup(message.learnt, message.ranks, message.environ)
             if message.ranks:
                 self._rank_warmup = warmup

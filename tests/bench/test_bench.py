@@ -113,7 +113,7 @@ def _phases(**seconds: float) -> dict[str, float]:
     return {name: seconds.get(name, 0.0) for name in names}
 
 
-def _run(*incidents: Incident) -> dict[str, float]:
+def _run(*incidents: Incident, **must: str | int) -> dict[str, float]:
     training = _Scripted(lab=None, workload="toy", world=8, directory=Path("none"))  # type: ignore[arg-type]
     training.lines = []
 
@@ -121,7 +121,7 @@ def _run(*incidents: Incident) -> dict[str, float]:
         training.lines = list(incidents)
         return 100.0
 
-    return recovered(training, fault, "restart")
+    return recovered(training, fault, "restart", must=must)
 
 
 def test_detect_runs_from_the_true_fault() -> None:
@@ -144,6 +144,17 @@ def test_a_second_incident_in_a_recovery_counts() -> None:
 def test_another_action_than_measured_is_refused() -> None:
     with pytest.raises(BenchError, match="requeue where restart was expected"):
         _run(Incident(100.5, "requeue", "recovered", _phases()))
+
+
+def test_a_recovery_that_is_another_than_measured_is_refused() -> None:
+    """A rejoin that fell back to forks was counted as a rejoin, and a cold start as a warm one."""
+    must: dict[str, str | int] = {"rung": "rejoin", "kept": 7}
+    _run(Incident(100.5, "restart", "recovered", _phases(), "rejoin", kept=7), **must)
+    for rung, kept in ("in-place", 0), ("rejoin", 6):
+        with pytest.raises(BenchError, match=rf"'kept': {kept}.*'kept': 7"):
+            _run(Incident(100.5, "restart", "recovered", _phases(), rung, kept=kept), **must)
+    with pytest.raises(BenchError, match=r"'warm': 3.*'warm': 4"):
+        _run(Incident(100.5, "restart", "recovered", _phases(), "standby", warm=3), warm=4)
 
 
 def test_every_case_of_recovery_exists() -> None:

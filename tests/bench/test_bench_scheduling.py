@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -116,7 +117,9 @@ TIMES = Times(
     reschedule=t(10.0),
     requeue=t(100.0),
     last_rung=t(130.0),
+    fewer=t(31.0),
 )
+LEASE = replace(TIMES, leased=t(1.1))
 
 
 @pytest.mark.parametrize(
@@ -131,10 +134,17 @@ TIMES = Times(
         ("ours_standby", 3, 2, 10.0),
         ("reschedule", 1, 2, 10.0),
         ("requeue", 1, 2, 100.0),
+        ("ours_leased", 1, 2, 1.1),
+        ("ours_leased", 2, 2, 3.0),  # a job has one lease
+        ("ours_leased", 1, 0, 10.0),
+        ("ours_leased", 3, 2, 10.0),
+        ("ours_fewer", 1, 2, 1.1),
+        ("ours_fewer", 2, 2, 3.0),
+        ("ours_fewer", 3, 2, 31.0),
     ],
 )
 def test_time_of_k_machines(strategy: str, k: int, pool: int, expected: float) -> None:
-    assert seconds(TIMES, strategy, k, pool).median == expected
+    assert seconds(LEASE, strategy, k, pool).median == expected
 
 
 @pytest.mark.parametrize(
@@ -143,6 +153,9 @@ def test_time_of_k_machines(strategy: str, k: int, pool: int, expected: float) -
         ("oracle", 2, False, 2.0),
         ("ours_spare", 2, False, 130.0),
         ("ours_standby", 2, False, 130.0),
+        ("ours_leased", 2, False, 130.0),
+        ("ours_fewer", 2, False, 31.0),
+        ("ours_fewer", 32, False, 3.0),
         ("ours_standby", 32, False, 3.0),
         ("reschedule", 2, False, 100.0),
         ("requeue", 2, False, 100.0),
@@ -153,7 +166,7 @@ def test_time_of_k_machines(strategy: str, k: int, pool: int, expected: float) -
     ],
 )
 def test_time_of_a_switch(strategy: str, pool: int, left: bool, expected: float) -> None:
-    assert with_switch(TIMES, strategy, pool, left).median == expected
+    assert with_switch(LEASE, strategy, pool, left).median == expected
 
 
 def test_at_once_never_takes_a_smaller_count_for_a_larger_one_that_was_measured() -> None:
@@ -167,7 +180,7 @@ ordered = st.lists(st.floats(0.001, 1000.0), min_size=4, max_size=4).map(sorted)
 def test_order_of_the_strategies(four: list[float], machines: int, pool: int) -> None:
     """With any pool, slower means make a slower strategy, if all find machines."""
     spare, standby, reschedule, requeue = (t(s) for s in four)
-    times = Times({1: spare}, {1: standby}, reschedule, requeue, requeue)
+    times = Times({1: spare}, {1: standby}, reschedule, requeue, requeue, requeue)
     lost = losses(machines, [LossSource(1, P)])
     found = [scheduling_time(times, s, lost, 4, pool, True).median for s in STRATEGIES]
     assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(found))
@@ -222,6 +235,21 @@ def test_measured_directly_wins() -> None:
     assert times.last_rung.median == pytest.approx(40.0)
 
 
+def test_leases_and_fewer_machines() -> None:
+    bare = compose(FULL, wait=WAIT)
+    assert bare.strategies() == (*STRATEGIES, "ours_fewer"), "no lease was measured"
+    # The survivors start as beside a spare, after the wait for a standby node.
+    assert bare.fewer.median == pytest.approx(0.1 + WAIT + 0.4)
+    more = record(
+        node_crash_leased_torch=incident(0.5, 0.0, 0.1, 0.02, 0.05, 0.05, 0.3),
+        shrink=incident(0.5, 0.0, 0.2, 1.0, 0.1, 0.1, 0.5),  # with another wait
+    )
+    times = compose({**FULL, **more}, wait=WAIT)
+    assert times.leased is not None and times.leased.median == pytest.approx(0.52)
+    assert times.fewer.median == pytest.approx(0.2 + WAIT + 0.7)
+    assert times.ours() == ["ours_spare", "ours_standby", "ours_leased", "ours_fewer"]
+
+
 def test_reinstall_is_paid_by_machines_from_outside_the_pool() -> None:
     bare, dear = compose(FULL, wait=WAIT), compose(FULL, wait=WAIT, reinstall=60.0)
     assert dear.spare == bare.spare and dear.standby == bare.standby
@@ -238,6 +266,7 @@ def test_orders_to_start_grow_with_the_machines() -> None:
     assert many.spare[3].median == pytest.approx(2.25)
     assert many.standby[1].p95 == pytest.approx(3.5)
     assert many.reschedule.median == pytest.approx(10.25)
+    assert many.fewer.median == pytest.approx(31.25) and many.leased is None
     assert (many.requeue, many.last_rung) == (TIMES.requeue, TIMES.last_rung)
 
 
@@ -281,7 +310,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = tmp_path / "plot.svg"
     found = run(tmp_path, "--recovery", recovery, "--plot", str(image))
     assert found["settings"]["pools"] == "128: 2, 256: 2, 512: 3, 1024: 4"
-    assert found["settings"]["measured_1"] == "recovery.json (cores 2)"
+    assert str(found["settings"]["measured_1"]).startswith("recovery.json (cores 2): ")
     assert "reinstall 0 s" in str(found["settings"]["assumed"])
     for machines in (128, 256, 512, 1024):
         was = {s: found["metrics"][f"was_{machines}.{s}_s"]["median"] for s in STRATEGIES}
@@ -349,18 +378,42 @@ def test_no_such_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "none.json" in capsys.readouterr().err
 
 
-def test_newest_record(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_case_is_taken_whole_from_its_newest_record(
+    records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A newer record of some cases hid all others."""
     assert scheduling.main([]) == 2
     assert "python -m bench.recovery" in capsys.readouterr().err
-    for date in ("2026-02-01", "2025-12-31"):
-        (records / f"recovery-{date}.json").write_text("{}")
-    (records / "recovery-torch-2026-03-01.json").write_text("{}")  # some cases only
-    assert scheduling.newest("recovery").name == "recovery-2026-02-01.json"
+    spare = {n: v for n, v in OLD.items() if n.startswith("node_crash_spare_torch.")}
+    lease = record(node_crash_leased_torch=incident(0.5, 0.0, 0.1, 0.02, 0.05, 0.05, 0.3))
+    for name, metrics in {
+        "recovery-2026-02-01": {**FULL, **lease},
+        "recovery-2026-01-31": FULL,
+        "recovery-some-2026-03-01": spare,
+        "recovery-2026-02-01b": lease,
+        "recovery-before-2026-04-01": record(node_crash_spare_torch=incident(9, 9, 9, 9, 9, 9, 9)),
+        "recovery-note": FULL,
+        "recovery-few-2026-05-01": {name: {**v, "n": 5} for name, v in spare.items()},
+    }.items():
+        (records / f"{name}.json").write_text(json.dumps({"metrics": metrics}))
+    names = [path.stem.removeprefix("recovery-") for path in scheduling.kept("recovery")]
+    assert names == ["2026-01-31", "2026-02-01", "2026-02-01b", "some-2026-03-01", "few-2026-05-01"]
+    found = run(tmp_path)
+    assert found["metrics"]["term.spare_s"]["median"] == pytest.approx(9.2), "not its restore"
+    settings = {name: str(value) for name, value in found["settings"].items()}
+    assert "node_crash_standby_torch" in settings["measured_2"]
+    assert settings["measured_3"].endswith(": node_crash_leased_torch")
+    assert settings["measured_4"].endswith(": node_crash_spare_torch")
+    assert "measured_1" not in settings, "all of it was measured again"
+    assert "measured_5" not in settings, "5 runs"
+    ratio = found["ratios"]["t_1.ours_leased/oracle"]
+    assert ratio == pytest.approx((0.52 + 0.2048) / (9.2 + 0.2048), rel=1e-3)
+    assert {"t_32.ours_fewer/oracle", "was_128.requeue/ours_leased"} <= found["ratios"].keys()
 
 
 def test_the_records_that_are_kept_can_be_used(capsys: pytest.CaptureFixture[str]) -> None:
     assert scheduling.main([]) == 0
-    assert scheduling.newest("recovery").name in capsys.readouterr().out
+    assert scheduling.kept("recovery")[-1].name in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- the plot

@@ -50,7 +50,7 @@ class Growth:
         if state.config.verify_every or self.due:
             return
         standing.release_stragglers(now)
-        if not self._resizing.ready or state.world.is_ending() or state.signalled:
+        if not self._resizing.prepared(now) or state.world.is_ending() or state.signalled:
             if standing.step != NOWHERE:
                 standing.release(now)
         elif standing.step != NOWHERE:

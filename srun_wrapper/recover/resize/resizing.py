@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
@@ -13,7 +14,7 @@ from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import OFF
-from srun_wrapper.job.model import Node, Role
+from srun_wrapper.job.model import AgentKey, Node, Role
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.state import JobState
 
@@ -21,6 +22,7 @@ DATA = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
 """Dimensions of a mesh along which only copies of the model are."""
 SHARDED = frozenset(("dp_shard", "fsdp", "shard"))
 """Dimensions along which its parameters are cut, and each rank computes a batch of its own."""
+WARM_BY = 30.0  # s for which the ranks go on without a node that still imports what they import
 
 
 class Resizing:
@@ -48,6 +50,7 @@ class Resizing:
         self._trained: list[tuple[int, ...]] = []  # as _full: those that a torchrun starts
         self._home: list[int] = []  # the place in it of each place of the present world
         self._lacking: list[tuple[int, ...]] = []  # places in it that lack a node, in sets
+        self._idle_since: dict[AgentKey, float] = {}  # nodes that a place lacks
         self._tried = 0  # epoch of another size than the one before it, until it makes a step
 
     @property
@@ -157,10 +160,17 @@ class Resizing:
     # -- more
 
     def fill(self, incident: Incident) -> bool:
-        """Give nodes that are idle in the job the places that lack one. False: there are none."""
+        """Give nodes that are idle in the job the places that lack one. False: there are none.
+
+        While ranks are down, any node is taken, those that would start warm first; ranks that run
+        are stopped for prepared ones only.
+        """
         if not self.ready:
             return False
-        free = [n for n in self._state.nodes.values() if self._idle(n)]
+        known = self._idle_nodes()
+        free = self._prepared(known, time.monotonic())
+        if incident.diagnosis.symptom != "grow":
+            free += [node for node in known if node not in free]
         come: dict[int, Node] = {}
         for places in list(self._lacking):
             fit = self._fitting(places, [n for n in free if n not in come.values()])
@@ -182,17 +192,42 @@ class Resizing:
     @property
     def ready(self) -> bool:
         """True if idle nodes could take places that lack one."""
+        return self._suffice(self._idle_nodes())
+
+    def prepared(self, now: float) -> bool:
+        """True if idle nodes that would start warm could; called while the ranks run.
+
+        A node for which the ranks have gone on without it for ``WARM_BY`` counts as well, and so
+        does any where none can be warm.
+        """
+        return bool(self._lacking) and self._suffice(self._prepared(self._idle_nodes(), now))
+
+    def _suffice(self, free: Sequence[Node]) -> bool:
         if not self._lacking:
             return False
         known = [len(own) for own in self._ranks()]
         if known != [len(self._trained[place]) for place in self._home]:
             return False  # the script has another world than it had
-        free = [n for n in self._state.nodes.values() if self._idle(n)]
         return any(self._fitting(places, free) for places in self._lacking)
 
-    @staticmethod
-    def _idle(node: Node) -> bool:
-        return node.role is Role.SPARE and node.connection is not None
+    def _idle_nodes(self) -> list[Node]:
+        nodes = self._state.nodes.values()
+        return [n for n in nodes if n.role is Role.SPARE and n.connection is not None]
+
+    def _prepared(self, idle: Sequence[Node], now: float) -> list[Node]:
+        """Return those of the idle nodes for whose imports nobody has to wait."""
+        before = self._idle_since
+        self._idle_since = {node.key: before.get(node.key, now) for node in idle}
+        if not self._state.config.warm or not self._state.learnt:
+            return list(idle)
+        least = min((len(self._trained[p]) for places in self._lacking for p in places), default=0)
+        return [
+            node
+            for node in idle
+            if sum(node.warm.values()) >= least  # torchrun's ranks are those of one slot
+            or 0 in node.warm.values()
+            or now - self._idle_since[node.key] >= WARM_BY
+        ]
 
     def _fitting(self, places: Sequence[int], free: Sequence[Node]) -> dict[int, Node]:
         """Return a node for each of the places; {} if one has none."""

@@ -193,9 +193,10 @@ class Leases:
     def _used(self, request: StandbyRequest) -> None:
         """A standby node gets ranks: keep the node, if it is a lease."""
         self._next = time.monotonic() + SOON
+        nodes = [n for n in self._state.nodes.values() if n.standby_request == request.number]
         if request.lease:
             start_task(self._tasks, self._hold(request))
-        else:
+        elif not any(ready for node in nodes for ready in node.warm.values()):
             self._cold = request.number
 
     def _tell(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch_forks import TorchForks
 
 from lab import Lab
 from robust_slurm.slurm.values import expand
+from srun_wrapper.recover.resize.resizing import WARM_BY
 
 pytest.importorskip("torch")
 
@@ -35,7 +37,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     standby(lab, "drain", "reason=test")
     model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1", CUT], [])
     training = CheckpointJob(lab, prepared(lab, 4).dir, 4, STEPS, model=model)
-    robust = "--robust-min-nodes=3 --robust-standby-wait=1"
+    robust = "--robust-min-nodes=3 --robust-standby-wait=1 --robust-warm"
     training.start(robust, f"--hold=1:{HELD}", sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
     training.wait_held(1, HELD)
     training.wait_replicas(HELD - 1)
@@ -44,7 +46,10 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     training.until(lambda: resized(training), "the incident is over")
     assert "trains with 3 of its 4 ranks" in status(lab, training), training.story()
     assert not training.says("the standby node starts cold"), "there is none"
+    before = sum(warm(training).values())
     standby(lab, "resume")
+    training.until(lambda: "s1" in warm(training), "s1 joins", WAIT)
+    came = time.time()
     training.until(lambda: steps_in(training, 3) >= AGAIN, "steps with 4 ranks again", WAIT)
     training.until(lambda: len(resized(training)) > 1, "the incident is over")
     (training.dir / "enough").touch()
@@ -55,6 +60,8 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     assert (grown["symptom"], grown["resized"]) == ("grow", [3, 4]), training.story()
     assert (shrunk["suspects"], shrunk["lost_steps"]) == (["n2"], 0), training.story()
     assert (grown["suspects"], grown["lost_steps"]) == ([], 0), training.story()
+    # The ranks have not stood for a node that still imported, but for too long a time.
+    assert grown["warm"] > before or grown["time"] - came > WARM_BY - 2.0, (grown, before, came)
     took = shrunk["phases"]["total"] - shrunk["phases"]["first_step"]  # imports torch
     assert took < 10.0, shrunk["phases"]
     assert len(training.incidents()) == 2 and set(training.accusations()) == {"n2"}
@@ -82,6 +89,12 @@ def status(lab: Lab, training: CheckpointJob) -> str:
 
 def steps_in(training: CheckpointJob, epoch: int) -> int:
     return sum("step" in li and li["epoch"] == epoch for li in training.lines(0))
+
+
+def warm(training: CheckpointJob) -> dict[str, int]:
+    """Ranks that would start warm, by the node that is in the job."""
+    nodes = [node for roster in training.rosters() for node in roster["nodes"]]
+    return {n["name"]: n["warm"] for n in nodes if n["role"] in ("active", "spare")}
 
 
 def resized(training: CheckpointJob) -> list[dict[str, Any]]:

@@ -288,6 +288,7 @@ def test_a_module_that_starts_a_thread_is_not_imported_ahead(drive: Any, tmp_pat
     d.wait(lambda: any(d.base.glob("1-0.modules")))
     d.wait(lambda: (d.base / "warm-off").read_text() != "")
     d.wait(lambda: len(d.below()) == 1)
+    assert d.get(WarmRanks).ready == 0, "or the job would wait until it is warm before it grows"
     assert not d.launch(epoch=2).warm
 
 

@@ -48,7 +48,9 @@ class Scene:
             signalled=0,
             stopped=lambda: False,
         )
-        self.resizing: Any = SimpleNamespace(ready=True, unfit=lambda: "", note_steps=lambda: None)
+        self.resizing: Any = SimpleNamespace(
+            prepared=lambda _now: True, unfit=lambda: "", note_steps=lambda: None
+        )
         self.standing = Stands()
         self.growth = Growth(self.state, self.resizing, cast(Any, self.standing))
 
@@ -88,7 +90,7 @@ def test_ranks_go_on_when_there_is_nothing_to_stand_for(change: str) -> None:
     scene = Scene()
     scene.look()
     if change == "gone":
-        scene.resizing.ready = False
+        scene.resizing.prepared = lambda _now: False
     elif change == "signalled":
         scene.state.signalled = 15
     else:
@@ -113,7 +115,10 @@ def test_says_once_that_a_job_cannot_be_smaller(
     monkeypatch.setattr(growth, "say", said.append)
     scene = Scene()
     scene.resizing = scene.growth._resizing = cast(
-        Any, SimpleNamespace(ready=False, unfit=lambda: "the mesh", note_steps=lambda: None)
+        Any,
+        SimpleNamespace(
+            prepared=lambda _now: False, unfit=lambda: "the mesh", note_steps=lambda: None
+        ),
     )
     if not saves:
         scene.standing.world = 0

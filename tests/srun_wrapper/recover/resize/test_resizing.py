@@ -24,7 +24,7 @@ from srun_wrapper.decide.ladder import OFF
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.orders.starting import start_orders
 from srun_wrapper.protocol.checkpoint_messages import StoreReady
-from srun_wrapper.recover.resize.resizing import Resizing
+from srun_wrapper.recover.resize.resizing import WARM_BY, Resizing
 
 ALL = (0, 1, 2, 3)
 
@@ -169,6 +169,47 @@ def test_a_node_that_comes_takes_the_place_that_lacks_one() -> None:
     assert (order.origins, order.anew) == ({0: 0, 1: 1, 2: 1, 3: 2}, (1,))
     assert order.shards.keys() == {0, 1, 2}
     assert not scene.resizing.wanted and not scene.resizing.ready
+
+
+@pytest.mark.parametrize(
+    ("warm", "said", "after", "grows"),
+    [
+        (True, {}, 0.0, False),  # it imports
+        (True, {}, WARM_BY - 1, False),
+        (True, {}, WARM_BY, True),
+        (True, {0: 1}, 0.0, True),
+        (True, {0: 0}, 0.0, True),  # it cannot be warm
+        (False, {}, 0.0, True),
+    ],
+)
+def test_ranks_that_run_are_not_stopped_for_a_node_that_still_imports(
+    warm: bool, said: dict[int, int], after: float, grows: bool
+) -> None:
+    scene = Scene(warm=warm)
+    assert scene.resizing.shrink(scene.lose("n1"))
+    scene.state.new_epoch()
+    scene.state.learnt = True
+    node, now = scene.come(7), time.monotonic()
+    assert scene.resizing.prepared(now) is not warm
+    node.warm = said
+    assert scene.resizing.prepared(now + after) is grows
+    assert scene.resizing.ready, "a recovery takes it in any case"
+    assert scene.resizing.fill(scene.incident()) and node in scene.state.world.places
+
+
+def test_a_growth_takes_prepared_nodes_only_and_a_recovery_those_first() -> None:
+    for symptom, places in ("grow", ["n0", "n8", "n3"]), ("node_lost", ["n0", "n8", "n7", "n3"]):
+        scene = Scene()
+        assert scene.resizing.shrink(scene.lose("n1", "n2"))
+        scene.state.new_epoch()
+        scene.state.learnt = True
+        scene.come(7)
+        scene.come(8).warm = {0: 1}
+        assert scene.resizing.prepared(time.monotonic())
+        incident = scene.incident()
+        incident.diagnosis = replace(incident.diagnosis, symptom=symptom)
+        assert scene.resizing.fill(incident)
+        assert [n.name for n in scene.state.world.places] == places
 
 
 def test_ranks_that_make_no_step_in_the_new_world_are_known() -> None:

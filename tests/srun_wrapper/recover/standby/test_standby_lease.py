@@ -187,6 +187,28 @@ def test_without_the_partition_it_is_said_what_it_would_buy(
     assert told.count("the standby node starts cold") == 1, told
 
 
+@pytest.mark.parametrize("ready", [0, 1])
+def test_a_node_with_which_the_world_grows_is_called_cold_only_if_it_is(
+    lease_job: LeaseJob, capfd: pytest.CaptureFixture[str], ready: int
+) -> None:
+    job = lease_job.job
+    del lease_job.partitions["lease"]
+
+    async def scene() -> None:
+        await lease_job.look()
+        job.requests.prerequest([(2, "n2")], [])
+        await asked(job, 1)
+        job.comes(1)
+        node = next(iter(job.state.nodes.values()))
+        node.warm = {0: ready}
+        job.requests.use(1)
+        job.state.members.move(node, Role.ACTIVE)
+        await lease_job.look()
+
+    play(job, scene)
+    assert ("starts cold" in capfd.readouterr().err) is (ready == 0)
+
+
 def test_a_lease_that_slurm_takes_back_is_no_fault(lease_job: LeaseJob) -> None:
     job = lease_job.job
     taken: Any = SimpleNamespace(nodes=("s1",), state="PREEMPTED", reason="None")
