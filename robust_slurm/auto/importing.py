@@ -19,7 +19,7 @@ thread then. So no thread has to be trusted to survive a fork; Arrow frees pages
 _NOT_MAIN = ("main thread", "event loop in thread")
 _NEVER = ("__main__", "sitecustomize", "usercustomize")
 _OWN = "robust_slurm"
-"""What a rank imports of it, the Checkpointer for one, knows nothing of the rank when imported."""
+"""Our package: its modules, the Checkpointer's for one, know nothing of the rank when imported."""
 
 
 def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:

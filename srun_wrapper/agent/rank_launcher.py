@@ -19,13 +19,13 @@ from srun_wrapper.agent.launch import SlotOptions as SlotOptions
 from srun_wrapper.agent.launch import begin_record, check_snapshot, world_fds
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes.end_report import error_env, error_file
+from srun_wrapper.agent.processes.head_start import head_start
 from srun_wrapper.agent.processes.starting import Starting
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.pump import Pump
 from srun_wrapper.agent.streams.sinks import are_open, open_sinks
 from srun_wrapper.agent.streams.streams import Streams
 from srun_wrapper.agent.warm.commands import at_start
-from srun_wrapper.agent.warm.head_start import head_start
 from srun_wrapper.agent.warm.imports import Learnt
 from srun_wrapper.agent.warm.interpreter import Warm
 from srun_wrapper.agent.warm.preforked import Forked

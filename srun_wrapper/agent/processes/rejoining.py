@@ -18,7 +18,7 @@ from robust_slurm.record import record_path
 from robust_slurm.rejoin.offer import GOING, PAUSE, READY, path_beside
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
-from srun_wrapper.agent.warm.head_start import head_start
+from srun_wrapper.agent.processes.head_start import head_start
 from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.protocol.messages import RankStart, Start
 

@@ -13,7 +13,7 @@ import pytest
 
 from robust_slurm.auto import listening
 from robust_slurm.auto.listening import listens
-from srun_wrapper.agent.warm.head_start import HEAD_START, HEAD_START_BESIDE, head_start
+from srun_wrapper.agent.processes.head_start import HEAD_START, HEAD_START_BESIDE, head_start
 from srun_wrapper.protocol.messages import RankStart
 
 LONG = 30.0  # s; no passing test waits so long
