@@ -15,7 +15,7 @@ WIDTH = 200  # characters shown of a log's line
 BLAMES = {
     "node": "the node",
     "user": "the program, its settings or its data",
-    "transient": "nobody: a passing fault",
+    "transient": "no one: a passing fault",
     "external": "something outside the job and its nodes",
     "unknown": "unknown",
 }

@@ -130,7 +130,7 @@ def print_job(report: JobReport, out: Console) -> None:
     out.print()
     if report.incidents and not wide:
         _print_lines(short_incidents(report.incidents, out.width), out)
-        out.print(f"robust-status {report.job_id} --why tells each in a paragraph.")
+        out.print(f"robust-status {report.job_id} --why explains each in a paragraph.")
     elif report.incidents:
         table = plain_table(
             "TIME", "SYMPTOM", "CAUSE", "RULE", "SUSPECTS", "ACTION", "OUTCOME", "LOST STEPS"

@@ -144,7 +144,7 @@ def show_job(args: argparse.Namespace, source: RecordSource, out: IO[str]) -> in
 
         of = found.account
         if of is None:
-            told = [f"Nothing says when job {args.subject} ran."]
+            told = [f"No record shows when job {args.subject} ran."]
         else:
             told = paragraphs(of, done.log, found.recovering)
     if args.json:

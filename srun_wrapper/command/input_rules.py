@@ -24,7 +24,7 @@ class Feed(enum.Enum):
     ONE = "one task"
     FILE = "all tasks, the same file"
     OWN = "each task, a file by its number or node"
-    TERMINAL = "all tasks, what somebody types"
+    TERMINAL = "all tasks, what is typed"
 
 
 def feed(value: str | None, terminal: bool) -> Feed:

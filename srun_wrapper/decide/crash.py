@@ -194,7 +194,7 @@ def _user(case: Case) -> Diagnosis | None:
 def _killed(case: Case) -> Diagnosis | None:
     if _killer(case) != signal.SIGKILL:
         return None
-    why = "nothing readable on the node says why: mostly the OOM killer or a person"
+    why = "no record on the node shows why: usually the OOM killer or a person"
     return _moving(_found(case, case.root, "unknown", why))
 
 
@@ -236,7 +236,7 @@ RULES = (
         "preempted",
         "crash",
         "a rank reports a preemption, and no precise error more than 120 s before it",
-        "nobody is to blame: errors near a preemption are what its SIGKILL makes peers report",
+        "no node is to blame: errors near a preemption are what its SIGKILL makes peers report",
         "restart",
         _preempted,
     ),
@@ -278,7 +278,7 @@ RULES = (
         "points-to-node",
         "crash",
         "a signature that blames a node or something outside the job, or SIGBUS",
-        "unknown: nobody is blamed the first time",
+        "unknown: no node is blamed the first time",
         "second",
         _points,
     ),
@@ -294,7 +294,7 @@ RULES = (
         "follows",
         "crash",
         "all ends of ranks only follow from another rank's end, or from the network",
-        "transient: nobody is to blame",
+        "transient: no node is to blame",
         "restart",
         _follows,
     ),
@@ -326,7 +326,7 @@ RULES = (
     Rule(
         "killed",
         "crash",
-        "a rank is killed by SIGKILL, and nothing readable on its node says why",
+        "a rank is killed by SIGKILL, and no record on its node shows why",
         "unknown: mostly memory that is used up, or a person",
         "exchange",
         _killed,

@@ -172,7 +172,7 @@ RULES = (
         "node-lost",
         "node lost",
         "a node does not answer, or its ranks cannot be ended",
-        "the node is to blame; nobody, if several nodes fell silent together",
+        "the node is to blame; no node, if several fell silent together",
         "evict",
         _lost,
     ),
@@ -198,7 +198,7 @@ RULES = (
         "sdc",
         "ranks that share their state held the same bits; then one of them, alone of at least "
         "three, holds others at two steps",
-        "unknown: its node is a suspect; the next time tells the machine from the program",
+        "unknown: its node is a suspect; the next time shows if it is the machine or the program",
         "exchange sdc",
         _odd_rank,
     ),
@@ -215,7 +215,7 @@ RULES = (
         "nan",
         "at the first step with a loss that is not finite, only ranks of one node had one, and all "
         "other ranks are known to have had a finite one",
-        "unknown: the node is a suspect, as its ranks' data are; the third time at that spot tells",
+        "unknown: the node is a suspect, as its ranks' data are; the third time there decides",
         "exchange nan",
         _local_nan,
     ),

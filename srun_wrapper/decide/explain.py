@@ -91,7 +91,7 @@ def follows(then: Then, config: Config) -> str:
         + "the node is evicted only if tests prove it bad",
         "test": (f"{tests} now; " if tests else "")
         + "the job stops at the second time unless a machine is proven bad",
-        "stop": "restart in place; the job stops when the same error comes again without progress",
+        "stop": "restart in place; the job stops if the same error recurs without progress",
         "stop now": "the job stops now; restart in place if ranks have made steps before",
         "restart": "restart in place; no node is evicted",
     }[then]

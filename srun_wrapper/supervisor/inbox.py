@@ -195,7 +195,7 @@ class Inbox:
                 node.stdin[message.local] = False
         elif isinstance(message, SlotLost):
             node.ours = True
-            state.lose(node, f"a robust-task of {node.name} did not come back")
+            state.lose(node, f"a robust-task of {node.name} did not return")
         elif isinstance(message, Stalled):
             if message.mounts and not node.stalled:
                 node.stalled_at = node.last_word

@@ -40,7 +40,7 @@ def write_report(
 def rendered(found: OneJob, refresh_s: int = 0) -> str:
     """The page as HTML. ``refresh_s``: the browser loads it anew; 0: it does not."""
     if found.account is None:
-        raise ReportError(f"nothing says when job {found.report.job_id} ran")
+        raise ReportError(f"no record shows when job {found.report.job_id} ran")
     args = found.account, found.report, found.runs, found.recovering, version(), refresh_s > 0
     return html(page(*args), refresh_s)
 

@@ -40,7 +40,7 @@ _BLAME = {
     "node": "The node is to blame.",
     "shared": "Something that the nodes share is to blame, and no node.",
     "user": "The program, its settings or its data are to blame.",
-    "transient": "Nobody is to blame: it has passed.",
+    "transient": "The fault has passed; no node and no program is to blame.",
     "unknown": "The cause is not known.",
     "ordered": "It was ordered.",
 }

@@ -85,7 +85,7 @@ def judge_unit(shown: str) -> tuple[str, str]:
     values = dict(line.partition("=")[::2] for line in shown.splitlines())
     load, active = values.get("LoadState", ""), values.get("ActiveState", "")
     sub = values.get("SubState", "")
-    said = f"systemctl says {load}, {active} ({sub})"
+    said = f"systemctl reports {load}, {active} ({sub})"
     if active in ("active", "reloading", "refreshing"):
         return "up", said
     if load == "not-found":
