@@ -211,6 +211,7 @@ def request(name: str, original: int, memory: int, code: str) -> dict[str, Any]:
         "main": str(Path(__file__).with_name("main.py")),
         "path": path,
         "directory": os.getcwd(),  # noqa: PTH109
+        "original": original,
         "code": code,
         "memory": memory,
         "environ": {**os.environ, "WORLD_SIZE": str(original)},
@@ -218,7 +219,7 @@ def request(name: str, original: int, memory: int, code: str) -> dict[str, Any]:
 
 
 def _socket_of(request: dict[str, Any]) -> str:
-    parts = ("name", "code", "memory", "python", "main", "path", "directory")
+    parts = ("name", "original", "code", "memory", "python", "main", "path", "directory")
     return wire.socket_name(*(request[part] for part in parts))
 
 

@@ -55,6 +55,7 @@ class AskedData(msgspec.Struct, frozen=True):
     main: str  # the program of the data process, as the rank sees it
     path: tuple[str, ...]  # its sys.path
     directory: str
+    original: int  # number of ranks at the job's beginning
     code: str  # version of the code, and of the plan's own file
     memory: int
     environ: dict[str, str]
@@ -62,7 +63,7 @@ class AskedData(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """Return what makes it another process, as the name of its socket; the ranks'
         environments differ."""
-        plan = (self.name, self.code, self.memory)
+        plan = (self.name, self.original, self.code, self.memory)
         return socket_name(*plan, self.python, self.main, self.path, self.directory)
 
 

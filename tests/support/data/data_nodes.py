@@ -66,8 +66,8 @@ class Node:
     def ask(self, name: str, **more: Any) -> tuple[socket.socket, dict[str, Any]]:
         request = {
             "op": "ask", "name": str(self.directory / name), "python": sys.executable,
-            "main": str(self.program), "path": sys.path, "directory": "/", "code": "",
-            "memory": 1, "environ": {**os.environ, "RANK": "1", "OWN": "mine"}, **more,
+            "main": str(self.program), "path": sys.path, "directory": "/", "original": 2,
+            "code": "", "memory": 1, "environ": {**os.environ, "RANK": "1", "OWN": "mine"}, **more,
         }  # fmt: skip
         return self.say(json.dumps(request).encode() + b"\n")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +13,24 @@ from robust_slurm.data.service.kept_steps import KeptSteps
 from robust_slurm.data.service.made_step import MadeStep
 from robust_slurm.data.service.ring import StepRing
 
+made: set[int] = set()
+"""The memory files of all steps."""
+
+
+def inode(fd: int | str) -> int:
+    try:
+        return os.fstat(int(fd)).st_ino
+    except OSError:  # another thread's, or the listing's own
+        return 0
+
 
 @pytest.fixture
 def pair() -> Iterator[tuple[int, int]]:
     """Sockets as robust-task holds them: the data processes get duplicates, which end with them."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    made.clear()
     yield ends[0].fileno(), ends[1].fileno()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert made and not made & {inode(fd) for fd in os.listdir("/proc/self/fd")}  # noqa: PTH208
     for end in ends:
         end.close()
 
@@ -37,24 +46,25 @@ def die(ring: StepRing) -> None:
     assert ring._kept is not None
     for end in ring._kept._ends:
         end.close()
-    for made in ring._made:
-        made.close()
+    for each in ring._made:
+        each.close()
 
 
 def step(number: int, shares: int = 2) -> MadeStep:
     rows = {share: pages.write({"x": [10 * number + share]}) for share in range(shares)}
+    made.update(inode(page.fd) for page in rows.values())
     return MadeStep(str(number), number, rows, f'{{"step": {number}}}', str(number + 1))
 
 
 def here(ring: StepRing) -> list[int]:
     """The steps that a rank can have, after a look into each."""
     found = []
-    for made in ring._made:
-        for share, page in made.pages.items():
+    for each in ring._made:
+        for share, page in each.pages.items():
             rows = pages.read(os.dup(page.fd), page.head())
-            assert rows["x"].tolist() == [10 * made.number + share]
-        assert made.state == f'{{"step": {made.number}}}' and made.after == str(made.number + 1)
-        found.append(made.number)
+            assert rows["x"].tolist() == [10 * each.number + share]
+        assert each.state == f'{{"step": {each.number}}}' and each.after == str(each.number + 1)
+        found.append(each.number)
     return found
 
 
