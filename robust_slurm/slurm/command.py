@@ -152,11 +152,11 @@ class SlurmCommands:
         limit = max(_LEAST_S, min(max(_PROBE_S, _SLOWER * (now - began)), until - now))
         try:
             done = self._runner(_PROBE, limit, None, self._query_env, None)
-            error = classify(argv, done.returncode, done.stdout, done.stderr)
+            found = classify(argv, done.returncode, done.stdout, done.stderr)
         except SlurmError:  # with slurmctld down it retries for 9 s
-            error = None
-        if error is not None and error.kind == "version":
-            raise self._skewed(error, until)
+            found = None
+        if found is not None and found.kind == "version":
+            raise self._skewed(found, until)
         raise SlurmError("unreachable", argv, "no slurmctld answers")
 
     def _skewed(self, error: SlurmError, until: float) -> SlurmError:
