@@ -34,7 +34,7 @@ from srun_wrapper.command.batch_script import (
 from srun_wrapper.command.containers import in_image
 from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
 from srun_wrapper.command.input_rules import Feed, feed
-from srun_wrapper.command.kinds import accepted, warning, world_by_name
+from srun_wrapper.command.kinds import accepted, warning
 from srun_wrapper.command.layout import StepPlan, allocation, plan_step
 from srun_wrapper.command.numbered_files import as_paths, task_count
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
@@ -99,9 +99,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     if command.informational:
         handover.to_srun(argv, started)
     given = load(command.robust, env, warn=warning_line)
-    if by is None and given.mode == "full":
-        command = world_by_name(command, env)
-    config = in_force(given, command if by is None else None, env)  # the plugin's is srun's own
+    config = in_force(given, command if by is None else None)  # the plugin's is srun's own
     if config.mode == "off":
         handover.to_srun([*command.argv(), *command.command], started)
     check_regex(config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +18,12 @@ from srun_wrapper.protocol.task_options import TaskOptions
 NEVER = 1e9  # s
 
 
-def in_force(
-    config: Config, command: SrunCommand | None = None, env: Mapping[str, str] | None = None
-) -> Config:
+def in_force(config: Config, command: SrunCommand | None = None) -> Config:
     """Return the settings without what a job of this kind cannot have. Raises UsageError."""
     if config.mode == "observe":
         return _observe(config)
     if command is not None:
-        config = for_kind(config, command, env or {})
+        config = for_kind(config, command)
     if config.rank_env:
         return config
     # Independent tasks have no steps in common, and nothing to restore.

@@ -37,30 +37,15 @@ def mpi_world(command: SrunCommand) -> str:
     return value if value and value not in NO_WORLD else ""
 
 
-def world_by_name(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
-    """Return the command with the --mpi that srun would take from its environment."""
-    value = env.get(MPI_TYPE, "")
-    if not value or value in NO_WORLD or command.get("mpi") is not None:
-        return command
-    return command.with_option("mpi", value)
-
-
-def _world(command: SrunCommand, env: Mapping[str, str]) -> str:
-    """Return what makes an MPI world, in words; "": nothing does."""
-    world = mpi_world(command)
-    by = f" ({MPI_TYPE})" if world and env.get(MPI_TYPE) == world else ""
-    return f"--mpi={world}{by}" if world else ""
-
-
-def for_kind(config: Config, command: SrunCommand, env: Mapping[str, str]) -> Config:
+def for_kind(config: Config, command: SrunCommand) -> Config:
     """Return the settings without what ranks of an MPI world cannot have. Raises UsageError."""
-    world = _world(command, env)
+    world = mpi_world(command)
     if not world or config.mode != "full":
         return config
     if wrong := [flag(name) for name in _NOT_WITH_MPI if getattr(config, name)]:
         raise UsageError(
-            f"{world} makes one MPI world of the ranks, which cannot be started again in the "
-            f"step: leave out {', '.join(wrong)}, or use --mpi=none (torch needs no MPI)"
+            f"--mpi={world} makes one MPI world of the ranks, which cannot be started again in "
+            f"the step: leave out {', '.join(wrong)}, or --mpi (torch needs none)"
         )
     slow = "warn" if config.slow == "replace" else config.slow
     return replace(config, standby_partition="", warm=False, slow=slow)
@@ -86,16 +71,33 @@ def accepted(
 
 def warning(command: SrunCommand, config: Config, env: Mapping[str, str]) -> str:
     """Return what a fault costs a job of this kind; "": as for all others."""
-    world = _world(command, env)
-    if not world or config.mode != "full":
+    world = mpi_world(command)
+    if config.mode != "full":
         return ""
+    if not world:
+        return _spares_in_a_world(command, config, env)
     then = (
         f"the job is requeued, until it has started {config.max_restarts + 1} times"
         if config.requeue == "auto"
         else "the job ends (requeue = never)"
     )
     return (
-        f"warning: {world} makes one MPI world of the ranks, which cannot be started again in the "
-        f"step: after a fault {then}; torch needs no MPI: with --mpi=none robust-srun restarts the "
-        "ranks in place"
+        f"warning: --mpi={world} makes one MPI world of the ranks, which cannot be started again "
+        f"in the step: after a fault {then}; torch needs no --mpi: without it robust-srun restarts "
+        "the ranks in place"
+    )
+
+
+def _spares_in_a_world(command: SrunCommand, config: Config, env: Mapping[str, str]) -> str:
+    """Return what an MPI program would do with spares; a module's variable says not that it is one.
+
+    Torch, under the same variable, needs no MPI and keeps its spares and restarts in place.
+    """
+    value = env.get(MPI_TYPE, "")
+    if not config.spares or not value or value in NO_WORLD or command.get("mpi") is not None:
+        return ""
+    return (
+        f"warning: {MPI_TYPE}={value} is set: an MPI program would wait in MPI_Init for the spare "
+        f"nodes for ever: give --mpi={value}, without --robust-spares; if this one uses no MPI "
+        "(torch does not), all is well, and --mpi=none says so"
     )

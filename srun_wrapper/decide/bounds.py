@@ -108,7 +108,7 @@ class Means:
         """Return why ranks that ended so cannot be started again in the step; "": they can.
 
         ``tail``: the last words of the first one. Where Slurm makes one MPI world of every step
-        (MpiDefault), torch's ranks can be, and those of an MPI program not.
+        (MpiDefault, SLURM_MPI_TYPE), torch's ranks can be, and those of an MPI program not.
         """
         if self.world:
             return f"--mpi={self.world}: an MPI world cannot be started again in the step"

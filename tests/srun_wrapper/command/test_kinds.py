@@ -11,13 +11,7 @@ from robust_slurm.config import Config, flags
 from srun_wrapper.code.cli import main as update
 from srun_wrapper.command.handover import own_environment
 from srun_wrapper.command.in_force import in_force
-from srun_wrapper.command.kinds import (
-    accepted,
-    mpi_world,
-    requeue_signals,
-    warning,
-    world_by_name,
-)
+from srun_wrapper.command.kinds import accepted, mpi_world, requeue_signals, warning
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.command.step_request import effective
 from status.cli import main as status
@@ -73,36 +67,39 @@ def test_the_environment_chooses_no_cluster_for_the_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "variable", "world"),
+    ("words", "world"),
     [
-        ([], "", ""),
-        (["--mpi=none"], "", ""),
-        (["--mpi=openmpi"], "", ""),
-        (["--mpi=pmi2"], "", "pmi2"),
-        (["--mpi", "pmix_v4"], "", "pmix_v4"),
-        (["--mpi=pmi2", "--mpi=none"], "", ""),
-        # An MPI's module sets it; a spare would be a task of the world, and keep it from starting.
-        ([], "pmix", "pmix"),
-        ([], "none", ""),
-        (["--mpi=none"], "pmix", ""),
-        (["--mpi=pmi2"], "pmix", "pmi2"),
+        ([], ""),
+        (["--mpi=none"], ""),
+        (["--mpi=openmpi"], ""),
+        (["--mpi=pmi2"], "pmi2"),
+        (["--mpi", "pmix_v4"], "pmix_v4"),
+        (["--mpi=pmi2", "--mpi=none"], ""),
     ],
 )
-def test_an_mpi_world(words: list[str], variable: str, world: str) -> None:
-    env = {"SLURM_MPI_TYPE": variable} if variable else {}
-    given = world_by_name(command(*words), env)
+def test_an_mpi_world(words: list[str], world: str) -> None:
+    given = command(*words)
     assert mpi_world(given) == world
-    told = warning(given, Config(max_restarts=2), env)
+    told = warning(given, Config(max_restarts=2), {})
     assert bool(told) == bool(world) and "\n" not in told
     if world:
         assert f"--mpi={world} " in told and "until it has started 3 times" in told
-        assert ("(SLURM_MPI_TYPE)" in told) == (variable == world)
-        assert "the job ends (requeue = never)" in warning(given, Config(requeue="never"), env)
-        assert warning(given, in_force(Config(mode="observe"), given, env), env) == ""
-        with pytest.raises(UsageError, match=r"leave out --robust-spares, or use --mpi=none"):
-            in_force(Config(spares=1), given, env)
-    kept = in_force(Config(slow="replace"), given, env)
+        assert "the job ends (requeue = never)" in warning(given, Config(requeue="never"), {})
+        assert warning(given, in_force(Config(mode="observe"), given), {}) == ""
+    kept = in_force(Config(slow="replace"), given)
     assert (kept.warm, kept.slow) == ((False, "warn") if world else (True, "replace"))
+
+
+def test_spares_under_a_modules_variable_are_kept_and_named() -> None:
+    """The variable says not that the program uses MPI: torch's jobs keep spares and restarts."""
+    env, spare = {"SLURM_MPI_TYPE": "pmix"}, Config(spares=1)
+    assert in_force(spare, command()).warm
+    told = warning(command(), spare, env)
+    assert "SLURM_MPI_TYPE=pmix is set" in told and "--mpi=none" in told and "\n" not in told
+    assert warning(command("--mpi=none"), spare, env) == ""
+    assert warning(command(), Config(), env) == ""
+    assert warning(command(), spare, {"SLURM_MPI_TYPE": "none"}) == ""
+    assert warning(command(), spare, {}) == ""
 
 
 @pytest.mark.parametrize(
@@ -110,9 +107,7 @@ def test_an_mpi_world(words: list[str], variable: str, world: str) -> None:
 )
 def test_what_starts_ranks_again_is_refused_in_an_mpi_world(settings: dict[str, Any]) -> None:
     (name,) = settings
-    with pytest.raises(
-        UsageError, match=f"--robust-{name.replace('_', '-')}, or use --mpi=none"
-    ) as got:
+    with pytest.raises(UsageError, match=f"--robust-{name.replace('_', '-')}, or --mpi") as got:
         in_force(Config(**settings), command("--mpi=pmi2"))
     assert "\n" not in str(got.value)
     in_force(Config(**settings, mode="observe"), command("--mpi=pmi2"))
