@@ -194,7 +194,7 @@ def _last_rung(metrics: Metrics, requeue: Term, wait: float) -> Term:
 
 
 def _fewer(metrics: Metrics, wait: float) -> Term:
-    """Nothing replaces the machine within ``wait``: the others start again, warm."""
+    """Return the loss where nothing replaces the machine within ``wait``: the others start warm."""
     case = "shrink" if measured(metrics, "shrink") else "node_crash_spare_torch"
     begin, end = phases(metrics, case, ("decide", "stop")), phases(metrics, case, START)
     return begin + assumed(wait, "standby_wait") + end
