@@ -1,4 +1,4 @@
-"""One robust-srun at a time in a job: a lock in the job's directory, held as long as it lives."""
+"""Tell if a robust-srun of the job runs: a lock in the job's directory, held while it lives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def running_beside(job_dir: Path, restart: str, deadline: float = 5.0) -> str:
 
     ``restart``: Slurm's count of the job's starts. Each has a lock of its own, since a lock on a
     shared file system may outlive the host that held it. Where locks cannot be had, or the file
-    system does not answer within ``deadline`` seconds, nobody is refused.
+    system does not answer within ``deadline`` seconds, "" is returned, too.
     """
     found: list[str] = []
     path = job_dir / f".supervisor-{int(restart) if restart.isdecimal() else 0}.lock"

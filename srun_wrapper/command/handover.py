@@ -106,23 +106,25 @@ def alone(
     *,
     observes: bool,
 ) -> None:
-    """Go on as the only robust-srun of the job that runs now. Raises UsageError.
+    """Say so if another robust-srun of the job runs.
 
-    A line of the plugin's, and one that only observes, is plain srun beside another.
+    Each restarts its own ranks in place, whatever the other does. A line of the plugin's, and one
+    that only observes, is plain srun beside another.
     """
     if records is None:
         return
     beside = running_beside(records, env.get("SLURM_RESTART_COUNT", ""))
     if not beside:
         return
-    error = UsageError(
-        f"another robust-srun of this job is running ({beside}), and each takes the job for its "
-        "own: start it when that one has ended, or use plain srun for it"
-    )
-    if by is not None or not observes:
-        back(by, error, argv, env, say)
-    say(f"this line runs as plain srun: {error}")
-    to_srun([*command.argv(), *command.command], env)
+    found = f"another robust-srun of this job is running ({beside})"
+    if by is None and not observes:
+        say(
+            f"warning: {found}: each restarts its own ranks, but a requeue by one ends both, and "
+            "neither knows the other's spare nodes"
+        )
+        return
+    say(f"this line runs as plain srun: {found}")
+    to_srun(argv if by is not None else [*command.argv(), *command.command], env)
 
 
 def check(command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int) -> None:

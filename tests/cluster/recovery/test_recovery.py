@@ -107,6 +107,7 @@ def test_two_steps_of_one_job_do_not_disturb_each_other(lab: Cluster) -> None:
     states = {r["step_id"]: (r["state"], r["epoch"]) for r in one.rosters()}
     other = {"0": "1", "1": "0"}[record["step_id"]]
     assert states == {record["step_id"]: ("completed", 2), other: ("completed", 1)}
+    assert one.says("warning: another robust-srun of this job is running .process [0-9]+ on n1")
 
 
 def test_two_jobs_on_one_node_do_not_disturb_each_other(lab: Cluster) -> None:

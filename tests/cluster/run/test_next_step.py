@@ -15,10 +15,6 @@ from waiting import until
 from lab import Cluster
 from srun_wrapper.decide.ladder import NOTHING_LEFT
 
-BESIDE = (
-    "(until ls $ROBUST_STATE_DIR/jobs/$SLURM_JOB_ID/.supervisor-0.lock; do sleep 0.1; done; "
-    "robust-srun hostname; echo beside $?) 2>&1 &\n"
-)
 SAY = "sh -c 'echo second $SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME'"
 
 
@@ -31,12 +27,12 @@ HELD = ["--robust-hang-floor=90"]  # a training that a test holds is no hang
 
 
 def two_steps(
-    lab: Cluster, robust: str, size: str, then: str = "", hold: str = "--hold=8", also: str = ""
+    lab: Cluster, robust: str, size: str, then: str = "", hold: str = "--hold=8"
 ) -> Training:
     """A training that loses n2, then three ranks that say where they are; ``then``: options."""
     training = prepared(lab, 3)
     first = training.line([*robust.split(), *HELD], [hold])
-    body = f"{also}{first} || exit 9\nrobust-srun {robust} {then} {SAY}"
+    body = f"{first} || exit 9\nrobust-srun {robust} {then} {SAY}"
     training.submit(body, [*size.split(), "--ntasks-per-node=1"])
     training.wait_step(8)
     lab.crash("n2")
@@ -52,10 +48,8 @@ def places(training: Training) -> dict[str, str]:
 
 
 def test_after_a_spare_was_used_the_next_step_has_one_less(lab: Cluster) -> None:
-    training = two_steps(lab, "--robust-spares=1", "-N4", also=BESIDE)
+    training = two_steps(lab, "--robust-spares=1", "-N4")
     training.check_done()
-    assert training.says("^beside 2$"), "while the first ran"
-    assert training.says("error: another robust-srun of this job is running .process [0-9]+ on n1")
     assert places(training) == {"0": "n1", "1": "n3", "2": "n4"}
 
 
