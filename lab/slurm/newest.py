@@ -41,7 +41,7 @@ def newest(say: Callable[[str], None]) -> str:
     try:
         _look(wanted)
         _build(wanted)
-    except LabError as error:
+    except (LabError, OSError) as error:
         say(f"Slurm {wanted} cannot be built here now, so this runs on {here}: {error}")
         return here
     return wanted

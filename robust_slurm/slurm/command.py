@@ -155,6 +155,10 @@ class SlurmCommands:
             found = classify(argv, done.returncode, done.stdout, done.stderr)
         except SlurmError:  # with slurmctld down it retries for 9 s
             found = None
+        else:
+            if found is None:  # it has come up, or does not take this ping
+                self._heard = time.monotonic()
+                return
         if found is not None and found.kind == "version":
             raise self._skewed(found, until)
         raise SlurmError("unreachable", argv, "no slurmctld answers")

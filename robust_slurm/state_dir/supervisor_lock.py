@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -29,9 +30,10 @@ def running_beside(job_dir: Path, restart: str, deadline: float = 5.0) -> str:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             # Not flock, which a child that we leave behind would hold on to.
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.write(fd, f"process {os.getpid()} on {os.uname().nodename}".encode())
             _held.append(fd)
+            with contextlib.suppress(OSError):  # no space: the lock holds all the same
+                os.ftruncate(fd, 0)
+                os.write(fd, f"process {os.getpid()} on {os.uname().nodename}".encode())
         except OSError as error:
             if fd >= 0 and error.errno in (errno.EAGAIN, errno.EACCES):
                 found.append(

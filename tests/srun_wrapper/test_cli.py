@@ -281,9 +281,15 @@ from robust_slurm.state_dir.supervisor_lock import running_beside
 
 where = Path(sys.argv[1])
 assert running_beside(where, "")
+write, os.write = os.write, None
+def full(*_):
+    raise OSError(28, "No space left on device")
+os.write = full
+assert running_beside(where, "2") == ""
+os.write = write
 pid = os.fork()
 if pid == 0:
-    os._exit(running_beside(where, "1") != "")
+    os._exit(running_beside(where, "1") != "" or running_beside(where, "2") == "")
 assert os.waitpid(pid, 0)[1] == 0
 assert running_beside(where, "1") == ""  # the job's next start, and that process is gone
 assert running_beside(Path("/proc/nowhere"), "9") == ""

@@ -384,6 +384,14 @@ def test_what_scontrol_calls_down_is_looked_at(probe: Completed | SlurmError, ki
     assert ("(commands: slurm 26.05.5)" in caught.value.message) is (kind == "version")
 
 
+def test_a_slurmctld_that_answers_is_up_whatever_its_ping_says() -> None:
+    answers = Completed(0, "PartitionName=batch\n", "")
+    runner = Recorded({"ping": DOWN, "show partition": answers, "show node": node_text("IDLE")})
+    slurm = Slurm(runner, environ=ENVIRON, ping_first=True)
+    assert slurm.nodes() and slurm.nodes()
+    assert len(runner.calls) == 4  # one ping and one look for both
+
+
 @pytest.mark.parametrize(
     ("ping", "kind"),
     [
