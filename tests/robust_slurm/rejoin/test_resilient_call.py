@@ -61,8 +61,8 @@ def test_an_older_robust_task_names_no_wait(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("close_checkpointers", "let_go_loaders", "begin"):
         monkeypatch.setattr(renew, name, nothing)
     monkeypatch.setattr(module, "_offer", lambda _sockets: offer)
-    monkeypatch.setattr(module.os, "_exit", lambda code: pytest.fail(f"ended with {code}"))
-    order = {"set": {}, "unset": []}
+    monkeypatch.setattr("os._exit", lambda code: pytest.fail(f"ended with {code}"))
+    order: dict[str, Any] = {"set": {}, "unset": []}
     offer: Any = SimpleNamespace(ready=nothing, going=nothing, wait=lambda: order)
     sockets: Any = SimpleNamespace(next_round=nothing)
     first: Any = SimpleNamespace(check=nothing, put_back=nothing)
