@@ -173,7 +173,7 @@ def _rejoin(
         if order is None:
             os._exit(ENDED)
         renew.begin(order)
-        begin = time.monotonic() + float(order["wait"])
+        begin = time.monotonic() + float(order.get("wait", 0.0))  # an older robust-task: none
         first.put_back()
         following = _offer(sockets)
         offer.going()

@@ -171,6 +171,8 @@ class Resizing:
         free = self._prepared(known, time.monotonic())
         if incident.diagnosis.symptom != "grow":
             free += [node for node in known if node not in free]
+        elif not self._suffice(free):
+            return False  # the prepared node has gone since the ranks were asked to stand
         come: dict[int, Node] = {}
         for places in list(self._lacking):
             fit = self._fitting(places, [n for n in free if n not in come.values()])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,3 +53,20 @@ def test_a_rank_that_never_resumes_does_not_stay(monkeypatch: pytest.MonkeyPatch
         renew.close_checkpointers()
     saves._resumed = True
     renew.close_checkpointers()
+
+
+def test_an_older_robust_task_names_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank's package and robust-task may be of two releases."""
+    nothing = lambda *_: None  # noqa: E731
+    for name in ("close_checkpointers", "let_go_loaders", "begin"):
+        monkeypatch.setattr(renew, name, nothing)
+    monkeypatch.setattr(module, "_offer", lambda _sockets: offer)
+    monkeypatch.setattr("os._exit", lambda code: pytest.fail(f"ended with {code}"))
+    order: dict[str, Any] = {"set": {}, "unset": []}
+    offer: Any = SimpleNamespace(ready=nothing, going=nothing, wait=lambda: order)
+    sockets: Any = SimpleNamespace(next_round=nothing)
+    first: Any = SimpleNamespace(check=nothing, put_back=nothing)
+    try:
+        assert module._rejoin(offer, sockets, first, None)[1] <= time.monotonic()
+    finally:
+        gc.unfreeze()

@@ -139,6 +139,18 @@ def test_a_growth_takes_prepared_nodes_only_and_a_recovery_those_first() -> None
         assert [n.name for n in scene.state.world.places] == places
 
 
+def test_a_world_whose_prepared_node_has_gone_meanwhile_does_not_change() -> None:
+    scene = Scene()
+    assert scene.resizing.shrink(scene.lose("n1", "n2"))
+    scene.state.new_epoch()
+    scene.state.learnt = True
+    scene.come(7)  # imports still
+    before, incident = list(scene.state.world.places), scene.incident()
+    incident.diagnosis = replace(incident.diagnosis, symptom="grow")
+    assert not scene.resizing.fill(incident)
+    assert scene.state.world.places == before
+
+
 def test_ranks_that_make_no_step_in_the_new_world_are_known() -> None:
     scene = Scene()
     assert not scene.resizing.failed
