@@ -81,7 +81,7 @@ def decide(
         return StartDecision("leave", "it starts by itself")
     # Slurm sets both in one moment: the time of the new submission, and then plus its delay.
     if not any(abs(begin - submitted - wait) <= SLACK_S for wait in waits):
-        return StartDecision("leave", "a user has set its start time")
+        return StartDecision("leave", "its start time has been set")
     if job.restarts >= SHORT_RUNS and (ran_s is None or ran_s < SHORT_RUN_S):
         return StartDecision("leave", f"restart {job.restarts}, and its last run was short")
     at = now + SAFE_S

@@ -53,9 +53,9 @@ def test_a_requeued_job_starts_when_the_credential_is_gone() -> None:
         ({"BatchFlag": "0"}, "leave", "batch"),
         ({"HetJobId": "12"}, "leave", "batch"),
         # a start time of its own: the user's --begin, an update by hand, robust-srun's helper
-        ({"EligibleTime": "1003600"}, "leave", "chosen"),
-        ({"EligibleTime": "1000060"}, "leave", "chosen"),
-        ({"EligibleTime": "1000123"}, "leave", "chosen"),
+        ({"EligibleTime": "1003600"}, "leave", "been set"),
+        ({"EligibleTime": "1000060"}, "leave", "been set"),
+        ({"EligibleTime": "1000123"}, "leave", "been set"),
         ({"EligibleTime": "Unknown"}, "leave", "no time"),
         ({"SubmitTime": "Unknown"}, "leave", "no time"),
         ({"EligibleTime": "1000003"}, "leave", "by itself"),
