@@ -41,14 +41,6 @@ local function spares_of(options)
 	return spares, nodes + spares
 end
 
--- Slurm shows no --no-kill of a job: robust-srun, which warns of its lack, reads this variable.
-local function carry_no_kill(options)
-	local list = unset(options["export"]) and "ALL" or options["export"]
-	if list:upper() ~= "NONE" and list:upper() ~= "NIL" then
-		options["export"] = list .. ",ROBUST_NO_KILL=1"
-	end
-end
-
 -- For slurm_cli_pre_submit. Returns what it has done, in words; nil: the job is not --robust.
 function robust.cli_pre_submit(options)
 	local kind = options["type"]
@@ -75,7 +67,6 @@ function robust.cli_pre_submit(options)
 			options["export"] = "ALL,ROBUST_SPARES=" .. spares
 			done[#done + 1] = string.format("--nodes=%d (%d spare)", nodes, spares)
 		end
-		carry_no_kill(options)
 	end
 	if #done == 0 then
 		return nil

@@ -34,7 +34,6 @@ SPANK_PLUGIN(robust, 1)
 #define OURS "ROBUST_STEP_KEY" /* an srun that robust-srun has started, and no rank of it, has this */
 /* Slurm's own variable, from which an srun in the job has the option. */
 #define INHERITED "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
-#define NO_KILL "ROBUST_NO_KILL" /* robust.lua has given this job --no-kill */
 #define STRING(number) #number
 #define AS_STRING(number) STRING(number)
 
@@ -86,10 +85,8 @@ int slurm_spank_init(spank_t spank, int ac, char **av)
 	if (!of_user())
 		return 0;
 	/* A job submitted from within a job is robust only if it asks for that itself. */
-	if (spank_context() == S_CTX_ALLOCATOR) {
+	if (spank_context() == S_CTX_ALLOCATOR)
 		unsetenv(INHERITED);
-		unsetenv(NO_KILL);
-	}
 	said = getenv(TOLD);
 	if (said) {
 		handed_back = !strncmp(said, BACK, strlen(BACK)) &&

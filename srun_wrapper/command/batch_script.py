@@ -47,10 +47,6 @@ def script_words(env: Mapping[str, str]) -> list[str]:
 
 
 def has_no_kill(script: str, env: Mapping[str, str]) -> bool:
-    """Return True if the job is known to have --no-kill, which Slurm does not show.
-
-    ``ROBUST_NO_KILL``: the plugin's robust.lua has seen or set it.
-    """
-    if any(f"{by}_NO_KILL" in env for by in ("SBATCH", "SLURM", "ROBUST")):
+    if "SBATCH_NO_KILL" in env or "SLURM_NO_KILL" in env:
         return True
     return bool(_NO_KILL.search(script))

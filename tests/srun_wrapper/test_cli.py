@@ -129,7 +129,6 @@ def test_has_no_kill(line: str, found: bool) -> None:
     script = f"#!/bin/sh\n#SBATCH -t 5\n{line}\necho hi\n"
     assert has_no_kill(script, {}) is found
     assert has_no_kill(script, {"SBATCH_NO_KILL": ""})
-    assert has_no_kill(script, {"ROBUST_NO_KILL": "1"})
 
 
 def test_allocation() -> None:

@@ -267,22 +267,7 @@ def test_spares_reach_robust_srun() -> None:
         f'robust.nodes_per_spare = 2\nlocal o = {{type="sbatch",{SET},nodes="4"}}\n'
         'robust.cli_pre_submit(o)\nprint(o.nodes, o.export, o["no-kill"], o.requeue)'
     )
-    given = "ALL,ROBUST_SPARES=2,ROBUST_NO_KILL=1"
-    assert lua(program).split() == ["6", given, "set", "set"]
-
-
-@needs_lua
-@pytest.mark.parametrize(
-    ("given", "left"),
-    [
-        ("nil", "ALL,ROBUST_NO_KILL=1"),
-        ('"A=b,C"', "A=b,C,ROBUST_NO_KILL=1"),
-        ('"NONE"', "NONE"),
-    ],
-)
-def test_no_kill_reaches_robust_srun(given: str, left: str) -> None:
-    options = f'{{type="sbatch",{SET},{DONE},export={given}}}'
-    assert lua(f"local o = {options}\nrobust.cli_pre_submit(o)\nprint(o.export)") == left
+    assert lua(program).split() == ["6", "ALL,ROBUST_SPARES=2", "set", "set"]
 
 
 @needs_lua
