@@ -64,10 +64,11 @@ class Slot:
         keeps its size. It is invalid afterwards. Raises OSError: no room."""
         self.step = None
         if self._map is None:
+            found = 0
             with suppress(FileNotFoundError):
-                size = self.path.lstat().st_size or size
-            self._open(size)
-            self._ahead = True
+                found = self.path.lstat().st_size
+            self._open(found or size)
+            self._ahead = not found  # one of an earlier process may be read: it is never cut
 
     def fit(self, form: Form) -> None:
         """Make the file one for ``form``; it is invalid afterwards. Raises OSError: no room."""

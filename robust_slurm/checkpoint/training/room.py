@@ -177,10 +177,10 @@ class SnapshotRoom:
 
     def reserve(self) -> None:
         """Make the first slot ready, where CUDA has to register its memory: the first save() would
-        stand still for it. What finds no room is seen to then."""
+        stand still for it. What does not work now is seen to then."""
         if self.ring is None or self.on_disk or gpu.current() is None:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             self.ring.reserve(self._expected + self._expected // 32 + MARGIN, self._client.held())
 
     def use_less(self, error: OSError, size: int) -> None:

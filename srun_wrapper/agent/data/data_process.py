@@ -206,10 +206,14 @@ class DataProcess:
             end.close()
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
+def _pair() -> tuple[socket.socket, ...]:
     """Return sockets that hold a data process's steps for the next one: their queue lives as long
-    as one of their ends, which nobody reads or writes here. Raises OSError."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    as one of their ends, which nobody reads or writes here. None, and it holds none, if there
+    are no descriptors left."""
+    try:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError:
+        return ()
 
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -79,6 +79,19 @@ def test_a_file_made_ahead_is_cut_to_its_form_and_stays_mapped(
     assert slot._map is not mapped  # a snapshot of it may have readers
 
 
+def test_a_file_of_an_earlier_process_is_never_cut(tmp_path: Path) -> None:
+    """Whoever still has it mapped would be killed by SIGBUS."""
+    form = Form(ENTRIES, [1], ABOUT)
+    path = Slot(tmp_path / "own-0-0.safetensors", 0).path
+    path.write_bytes(bytes(form.plan.size + SPARE))
+    slot = Slot(path, 0)
+    with path.open("rb") as reader:
+        slot.reserve(100)
+        fill(slot, form, 3)
+        assert len(reader.read()) == form.plan.size + SPARE
+    assert path.stat().st_size == form.plan.size
+
+
 def test_another_size_is_another_file_and_the_reader_of_the_old_one_keeps_it(
     tmp_path: Path,
 ) -> None:
