@@ -227,7 +227,7 @@ def _begin(
     listener: socket.socket,
     exchange: tuple[socket.socket, str] | None,
     figures: str,
-    steps: tuple[socket.socket, socket.socket],
+    steps: tuple[socket.socket, ...],
 ) -> int:
     """Start it and give it its orders; return its pid. Raises OSError, ValueError."""
     listen = listener.fileno()
