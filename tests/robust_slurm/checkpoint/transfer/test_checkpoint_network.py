@@ -41,8 +41,8 @@ def test_a_lost_node_costs_no_node_more_than_its_own_state(
     for rank in range(world):
         share = Share(peers(mesh, rank, along)) if along else None
         needs = share.needs(rank) if share else (rank,)
-        part = STATE // len(share.keepers) if share else STATE
-        size = PRIVATE + (part if share is None or rank in share.keepers else 0)
+        part = STATE // len(share.holders) if share else STATE
+        size = PRIVATE + (part if share is None or rank in share.holders else 0)
         holder = holders[rank]
         assert holder is not None
         for at, tier in ((rank, "memory"), (holder, "replica")):
