@@ -171,6 +171,7 @@ def test_a_hang_is_told_after_patience_and_the_feed_goes_on_when_it_ends(
 
 
 def test_seek_and_close_leave_a_read_that_hangs_behind(budget: ReadBudget) -> None:
+    others = set(threading.enumerate())  # a test before may have left one that hangs, too
     source = numbered([20])
     source.before = gate = Gate(0, 6)
     feed = LocalFeed(lane_of(source), budget)
@@ -181,8 +182,8 @@ def test_seek_and_close_leave_a_read_that_hangs_behind(budget: ReadBudget) -> No
     feed.close()
     assert budget.used == 0
     gate.opened.set()
-    reading = lambda: any(t.name == "data web/0" for t in threading.enumerate())  # noqa: E731
-    until(lambda: not reading(), "the end of its thread", 30)
+    own = [t for t in set(threading.enumerate()) - others if t.name == "data web/0"]
+    until(lambda: not any(t.is_alive() for t in own), "the end of its thread", 30)
 
 
 def test_reading_again_has_patience_too(budget: ReadBudget) -> None:
