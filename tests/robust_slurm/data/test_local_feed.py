@@ -181,8 +181,9 @@ def test_seek_and_close_leave_a_read_that_hangs_behind(budget: ReadBudget) -> No
     assert feed.next()[0].ref.record >= 8
     feed.close()
     assert budget.used == 0
-    gate.opened.set()
     own = [t for t in set(threading.enumerate()) - others if t.name == "data web/0"]
+    assert own
+    gate.opened.set()
     until(lambda: not any(t.is_alive() for t in own), "the end of its thread", 30)
 
 

@@ -80,7 +80,7 @@ def test_a_file_made_ahead_is_cut_to_its_form_and_stays_mapped(
 
 
 def test_a_file_of_an_earlier_process_is_never_cut(tmp_path: Path) -> None:
-    """Whoever still has it mapped would be killed by SIGBUS."""
+    """A process that still has it mapped would be killed by SIGBUS."""
     form = Form(ENTRIES, [1], ABOUT)
     path = Slot(tmp_path / "own-0-0.safetensors", 0).path
     path.write_bytes(bytes(form.plan.size + SPARE))
