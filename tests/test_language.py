@@ -60,7 +60,6 @@ FORMAT = (
 UNTESTED = {"robust_slurm/data/lanes", "robust_slurm/data/sources"}
 """Folders of code whose tests are in a folder above theirs. Add none."""
 LONG_TESTS = {
-    "tests/bench/test_bench_scheduling.py",
     "tests/cluster/recovery/test_recovery.py",
     "tests/epilog/test_epilog.py",
     "tests/health/active/burn_in/test_active_burn_in.py",
@@ -75,7 +74,6 @@ LONG_TESTS = {
     "tests/robust_slurm/checkpoint/capture/test_checkpoint_state.py",
     "tests/robust_slurm/checkpoint/store/test_checkpoint_store.py",
     "tests/robust_slurm/data/service/test_data_process.py",
-    "tests/robust_slurm/slurm/test_slurm_door.py",
     "tests/robust_slurm/state_dir/test_ledger.py",
     "tests/srun_wrapper/agent/test_slot.py",
     "tests/srun_wrapper/agent/warm/test_warm.py",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from gate_lab import GateLab
+import pytest
+from gate_lab import GateLab, gate_lab
 from jobs import Training, prepared
 from waiting import until
 
@@ -15,6 +17,20 @@ WAITS = """#!/bin/sh
 touch $HOME/$SLURM_JOB_ID.started
 while [ ! -e $HOME/$SLURM_JOB_ID.end ]; do sleep 0.05; done
 """
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[GateLab]:
+    with gate_lab(nodes=3) as site:
+        yield site
+
+
+@pytest.fixture
+def site(made: GateLab) -> Iterator[GateLab]:
+    """All nodes well, and none is a lemon for what the tests before have reported."""
+    made.settings(more="[lemon]\nstrikes = 100\n")
+    yield made
+    made.mend()
 
 
 class SiteTraining(Training):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
+import gate_jobs
 from gate_jobs import WAITS, begin, finish, of, site_training
-from gate_lab import FREE, GateLab, gate_lab
+from gate_lab import FREE, GateLab
 from rival import RIVAL, add_rival, run_as
 from waiting import until
 
@@ -19,17 +18,7 @@ STRANGER = 30001  # a uid that is nobody's here
 TEST = "#!/bin/sh\necho {words}\nexit {code}\n"
 
 
-@pytest.fixture(scope="module")
-def made() -> Iterator[GateLab]:
-    with gate_lab(nodes=3) as site:
-        yield site
-
-
-@pytest.fixture
-def site(made: GateLab) -> Iterator[GateLab]:
-    made.settings(more="[lemon]\nstrikes = 100\n")
-    yield made
-    made.mend()
+made, site = gate_jobs.made, gate_jobs.site
 
 
 def deeper_tests(site: GateLab, words: str, code: int, lemon: str = "strikes = 100") -> None:

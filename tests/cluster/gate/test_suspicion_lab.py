@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
+import gate_jobs
 from gate_jobs import begin, finish, of, site_training
-from gate_lab import FREE, GateLab, gate_lab
+from gate_lab import FREE, GateLab
 from waiting import until
 
 from robust_slurm.state_dir.ledger import WITHDRAWN
 
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[GateLab]:
-    with gate_lab(nodes=3) as site:
-        yield site
-
-
-@pytest.fixture
-def site(made: GateLab) -> Iterator[GateLab]:
-    made.settings(more="[lemon]\nstrikes = 100\n")
-    yield made
-    made.mend()
+made, site = gate_jobs.made, gate_jobs.site
 
 
 def status(site: GateLab, *words: str, code: int = 0) -> str:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not HEADERS, reason=WHY)
 
 
 ADMIN = str(Path(sys.prefix) / "bin" / "robust-admin")
-# What a site has already: each of its files leaves its mark on every job.
+# The site's own files: each leaves its mark on every job.
 OWN = {
     "cli_filter.lua": """\
 function slurm_cli_setup_defaults(options, early)

@@ -36,9 +36,9 @@ def close_all(site: BreakerSite, ledger: set[int]) -> None:
     ("ledger", "looks"),
     [
         pytest.param(set(), 1 << 30, id="no ledger"),
-        # What a gate cannot see any more it takes back.
+        # A gate takes back a drain that it cannot see any more.
         pytest.param(set(), GATES, id="no ledger, and slurmctld shows all nodes once"),
-        # Those without give way to those with one: neither sees what the others ask for.
+        # Gates without a ledger give way to gates with one: neither sees what the others ask for.
         pytest.param({1, 2}, 1 << 30, id="half of them have no answer from the ledger"),
     ],
 )

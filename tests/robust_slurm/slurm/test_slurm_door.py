@@ -2,86 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from places import TESTS
+from recorded_slurm import DATA, OK, door, failed, job_text, node_text, said
 
-from robust_slurm.slurm import Completed, Slurm, SlurmError
+from robust_slurm.slurm import Completed, SlurmError
 from robust_slurm.slurm.door import printable
-
-DATA = TESTS / "data" / "slurm"
-ENVIRON = {"PATH": "/usr/bin", "SLURM_CONF": "/c", "SLURM_JOB_ID": "9", "HOME": "/h"}
-
-
-def said(name: str) -> Completed:
-    return Completed(0, (DATA / name).read_text(), "")
-
-
-def failed(message: str, code: int = 1) -> Completed:
-    return Completed(code, "", message + "\n")
-
-
-OK = Completed(0, "", "")
-
-
-class Recorded:
-    """A runner that answers from a table: the first entry whose words all stand in the command.
-
-    A list of answers is used up one by one; its last one stays.
-    """
-
-    def __init__(self, table: Mapping[str, Completed | SlurmError | list[Completed]]) -> None:
-        self.table = dict(table)
-        self.calls: list[tuple[str, ...]] = []
-        self.inputs: list[str | None] = []
-        self.envs: list[Mapping[str, str]] = []
-
-    def __call__(
-        self,
-        argv: Sequence[str],
-        deadline_s: float,
-        input: str | None,
-        env: Mapping[str, str],
-        cwd: Path | None,
-    ) -> Completed:
-        assert 0 < deadline_s <= 10
-        self.calls.append(tuple(argv))
-        self.inputs.append(input)
-        self.envs.append(env)
-        for words, answer in self.table.items():
-            if all(word in argv for word in words.split()):
-                if isinstance(answer, list):
-                    answer = answer.pop(0) if len(answer) > 1 else answer[0]
-                if isinstance(answer, SlurmError):
-                    raise answer
-                return answer
-        raise AssertionError(f"not expected: {argv}")
-
-    def orders(self) -> list[tuple[str, ...]]:
-        return [call for call in self.calls if "show" not in call]
-
-
-def door(
-    table: Mapping[str, Completed | SlurmError | list[Completed]],
-) -> tuple[Slurm, Recorded]:
-    runner = Recorded(table)
-    return Slurm(runner, environ=ENVIRON), runner
-
-
-def job_text(nodes: str, state: str = "RUNNING") -> Completed:
-    return Completed(
-        0,
-        f"JobId=5 JobName=x UserId=a(7) GroupId=a(7) MCS_label=N/A JobState={state} "
-        f"NodeList={nodes} BatchHost=n1\n",
-        "",
-    )
-
-
-def node_text(state: str, reason: str = "") -> Completed:
-    signed = f" Reason={reason} [root@1795251695]" if reason else ""
-    return Completed(0, f"NodeName=n1 State={state} Partitions=train{signed}\n", "")
 
 
 def test_questions_use_the_clean_environment() -> None:
@@ -89,20 +16,6 @@ def test_questions_use_the_clean_environment() -> None:
     assert slurm.version() == (22, 5)
     assert runner.envs[0]["SLURM_TIME_FORMAT"] == "%s"
     assert "SLURM_JOB_ID" not in runner.envs[0]
-
-
-@pytest.mark.parametrize(
-    ("answer", "up"),
-    [
-        (Completed(0, "Slurmctld(primary) at head is UP\n", ""), True),
-        (Completed(1, "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n", ""), True),
-        (Completed(1, "Slurmctld(primary) at head is DOWN\n*** RESTORE ***\n", ""), False),
-        (SlurmError("timeout", ("scontrol", "ping"), "no answer"), False),
-    ],
-)
-def test_ping(answer: Completed | SlurmError, up: bool) -> None:
-    slurm, _ = door({"ping": answer})
-    assert slurm.ping() is up
 
 
 def test_one_job_out_of_an_array() -> None:
@@ -195,51 +108,6 @@ def test_a_node_list_that_is_cut_off_is_refused(nodes: str, why: str) -> None:
     with pytest.raises(SlurmError, match=why) as caught:
         slurm.allotted("x")
     assert caught.value.kind == "other"
-
-
-@pytest.mark.parametrize(
-    ("said", "most"),
-    [("Insane message length", 0.4), ("Unexpected message received for job 5", 0.8)],
-)
-def test_what_explains_an_error_keeps_the_deadline(said: str, most: float) -> None:
-    """The release of the commands; and if a slurmctld answers, for which a ping gets its time."""
-    left: list[float] = []
-
-    def runner(argv: Sequence[str], deadline_s: float, *more: object) -> Completed:
-        if argv[1] in ("version", "ping"):
-            left.append(deadline_s)
-            return Completed(0, "is UP", "")
-        return failed(said)
-
-    with pytest.raises(SlurmError):
-        Slurm(runner, deadline_s=0.4, environ=ENVIRON).update_job(5, comment="x")
-    assert left and left[0] <= most
-
-
-def test_a_busy_controller_is_asked_once_more() -> None:
-    busy = failed("slurm_load_node error: Socket timed out on send/recv operation")
-    slurm, runner = door({"show node": [busy, said("22.05-nodes.txt")]})
-    assert len(slurm.nodes()) == 4
-    slurm, runner = door({"show node": [busy]})
-    with pytest.raises(SlurmError) as caught:
-        slurm.nodes()
-    assert caught.value.kind == "timeout"
-    assert len(runner.calls) == 2
-
-
-def test_a_stray_refusal_is_no_answer() -> None:
-    """24.11 and 26.05 without slurmdbd refuse a change of partition by an old errno."""
-    stray = [
-        failed("Resource temporarily unavailable for job 5"),
-        failed("Interrupted system call for job 5"),
-    ]
-    slurm, runner = door({"update": [*stray, *stray, OK]})
-    slurm.update_job(5, partition="train,standby")
-    assert len(runner.calls) == 5
-    slurm = Slurm(Recorded({"update": stray[0]}), environ=ENVIRON)
-    with pytest.raises(SlurmError) as caught:
-        slurm.update_job(5, partition="train,standby", within=0.5)
-    assert caught.value.kind == "conflict" and "try again" in caught.value.hint
 
 
 def test_shrink_folds() -> None:
@@ -352,64 +220,6 @@ def test_undrain_takes_back_only_what_is_ours(state: str, reason: str, done: boo
     assert slurm.undrain("n1").done is done
     expected = [("scontrol", "update", "NodeName=n1", "State=UNDRAIN")]
     assert runner.orders() == (expected if done else [])
-
-
-def test_a_protocol_error_names_the_release_of_the_commands() -> None:
-    ours = Completed(0, "slurm 26.05.5\n", "")
-    slurm, _ = door({"show node": failed("Insane message length"), "version": ours})
-    with pytest.raises(SlurmError) as caught:
-        slurm.nodes()
-    assert caught.value.kind == "version"
-    assert "Insane message length (commands: slurm 26.05.5)" in caught.value.message
-
-
-DOWN = Completed(1, "Slurmctld(primary) at head is DOWN\n", "")
-
-
-@pytest.mark.parametrize(
-    ("probe", "kind"),
-    [
-        (SlurmError("timeout", ("scontrol",), "no answer"), "unreachable"),
-        (failed("Unable to contact slurm controller (connect failure)"), "unreachable"),
-        (failed("Zero Bytes were transmitted or received"), "version"),  # of another release
-        (failed("slurm_unpack: Incompatible versions of client and server code"), "version"),
-    ],
-)
-def test_what_scontrol_calls_down_is_looked_at(probe: Completed | SlurmError, kind: str) -> None:
-    ours = Completed(0, "slurm 26.05.5\n", "")
-    runner = Recorded({"ping": DOWN, "show partition": probe, "version": ours})
-    with pytest.raises(SlurmError) as caught:
-        Slurm(runner, environ=ENVIRON, ping_first=True).nodes()
-    assert caught.value.kind == kind
-    assert ("(commands: slurm 26.05.5)" in caught.value.message) is (kind == "version")
-
-
-def test_a_slurmctld_that_answers_is_up_whatever_its_ping_says() -> None:
-    answers = Completed(0, "PartitionName=batch\n", "")
-    runner = Recorded({"ping": DOWN, "show partition": answers, "show node": node_text("IDLE")})
-    slurm = Slurm(runner, environ=ENVIRON, ping_first=True)
-    assert slurm.nodes() and slurm.nodes()
-    assert len(runner.calls) == 4  # one ping and one look for both
-
-
-@pytest.mark.parametrize(
-    ("ping", "kind"),
-    [
-        (SlurmError("timeout", ("scontrol", "ping"), "no answer"), None),  # slow: wait for it
-        (SlurmError("other", ("scontrol", "ping"), "scontrol is not in PATH"), "other"),
-        (Completed(0, "Slurmctld(primary) at head is UP\n", ""), None),
-    ],
-)
-def test_ping_first(ping: Completed | SlurmError, kind: str | None) -> None:
-    runner = Recorded({"ping": ping, "show node": node_text("IDLE")})
-    slurm = Slurm(runner, environ=ENVIRON, ping_first=True)
-    if kind is None:
-        assert slurm.nodes() and slurm.nodes()
-        assert len(runner.calls) == 3  # one ping for both
-        return
-    with pytest.raises(SlurmError) as caught:
-        slurm.nodes()
-    assert caught.value.kind == kind and len(runner.calls) == 1
 
 
 def test_drain_takes_one_known_node() -> None:
