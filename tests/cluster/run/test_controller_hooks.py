@@ -109,5 +109,5 @@ def test_a_directory_that_no_record_needed_goes_with_its_job(hooked: HookedSlurm
     recorded, plain = hooked.submit(recorded=1)
     for job in (plain, recorded):
         hooked.door.cancel(job)
-    until(lambda: not (hooked.jobs / str(plain)).exists(), "its end", SOON)
+    until(lambda: not (hooked.jobs / str(plain)).exists(), "its end", 4 * SOON)
     assert (hooked.jobs / str(recorded) / USED).is_dir()

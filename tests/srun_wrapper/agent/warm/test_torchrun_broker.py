@@ -14,6 +14,7 @@ import pytest
 import slot_driver
 from slot_driver import Driver
 
+from robust_slurm import process_stat
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.surroundings import same_surroundings
 from srun_wrapper.agent.warm.imports import pack, unpack
@@ -134,6 +135,8 @@ def test_one_is_forked_before_it_is_asked_for(job: Any) -> None:
     d = job(stand_in=0.0)
     d.wait(lambda: text(d, "warm-ranks") == "1" and len(interpreters(d)) == 2)
     waiting = set(interpreters(d))
+    # When all sleep at once, the slot's process knows of the one that was forked.
+    d.wait(lambda: {process_stat.read(p).state for p in (*waiting, d.process.pid)} == {"S"})
     go(d, "one.py")
     d.wait(lambda: text(d, "started.one.py") == "warm")
     d.wait(lambda: text(d, "runs") == "one.py one.py ")
