@@ -191,6 +191,15 @@ def results_for(name: str, args: argparse.Namespace) -> Results:
     return Results(name, quick=args.quick or args.runs is not None, runs=args.runs)
 
 
+def so_far(results: Results, known: set[str], file: Path | None) -> None:
+    """Print the metrics that are new, and write all: the machine may be taken away at any time."""
+    for name, metric in results.metrics.items():
+        if name not in known:
+            print(f"  {name} {metric.median:.4g} {metric.unit} (n {metric.n})", flush=True)
+    if file is not None:
+        file.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
+
+
 def finish(results: Results, args: argparse.Namespace) -> int:
     """Print the table and write the JSON. Returns the exit code."""
     results.show()

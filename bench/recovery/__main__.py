@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from bench.common import MIN_SAMPLES, BenchError, Results, finish, parser, results_for
+from bench.common import MIN_SAMPLES, Results, finish, parser, results_for
+from bench.recovery import cuda
 from bench.recovery.cases import (
     LAB_NODES,
     LONG_NODES,
@@ -27,6 +28,7 @@ from bench.recovery.cases import (
     PREEMPTION,
     REJOINED,
     STEP_TIME,
+    WENT_WRONG,
     Case,
     LauncherKill,
     LongJob,
@@ -42,7 +44,7 @@ from bench.recovery.cases import (
 from bench.recovery.plain import SLURM_CONF, plain_requeue
 from bench.recovery.resized import Resized
 from bench.training.rank import RAISE
-from lab import Cluster, Lab, LabError
+from lab import Cluster, Lab
 from robust_slurm.config import Config
 
 PLAIN = "plain_requeue"
@@ -88,7 +90,6 @@ RATIOS = (  # (slower, faster)
 )
 QUICK_RUNS = 2
 IN_A_ROW = 5
-WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
 Found = dict[str, list[dict[str, float]]]
 """Seconds by phase for each fault, by case."""
 
@@ -223,7 +224,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = [name for names in WORKLOADS.values() for name in names]
     options = parser("recovery", every)
     options.add_argument("--workload", choices=[*WORKLOADS, "both"], default="both")
+    options.add_argument("--cuda", action="store_true", help="a job on this machine's GPU, ≤ 6 min")
     args = options.parse_args(argv)
+    if args.cuda:
+        return cuda.run(results_for("recovery", args), args)
     names = every if args.workload == "both" else WORKLOADS[args.workload]
     if not NVRX:
         if any(name.startswith("nvrx_") for name in args.case or []):

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from bench.common import BenchError
 from bench.training.job import Incident, Training
-from lab import Lab
+from lab import Lab, LabError
 from robust_slurm.auto.sources import IDLE
 from srun_wrapper.agent.warm.interpreter import STAND_IN
 from srun_wrapper.decide.incident import PHASES
@@ -36,6 +36,7 @@ CRASH_NODES = ("n5", "n6", "n7", "n8", "n9")  # the last one is the spare
 LAB_NODES = 9
 PREEMPTION = {"PreemptType": "preempt/partition_prio", "PreemptMode": "CANCEL"}
 NO_LEASE = "--robust-lease-partition="
+WENT_WRONG = (BenchError, LabError, OSError, subprocess.SubprocessError)
 NVRX = os.environ.get("BENCH_NVRX", "")
 """Path of nvidia-resiliency-ext's ft_launcher, in an environment of its own; "": not compared."""
 REJOINED: Mapping[str, str | int] = {

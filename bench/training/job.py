@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,7 @@ from lab.keeper.ranks import Process, scan
 
 MODULE = {
     name: f"bench.training.{name}_train"
-    for name in ("toy", "torch", "saved", "resilient", "nvrx", "torchft")
+    for name in ("toy", "torch", "saved", "resilient", "device", "nvrx", "torchft")
 }
 POLL = 0.01
 START_UP = 300.0
@@ -54,6 +54,10 @@ class Training:
     directory: Path
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     job: int = 0
+    more: Sequence[str] = ()
+    """Options of the workload besides."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the ranks besides."""
 
     @classmethod
     def new(cls, lab: Lab, workload: str, world: int) -> Self:
@@ -66,7 +70,7 @@ class Training:
     def command(self, step_time: float) -> list[str]:
         """The rank's command line (to be run with ``python``)."""
         options = ["--dir", str(self.directory), "--step-time", str(step_time)]
-        return ["-m", MODULE[self.workload], *options]
+        return ["-m", MODULE[self.workload], *options, *self.more]
 
     def env(self) -> dict[str, str]:
         """Return the variables that the ranks must have in their environment."""
@@ -75,6 +79,7 @@ class Training:
             "PYTHONPATH": str(REPOSITORY),
             "OMP_NUM_THREADS": "1",
             "ROBUST_STATE_DIR": str(self.directory / "state"),
+            **self.environ,
         }
 
     def submit(self, launch: str, sbatch: Iterable[str], step_time: float) -> None:

@@ -32,6 +32,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1_000_000_000)
     parser.add_argument("--step-time", type=float, default=0.0)
     parser.add_argument("--save", type=int, default=10)
+    parser.add_argument("--device", default="cpu", help="of the workload device: cpu, cuda")
     parser.add_argument("--durable", action="store_true", help="every --save steps on disk, too")
     return parser.parse_args()
 

@@ -10,7 +10,6 @@ printed and the JSON is written. What one machine cannot show is listed at the e
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 
 from bench.checkpoint.nodes import SHM, run_json
 from bench.checkpoint.work import LAYERS, MB, SIZES
-from bench.common import MIN_SAMPLES, BenchError, Results, finish, summarise
+from bench.common import MIN_SAMPLES, BenchError, Results, finish, so_far, summarise
 from robust_slurm.checkpoint.store.events import Event, Restore
 from robust_slurm.checkpoint.store.store import Store
 
@@ -73,15 +72,6 @@ def run(results: Results, args: argparse.Namespace, device: str = "cuda") -> int
         if key.startswith(("failed: ", "not measured: ")):
             print(f"{key}: {text}")
     return code or (1 if failed else 0)
-
-
-def so_far(results: Results, known: set[str], file: Path | None) -> None:
-    """Print the metrics that are new, and write all: the machine may be taken away at any time."""
-    for name, metric in results.metrics.items():
-        if name not in known:
-            print(f"  {name} {metric.median:.4g} {metric.unit} (n {metric.n})", flush=True)
-    if file is not None:
-        file.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
 
 
 def cases(
