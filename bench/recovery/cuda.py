@@ -23,7 +23,7 @@ from bench.common import BenchError, Results, finish, so_far, summarise
 from bench.recovery.cases import NO_LEASE, WENT_WRONG, crash_of, recovered
 from bench.training.device_train import STEPS
 from bench.training.job import Training
-from bench.training.rank import RAISE
+from bench.training.rank import RAISE, STUCK
 from lab import Cluster, Lab
 
 NODES = 4
@@ -33,8 +33,9 @@ BUDGET = 6 * 60.0  # s for all
 LEAST = 45.0  # s that must be left for a job to begin
 RUNS = 5
 SPARES = 2  # crashes that a spare replaces: each needs a job of its own
-FAULTS = {"kill": signal.SIGKILL, "raise": RAISE, "hang": signal.SIGSTOP}
-HANGS = 2  # of 11 s each
+FAULTS = {"kill": signal.SIGKILL, "raise": RAISE, "hang": signal.SIGSTOP, "stuck": STUCK}
+HANGS = 2  # of each kind that takes 11 s to be known
+SLOW = ("hang", "stuck")
 ALL_NEW = "--robust-rejoin-limit=0"
 PASSED = ("LD_LIBRARY_PATH", "NCCL_", "TORCH_NCCL_")
 """Variables of ours that the ranks get, by their beginnings: some machines need them."""
@@ -78,7 +79,13 @@ def run(results: Results, args: argparse.Namespace, device: str = "cuda") -> int
 
 @contextmanager
 def job(
-    lab: Lab, device: str, *, spares: int = 0, options: str = "", more: Sequence[str] = ()
+    lab: Lab,
+    device: str,
+    *,
+    spares: int = 0,
+    options: str = "",
+    more: Sequence[str] = (),
+    step_time: float = STEP_TIME,
 ) -> Iterator[Training]:
     """Run a training of one rank a node; it is cancelled at the end."""
     training = Training.new(lab, "device", NODES)
@@ -86,7 +93,7 @@ def job(
     training.environ = {key: value for key, value in os.environ.items() if key.startswith(PASSED)}
     launch = f"exec robust-srun --robust-spares={spares} --robust-max-restarts=1000 {NO_LEASE}"
     size = [f"-N{NODES + spares}", "--ntasks-per-node=1"]
-    training.submit(f"{launch} {options}", ["--no-kill", *size], STEP_TIME)
+    training.submit(f"{launch} {options}", ["--no-kill", *size], step_time)
     try:
         yield training
     finally:
@@ -107,7 +114,7 @@ def in_turn(
     with job(lab, device, options="" if stays else ALL_NEW) as training:
         for name, signum in faults.items():
             found = []
-            for _ in range(min(runs, HANGS) if name == "hang" else runs):
+            for _ in range(min(runs, HANGS) if name in SLOW else runs):
                 ready(training, NODES)
                 fault = Signal(training, next(ranks) % NODES, signum)
                 found.append(recovered(training, fault, "restart", must={"kept": kept}))
@@ -146,7 +153,7 @@ def same(results: Results, lab: Lab, device: str, noted: Mapping[str, Noted]) ->
     last = max((max(steps, default=0) for steps in noted.values()), default=0)
     if not last:
         raise BenchError("no job has noted a step")
-    with job(lab, device, more=["--steps", str(last)]) as training:
+    with job(lab, device, more=["--steps", str(last)], step_time=0.0) as training:
         training.wait(lambda: len(steps_of(training)) >= last, f"{last} steps without a fault")
     true = steps_of(training)
     results.once("cuda_same.steps", sum(map(len, noted.values())), "count")

@@ -20,7 +20,7 @@ from bench.training.rank import Rank, append, parse
 
 STEPS = "steps.txt"
 """A line for each step: its number, the loss, the sum of the weights' bits."""
-WIDTH = {"cpu": 64, "cuda": 1024}
+WIDTH = {"cpu": 64, "cuda": 512}
 BATCH = 64
 
 

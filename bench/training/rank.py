@@ -17,6 +17,7 @@ FIRST_STEPS = "first_steps.jsonl"
 STEP = "step"
 RESULT = "result.json"
 RAISE = signal.SIGUSR1  # has the training's thread raise an exception
+STUCK = signal.SIGUSR2  # has it wait for what does not come
 SECONDS = 60  # since the first step, of which each has its own mean
 
 
@@ -56,6 +57,7 @@ class Rank:
 
     def __post_init__(self) -> None:
         signal.signal(RAISE, _fail)
+        signal.signal(STUCK, _wait)
         env = os.environ
         self.rank = int(env.get("RANK") or env["SLURM_PROCID"])
         self.world = int(env.get("WORLD_SIZE") or env["SLURM_NTASKS"])
@@ -91,6 +93,10 @@ class Rank:
 
 def _fail(_signum: int, _frame: object) -> NoReturn:
     raise RuntimeError("the benchmark's fault")
+
+
+def _wait(_signum: int, _frame: object) -> None:
+    time.sleep(3600)
 
 
 def append(path: Path, line: str) -> None:

@@ -8,6 +8,7 @@ rank that waits in gloo does not answer in time, and is replaced as before.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import socket
@@ -153,10 +154,16 @@ def initialized() -> bool:
 
 
 def take_down() -> None:
-    """Take all process groups out of torch's tables, in the training's thread. Raises anything."""
+    """Take all process groups out of torch's tables, in the training's thread. Raises anything.
+
+    An NCCL group that was aborted lives on in memory, beyond the end of Python too: its destructor
+    waits for torch's watchdog, at times for ever (seen with torch 2.11 on a GPU).
+    """
     if not initialized():
         return
     c10d: Any = sys.modules[_C10D]
+    for group in teardown.groups(c10d):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     abort = getattr(c10d, "_abort_process_group", None)  # does not wait for other ranks
     (abort or c10d.destroy_process_group)()
 

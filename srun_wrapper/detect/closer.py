@@ -7,13 +7,13 @@ nobody waits for it: what it has found when a hang is reported goes with the evi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import Node, World
 from srun_wrapper.job.state import JobState
 from srun_wrapper.locate.closer_story import CloserView, of_processes, of_recorders
-from srun_wrapper.locate.collectives import ALL_IN, MISMATCH, OpenCollective, findings
+from srun_wrapper.locate.collectives import ALL_IN, MISMATCH, OpenCollective, findings, held
 from srun_wrapper.locate.locate import Located
 from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.story import odd_loaders
@@ -32,6 +32,8 @@ class CloserFindings:
     found: tuple[OpenCollective, ...] = ()
     recorders: tuple[str, ...] = ()  # a line for each of these
     processes: tuple[str, ...] = ()
+    held: Mapping[int, float] = field(default_factory=dict)
+    """Rank → s that it has been in one collective."""
 
     def lines(self) -> tuple[str, ...]:
         """Return all lines."""
@@ -70,7 +72,8 @@ async def read_recorders(
     replies = await _ask(state, bus, [(node, ()) for node in active], QUICK)
     recorded = [one for _, reply in replies for one in reply.recorded]
     found = findings(recorded, {view.rank for view in views}) if recorded else ()
-    return CloserFindings(found, of_recorders(found), _lines(state.world, replies, {}))
+    lines = _lines(state.world, replies, {})
+    return CloserFindings(found, of_recorders(found), lines, held(recorded))
 
 
 async def look_deeper(

@@ -174,7 +174,7 @@ class HangWatch:
         replies = await inspect(state, self._bus, nodes, WINDOW)
         now = time.monotonic()
         self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
-        if state.world.epoch != epoch or state.failures or self._excused():
+        if self._old(epoch):
             return
         alone = [(node, mounts) for node in nodes if (mounts := own_mounts(node, nodes))]
         if len(alone) == 1:  # and it has been waited for
@@ -198,15 +198,14 @@ class HangWatch:
         if not samples:
             return
         self._count_frozen(samples, now)
-        verdict = judge(
-            state.pace,
-            now,
-            samples,
-            WINDOW,
-            self._frozen_rounds,
-            now - self._frozen_since,
-            ending := state.world.is_ending(),
-        )
+        frozen = self._frozen_rounds, now - self._frozen_since
+        ending = state.world.is_ending()
+        verdict = judge(state.pace, now, samples, WINDOW, *frozen, ending)
+        if not verdict.hung and not ending and state.pace.silent(now) >= state.pace.limit():
+            held = await self._held(replies)
+            if self._old(epoch):
+                return
+            verdict = judge(state.pace, now, samples, WINDOW, *frozen, ending, held)
         if ending:
             self._next = now + START_INSPECT  # only stopped ranks are looked for
         stopped = all(samples[r].state == "T" for r in verdict.ranks) and verdict.ranks
@@ -214,6 +213,22 @@ class HangWatch:
             self._hung(verdict.why, verdict.ranks, ranks, replies, ending)
         elif state.config.verbose:
             state.on_news(f"no step for {state.pace.silent(now):.1f} s: {verdict.why}")
+
+    async def _held(self, replies: Replies) -> Mapping[int, float]:
+        """Return how long ranks have been in one collective, as their flight recorders have it."""
+        state, nodes = self._state, active(self._state, replies)
+        last = state.pace.last
+        try:
+            views = rank_views(self._world, [(node, replies[node.key].samples) for node in nodes])
+            held = (await read_recorders(state, self._bus, nodes, views)).held
+        except Exception:  # noqa: BLE001 - then CPU alone decides
+            _log.exception("internal error: no look at the flight recorders")
+            return {}
+        return held if state.pace.last == last else {}
+
+    def _old(self, epoch: int) -> bool:
+        """True if what was asked in that epoch is worth nothing any more."""
+        return bool(self._state.world.epoch != epoch or self._state.failures or self._excused())
 
     def _count_frozen(self, samples: dict[int, Sample], now: float) -> None:
         if not is_frozen(samples):

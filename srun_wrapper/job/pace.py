@@ -11,7 +11,9 @@ pace, within the start allowance.
 
 Beyond the limit nothing is assumed: the ranks are inspected. A stopped rank, or all ranks quiet
 (no CPU, no I/O, stacks not moving), is a hang; ranks that work get up to ``busy_limit``, because
-an unannounced evaluation or a save that takes longer than the last one looks just like that.
+an unannounced evaluation or a save that takes longer than the last one looks just like that. A rank
+that waits for its GPU works too, as far as CPU shows (CUDA spins): if its flight recorder has it
+in one collective for longer than the limit, it waits, and the ranks outside decide.
 """
 
 from __future__ import annotations
@@ -161,12 +163,14 @@ def judge(
     frozen_rounds: int,
     frozen_for: float,
     ending: bool = False,
+    held: Mapping[int, float] = {},
 ) -> HangVerdict:
     """Decide on one inspection of all ranks.
 
     ``samples`` by rank; ``frozen_rounds`` consecutive inspections (this one included) in which
     ranks worked but no stack moved, over ``frozen_for`` seconds. ``ending``: some ranks have ended
-    well.
+    well. ``held``: rank → s that it has been in one collective, by its flight recorder. Where all
+    ranks are in one, their GPUs may still compute what comes before it: then it counts for nothing.
     """
     silent = pace.silent(now)
     stopped = tuple(sorted(r for r, s in samples.items() if s.state == "T"))
@@ -182,6 +186,12 @@ def judge(
         return HangVerdict(True, f"{what} took longer than {pace.limit():.0f} s")
     if all(is_quiet(s, window) for s in samples.values()):
         return HangVerdict(True, f"no rank did anything for {silent:.1f} s")
+    limit = pace.limit()
+    waits = {r for r, s in samples.items() if held.get(r, 0.0) >= limit and in_place(s, window)}
+    outside = [s for r, s in samples.items() if r not in waits]
+    if waits and outside and all(is_quiet(s, window) for s in outside):
+        why = f"{len(waits)} ranks wait in a collective, and no other did anything"
+        return HangVerdict(True, f"{why} for {silent:.1f} s")
     if frozen_rounds >= FROZEN_ROUNDS and frozen_for >= FROZEN_TIME:
         return HangVerdict(True, f"all ranks spin in place for {frozen_for:.0f} s")
     if silent >= pace.hard_limit():
@@ -197,6 +207,11 @@ def is_quiet(sample: Sample, window: float) -> bool:
         and sample.io <= QUIET_IO * window
         and not sample.moved
     )
+
+
+def in_place(sample: Sample, window: float) -> bool:
+    """A rank that does nothing but use CPU: its stack is where it was."""
+    return sample.state in ("S", "R") and sample.io <= QUIET_IO * window and not sample.moved
 
 
 def is_frozen(samples: Mapping[int, Sample]) -> bool:

@@ -58,6 +58,16 @@ def findings(
     return tuple(found[:SHOWN])
 
 
+def held(recorded: Sequence[Recorded]) -> dict[int, float]:
+    """Map the ranks in a collective to the s for which they have been in one, at most."""
+    found: dict[int, float] = {}
+    for one in recorded:
+        calls = [call for group in one.groups if (call := _unfinished(group)) is not None]
+        if calls:
+            found[one.rank] = max(call.waited for call in calls)
+    return found
+
+
 def _of_group(ranks: Mapping[int, RecordedGroup], silent: Sequence[int]) -> OpenCollective | None:
     begun = {rank: _unfinished(group) for rank, group in ranks.items()}
     numbers = [call.number for call in begun.values() if call is not None]

@@ -6,16 +6,18 @@ import asyncio
 import time
 
 import pytest
-from test_hang_locating import Watched
+from test_hang_locating import REDUCE, Watched
 from waiting import idle
 
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.detect import hang_watch
 from srun_wrapper.detect.closer import in_depth
+from srun_wrapper.detect.hang_watch import WINDOW
 from srun_wrapper.locate.locate import Located
 from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.recorded import Recorded, RecordedCall, RecordedGroup
 from srun_wrapper.protocol.closer_messages import Closer, LookCloser, LookedCloser
+from srun_wrapper.protocol.messages import Inspected, Sample
 
 MISSING = "flight recorder: rank 3 has not entered all_reduce #7 of group 0; the other 5 have"
 
@@ -179,3 +181,34 @@ def test_few_processes_are_looked_at_in_depth() -> None:
         ("n2", 102): (2, ""),
         ("n2", 51): (2, "data-loader worker 51"),
     }
+
+
+@pytest.mark.parametrize("waited", [15.0, 3.0], ids=["for longer than the limit", "not yet"])
+def test_ranks_that_spin_in_one_collective_are_a_hang(waited: float) -> None:
+    """All but rank 3 use a whole core each, as ranks do that wait for a GPU."""
+    w = Closely()
+    w.passes(20.0)
+
+    async def scene() -> None:
+        w.hang.look(time.monotonic())
+        await asyncio.sleep(0)
+        for node in range(3):
+            ranks = (2 * node, 2 * node + 1)
+            samples = tuple(
+                Sample(r % 2, "S", 0.0, 0) if r == 3 else Sample(r % 2, "R", 1.0, 0, REDUCE)
+                for r in ranks
+            )
+            w.job.say(node, Inspected(w.asked()[-1].token, WINDOW, samples))
+        await idle()
+        for rank in range(6):
+            seen = () if rank == 3 else (recorded(rank, 7, waited),)
+            w.job.say(rank // 2, LookedCloser(w.closer(rank // 2)[0].token, rank % 2, seen))
+        await idle()
+
+    asyncio.run(scene())
+    if waited < 10.0:
+        assert not w.job.state.failures
+        return
+    (failure,) = w.job.state.failures
+    assert failure.symptom == "hang"
+    assert failure.evidence[0].startswith("5 ranks wait in a collective, and no other did anything")

@@ -1,0 +1,40 @@
+"""What becomes of process groups that were aborted; torch.distributed is a stub."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+
+import pytest
+
+from robust_slurm.rejoin import collectives
+
+
+class Group:
+    pass
+
+
+@pytest.mark.parametrize(("backend", "stays"), [("nccl", True), ("gloo", False)])
+def test_an_aborted_nccl_group_never_ends(
+    monkeypatch: pytest.MonkeyPatch, backend: str, stays: bool
+) -> None:
+    """Its destructor would wait for torch's watchdog, for ever at times."""
+    group = Group()
+    world = types.SimpleNamespace(
+        pg_map={group: (backend, None)}, pg_names={group: "0"}, pg_backend_config={}
+    )
+    c10d = types.ModuleType(collectives._C10D)
+    c10d._world, c10d._abort_process_group = world, world.pg_map.clear  # type: ignore[attr-defined]
+    distributed = types.ModuleType("torch.distributed")
+    distributed.is_available = distributed.is_initialized = lambda: True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    monkeypatch.setitem(sys.modules, collectives._C10D, c10d)
+    alive = weakref.ref(group)
+    collectives.take_down()
+    assert not world.pg_map
+    world.pg_names.clear()
+    del group
+    gc.collect()
+    assert (alive() is not None) is stays
