@@ -1,4 +1,4 @@
-"""What becomes of process groups that were aborted; torch.distributed is a stub."""
+"""Process groups that were aborted; torch.distributed is a stub."""
 
 from __future__ import annotations
 

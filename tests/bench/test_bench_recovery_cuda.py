@@ -1,0 +1,40 @@
+"""bench.recovery --cuda: what can be seen of it without a GPU and a lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from bench.common import BenchError, Results
+from bench.recovery import __main__ as recovery
+from bench.recovery import cuda
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+
+
+@no_gpu
+def test_without_a_gpu_it_says_so_and_measures_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "found.json"
+    assert recovery.main(["--cuda", "--quick", "--json", str(file)]) == 2
+    said = capsys.readouterr()
+    assert "sees no GPU" in said.err and not said.out and not file.exists()
+
+
+def test_a_step_that_was_computed_otherwise_is_found() -> None:
+    true = {1: {"1 0x1p0 7"}, 2: {"2 0x1p-1 8"}}
+    assert cuda.differing(dict(true), true) == []
+    twice = {1: {"1 0x1p0 7"}, 2: {"2 0x1p-1 8", "2 0x1p-1 9"}}  # done again, and otherwise
+    assert cuda.differing(twice, true) == [2]
+    assert cuda.differing({3: {"3 0x1p0 1"}}, true) == [3]
+
+
+def test_no_step_at_all_proves_nothing() -> None:
+    with pytest.raises(BenchError, match="no job has noted a step"):
+        cuda.same(Results("recovery"), None, "cpu", {"rejoin": {}})  # type: ignore[arg-type]
