@@ -27,6 +27,7 @@ class Resized:
         self._lab = lab
         self._grow = grow
         self._victims = itertools.cycle(CRASH_NODES[1:NODES])
+        self._drained = False
 
     def once(self) -> dict[str, float]:
         victim, where = next(self._victims), ",".join(CRASH_NODES[:NODES])
@@ -37,7 +38,8 @@ class Resized:
                 phases = recovered(training, crash, "shrink", NODES)
                 return self._grown(training) if self._grow else phases
         finally:
-            self._standby("resume")
+            if self._drained:
+                self._standby("resume")
 
     def _grown(self, training: Training) -> dict[str, float]:
         time.sleep(SOME_STEPS)
@@ -62,6 +64,7 @@ class Resized:
         argv = ["scontrol", "update", f"nodename={STANDBY}", f"state={state}"]
         words = [*argv, *(["reason=bench"] if state == "drain" else [])]
         self._lab.exec("head", words, user=False, check=True)
+        self._drained = state == "drain"
 
     def close(self) -> None:
         """Do nothing: nothing runs between two faults."""
