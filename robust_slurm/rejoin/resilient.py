@@ -75,9 +75,10 @@ def resilient(train_fn: F) -> F:
             return train_fn(*args, **kwargs)
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # else its watchdog kills us
         try:
-            return _rounds(lambda: train_fn(*args, **kwargs), sockets, offer, first)
+            result = _rounds(lambda: train_fn(*args, **kwargs), sockets, offer, first)
+            gc.unfreeze()  # not after an error: the search when Python ends takes a second
+            return result
         finally:
-            gc.unfreeze()
             sockets.unwatch()
 
     return run  # type: ignore[return-value]

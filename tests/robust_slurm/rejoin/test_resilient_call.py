@@ -25,6 +25,28 @@ def test_a_rank_that_cannot_be_asked_trains_all_the_same(
     assert "runs as without resilient(): FileNotFoundError" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_rank_that_raises_ends_without_a_search_for_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """With torch loaded it takes a second, in which all other ranks wait."""
+    monkeypatch.setenv("ROBUST_BEAT_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "_called", False)
+
+    def train() -> int:
+        return 1 // (not fails)
+
+    try:
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                module.resilient(train)()
+        else:
+            assert module.resilient(train)() == 1
+        assert (gc.get_freeze_count() > 0) is fails
+    finally:
+        gc.unfreeze()
+
+
 def test_errors_that_have_each_other_as_causes_are_let_go() -> None:
     one, other, context = ValueError("one"), ValueError("other"), ValueError("context")
     one.__cause__, other.__cause__, one.__context__ = other, one, context
