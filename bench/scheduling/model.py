@@ -29,6 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.heartbeat.load import NODES as ORDERED_NODES
+from srun_wrapper.recover.standby.nodes import GRANTED
 from standby.size.count import Distribution
 
 SWITCH = 32
@@ -194,10 +195,10 @@ def _last_rung(metrics: Metrics, requeue: Term, wait: float) -> Term:
 
 
 def _fewer(metrics: Metrics, wait: float) -> Term:
-    """Return the loss where nothing replaces the machine within ``wait``: the others start warm."""
+    """Return the loss where Slurm gives no machine: the others start warm, without it."""
     case = "shrink" if measured(metrics, "shrink") else "node_crash_spare_torch"
     begin, end = phases(metrics, case, ("decide", "stop")), phases(metrics, case, START)
-    return begin + assumed(wait, "standby_wait") + end
+    return begin + assumed(min(wait, GRANTED), "for Slurm to give a node") + end
 
 
 def scaled(times: Times, orders: Term, machines: int) -> Times:

@@ -71,6 +71,7 @@ class Replacement:
                 {place: (len(world.ranks[place]), world.places[place].name) for place in wanted},
                 vacant=lambda place: world.places[place].gone,
                 enough=lambda: any(self._fits(spare, wanted) for spare in self._members.spares()),
+                fewer=bool(self._resizing and self._resizing.can_shrink()),
             )
             for place, node in self._by_need(wanted, came).items():
                 self._take_place(place, node, incident)

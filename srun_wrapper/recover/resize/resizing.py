@@ -85,6 +85,15 @@ class Resizing:
             return str(err)
         return ""
 
+    def can_shrink(self) -> bool:
+        """Return whether the job can go on without the vacant places."""
+        vacant = [place for place, node in enumerate(self._world.places) if node.gone]
+        try:
+            self._smaller(vacant)
+        except ValueError:
+            return False
+        return True
+
     def shrink(self, incident: Incident) -> bool:
         """Give up the vacant places. False: the job cannot go on without them."""
         vacant = [place for place, node in enumerate(self._world.places) if node.gone]

@@ -16,6 +16,9 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.standby.asking import ASK, StandbyRequests, Wanted
 
 LOOK = 1.0  # s between looks at what became of the requests
+GRANTED = (
+    5.0  # s in which Slurm gives an idle node; a job that can go on with fewer waits no longer
+)
 MOST_UNFIT = 3  # requests in a row that brought no node: the next one would not either
 
 
@@ -37,12 +40,15 @@ class StandbyNodes:
         places: Mapping[int, Wanted],
         vacant: Callable[[int], bool] = lambda _place: True,
         enough: Callable[[], bool] = lambda: False,
+        fewer: bool = False,
     ) -> dict[int, Node]:
         """Nodes for places, as many as come in time, while the places are ``vacant``.
 
-        ``enough``: another way has been found.
+        ``enough``: another way has been found. ``fewer``: the job can go on without these nodes,
+        and a node that Slurm gives later is added, so that only one it has given is waited for.
         """
         state, began = self._state, time.monotonic()
+        patience = min(self._config.standby_wait, GRANTED) if fewer else self._config.standby_wait
         chosen: dict[int, int] = {}  # number of a request → its place
         lacking, tries, deadline, why = set(places), 0, math.inf, ""
         reasons: asyncio.Task[str] | None = None
@@ -75,7 +81,9 @@ class StandbyNodes:
                 if why:
                     break
                 chosen |= self._requests.assign({place: places[place][0] for place in lacking})
-                deadline = time.monotonic() + self._config.standby_wait
+                deadline = time.monotonic() + patience
+            if fewer and self._given(chosen, came()):
+                deadline, fewer = began + self._config.standby_wait, False
             left = deadline - time.monotonic()
             if left <= ASK and reasons is None:
                 reasons = asyncio.create_task(
@@ -84,7 +92,7 @@ class StandbyNodes:
             if left <= 0:
                 assert reasons is not None
                 if not (why := await reasons):  # Slurm was away: it could give none
-                    deadline, reasons = time.monotonic() + self._config.standby_wait, None
+                    deadline, reasons = time.monotonic() + patience, None
                     continue
                 break
             self._requests.read_allotted(chosen, LOOK)
@@ -104,6 +112,11 @@ class StandbyNodes:
         if short:
             self._complain(len(ready), len(places), why, time.monotonic() - began)
         return ready
+
+    def _given(self, chosen: Mapping[int, int], ready: Mapping[int, Node]) -> bool:
+        """True if Slurm has given a node that has not come yet."""
+        requests = [self._requests.get(n) for n, place in chosen.items() if place not in ready]
+        return any(r is not None and r.outcome == "waiting" and r.node for r in requests)
 
     def _refused(self, chosen: Mapping[int, int]) -> bool:
         """True if Slurm grants no node, or srun could not be run: the request is then dropped."""

@@ -37,7 +37,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     standby(lab, "drain", "reason=test")
     model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1", CUT], [])
     training = CheckpointJob(lab, prepared(lab, 4).dir, 4, STEPS, model=model)
-    robust = "--robust-min-nodes=3 --robust-standby-wait=1 --robust-warm"
+    robust = "--robust-min-nodes=3 --robust-warm"  # standby_wait is 30 s
     training.start(robust, f"--hold=1:{HELD}", sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
     training.wait_held(1, HELD)
     training.wait_replicas(HELD - 1)
@@ -63,7 +63,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     # The ranks have not stood for a node that still imported, but for too long a time.
     assert grown["warm"] > before or grown["time"] - came > WARM_BY - 2.0, (grown, before, came)
     took = shrunk["phases"]["total"] - shrunk["phases"]["first_step"]  # imports torch
-    assert took < 10.0, shrunk["phases"]
+    assert took < 20.0, shrunk["phases"]  # Slurm gives no node: 5 s
     assert len(training.incidents()) == 2 and set(training.accusations()) == {"n2"}
     assert set(expand(training.nodes())) == {"n1", "n3", "n4"}
     worlds = [event["nodes"] for event in training.events("epoch")]

@@ -47,6 +47,7 @@ class StandbyPartition:
         places: Mapping[int, Any],
         vacant: Callable[[int], bool],
         enough: Callable[[], bool],
+        fewer: bool,
     ) -> dict[int, Node]:
         self.asked += 1
         for _ in range(self.patience):

@@ -12,6 +12,7 @@ from standby_requests import StandbyJob, asked, play, srun_count
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.job.model import Role
+from srun_wrapper.recover.standby import nodes
 
 standby_job = standby_requests.standby_job
 
@@ -88,6 +89,34 @@ def test_why_none_came_in_time(
 
     play(standby_job, scene)
     assert re.search(rf"gave 0 of 1 nodes in [0-9.]+ s {re.escape(said)}", capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_job_that_can_go_on_with_fewer_waits_for_a_node_that_was_given_alone(
+    standby_job: StandbyJob, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    """Its prolog may take long; one that is not given may take hours."""
+    monkeypatch.setattr(nodes, "GRANTED", 0.3)
+
+    async def scene() -> None:
+        standby_job.standby._config = Config(standby_wait=60.0)
+        standby_job.slurm.waiting_reasons = lambda _name: {"Resources"}
+
+        async def give() -> None:
+            await srun_count(standby_job, 1)
+            request = standby_job.requests.get(1)
+            assert request is not None
+            request.node = "s1" if given else ""
+            if given:
+                await asyncio.sleep(0.6)
+                standby_job.comes(1)
+
+        giving = asyncio.create_task(give())
+        taken = standby_job.standby.take({1: (2, "n2")}, fewer=True)
+        assert bool(await asyncio.wait_for(taken, 20.0)) is given
+        await giving
+
+    play(standby_job, scene)
 
 
 def test_the_step_ends_meanwhile(
