@@ -16,9 +16,7 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.standby.asking import ASK, StandbyRequests, Wanted
 
 LOOK = 1.0  # s between looks at what became of the requests
-GRANTED = (
-    5.0  # s in which Slurm gives an idle node; a job that can go on with fewer waits no longer
-)
+GRANTED = 5.0  # s in which Slurm gives an idle node; who can go on with fewer waits no longer
 MOST_UNFIT = 3  # requests in a row that brought no node: the next one would not either
 
 
@@ -47,10 +45,9 @@ class StandbyNodes:
         ``enough``: another way has been found. ``fewer``: the job can go on without these nodes,
         and a node that Slurm gives later is added, so that only one it has given is waited for.
         """
-        state, began = self._state, time.monotonic()
-        patience = min(self._config.standby_wait, GRANTED) if fewer else self._config.standby_wait
+        state, began, asked = self._state, time.monotonic(), math.inf
         chosen: dict[int, int] = {}  # number of a request → its place
-        lacking, tries, deadline, why = set(places), 0, math.inf, ""
+        lacking, tries, why = set(places), 0, ""
         reasons: asyncio.Task[str] | None = None
 
         def came() -> dict[int, Node]:
@@ -81,10 +78,11 @@ class StandbyNodes:
                 if why:
                     break
                 chosen |= self._requests.assign({place: places[place][0] for place in lacking})
-                deadline = time.monotonic() + patience
-            if fewer and self._given(chosen, came()):
-                deadline, fewer = began + self._config.standby_wait, False
-            left = deadline - time.monotonic()
+                asked = time.monotonic()
+            waits = self._config.standby_wait
+            if fewer and not self._given(chosen, came()):
+                waits = min(waits, GRANTED)
+            left = asked + waits - time.monotonic()
             if left <= ASK and reasons is None:
                 reasons = asyncio.create_task(
                     self._requests.held_up(settled)
@@ -92,7 +90,7 @@ class StandbyNodes:
             if left <= 0:
                 assert reasons is not None
                 if not (why := await reasons):  # Slurm was away: it could give none
-                    deadline, reasons = time.monotonic() + patience, None
+                    asked, reasons = time.monotonic(), None
                     continue
                 break
             self._requests.read_allotted(chosen, LOOK)
