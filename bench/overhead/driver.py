@@ -60,12 +60,25 @@ def main(argv: Sequence[str] | None = None) -> None:
             times = training(launcher, args, args.out.parent / name)
             note(args.out, "first_step", launcher, times.first_step)
             note(args.out, "step", launcher, times.step)
-            for second, mean in enumerate(times.seconds if args.early else (), 1):
-                if mean is not None:
-                    note(args.out, f"second_{second}", launcher, mean)
+            for second, mean in enumerate(filled(times.seconds) if args.early else (), 1):
+                note(args.out, f"second_{second}", launcher, mean)
             if times.ready:
                 note(args.out, "ready", launcher, times.ready)
     append(args.out, json.dumps({"what": "done"}))
+
+
+def filled(seconds: Sequence[float | None]) -> list[float]:
+    """Mean step times by second; one in which no step ended has that of the next in which one did.
+
+    The step that ended there took all of it.
+    """
+    found: list[float] = []
+    following = None
+    for mean in reversed(seconds):
+        following = mean if mean is not None else following
+        if following is not None:
+            found.append(following)
+    return found[::-1]
 
 
 def in_turn(run: int) -> tuple[str, ...]:
