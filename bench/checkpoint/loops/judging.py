@@ -29,13 +29,22 @@ it: the warning names the gradients that the step has yet to use."""
 TOLD = "nothing can warn of changes to them that come after save()"
 """Part of the warning that the optimizer's steps are not seen: it names no object."""
 OUTCOMES = ("identical", "refused", "silent", "failed")
-REFUSALS = re.compile(r"CheckpointError: |TypeError: (model|optimizer|loader|extra|rng)\b")
+REFUSALS = re.compile(r"CheckpointError: |TypeError: (model|optimizer|loader|extra|rng)[\w.~]*: ")
 """Errors that refuse to go on: a TypeError only where it names the object."""
-SLIPS = re.compile(
-    r"^robust-slurm:.*: "
-    r"(Assertion|Attribute|Index|Key|Name|Recursion|UnboundLocal|ZeroDivision)Error"
+INTERNAL = re.compile(
+    r"\b(Assertion|Attribute|Index|Key|Name|Recursion|UnboundLocal|ZeroDivision)Error\b"
 )
-"""Errors of our own that a Checkpointer has caught, so that the training goes on."""
+"""Errors of our own, also as the reason of a refusal."""
+CAUGHT = re.compile(r"^robust-slurm:.*?: (?P<error>[\w.]+(Error|Exception|Expired)\b.*)")
+"""An error that a Checkpointer has caught, so that the training goes on."""
+ENDED = re.compile(
+    r"^robust-slurm:.*(: nothing is saved: |\bis NOT saved\b|\bhangs\b|the Checkpointer is closed)"
+    r"|^Exception in thread (robust|ckpt)-"
+)
+"""A Checkpointer, or a thread of it, that has switched itself off."""
+MOST_LOST = 4
+"""Steps from the resume to the crash. The last may not be complete, and writes may have torn
+others; 200 loops lost at most 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class TrainingRun:
     def refusal(self) -> str:
         """The error that a Checkpointer refused with, "" if it did not or named nothing."""
         text = "" if self.code else str((self.result or {}).get("refusal", ""))
-        return text if REFUSALS.match(text) else ""
+        return text if _refuses(text) else ""
 
     @property
     def done(self) -> bool:
@@ -85,8 +94,8 @@ class TrainingRun:
 
     @property
     def slip(self) -> str:
-        """The line of an error of our own that ended nothing, "" if there was none."""
-        return next(filter(SLIPS.match, self.said.splitlines()), "")
+        """The line of a failure of our own that ended nothing, "" if there was none."""
+        return next(filter(_slips, self.said.splitlines()), "")
 
     @property
     def end(self) -> str:
@@ -108,21 +117,24 @@ def judge(
     names = before | _names(again.said if again else "")
     warnings = tuple(line for line, those in names.items() if those)
     warned, named = set().union(*before.values()), set().union(*names.values())
-    last = again or crashed
-    if last.refusal:
+    if crashed.slip:
+        return _failed(loop, warnings, f"before its crash, {crashed.end}")
+    if again is not None and again.slip:
+        return _failed(loop, warnings, f"resumed, {again.end}")
+    if (again or crashed).refusal:
         return Found(loop, "refused", -1, warnings, by="error")
-    if again is None or not again.done or crashed.slip or again.slip:
-        if again is None or crashed.slip:
-            why = f"before its crash, {crashed.end}"
-        else:
-            why = f"resumed, {again.end}"
-        return Found(loop, "failed", -1, warnings, why=why)
+    if again is None:
+        return _failed(loop, warnings, f"before its crash, {crashed.end}")
+    if not again.done:
+        return _failed(loop, warnings, f"resumed, {again.end}")
     assert again.result is not None
     resumed = again.result
-    began = int(resumed["began"])
+    began, step = int(resumed["began"]), str(resumed["step"])
+    saved_once = step == "0" or step in reference["saved"]
+    if not saved_once or not 0 <= loop.crash_step - began <= MOST_LOST:
+        return _failed(loop, warnings, f"killed in step {loop.crash_step}, it resumed at {began}")
     if resumed["state"] == reference["state"]:
         return Found(loop, "identical", began, warnings)
-    step = str(resumed["step"])
     ended = reference["ended"][step]
     saved = reference["saved"].get(step, ended)  # step 0 was never saved
     lost, late = _differing(saved, resumed["resumed"]), _differing(saved, ended)
@@ -132,6 +144,19 @@ def judge(
     outcome = "refused" if lost | late and not unnamed else "silent"
     by = "warning" if outcome == "refused" else ""
     return Found(loop, outcome, began, warnings, unnamed, by)
+
+
+def _failed(loop: Loop, warnings: tuple[str, ...], why: str) -> Found:
+    return Found(loop, "failed", -1, warnings, why=why)
+
+
+def _refuses(error: str) -> bool:
+    return bool(REFUSALS.match(error)) and not INTERNAL.search(error)
+
+
+def _slips(line: str) -> bool:
+    caught = CAUGHT.match(line)
+    return bool(ENDED.search(line)) or (caught is not None and not _refuses(caught["error"]))
 
 
 def _names(said: str) -> dict[str, set[str]]:

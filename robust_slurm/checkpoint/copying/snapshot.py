@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any
 
@@ -30,6 +31,7 @@ then is a snapshot."""
 CHUNK = 64 << 20
 """Bytes of a tensor that is not contiguous, copied at a time: a device makes it contiguous first,
 in memory that it may not have for all of it."""
+_VERSION = attrgetter("_version")  # for map(): a third less time than a loop in Python
 
 
 class TornError(Exception):
@@ -80,7 +82,7 @@ class Copy:
         """Two events of each device: the copy is asked for, and the device has come so far."""
         self._issued = threading.Event()
         self._checking = threading.Lock()
-        self._versions = [t._version for t in late]
+        self._versions = list(map(_VERSION, late))
         self._torn: list[int] | None = None
         self._sources = late
         self._expected = expected
@@ -130,7 +132,7 @@ class Copy:
 
     def moved(self, late: list[torch.Tensor]) -> set[int]:
         """Indices of ``late`` tensors written to since the copy began, as far as torch counts."""
-        return {i for i, v in enumerate(self._versions) if late[i]._version != v}
+        return set(_written(late, self._versions))
 
     def run(self) -> None:
         """In the copy thread: everything up to a complete file."""
@@ -184,8 +186,7 @@ class Copy:
         # The first one counts, as a whole: the optimizer changes all of them after its own.
         with self._checking:
             if self._torn is None:
-                now = [t._version for t in self.late]
-                self._torn = [i for i, v in enumerate(now) if v != self._versions[i]]
+                self._torn = _written(self.late, self._versions)
 
     def _issue(self) -> None:
         """Have each device copy what it holds, and copy all else here."""
@@ -210,6 +211,14 @@ class Copy:
     def _drain(self) -> None:
         for event in self._done.values():
             event.synchronize()
+
+
+def _written(tensors: list[torch.Tensor], versions: list[int]) -> list[int]:
+    """Indices of the tensors that no longer have these versions, ascending."""
+    now = list(map(_VERSION, tensors[: len(versions)]))
+    if now == versions:
+        return []
+    return [i for i, (one, was) in enumerate(zip(now, versions, strict=False)) if one != was]
 
 
 def _of_device(

@@ -33,12 +33,12 @@ GRADIENTS = (
 
 def judged(
     said: str, again: str = "", *, end: int = 6, back: dict[str, int] = STEP,
-    ended: dict[str, int] = STEP, save_at: str = "end",
+    ended: dict[str, int] = STEP, save_at: str = "end", step: int = 3,
 ) -> Found:  # fmt: skip
-    """``back``: the state that resume() gave; ``ended``: the reference's after that step."""
-    loop = replace(draw(1), save_at=save_at)
+    """``back``: the state that resume() gave, of ``step``; ``ended``: the reference's after it."""
+    loop = replace(draw(1), save_at=save_at, crash_step=4)
     reference = {"state": {"model": 5}, "saved": {"3": STEP}, "ended": {"3": ended}}
-    resumed = {"state": {"model": end}, "began": 3, "step": 3, "resumed": back}
+    resumed = {"state": {"model": end}, "began": step, "step": step, "resumed": back}
     return judge(loop, reference, killed(said), TrainingRun(0, resumed, again))
 
 
@@ -88,10 +88,37 @@ def test_what_comes_to_the_same_is_identical() -> None:
     assert judged(EMA, end=5).needless and not judged("", end=5).needless
 
 
+@pytest.mark.parametrize(
+    ("crash_step", "step", "why"),
+    [
+        (3, 0, ""),
+        (5, 0, "killed in step 5, it resumed at 0"),  # as if nothing had ever been saved
+        (8, 3, "killed in step 8, it resumed at 3"),
+        (4, 2, "killed in step 4, it resumed at 2"),  # not saved by any
+        (3, 3, ""),
+        (2, 3, "killed in step 2, it resumed at 3"),
+    ],
+)
+def test_steps_that_are_lost_without_a_word_are_a_failure(
+    crash_step: int, step: int, why: str
+) -> None:
+    reference = {"state": {"model": 5}, "saved": {"3": STEP}, "ended": {"0": STEP, "3": STEP}}
+    resumed = {"state": {"model": 5}, "began": step, "step": step, "resumed": STEP}
+    loop = replace(draw(1), save_at="end", crash_step=crash_step)
+    found = judge(loop, reference, killed(), TrainingRun(0, resumed, ""))
+    assert (found.outcome, found.why) == ("failed" if why else "identical", why)
+
+
 REFUSAL: dict[str, Any] = {"refusal": "CheckpointError: step 3 does not fit"}
 NAMED: dict[str, Any] = {"refusal": "TypeError: extra.when: a datetime cannot be saved"}
 SLIP: dict[str, Any] = {"refusal": "TypeError: 'NoneType' object is not callable"}
+OWN: dict[str, Any] = {"refusal": "CheckpointError: extra.ema does not take it: KeyError: 'n'"}
+CALLED: dict[str, Any] = {"refusal": "TypeError: model() takes 1 positional argument"}
 CAUGHT = "robust-slurm: rank 0: step 4 was not saved: KeyError: 7"
+GONE = "robust-slurm: rank 0: step 4 was not saved: RuntimeError: the checkpoint store is gone"
+UNUSABLE = "robust-slurm: rank 0: step 4 was not saved: TypeError: extra.when: a datetime"
+CLOSED = "robust-slurm: step 4 and later ones are not saved: the Checkpointer is closed"
+THREAD = "Exception in thread robust-copy:\nTraceback (most recent call last):"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +137,16 @@ CAUGHT = "robust-slurm: rank 0: step 4 was not saved: KeyError: 7"
         (TrainingRun(-signal.SIGALRM, None, ""), None, "failed", "before its crash, it hung"),
         (killed(CAUGHT), TrainingRun(0, {}, ""), "failed", "before its crash, robust-slurm: rank"),
         (killed(), TrainingRun(0, {}, CAUGHT), "failed", "resumed, robust-slurm: rank 0: step 4"),
+        # Nor is a refusal, in either run, an excuse for an error of our own:
+        (killed(CAUGHT), TrainingRun(0, REFUSAL, ""), "failed", "before its crash, robust-slurm"),
+        (killed(), TrainingRun(0, REFUSAL, CAUGHT), "failed", "resumed, robust-slurm: rank 0"),
+        (TrainingRun(0, NAMED, CAUGHT), None, "failed", "before its crash, robust-slurm"),
+        (killed(GONE), TrainingRun(0, REFUSAL, ""), "failed", "the checkpoint store is gone"),
+        (killed(CLOSED), TrainingRun(0, REFUSAL, ""), "failed", "the Checkpointer is closed"),
+        (killed(THREAD), TrainingRun(0, REFUSAL, ""), "failed", "Exception in thread robust-copy"),
+        (killed(), TrainingRun(0, OWN, ""), "failed", "KeyError: 'n'"),
+        (killed(), TrainingRun(0, CALLED, ""), "failed", "model() takes 1"),
+        (killed(UNUSABLE), TrainingRun(0, REFUSAL, ""), "refused", ""),
     ],
 )
 def test_a_run_has_refused_by_our_own_error_only(
@@ -149,5 +186,5 @@ def test_seeds_give_loops_of_all_kinds() -> None:
 def test_no_loop_is_silently_wrong() -> None:
     with runner() as run:
         found = [try_loop(draw(seed), run) for seed in range(2, 2 + LOOPS)]
-    assert [one.loop for one in found if one.outcome == "silent"] == []
+    assert [one for one in found if one.outcome in ("silent", "failed")] == []
     assert any(one.resumed > 0 for one in found)

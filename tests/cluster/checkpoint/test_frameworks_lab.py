@@ -1,4 +1,4 @@
-"""Lightning and transformers, two ranks (DDP) under robust-srun, one killed: all from memory."""
+"""Real frameworks, two ranks on two nodes under robust-srun, one killed: all from memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,32 @@ from torch_forks import TorchForks
 from lab import Cluster
 
 STEPS = 9
+IMPORTS = {
+    "lightning": ("lightning.pytorch", "torchdata.stateful_dataloader"),
+    "transformers": ("transformers.trainer", "torchdata.stateful_dataloader"),
+    "torchtitan": ("torch._dynamo", "datasets", "tensorboard"),
+    "megatron": ("megatron.core.distributed", "megatron.core.optimizer"),
+}
+"""Framework → what is imported already where the undisturbed run is forked from."""
+PACKAGES = {"megatron": "megatron.core"}
 
 
 @pytest.fixture
 def forks(framework: str) -> Iterator[TorchForks]:
-    """Programs with the framework imported already: for the undisturbed run."""
-    module = {"lightning": "lightning.pytorch", "transformers": "transformers.trainer"}[framework]
-    with TorchForks(module, "torchdata.stateful_dataloader") as forks:
+    with TorchForks(*IMPORTS[framework]) as forks:
         yield forks
 
 
 @pytest.mark.parametrize(
     "framework",
-    [pytest.param(each, marks=needs(each, "frameworks")) for each in ("lightning", "transformers")],
+    [pytest.param(each, marks=needs(PACKAGES.get(each, each), "frameworks")) for each in IMPORTS],
 )
 def test_a_rank_killed(lab: Cluster, forks: TorchForks, framework: str, tmp_path: Path) -> None:
     """In any step; all is as in a quiet run: losses, data, state.
 
-    Which steps are at an epoch's end, and what is done there, is for tests of one process.
+    Lightning and transformers train with DDP, torchtitan with FSDP2, Megatron with its
+    DistributedOptimizer. Which steps are at an epoch's end, and what is done there, is for tests
+    of one process.
     """
     training = undisturbed(forks, f"fw_{framework}.py", tmp_path, 2, STEPS).job(lab)
     kill = f"1:{random.randrange(2, STEPS)}:{random.randrange(2)}"
