@@ -81,6 +81,7 @@ class Config:
         "empty: lease none",
     )
     standby_wait: float = _setting(30.0, "how long a recovery waits for a standby node", unit="s")
+    shrink_wait: float = _setting(5.0, "the same, if the job can go on with fewer", unit="s")
     min_nodes: int = _setting(
         0, "train on with as few nodes as this if none replaces a lost one; 0: never", unit="nodes"
     )

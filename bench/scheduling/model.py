@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.heartbeat.load import NODES as ORDERED_NODES
-from srun_wrapper.recover.standby.nodes import GRANTED
+from robust_slurm.config import Config
 from standby.size.count import Distribution
 
 SWITCH = 32
@@ -198,7 +198,7 @@ def _fewer(metrics: Metrics, wait: float) -> Term:
     """Return the loss where Slurm gives no machine: the others start warm, without it."""
     case = "shrink" if measured(metrics, "shrink") else "node_crash_spare_torch"
     begin, end = phases(metrics, case, ("decide", "stop")), phases(metrics, case, START)
-    return begin + assumed(min(wait, GRANTED), "for Slurm to give a node") + end
+    return begin + assumed(min(wait, Config().shrink_wait), "shrink_wait") + end
 
 
 def scaled(times: Times, orders: Term, machines: int) -> Times:

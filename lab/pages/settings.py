@@ -19,7 +19,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "roster_interval", "interval", "signatures_file", "on_incident", "site_on_incident",
     ),
     "Replacing a lost node": (
-        "spares", "standby_partition", "lease_partition", "standby_wait", "min_nodes", "requeue",
+        "spares", "standby_partition", "lease_partition", "standby_wait", "shrink_wait", "min_nodes", "requeue",
         "requeue_on", "max_restarts", "early_restart", "place", "mesh", "place_alpha",
     ),
     "Detecting hangs, slow ranks and bad losses": (

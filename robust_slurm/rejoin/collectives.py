@@ -138,8 +138,19 @@ def abort_nccl() -> bool:
     c10d: Any = sys.modules.get(_C10D)
     if c10d is None or not teardown.groups(c10d):
         return False
+    _keep(c10d)  # now: the function may take them down itself, in a finally clause
     teardown.abort(c10d)
     return True
+
+
+def _keep(c10d: Any) -> None:
+    """Have the NCCL groups live on in memory, beyond the end of Python too.
+
+    The destructor of one that was aborted waits for torch's watchdog, at times for ever (seen with
+    torch 2.11 on a GPU).
+    """
+    for group in teardown.groups(c10d):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def has_nccl() -> bool:
@@ -154,16 +165,11 @@ def initialized() -> bool:
 
 
 def take_down() -> None:
-    """Take all process groups out of torch's tables, in the training's thread. Raises anything.
-
-    An NCCL group that was aborted lives on in memory, beyond the end of Python too: its destructor
-    waits for torch's watchdog, at times for ever (seen with torch 2.11 on a GPU).
-    """
+    """Take all process groups out of torch's tables, in the training's thread. Raises anything."""
     if not initialized():
         return
     c10d: Any = sys.modules[_C10D]
-    for group in teardown.groups(c10d):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    _keep(c10d)
     abort = getattr(c10d, "_abort_process_group", None)  # does not wait for other ranks
     (abort or c10d.destroy_process_group)()
 

@@ -76,8 +76,13 @@ def resilient(train_fn: F) -> F:
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # else its watchdog kills us
         try:
             result = _rounds(lambda: train_fn(*args, **kwargs), sockets, offer, first)
-            gc.unfreeze()  # not after an error: the search when Python ends takes a second
+            gc.unfreeze()
             return result
+        except SystemExit:
+            gc.unfreeze()
+            raise
+        except BaseException:
+            raise  # stay frozen: Python ends now, and its search for garbage takes a second
         finally:
             sockets.unwatch()
 

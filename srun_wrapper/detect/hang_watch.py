@@ -201,7 +201,9 @@ class HangWatch:
         frozen = self._frozen_rounds, now - self._frozen_since
         ending = state.world.is_ending()
         verdict = judge(state.pace, now, samples, WINDOW, *frozen, ending)
-        if not verdict.hung and not ending and state.pace.silent(now) >= state.pace.limit():
+        alive = sum(rank.exit is None for rank in self._world.by_rank.values())
+        beyond = state.pace.silent(now) >= state.pace.limit()
+        if not verdict.hung and not ending and beyond and len(samples) == alive:
             held = await self._held(replies)
             if self._old(epoch):
                 return
@@ -216,15 +218,22 @@ class HangWatch:
 
     async def _held(self, replies: Replies) -> Mapping[int, float]:
         """Return how long ranks have been in one collective, as their flight recorders have it."""
-        state, nodes = self._state, active(self._state, replies)
-        last = state.pace.last
+        state, nodes, since = self._state, active(self._state, replies), self._since()
+        if self._world.inner:  # recorders have the ranks of torchrun, CPU is known of its slots
+            return {}
         try:
             views = rank_views(self._world, [(node, replies[node.key].samples) for node in nodes])
-            held = (await read_recorders(state, self._bus, nodes, views)).held
+            found = await read_recorders(state, self._bus, nodes, views)
         except Exception:  # noqa: BLE001 - then CPU alone decides
             _log.exception("internal error: no look at the flight recorders")
             return {}
-        return held if state.pace.last == last else {}
+        if self._since() != since:
+            return {}
+        earlier = self._closer
+        if found.found and earlier is not None and earlier[0] == since:
+            found = replace(found, processes=earlier[1].processes)
+        self._closer = (since, found) if found.found else earlier
+        return found.held
 
     def _old(self, epoch: int) -> bool:
         """True if what was asked in that epoch is worth nothing any more."""

@@ -12,8 +12,8 @@ pace, within the start allowance.
 Beyond the limit nothing is assumed: the ranks are inspected. A stopped rank, or all ranks quiet
 (no CPU, no I/O, stacks not moving), is a hang; ranks that work get up to ``busy_limit``, because
 an unannounced evaluation or a save that takes longer than the last one looks just like that. A rank
-that waits for its GPU works too, as far as CPU shows (CUDA spins): if its flight recorder has it
-in one collective for longer than the limit, it waits, and the ranks outside decide.
+that waits for its GPU uses a whole core, since CUDA spins. If its flight recorder has it in one
+collective for longer than the limit, it counts as waiting. Then the other ranks are looked at.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ FROZEN_ROUNDS = 3  # inspections with no stack moving anywhere: ranks that spin 
 FROZEN_TIME = 60.0
 LOCATE = 2.0  # s without a step until the ranks are looked at for the first time
 LOCATE_FACTOR = 3.0  # slowest steps, likewise
+LATEST = 5.0  # s from the end of a step until it is known here, and recorders have been read
 START_INSPECT = 30.0  # s between inspections during start-up, for stopped ranks only
 
 
@@ -186,8 +187,10 @@ def judge(
         return HangVerdict(True, f"{what} took longer than {pace.limit():.0f} s")
     if all(is_quiet(s, window) for s in samples.values()):
         return HangVerdict(True, f"no rank did anything for {silent:.1f} s")
-    limit = pace.limit()
-    waits = {r for r, s in samples.items() if held.get(r, 0.0) >= limit and in_place(s, window)}
+    # Entered since the last step: what is open for longer is no reason why there is none.
+    least, most = pace.limit(), silent + pace.slowest + LATEST
+    entered = {rank for rank, seconds in held.items() if least <= seconds <= most}
+    waits = {rank for rank in entered & samples.keys() if in_place(samples[rank], window)}
     outside = [s for r, s in samples.items() if r not in waits]
     if waits and outside and all(is_quiet(s, window) for s in outside):
         why = f"{len(waits)} ranks wait in a collective, and no other did anything"

@@ -59,12 +59,15 @@ def findings(
 
 
 def held(recorded: Sequence[Recorded]) -> dict[int, float]:
-    """Map the ranks in a collective to the s for which they have been in one, at most."""
+    """Map the ranks in a collective to the s for which they have been in the newest such one.
+
+    An older one may be open for ever: nobody has waited for it.
+    """
     found: dict[int, float] = {}
     for one in recorded:
         calls = [call for group in one.groups if (call := _unfinished(group)) is not None]
         if calls:
-            found[one.rank] = max(call.waited for call in calls)
+            found[one.rank] = min(call.waited for call in calls)
     return found
 
 

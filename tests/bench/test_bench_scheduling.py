@@ -23,7 +23,7 @@ from bench.scheduling.model import (
     weights,
     with_switch,
 )
-from srun_wrapper.recover.standby.nodes import GRANTED
+from robust_slurm.config import Config
 from standby.size.count import LossSource, losses
 
 P = 1.2e-3
@@ -191,14 +191,14 @@ def test_leases_and_fewer_machines() -> None:
     bare = compose(FULL, wait=WAIT)
     assert bare.strategies() == (*STRATEGIES, "ours_fewer"), "no lease was measured"
     # The survivors start as beside a spare, after the wait for a standby node.
-    assert bare.fewer.median == pytest.approx(0.1 + GRANTED + 0.4)
+    assert bare.fewer.median == pytest.approx(0.1 + Config().shrink_wait + 0.4)
     more = record(
         node_crash_leased_torch=incident(0.5, 0.0, 0.1, 0.02, 0.05, 0.05, 0.3),
         shrink=incident(0.5, 0.0, 0.2, 1.0, 0.1, 0.1, 0.5),  # with another wait
     )
     times = compose({**FULL, **more}, wait=WAIT)
     assert times.leased is not None and times.leased.median == pytest.approx(0.52)
-    assert times.fewer.median == pytest.approx(0.2 + GRANTED + 0.7)
+    assert times.fewer.median == pytest.approx(0.2 + Config().shrink_wait + 0.7)
     assert times.ours() == ["ours_spare", "ours_standby", "ours_leased", "ours_fewer"]
 
 

@@ -249,6 +249,10 @@ class StandbyRequests:
         if waiting and (self._looking is None or self._looking.done()):
             self._looking = start_task(self._tasks, self._read_allotted(waiting))
 
+    async def learn_allotted(self, numbers: Collection[int]) -> None:
+        """Learn it now."""
+        await self._read_allotted([r for n, r in self._requests.items() if n in numbers])
+
     async def _read_allotted(self, requests: Sequence[StandbyRequest]) -> None:
         try:
             jobs = await run_in_thread(self._allotted, ASK)

@@ -16,7 +16,6 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.standby.asking import ASK, StandbyRequests, Wanted
 
 LOOK = 1.0  # s between looks at what became of the requests
-GRANTED = 5.0  # s in which Slurm gives an idle node; who can go on with fewer waits no longer
 MOST_UNFIT = 3  # requests in a row that brought no node: the next one would not either
 
 
@@ -42,8 +41,8 @@ class StandbyNodes:
     ) -> dict[int, Node]:
         """Nodes for places, as many as come in time, while the places are ``vacant``.
 
-        ``enough``: another way has been found. ``fewer``: the job can go on without these nodes,
-        and a node that Slurm gives later is added, so that only one it has given is waited for.
+        ``enough``: another way has been found. ``fewer``: the job can go on without these nodes.
+        Then it waits for Slurm to give one for ``shrink_wait`` only: a later one is added.
         """
         state, began, asked = self._state, time.monotonic(), math.inf
         chosen: dict[int, int] = {}  # number of a request → its place
@@ -81,7 +80,7 @@ class StandbyNodes:
                 asked = time.monotonic()
             waits = self._config.standby_wait
             if fewer and not self._given(chosen, came()):
-                waits = min(waits, GRANTED)
+                waits = min(waits, self._config.shrink_wait)
             left = asked + waits - time.monotonic()
             if left <= ASK and reasons is None:
                 reasons = asyncio.create_task(
@@ -92,6 +91,11 @@ class StandbyNodes:
                 if not (why := await reasons):  # Slurm was away: it could give none
                     asked, reasons = time.monotonic(), None
                     continue
+                if waits < self._config.standby_wait:
+                    await self._requests.learn_allotted(chosen)
+                    if self._given(chosen, came()):
+                        reasons = None
+                        continue
                 break
             self._requests.read_allotted(chosen, LOOK)
             await state.until(news, min(LOOK, left))

@@ -12,7 +12,6 @@ from standby_requests import StandbyJob, asked, play, srun_count
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from srun_wrapper.job.model import Role
-from srun_wrapper.recover.standby import nodes
 
 standby_job = standby_requests.standby_job
 
@@ -93,13 +92,12 @@ def test_why_none_came_in_time(
 
 @pytest.mark.parametrize("given", [False, True])
 def test_a_job_that_can_go_on_with_fewer_waits_for_a_node_that_was_given_alone(
-    standby_job: StandbyJob, monkeypatch: pytest.MonkeyPatch, given: bool
+    standby_job: StandbyJob, given: bool
 ) -> None:
     """Its prolog may take long; one that is not given may take hours."""
-    monkeypatch.setattr(nodes, "GRANTED", 0.3)
 
     async def scene() -> None:
-        standby_job.standby._config = Config(standby_wait=60.0)
+        standby_job.standby._config = Config(standby_wait=60.0, shrink_wait=0.3)
         standby_job.slurm.waiting_reasons = lambda _name: {"Resources"}
 
         async def give() -> None:
