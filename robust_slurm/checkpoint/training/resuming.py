@@ -19,7 +19,7 @@ from ..copying.slots import map_file
 from ..durable import reader, tier
 from ..format.layout import LayoutError, read_snapshot
 from .client import Client
-from .mesh import RankIds, gather
+from .mesh import IN_SHARDS, RankIds, gather
 
 _BAD, _OTHER_SHAPE, _GOOD = 0, 1, 2
 _CANDIDATES = 16  # durable steps that are looked at, newest first
@@ -182,7 +182,8 @@ def _reshard(
     asked: dict[str, Any] = {"model": dcp.get_model_state_dict(model)}
     if optimizer is not None:
         asked["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
-    carried = read.load_resharded(directory, step, asked)
+    own = [] if _data_only(directory, step) else _parameters(model, asked["model"])
+    carried = read.load_resharded(directory, step, asked, own)
     dcp.set_model_state_dict(model, asked["model"])
     if optimizer is not None:
         dcp.set_optimizer_state_dict(model, optimizer, asked["optimizer"])
@@ -195,6 +196,18 @@ def _reshard(
     for note in carried.notes:
         if not taken or read.LOADERS not in note:
             say(note)
+
+
+def _data_only(directory: str, step: int) -> bool:
+    """True if the ranks that saved a step named a mesh of data-parallel dimensions only."""
+    mesh = tier.read_manifest(tier.step_dir(directory, step)).mesh
+    return bool(mesh) and IN_SHARDS.issuperset(name for name, size in mesh.items() if size > 1)
+
+
+def _parameters(model: torch.nn.Module, state: Mapping[str, Any]) -> list[str]:
+    """Return the names of parameters in a step; buffers may differ between any two ranks."""
+    buffers = {name.removeprefix("module.") for name, _ in model.named_buffers()}
+    return [f"model.{name}" for name in state if name not in buffers]
 
 
 def load_extra(key: str, target: Any, found: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,8 +47,13 @@ class Carried(NamedTuple):
     """All of the lowest rank."""
 
 
-def load_resharded(directory: str | Path, step: int, state: dict[str, Any]) -> Carried:
+def load_resharded(
+    directory: str | Path, step: int, state: dict[str, Any], own: Collection[str] = ()
+) -> Carried:
     """Fill ``state``, as ``dcp.load`` takes it, from ``step``, whatever ranks saved it.
+
+    ``own``: names of tensors that must be the same in all ranks which saved them. Stages of a
+    pipeline may have different ones of one name, and nothing tells which is the caller's.
 
     With torch.distributed all ranks of the default group must call it; they share the work of
     verifying. Raises DurableError (on all ranks, if the checkpoint is damaged) before ``state``
@@ -73,6 +79,12 @@ def load_resharded(directory: str | Path, step: int, state: dict[str, Any]) -> C
     refuse(where, problems)
     merged = merge(parts)
     refuse(where, [Problem("", what) for what in merged.problems])
+    other = [each.fqn for each in merged.tensors if each.name != each.fqn and each.fqn in own]
+    if other:
+        raise DurableError(
+            f"{where}: {other[0]} differs between the ranks that saved it (stages of a pipeline?), "
+            "and nothing tells which of them is this rank's. Go on with as many ranks as saved it"
+        )
     try:
         metadata = with_storage(*build(merged, parts))
         with warnings.catch_warnings():
