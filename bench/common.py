@@ -20,6 +20,7 @@ import os
 import platform
 import statistics
 import sys
+import time
 import timeit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -189,6 +190,35 @@ def parser(name: str, cases: Iterable[str]) -> argparse.ArgumentParser:
 def results_for(name: str, args: argparse.Namespace) -> Results:
     """Empty results for a run with these options."""
     return Results(name, quick=args.quick or args.runs is not None, runs=args.runs)
+
+
+def in_time(
+    results: Results,
+    cases: Mapping[str, Callable[[float], None]],
+    seconds: tuple[float, float],
+    went_wrong: tuple[type[Exception], ...],
+    file: Path | None,
+) -> list[str]:
+    """Run cases one after another, and write all after each; the names of those that went wrong.
+
+    ``seconds``: for all, and those that must be left for one to begin; a case gets those left.
+    """
+    budget, least = seconds
+    end, failed = time.monotonic() + budget, []
+    for name, call in cases.items():
+        left, known = end - time.monotonic(), set(results.metrics)
+        if left < least:
+            results.settings[f"not measured: {name}"] = "the time was over"
+            continue
+        print(f"{time.strftime('%H:%M:%S')} {name}, {left:.0f} s are left", flush=True)
+        try:
+            call(left)
+        except went_wrong as error:
+            failed.append(name)
+            results.settings[f"failed: {name}"] = str(error)
+            print(f"  failed: {error}", flush=True)
+        so_far(results, known, file)
+    return failed
 
 
 def so_far(results: Results, known: set[str], file: Path | None) -> None:

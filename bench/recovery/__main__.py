@@ -164,8 +164,7 @@ def inject(name: str, case: Case, which: str, found: Found, failed: set[str]) ->
         tell(f"{name} {which}: {error}")
         return
     found.setdefault(name, []).append(phases)
-    shown = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
-    tell(f"{name} {which}: {shown}")
+    tell(f"{name} {which}: {cuda.shown(phases)}")
 
 
 def measure(results: Results, names: Sequence[str]) -> bool:

@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench.checkpoint.cuda.cases import NO_GPU, no_gpu
-from bench.common import BenchError, Results, finish, so_far, summarise
+from bench.common import BenchError, Results, finish, in_time, summarise
 from bench.recovery.cases import NO_LEASE, WENT_WRONG, crash_of, recovered
 from bench.training.device_train import STEPS
 from bench.training.job import Training
@@ -51,29 +52,15 @@ def run(results: Results, args: argparse.Namespace, device: str = "cuda") -> int
         print(f"bench.recovery --cuda: {why}; nothing was measured", file=sys.stderr)
         return NO_GPU
     runs = results.runs or (1 if results.quick else RUNS)
-    end = time.monotonic() + BUDGET
-    failed: list[str] = []
     noted: dict[str, Noted] = {}
     with Cluster(nodes=NODES + 1, standby=0) as lab:
-
-        def attempt(name: str, call: Callable[[], None]) -> None:
-            left, known = end - time.monotonic(), set(results.metrics)
-            if left < LEAST:
-                results.settings[f"not measured: {name}"] = "the time was over"
-                return
-            tell(f"{name}, {left:.0f} s are left")
-            try:
-                call()
-            except WENT_WRONG as error:
-                failed.append(name)
-                results.settings[f"failed: {name}"] = str(error)
-                tell(f"{name} failed: {error}")
-            so_far(results, known, args.json)
-
-        attempt("rejoin", lambda: in_turn(results, lab, device, "rejoin", runs, noted))
-        attempt("all_new", lambda: in_turn(results, lab, device, "all_new", runs, noted))
-        attempt("spare", lambda: spare(results, lab, device, min(runs, SPARES), noted))
-        attempt("same", lambda: same(results, lab, device, noted))
+        cases: dict[str, Callable[[float], None]] = {
+            "rejoin": lambda _left: in_turn(results, lab, device, "rejoin", runs, noted),
+            "all_new": lambda _left: in_turn(results, lab, device, "all_new", runs, noted),
+            "spare": lambda _left: spare(results, lab, device, min(runs, SPARES), noted),
+            "same": lambda _left: same(results, lab, device, noted),
+        }
+        failed = in_time(results, cases, (BUDGET, LEAST), WENT_WRONG, args.json)
     return finish(results, args) or (1 if failed else 0)
 
 
@@ -116,22 +103,12 @@ def in_turn(
             found = []
             for _ in range(min(runs, HANGS) if name in SLOW else runs):
                 ready(training, NODES)
-                fault = Signal(training, next(ranks) % NODES, signum)
+                fault = partial(training.signal_rank, next(ranks) % NODES, signum)
                 found.append(recovered(training, fault, "restart", must={"kept": kept}))
                 tell(f"{case}_{name}: {shown(found[-1])}")
             note(results, f"cuda_{case}_{name}", found)
         training.wait_stepping()
     noted[case] = steps_of(training)
-
-
-class Signal:
-    """A signal to a rank, when it is called; returns the wall time of just before."""
-
-    def __init__(self, training: Training, rank: int, signum: signal.Signals) -> None:
-        self._training, self._rank, self._signum = training, rank, signum
-
-    def __call__(self) -> float:
-        return self._training.signal_rank(self._rank, self._signum)
 
 
 def spare(results: Results, lab: Lab, device: str, runs: int, noted: dict[str, Noted]) -> None:

@@ -81,9 +81,7 @@ def resilient(train_fn: F) -> F:
         except SystemExit:
             gc.unfreeze()
             raise
-        except BaseException:
-            raise  # stay frozen: Python ends now, and its search for garbage takes a second
-        finally:
+        finally:  # after an error all stays frozen: else Python's last search takes a second
             sockets.unwatch()
 
     return run  # type: ignore[return-value]

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
-
 from bench.common import BenchError, Results
-from bench.recovery import __main__ as recovery
 from bench.recovery import cuda
-
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-
-
-@no_gpu
-def test_without_a_gpu_it_says_so_and_measures_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "found.json"
-    assert recovery.main(["--cuda", "--quick", "--json", str(file)]) == 2
-    said = capsys.readouterr()
-    assert "sees no GPU" in said.err and not said.out and not file.exists()
 
 
 def test_a_step_that_was_computed_otherwise_is_found() -> None:

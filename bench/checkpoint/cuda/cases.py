@@ -13,7 +13,6 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 from bench.checkpoint.nodes import SHM, run_json
 from bench.checkpoint.work import LAYERS, MB, SIZES
-from bench.common import MIN_SAMPLES, BenchError, Results, finish, so_far, summarise
+from bench.common import MIN_SAMPLES, BenchError, Results, finish, in_time, summarise
 from robust_slurm.checkpoint.store.events import Event, Restore
 from robust_slurm.checkpoint.store.store import Store
 
@@ -49,24 +48,10 @@ def run(results: Results, args: argparse.Namespace, device: str = "cuda") -> int
         return NO_GPU
     sizes = args.size or (list(CUDA_SIZES)[:1] if results.quick else list(CUDA_SIZES))
     runs = results.runs or (2 if results.quick else MIN_SAMPLES)
-    end = time.monotonic() + BUDGET
     for what, reason in unseen(device, *there(device)).items():
         results.settings[f"not measured: {what}"] = reason
-    failed = []
-    for name, call in cases(results, device, sizes, runs).items():
-        left = end - time.monotonic()
-        if left < LEAST:
-            results.settings[f"not measured: {name}"] = "the time was over"
-            continue
-        print(f"{time.strftime('%H:%M:%S')} {name}, {left:.0f} s are left", flush=True)
-        known = set(results.metrics)
-        try:
-            call(left)
-        except WENT_WRONG as error:
-            failed.append(name)
-            results.settings[f"failed: {name}"] = str(error)
-            print(f"  failed: {error}", flush=True)
-        so_far(results, known, args.json)
+    each = cases(results, device, sizes, runs)
+    failed = in_time(results, each, (BUDGET, LEAST), WENT_WRONG, args.json)
     code = finish(results, args)
     for key, text in results.settings.items():
         if key.startswith(("failed: ", "not measured: ")):

@@ -250,7 +250,7 @@ class StandbyRequests:
             self._looking = start_task(self._tasks, self._read_allotted(waiting))
 
     async def learn_allotted(self, numbers: Collection[int]) -> None:
-        """Learn it now."""
+        """Learn at once which nodes Slurm has allotted to these requests."""
         await self._read_allotted([r for n, r in self._requests.items() if n in numbers])
 
     async def _read_allotted(self, requests: Sequence[StandbyRequest]) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from bench.checkpoint import __main__ as checkpoint
 from bench.checkpoint.cuda import cases as cuda
 from bench.checkpoint.work import MB
 from bench.common import BenchError, Results
+from bench.recovery import __main__ as recovery
 
 pytestmark = pytest.mark.slow
 
@@ -28,11 +30,12 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 
 
 @no_gpu
+@pytest.mark.parametrize("bench", [checkpoint, recovery])
 def test_without_a_gpu_it_says_so_and_measures_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bench: ModuleType
 ) -> None:
     file = tmp_path / "found.json"
-    assert checkpoint.main(["--cuda", "--quick", "--json", str(file)]) == 2
+    assert bench.main(["--cuda", "--quick", "--json", str(file)]) == 2
     said = capsys.readouterr()
     assert "sees no GPU" in said.err and "nothing was measured" in said.err
     assert not said.out and not file.exists()

@@ -16,11 +16,15 @@ class Group:
     pass
 
 
-@pytest.mark.parametrize(("backend", "stays"), [("nccl", True), ("gloo", False)])
+@pytest.mark.parametrize(
+    ("backend", "by_itself", "stays"),
+    [("nccl", False, True), ("nccl", True, True), ("gloo", False, False)],
+)
 def test_an_aborted_nccl_group_never_ends(
-    monkeypatch: pytest.MonkeyPatch, backend: str, stays: bool
+    monkeypatch: pytest.MonkeyPatch, backend: str, by_itself: bool, stays: bool
 ) -> None:
-    """Its destructor would wait for torch's watchdog, for ever at times."""
+    """Its destructor would wait for torch's watchdog, for ever at times. ``by_itself``: after the
+    abort the training's function takes it down, in a finally clause."""
     group = Group()
     world = types.SimpleNamespace(
         pg_map={group: (backend, None)}, pg_names={group: "0"}, pg_backend_config={}
@@ -32,6 +36,10 @@ def test_an_aborted_nccl_group_never_ends(
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
     monkeypatch.setitem(sys.modules, collectives._C10D, c10d)
     alive = weakref.ref(group)
+    monkeypatch.setattr(collectives.teardown, "abort", lambda _c10d: None)
+    assert collectives.abort_nccl() is (backend == "nccl")
+    if by_itself:
+        c10d._abort_process_group()
     collectives.take_down()
     assert not world.pg_map
     world.pg_names.clear()

@@ -21,6 +21,7 @@ READING = Sample(0, "R", 1.0, 1 << 20, ("all_reduce (a.py:3)",))
         (12.0, (SPINNING, SPINNING, SPINNING), {0: 11.0, 1: 11.0}, False),  # its GPU computes
         (12.0, (SPINNING, SPINNING, QUIET), {0: 11.0}, False),  # rank 1 waits for its own GPU
         (12.0, (SPINNING, SPINNING, QUIET), {0: 11.0, 1: 0.3}, False),  # it came just now
+        (12.0, (SPINNING, SPINNING, QUIET), {0: 90.0, 1: 11.0}, False),  # rank 0's is forgotten
         (12.0, (WORKING, SPINNING, QUIET), {0: 11.0, 1: 11.0}, False),  # its stack moves
         (12.0, (SPINNING, SPINNING), {0: 11.0, 1: 11.0}, False),  # all in: a long computation
         (12.0, (SPINNING, READING, QUIET), {0: 11.0, 1: 11.0}, False),

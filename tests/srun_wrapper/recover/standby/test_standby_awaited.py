@@ -90,11 +90,12 @@ def test_why_none_came_in_time(
     assert re.search(rf"gave 0 of 1 nodes in [0-9.]+ s {re.escape(said)}", capfd.readouterr().err)
 
 
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("given", ["", "early", "late"])
 def test_a_job_that_can_go_on_with_fewer_waits_for_a_node_that_was_given_alone(
-    standby_job: StandbyJob, given: bool
+    standby_job: StandbyJob, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
-    """Its prolog may take long; one that is not given may take hours."""
+    """Its prolog may take long; one that is not given may take hours. ``late``: it is seen when
+    Slurm is asked for the last time."""
 
     async def scene() -> None:
         standby_job.standby._config = Config(standby_wait=60.0, shrink_wait=0.3)
@@ -104,14 +105,20 @@ def test_a_job_that_can_go_on_with_fewer_waits_for_a_node_that_was_given_alone(
             await srun_count(standby_job, 1)
             request = standby_job.requests.get(1)
             assert request is not None
-            request.node = "s1" if given else ""
+
+            async def learn(_numbers: object) -> None:
+                request.node = "s1" if given else ""
+
+            monkeypatch.setattr(standby_job.requests, "learn_allotted", learn)
+            if given == "early":
+                await learn(())
             if given:
                 await asyncio.sleep(0.6)
                 standby_job.comes(1)
 
         giving = asyncio.create_task(give())
         taken = standby_job.standby.take({1: (2, "n2")}, fewer=True)
-        assert bool(await asyncio.wait_for(taken, 20.0)) is given
+        assert bool(await asyncio.wait_for(taken, 20.0)) is bool(given)
         await giving
 
     play(standby_job, scene)
