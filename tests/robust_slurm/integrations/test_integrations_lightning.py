@@ -38,6 +38,7 @@ def check(forks: TorchForks, tmp_path: Path, kills: list[int], *options: str) ->
         ("plain", [random.choice((2, 3)), random.choice((5, 6, 7))]),
         ("workers", [5, STEPS]),  # after a validation within an epoch
         ("stateful", [4, 6]),  # in the first step after an epoch
+        ("stateful", [3, 4, 5]),  # likewise, after a resume amid that epoch
     ],
 )
 def test_killed_it_ends_as_if_it_never_was(
