@@ -3,16 +3,19 @@
 A process that dies with open communicators leaves its NVLink peers with hardware errors. A thread
 waits on a socket beside the heartbeat's record; it is there only in ranks that have communicators
 at their first step. An aborted collective returns as if it had succeeded, with any data: so nothing
-more is reported or saved, and the process ends at once, without its ``finally`` clauses and exit
-handlers, as SIGTERM and SIGKILL would end it. A save begun there would be cut off in the middle.
+more is reported or saved, no copy under way becomes a snapshot, the main thread stands still from
+then on, and the process ends at once, without its ``finally`` clauses and exit handlers, as SIGTERM
+and SIGKILL would end it. A save begun there would be cut off in the middle.
 
 Runs in the rank: standard library only, Python 3.9 syntax.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+import threading
 
 from robust_slurm.auto.listen import listen
 
@@ -23,9 +26,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _C10D = "torch.distributed.distributed_c10d"
+_SNAPSHOT = "robust_slurm.checkpoint.copying.snapshot"
 ABORT = b"a"
 DONE = b"d"
 ENDED = 143  # exit code of a rank that ends here: as if by SIGTERM
+_held: list[Any] = []  # what Python has yet to call
 
 
 def path_beside(beat_path: str) -> str:
@@ -74,12 +79,31 @@ def _wait(line: socket.socket, c10d: Any, silence: Callable[[], None]) -> None:
 def _serve(asker: socket.socket, c10d: Any, silence: Callable[[], None]) -> None:
     try:
         silence()
+        _hold_main_thread()
         abort(c10d)
         asker.sendall(DONE)
     except Exception as error:  # noqa: BLE001 - the shim kills the rank in any case
         _warn(error)
         return
     os._exit(ENDED)
+
+
+def _hold_main_thread() -> None:
+    """Have the main thread stand still when it comes back from what it calls.
+
+    A program that logged a loss, or saved weights by itself, would do it with what aborted
+    collectives return.
+    """
+
+    def stand(_: object) -> int:
+        while True:
+            try:
+                threading.Event().wait()
+            except BaseException:  # noqa: BLE001 - of a signal's handler; the process ends anyhow
+                pass
+
+    _held.append(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(stand))
+    ctypes.pythonapi.Py_AddPendingCall(_held[-1], None)
 
 
 def _warn(error: object) -> None:
@@ -93,7 +117,11 @@ def abort(c10d: Any) -> None:
     """Abort all groups as one NCCL group call, as torch's _abort_process_group does.
 
     That function also takes the groups out of torch's tables, under a main thread that uses them.
+    What is being copied meanwhile becomes no snapshot.
     """
+    snapshot: Any = sys.modules.get(_SNAPSHOT)
+    if snapshot is not None:
+        snapshot.halted.set()
     found = groups(c10d)
     backends = [backend for backend in map(_nccl, found) if backend is not None]
     together = next((b for b in backends if hasattr(b, "_group_start")), None)

@@ -29,18 +29,6 @@ def checkpointers() -> list[Any]:
     return [each for each in alive if not each._closed and not each._closing]
 
 
-def silence(*, discard: bool) -> None:
-    """Make this rank report and save no step from now on. From any thread.
-
-    ``discard``: collectives are about to return as if they had succeeded, so that what is being
-    copied may be wrong.
-    """
-    heartbeat._end()
-    snapshot: Any = sys.modules.get(_SNAPSHOT)
-    if discard and snapshot is not None:
-        snapshot.halted.set()
-
-
 def close_checkpointers() -> None:
     """Finish the copies under way and flush nothing: as when a rank is ended.
 

@@ -134,7 +134,7 @@ def _rounds(
 
 def _offer(sockets: collectives.Sockets) -> RejoinOffer:
     def leave() -> None:
-        renew.silence(discard=collectives.has_nccl())
+        heartbeat._end()
         sockets.shut()
         collectives.abort_nccl()
 

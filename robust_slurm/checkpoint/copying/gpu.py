@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,6 +23,7 @@ PORTABLE = 1  # cudaHostRegisterPortable: registered for every device of the pro
 THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 PCI = Path("/sys/bus/pci/devices")
 
+_DEVICE = attrgetter("device")  # for map(): half the time of a loop in Python
 _entered = threading.local()
 _streams: dict[torch.device, Any] = {}
 
@@ -40,12 +42,33 @@ def devices_of(*lists: Iterable[torch.Tensor]) -> set[torch.device]:
     """The CUDA devices that hold any of these tensors."""
     if not cuda.is_initialized():
         return set()
-    return {device for each in lists for tensor in each if (device := device_of(tensor))}
+    found = {device for each in lists for device in set(map(_DEVICE, each))}
+    return {device for device in found if device.type == "cuda"}
+
+
+def each_device(tensors: Iterable[torch.Tensor]) -> list[torch.device | None]:
+    """The CUDA device of each, as ``device_of``."""
+    return [device if device.type == "cuda" else None for device in map(_DEVICE, tensors)]
 
 
 def device_of(tensor: torch.Tensor) -> torch.device | None:
     """The CUDA device that holds a tensor."""
-    return tensor.device if tensor.is_cuda else None
+    device: torch.device = _DEVICE(tensor)
+    return device if device.type == "cuda" else None
+
+
+def memory(device: torch.device, first: int, size: int) -> torch.Tensor:
+    """The device's memory from address ``first`` on, as uint8, whether all of it is in use or not.
+
+    Who reads where nothing is, makes every later call of CUDA fail.
+    """
+
+    class Span:
+        __cuda_array_interface__: ClassVar[dict[str, Any]] = {
+            "shape": (size,), "typestr": "|u1", "data": (first, False), "version": 3
+        }  # fmt: skip
+
+    return torch.as_tensor(Span(), device=device)
 
 
 def enter(device: int | None) -> None:

@@ -35,14 +35,13 @@ class TensorSample:
         self.order = order
         self._items = [item for i in order for item in _items(i, tensors[i])]
         self._owners = [item.owner for item in self._items for _ in range(item.tensor.itemsize)]
-        self._on_cpu = [tensor for tensor in tensors if tensor.is_cpu]
         self._read: list[Callable[[], torch.Tensor]] = []
         self._places = [-1]
 
     def take(self) -> list[torch.Tensor]:
         """The bytes as they are now, by device: there, in the order of its current stream."""
         # share_memory_(), a queue of torch.multiprocessing or resize_() of a storage move them.
-        places = list(map(_PLACE, self._on_cpu))
+        places = list(map(_PLACE, self.tensors))
         if places != self._places:
             by_device = groupby(self._items, key=lambda item: item.tensor.device)
             self._read = [_reader(device, list(those)) for device, those in by_device]
@@ -101,20 +100,18 @@ def _items(owner: int, tensor: torch.Tensor) -> Iterable[_Item]:
 
 
 def _reader(device: torch.device, items: Sequence[_Item]) -> Callable[[], torch.Tensor]:
-    """Reads the bytes of items on one device."""
-    if device.type != "cpu":
-        views = [
-            t.as_strided((1,), (1,), t.storage_offset() + offset).view(torch.uint8)
-            for _, t, offset in items
-        ]
-        return lambda: torch.cat(views)
-    # To join views would take five times as long.
-    places = [
-        t.data_ptr() + offset * t.itemsize + byte
-        for _, t, offset in items
-        for byte in range(t.itemsize)
-    ]
+    """Reads the bytes of items on one device. RuntimeError for a tensor whose memory is gone."""
+    views = [t.as_strided((1,), (1,), t.storage_offset() + offset) for _, t, offset in items]
+    if device.type not in ("cpu", "cuda"):
+        bytewise = [view.view(torch.uint8) for view in views]
+        return lambda: torch.cat(bytewise)
+    # To join views would take five times as long, on a GPU more.
+    places = [view.data_ptr() + byte for view in views for byte in range(view.itemsize)]
     first, size = min(places), max(places) - min(places) + 1
-    memory = torch.frombuffer((ctypes.c_uint8 * size).from_address(first), dtype=torch.uint8)
-    where = torch.tensor(places, device="cpu") - first
+    memory = gpu.memory(device, first, size) if device.type == "cuda" else _memory(first, size)
+    where = (torch.tensor(places, device="cpu") - first).to(device)
     return lambda: memory.index_select(0, where)
+
+
+def _memory(first: int, size: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_uint8 * size).from_address(first), dtype=torch.uint8)

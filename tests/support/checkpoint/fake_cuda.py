@@ -162,7 +162,7 @@ def install(
     monkeypatch.setattr(gpu, "cuda", cuda)
     monkeypatch.setattr(time, "perf_counter", lambda: cuda.now)
     monkeypatch.setattr(gpu, "runtimes", lambda: [cuda.runtime])
-    monkeypatch.setattr(gpu, "device_of", lambda tensor: DEVICE if poses(tensor) else None)
+    monkeypatch.setattr(gpu, "_DEVICE", lambda tensor: DEVICE if poses(tensor) else tensor.device)
     monkeypatch.setattr(gpu, "_streams", {})
     monkeypatch.setattr(gpu, "_entered", threading.local())
     return cuda

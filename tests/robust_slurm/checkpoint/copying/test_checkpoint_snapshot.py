@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.multiprocessing import get_context
 
+from robust_slurm.auto import teardown
 from robust_slurm.checkpoint.copying import snapshot as copying
 from robust_slurm.checkpoint.copying.expected import Expected
 from robust_slurm.checkpoint.copying.form import Form
@@ -97,6 +99,22 @@ def test_a_tensor_that_changes_meanwhile_makes_it_torn(tmp_path: Path, counted: 
     assert slot.step is None
     with pytest.raises(LayoutError, match="torn"):
         read_snapshot(str(slot.path))
+
+
+def test_a_copy_that_ends_after_an_abort_is_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait on the GPU for a collective, which then returns any data."""
+    monkeypatch.setattr(copying, "halted", threading.Event())
+    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
+    tensors = [torch.zeros(9)]
+    copy = begin(slot, form_of(tensors, [0]), tensors)
+    world = SimpleNamespace(pg_map={}, pg_names={}, pg_backend_config={})
+    teardown.abort(SimpleNamespace(_world=world))
+    copy.run()
+    assert isinstance(copy.error, InterruptedError)
+    with pytest.raises(LayoutError):
+        read(slot)
 
 
 @pytest.mark.parametrize(
@@ -188,3 +206,13 @@ def test_python_runs_while_a_large_copy_is_under_way() -> None:
         counted += 1
     thread.join()
     assert counted > 1000  # with the GIL held it would be a handful
+
+
+def test_memory_that_is_gone_is_not_read() -> None:
+    """On a GPU such a look would end the training."""
+    tensor = torch.ones(9)
+    sample = TensorSample([tensor])
+    sample.take()
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError):
+        sample.take()
