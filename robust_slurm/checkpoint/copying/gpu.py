@@ -63,12 +63,12 @@ def memory(device: torch.device, first: int, size: int) -> torch.Tensor:
     Who reads where nothing is, makes every later call of CUDA fail.
     """
 
-    class Span:
+    class DeviceMemory:
         __cuda_array_interface__: ClassVar[dict[str, Any]] = {
             "shape": (size,), "typestr": "|u1", "data": (first, False), "version": 3
         }  # fmt: skip
 
-    return torch.as_tensor(Span(), device=device)
+    return torch.as_tensor(DeviceMemory(), device=device)
 
 
 def enter(device: int | None) -> None:
