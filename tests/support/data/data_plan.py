@@ -125,7 +125,7 @@ def decode(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan() -> Plan:
-    """Of the ranks 0 to 5, r and r + 3 have the same rows."""
+    """Return a plan of which ranks r and r + 3 have the same rows."""
     folder, options = os.environ[CORPUS], {"lanes": 2, "window": 16, "bad": "skip"}
     sources = {
         "web": jsonl(f"{folder}/web-*.jsonl.zst", decode, **options),
