@@ -12,7 +12,9 @@ from robust_slurm.data.errors import DataError
 from robust_slurm.data.sources.zstd import ZstandardStream, zstandard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from typing_extensions import Buffer
 
 INSTALL = "pip install 'robust-slurm[data]'"
 
@@ -57,8 +59,8 @@ class Files:
         """Open a file, as it is stored. Raises DataError if its size is not what it was."""
         if is_url(file.name):
             system, path = self._system(file.name)
-            size = system.info(path)["size"]
-            opened: IO[bytes] = system.open(path, "rb")
+            size = _answer(system.info, path)["size"]
+            opened: IO[bytes] = io.BufferedReader(_Remote(_answer(system.open, path, "rb")), 1 << 18)
         else:
             opened = open(file.name, "rb", buffering=1 << 18)  # noqa: SIM115 - the caller closes
             size = os.fstat(opened.fileno()).st_size
@@ -95,6 +97,47 @@ class Files:
         except (ImportError, ValueError) as error:  # a package for the scheme; no such scheme
             raise DataError(f"{url}: {error}") from error
         return system, path
+
+
+class _Remote(io.RawIOBase):
+    """A file of fsspec's, read through ``_answer``."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        data = _answer(self._file.read, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _answer(ask: Callable[..., Any], *what: Any) -> Any:
+    """Ask a server. Clients have errors of their own for a lost connection, or for "503 Service
+    Unavailable": whatever they raise may be over later, and is an OSError here."""
+    try:
+        return ask(*what)
+    except (OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
 
 def decompressed(opened: IO[bytes], name: str) -> IO[bytes]:

@@ -12,7 +12,7 @@ import pytest
 from corpus_files import FORMATS
 
 from robust_slurm.data import arrow, jsonl, parquet
-from robust_slurm.data.errors import DataError
+from robust_slurm.data.errors import SourceStalled
 from robust_slurm.data.lanes import lane as lanes
 from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.sources import parquet_files
@@ -47,3 +47,58 @@ def test_a_value_that_is_none_of_its_column_s_is_one_bad_record(
     bad = {index: each for index, each in found if isinstance(each, Bad)}
     assert {index: each.why.split(": ")[1] for index, each in bad.items()} == BAD
     assert all(each.rest is False for each in bad.values())
+
+
+class Dropped(Exception):
+    """An error of a client for some server: no OSError."""
+
+
+@pytest.mark.parametrize("name", ["jsonl", "jsonl.zst", "jsonl.gz", "tar", "tar.gz", "parquet"])
+def test_a_server_that_drops_a_connection_is_asked_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+    make, write = FORMATS[name]
+    rows = [{"tokens": [number]} for number in range(20)]
+    files = MemoryFileSystem()
+    files.pipe(f"/faults/a.{name}", write(rows))
+    source = make(f"memory://faults/a.{name}", bad="skip", lanes=1)
+    parts = len(source.parts())
+    left = {"info": 1, "open": 1, "read": 2}
+
+    def dropping(what: str, real: Any) -> Any:
+        def asked(*args: Any, **options: Any) -> Any:
+            if left[what]:
+                left[what] -= 1
+                raise Dropped("503")
+            return real(*args, **options)
+
+        return asked
+
+    for each, what in (MemoryFileSystem, "info"), (MemoryFileSystem, "open"), (MemoryFile, "read"):
+        monkeypatch.setattr(each, what, dropping(what, getattr(each, what)))
+    monkeypatch.setattr(lanes, "PAUSES", (0.0,))
+    lane = SourceLane(source, "web", 0, 1, 7, 64)
+    found: list[int] = []
+    while len(found) < len(rows):
+        found += [int(sample.values["tokens"][0]) for sample, _ in lane.next_window()]
+    assert sorted(found) == list(range(20)) and parts in (1, 5)
+    assert not any(left.values()) and lane.tally.bad == 0
+
+
+def test_a_server_that_is_away_for_good_is_a_stalled_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+    MemoryFileSystem().pipe("/faults/b.jsonl", b'{"tokens": [1]}')
+    source = jsonl("memory://faults/b.jsonl", patience=0.1)
+    source.parts()
+
+    def drop(*_args: object) -> None:
+        raise Dropped("503")
+
+    monkeypatch.setattr(MemoryFile, "read", drop)
+    with pytest.raises(SourceStalled, match="record 0: Dropped: 503; tried for"):
+        SourceLane(source, "web", 0, 1, 7, 64).next_window()
