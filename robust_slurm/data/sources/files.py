@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+BUFFER = 1 << 18  # bytes that are read at a time
 INSTALL = "pip install 'robust-slurm[data]'"
 
 
@@ -60,9 +61,10 @@ class Files:
         if is_url(file.name):
             system, path = self._system(file.name)
             size = _answer(system.info, path)["size"]
-            opened: IO[bytes] = io.BufferedReader(_Remote(_answer(system.open, path, "rb")), 1 << 18)
+            remote = _Remote(_answer(system.open, path, "rb"))
+            opened: IO[bytes] = io.BufferedReader(remote, BUFFER)
         else:
-            opened = open(file.name, "rb", buffering=1 << 18)  # noqa: SIM115 - the caller closes
+            opened = open(file.name, "rb", buffering=BUFFER)  # noqa: SIM115 - the caller closes
             size = os.fstat(opened.fileno()).st_size
         if size != file.size:
             opened.close()
@@ -147,7 +149,7 @@ def decompressed(opened: IO[bytes], name: str) -> IO[bytes]:
 
         return gzip.GzipFile(fileobj=opened)  # type: ignore[return-value]
     if name.endswith((".zst", ".zstd")):
-        return io.BufferedReader(ZstandardStream(opened, name), 1 << 18)
+        return io.BufferedReader(ZstandardStream(opened, name), BUFFER)
     return opened
 
 

@@ -125,9 +125,7 @@ def check_groups(told: list[Read]) -> None:
     assert {len(both) for both in nodes.values()} == {2}
 
 
-def test_the_same_order_whatever_dies(
-    new_lab: LabFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_order_whatever_dies(new_lab: LabFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank is killed, then a data process, then a node, then one that nothing replaces, and the
     job goes on with two nodes, and then with three again: the checksum of every batch that any
     rank reads is that of an undisturbed run, and nobody is blamed for a data process.
