@@ -36,6 +36,7 @@ class Kept:
         argv = [sys.executable, "-m", "bench.data.process", str(directory)]
         argv += ["forget"] if forget else []
         self._process = subprocess.Popen(argv, cwd=REPOSITORY, start_new_session=True)
+        self.pid = self._process.pid
         until = time.monotonic() + STARTS_WITHIN
         while not (directory / door.NAME).exists():
             if self._process.poll() is not None or time.monotonic() > until:
@@ -45,7 +46,7 @@ class Kept:
 
     def below(self) -> list[int]:
         """Return the data processes, and what they have started."""
-        return tree([self._process.pid])[1:]
+        return tree([self.pid])[1:]
 
     def kill(self) -> None:
         """Kill the data process as a fault would. Raises BenchError if there is none."""

@@ -94,8 +94,9 @@ def _ray(results: Results, corpus: Corpus) -> None:
 
 
 def _of_side(rank: Child, kept: Kept | None) -> list[int]:
-    """Return all processes that work for this rank."""
-    return [*tree([rank.pid]), *(kept.below() if kept else [])]
+    """Return all processes that work for this rank. The one that keeps data processes is among
+    them: it kills those that are stopped for 15 s of its own time."""
+    return tree([rank.pid, *([kept.pid] if kept else [])])
 
 
 def _measured(rank: Child, order: str, works: Callable[[], list[int]]) -> dict[str, float]:

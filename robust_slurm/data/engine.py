@@ -139,9 +139,12 @@ class Engine:
 
     def _stalled(self, source: str, stalled: SourceStalled, *, held: bool = False) -> None:
         """Say what is done; raise what was raised if the source's policy is "error"."""
-        if self._plan.sources[source].options.stalled == "error":
+        policy = self._plan.sources[source].options.stalled
+        if policy == "error":
             raise stalled
         what = "the step goes on without it" if held else "still waiting for it"
+        if policy == "hold back" and not self._alone:
+            what += ", as several ranks have to come to the same steps"
         self._say(f"source {source}: {stalled}; {what}")
 
     def _may_hold_back(self, source: str) -> bool:

@@ -41,6 +41,10 @@ class NodeAway(DataError):
     """The node does not answer, or cannot give what is asked."""
 
 
+class CannotGive(NodeAway):
+    """Samples have values that the wire has no form for: no node can give them to another."""
+
+
 class LaneLink(Protocol):
     """A node's lanes. Answers are Futures that fail with DataError."""
 
@@ -201,8 +205,9 @@ class PeerLink:
         if known is None:
             raise BrokenLine("an answer to nothing")
         future, understand = known
-        if head.get("op") == "failed":
-            future.set_exception(NodeAway(str(head.get("why"))[:1000]))
+        if head.get("op") in ("failed", "cannot"):
+            kind = NodeAway if head["op"] == "failed" else CannotGive
+            future.set_exception(kind(str(head.get("why"))[:1000]))
             return
         try:
             answer = understand(head, body)

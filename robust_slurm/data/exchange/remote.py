@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.exchange.link import CannotGive
 from robust_slurm.data.exchange.shelf import ReaderEnded
 from robust_slurm.data.lanes.position import Position
 
@@ -36,8 +37,9 @@ class RemoteFeed:
 
     ``links``: the nodes in the lane's order of preference, this one among them; the first that
     answers is asked, and the second is told how far this node is: it has read as far ahead when it
-    is asked. ``own``: this process, which is asked when neither can give an answer. All of them
-    have the same samples in the same order, so that any may follow any other at any sample.
+    is asked. ``own``: this process, which is asked when neither can give an answer; alone, once
+    samples have values that cannot be sent. All of them have the same samples in the same order, so
+    that any may follow any other at any sample.
     """
 
     def __init__(
@@ -166,6 +168,10 @@ class RemoteFeed:
             return answer.result(None if link is self._own else ANSWER)
         except ReaderEnded:
             return None  # asked again
+        except CannotGive:
+            self.moves += 1
+            self._links = lambda: [self._own]
+            return None
         except (DataError, NotInTime):
             if link is self._own:
                 raise

@@ -208,4 +208,5 @@ class LaneServer:
             line.send({**head, "samples": described}, body)
         except (DataError, CannotSend) as err:
             why = f"{type(err).__name__}: {err}"[:1000]
-            line.send({"id": answer.asked, "op": "failed", "why": why})
+            what = "cannot" if isinstance(err, CannotSend) else "failed"
+            line.send({"id": answer.asked, "op": what, "why": why})

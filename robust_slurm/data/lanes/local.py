@@ -22,6 +22,31 @@ if TYPE_CHECKING:
 
 
 AHEAD = 4096  # samples of a lane that are read ahead at the most, and not of more than two passes
+TURN = 5.0  # s of a wait between two looks at the time
+
+
+class _Patience:
+    """The time for which a lane gives nothing. It begins anew where this process has been stopped
+    meanwhile, as by ``scontrol suspend``."""
+
+    def __init__(self, lane: SourceLane) -> None:
+        self._lane = lane
+        self._began = self._looked = time.monotonic()
+
+    def left(self) -> float:
+        """Return how long to wait until the next look. Raises SourceStalled when it is over."""
+        now = time.monotonic()
+        if now - self._looked > 2 * TURN:
+            self._began = now
+        self._looked = now
+        waited = now - max(self._began, self._lane.progress)
+        patience = self._lane.source.options.patience
+        if waited >= patience:
+            lane = self._lane
+            raise SourceStalled(
+                f"{lane.name}: {lane.where}: nothing for {waited:.0f} s{lane.stuck()}"
+            )
+        return min(patience - waited, TURN)
 
 
 class _Reader:
@@ -35,7 +60,6 @@ class _Reader:
         self.lane = lane.copy()
         self.lane.seek(position)
         self._budget = budget
-        self._patience = lane.source.options.patience
         self._changed = threading.Condition()
         self._ready: deque[tuple[Sample, int, Position]] = deque()
         self._error: DataError | None = None
@@ -48,7 +72,7 @@ class _Reader:
 
     def next(self) -> tuple[Sample, int, Position]:
         """Return the next sample, its size and the position after it."""
-        began = time.monotonic()
+        patience: _Patience | None = None
         with self._changed:
             while not self._ready:
                 if self._error is not None:
@@ -59,10 +83,8 @@ class _Reader:
                 self._budget.force(self._claim)
                 if self._error is not None:
                     continue
-                waited = time.monotonic() - max(began, self.lane.progress)
-                if waited >= self._patience:
-                    raise _stalled(self.lane, waited)
-                self._changed.wait(min(self._patience - waited, 60.0))
+                patience = patience or _Patience(self.lane)
+                self._changed.wait(patience.left())
             given = self._ready.popleft()
             self._charged -= given[1]
             if self._parked and self._wants_more():
@@ -209,10 +231,6 @@ class LocalFeed:
         self.drop(list(self._given))
 
 
-def _stalled(lane: SourceLane, waited: float) -> SourceStalled:
-    return SourceStalled(f"{lane.name}: {lane.where}: nothing for {waited:.0f} s{lane.stuck()}")
-
-
 def _within_patience(lane: SourceLane, read: Callable[[], list[Sample]]) -> list[Sample]:
     """Call ``read`` in a thread: whoever hangs in it is left behind."""
     done: list[list[Sample]] = []
@@ -226,13 +244,9 @@ def _within_patience(lane: SourceLane, read: Callable[[], list[Sample]]) -> list
 
     thread = threading.Thread(target=run, name=f"data {lane.name} again", daemon=True)
     thread.start()
-    patience = lane.source.options.patience
-    began = time.monotonic()
+    patience = _Patience(lane)
     while thread.is_alive():
-        waited = time.monotonic() - max(began, lane.progress)
-        if waited >= patience:
-            raise _stalled(lane, waited)
-        thread.join(min(patience - waited, threading.TIMEOUT_MAX))
+        thread.join(patience.left())
     if failed:
         raise failed[0]
     return done[0]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 START = 180.0  # s for a data process to start: its interpreter may be on a slow file system
 SILENCE = 30.0  # s without a word of one that runs, which says something every second
+TURN = 5.0  # s of these that are waited at a time: both may be stopped for hours meanwhile
 PATIENCE = 60.0  # s for it to be back after its death, in all
 DOOR = "data.sock"
 
@@ -180,7 +181,10 @@ class NodeSteps:
         while True:
             if self._line is None:
                 raise wire.Closed("not connected")
-            got = self._line.receive(silence)
+            got, left = None, silence
+            while got is None and left > 0:
+                got = self._line.receive(min(TURN, left))
+                left -= TURN
             if got is None:
                 self.close()
                 raise ProcessGone(f"it has said nothing for {silence:g} s")

@@ -12,8 +12,11 @@ from robust_slurm.data.errors import DataError
 from robust_slurm.data.sources.zstd import ZstandardStream, zstandard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from typing_extensions import Buffer
+
+BUFFER = 1 << 18  # bytes that are read at a time
 INSTALL = "pip install 'robust-slurm[data]'"
 
 
@@ -57,10 +60,11 @@ class Files:
         """Open a file, as it is stored. Raises DataError if its size is not what it was."""
         if is_url(file.name):
             system, path = self._system(file.name)
-            size = system.info(path)["size"]
-            opened: IO[bytes] = system.open(path, "rb")
+            size = _answer(system.info, path)["size"]
+            remote = _Remote(_answer(system.open, path, "rb"))
+            opened: IO[bytes] = io.BufferedReader(remote, BUFFER)
         else:
-            opened = open(file.name, "rb", buffering=1 << 18)  # noqa: SIM115 - the caller closes
+            opened = open(file.name, "rb", buffering=BUFFER)  # noqa: SIM115 - the caller closes
             size = os.fstat(opened.fileno()).st_size
         if size != file.size:
             opened.close()
@@ -97,6 +101,47 @@ class Files:
         return system, path
 
 
+class _Remote(io.RawIOBase):
+    """A file of fsspec's, read through ``_answer``."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__()
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        data = _answer(self._file.read, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _answer(ask: Callable[..., Any], *what: Any) -> Any:
+    """Ask a server. Clients have errors of their own for a lost connection, or for "503 Service
+    Unavailable": whatever they raise may be over later, and is an OSError here."""
+    try:
+        return ask(*what)
+    except (OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+
 def decompressed(opened: IO[bytes], name: str) -> IO[bytes]:
     """Return a stream of what the file holds: names in .gz and .zst are compressed."""
     if name.endswith((".gz", ".tgz")):
@@ -104,7 +149,7 @@ def decompressed(opened: IO[bytes], name: str) -> IO[bytes]:
 
         return gzip.GzipFile(fileobj=opened)  # type: ignore[return-value]
     if name.endswith((".zst", ".zstd")):
-        return io.BufferedReader(ZstandardStream(opened, name), 1 << 18)
+        return io.BufferedReader(ZstandardStream(opened, name), BUFFER)
     return opened
 
 

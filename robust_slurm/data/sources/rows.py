@@ -14,8 +14,16 @@ if TYPE_CHECKING:
     from robust_slurm.data.sources.common import Decode, Patterns
 
 
+class Unfit:
+    """The place of a value that Python has none for: text that is no UTF-8, a date beyond 9999."""
+
+    def __init__(self, why: Exception) -> None:
+        self.why = why
+
+
 def rows(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a RecordBatch as dicts: lists of numbers are numpy arrays (views)."""
+    """Yield the rows of a RecordBatch as dicts: lists of numbers are numpy arrays (views), and a
+    value that cannot be had is ``Unfit``."""
     names = batch.schema.names
     for values in zip(*(_values(column) for column in batch.columns)):  # noqa: B905 - Python 3.9
         yield dict(zip(names, values))  # noqa: B905 - Python 3.9
@@ -35,8 +43,18 @@ def _values(column: Any) -> Sequence[Any]:
                 flat[ends[row] : ends[row + 1]] if valid[row] else None
                 for row in range(len(column))
             ]
-    rows: Sequence[Any] = column.to_pylist()
+    try:
+        rows: Sequence[Any] = column.to_pylist()
+    except (ValueError, OverflowError):
+        return [_value(column, row) for row in range(len(column))]
     return rows
+
+
+def _value(column: Any, row: int) -> Any:
+    try:
+        return column[row].as_py()
+    except (ValueError, OverflowError) as error:
+        return Unfit(error)
 
 
 def _numbers(kind: Any) -> bool:
@@ -70,6 +88,12 @@ class ColumnSource(FileSource):
     ) -> None:
         super().__init__(files, decode, parallel, storage_options, options)
         self._columns = ["tokens"] if columns is None and decode is None else columns
+
+    def _parsed(self, raw: dict[str, Any]) -> dict[str, Any]:
+        for name, value in raw.items():
+            if type(value) is Unfit:
+                raise ValueError(f"column {name}: {value.why}")
+        return raw
 
 
 def checked_columns(name: str, wanted: Sequence[str] | None, there: Sequence[str]) -> None:

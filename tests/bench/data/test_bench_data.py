@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 
 from bench.common import REPOSITORY, Results
 from bench.data import __main__ as command
-from bench.data import balance
+from bench.data import balance, throughput
 from bench.data.corpus import MARK, Corpus, kind, make, tokenise
 from bench.data.exact import Log, Seen, compare, seen
 from bench.data.packing import Packer, arrival_rows, padded
@@ -54,8 +55,23 @@ def test_what_is_lost_or_comes_twice_is_counted() -> None:
     resumed = log([1, 2], [3, 4], [9])
     resumed.resume(1)
     assert list(resumed.steps) == [0]
-    resumed.add(1, [Seen(should.steps[1].digests, [3, 4])])
+    resumed.add(1, [Seen(should.steps[1].digests, [4, 3])])  # of other ranks, in another order
     assert resumed.order() == should.order()
+    assert compare(resumed, should) == {"lost": 0, "repeated": 0, "other_steps": 0}
+    resumed.add(0, [Seen({0: "other rows"}, [1, 2])])
+    assert compare(resumed, should)["other_steps"] == 1
+
+
+def test_who_would_kill_a_data_process_that_is_stopped_is_stopped_as_well() -> None:
+    rank, kept = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    with rank, kept:
+        try:
+            works: Any = throughput._of_side
+            assert set(works(rank, kept)) == {rank.pid, kept.pid}
+            assert works(rank, None) == [rank.pid]
+        finally:
+            for process in (rank, kept):
+                process.kill()
 
 
 def test_balance_is_of_the_same_documents(monkeypatch: pytest.MonkeyPatch) -> None:

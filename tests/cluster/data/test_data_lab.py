@@ -10,6 +10,7 @@ import signal
 from typing import Any, NamedTuple
 
 import data_plan
+import pytest
 from conftest import LabFactory
 from holds import roles
 from jobs import REPOSITORY, Training, prepared
@@ -20,19 +21,19 @@ from robust_slurm.data.exchange.placement import VARIABLE
 from robust_slurm.data.steps import LocalSteps
 
 PLANS = REPOSITORY / "tests" / "support" / "data"
-WORLD, STEPS = 6, 48
+WORLD, SHARES, STEPS = 6, 3, 48
 
 
 def undisturbed() -> tuple[dict[tuple[int, int], int], float]:
     """Return the checksum of each share's batch of each step, and the loss of all of them."""
-    steps = LocalSteps(data_plan.plan(), range(WORLD), WORLD)
+    steps = LocalSteps(data_plan.plan(), range(SHARES), SHARES)
     steps.seek(None)
     found, loss = {}, 1.0
     for step in range(1, STEPS + 1):
         _, rows, _ = steps.next()
-        for share in range(WORLD):
+        for share in range(SHARES):
             found[share, step] = data_plan.checksum(rows[share])
-        total = float(sum(found[share, step] for share in range(WORLD)))
+        total = 2.0 * sum(found[share, step] for share in range(SHARES))  # each for two ranks
         loss = loss * 0.99 + total * 1e-6
     steps.close()
     return found, loss
@@ -105,21 +106,47 @@ def check_status(training: Training) -> None:
     assert isinstance(data["waited_s"], float) and isinstance(data["most_waited"], list)
 
 
-def test_the_same_order_whatever_dies(new_lab: LabFactory) -> None:
+def check_groups(told: list[Read]) -> None:
+    """Both ranks of a share have read all of it, on different nodes."""
+    for epoch in {each.epoch for each in told}:
+        wide = 2 if epoch == 4 else 3  # data-parallel ranks; shares are dealt to them
+        expected = {
+            (rank, share)
+            for rank in range(2 * wide)
+            for share in range(SHARES)
+            if share % wide == rank % wide
+        }
+        assert {(each.rank, each.share) for each in told if each.epoch == epoch} == expected
+    last = {(each.share, each.step): each.epoch for each in sorted(told, key=lambda r: r.epoch)}
+    nodes: dict[tuple[int, int], set[str]] = {}
+    for each in told:
+        if each.epoch == last[each.share, each.step]:
+            nodes.setdefault((each.share, each.step), set()).add(each.node)
+    assert {len(both) for both in nodes.values()} == {2}
+
+
+def test_the_same_order_whatever_dies(new_lab: LabFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank is killed, then a data process, then a node, then one that nothing replaces, and the
     job goes on with two nodes, and then with three again: the checksum of every batch that any
-    rank reads is that of an undisturbed run, and nobody is blamed for a data process."""
+    rank reads is that of an undisturbed run, and nobody is blamed for a data process.
+
+    Sources are files of two formats, which readers decode; two ranks each have the same rows."""
     lab = new_lab(nodes=4, standby=1)
     set_standby(lab, "drain", "reason=test")
     training = prepared(lab, WORLD, STEPS)
+    data_plan.write_files(training.dir / "corpus")
+    monkeypatch.setenv(data_plan.CORPUS, str(training.dir / "corpus"))
     toy = ["--data", "data_plan:plan", "--hold", "12,18,28,36,42"]
     fewer = ["--robust-min-nodes=2", f"--robust-mesh=dp={WORLD}", "--robust-standby-wait=1"]
     words = training.line(["--robust-spares=1", *fewer], toy)
     training.submit(
-        f"export PYTHONPATH=$PYTHONPATH:{PLANS}\n{words}", ["-N4", "--ntasks-per-node=2"]
+        f"export PYTHONPATH=$PYTHONPATH:{PLANS} {data_plan.CORPUS}={training.dir}/corpus\n{words}",
+        ["-N4", "--ntasks-per-node=2"],
     )
 
     training.wait_step(12)
+    training.until(lambda: len(list(training.dir.glob("read-*"))) == 3, "readers on three nodes")
+    training.until(lambda: max(planned(training, "n1")) > 18, "steps ahead")
     first = data_processes(training)
     assert set(first) == {"n1", "n2", "n3"}, training.story()
     known = [json.loads(each.environ[VARIABLE]) for each in first.values()]
@@ -165,8 +192,7 @@ def test_the_same_order_whatever_dies(new_lab: LabFactory) -> None:
     assert [each for each in told if expected[each.share, each.step] != each.crc] == []
     assert {(each.share, each.step) for each in told} == set(expected)
     assert {each.node for each in told if each.step == STEPS} == {"n1", "n4", "s1"}
-    fourth = [each for each in told if each.epoch == 4]  # rank r of 4 has shares r and r + 4
-    assert {(each.rank, each.share) for each in fourth} == {(r % 4, r) for r in range(WORLD)}
+    check_groups(told)
     assert [i["resized"] for i in training.incidents()] == [[], [], [6, 4], [4, 6]]
     firsts = {(each.epoch, each.node): each.seconds for each in reversed(told)}
     print("seconds to the first batch, by epoch and node:", firsts)  # 2 cores for all of it

@@ -214,8 +214,11 @@ class Stalling(MemoryFeed):
         return super().take(refs)
 
 
-@pytest.mark.parametrize("policy", ["wait", "error", "hold back"])
-def test_a_source_that_stalls(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "alone"),
+    [("wait", True), ("error", True), ("hold back", True), ("hold back", False)],
+)
+def test_a_source_that_stalls(policy: str, alone: bool) -> None:
     plan = a_plan(mix={"web": 1, "code": 1})
     for source in plan.sources.values():
         assert isinstance(source, MemorySource)
@@ -223,19 +226,21 @@ def test_a_source_that_stalls(policy: str) -> None:
     undisturbed = steps(plan, 30, range(4))
     said: list[str] = []
     engine = Engine(plan, {k: Stalling(plan, *k) for k in memory_feeds(plan)}, range(4), 4,
-                    said.append, alone=True)  # fmt: skip
+                    said.append, alone=alone)  # fmt: skip
     engine.seek(first_state(plan.lanes()))
     assert engine.next().state == undisturbed[0].state
     Stalling.stalls = 2
-    Stalling.takes = 2 if policy == "wait" else 0
+    waits = policy == "wait" or not alone
+    Stalling.takes = 2 if waits else 0
     if policy == "error":
         with pytest.raises(SourceStalled):
             engine.next()
         Stalling.stalls = 0
     later = [engine.next() for _ in range(29)]
-    if policy != "hold back":
+    if waits or policy == "error":
         assert [digest(s.rows[0]) for s in later] == [digest(s.rows[0]) for s in undisturbed[1:]]
-        assert len(said) == (4 if policy == "wait" else 0)
+        assert len(said) == (4 if waits else 0)
+        assert all(("several ranks" in line) is not alone for line in said)
         return
     assert "the step goes on without it" in said[0]
     sources = [Counter(each.drawn for each in step.state.sources.values()) for step in later]

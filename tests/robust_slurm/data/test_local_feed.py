@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotInTime
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 from listed_source import Gate, ListedSource, numbered
@@ -14,6 +18,7 @@ from waiting import until
 from robust_slurm.data.arrays import OVERHEAD
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes import budget as budget_module
+from robust_slurm.data.lanes import local
 from robust_slurm.data.lanes.budget import READERS, ReadBudget
 from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
@@ -167,6 +172,32 @@ def test_a_hang_is_told_after_patience_and_the_feed_goes_on_when_it_ends(
     while len(given) < 20:
         given.append(feed.next())
     assert [m for m, _ in given] == [s.meta for s, _ in islice(lane_of(numbered([20])), 20)]
+    feed.close()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_process_that_was_suspended_has_not_waited(
+    budget: ReadBudget, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    now = [time.monotonic()]
+    clock = SimpleNamespace(monotonic=lambda: now[0], thread_time=time.thread_time)
+    monkeypatch.setattr(local, "time", clock)
+    monkeypatch.setattr(local, "TURN", 0.02)
+    source = numbered([9], patience=0.05)
+    feed = LocalFeed(lane_of(source), budget)
+    feed.seek(Position())
+    ref = feed.next()[0].ref
+    source.before = gate = Gate(0, ref.record)
+    feed.seek(Position())
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(lambda: feed.again([ref]) if again else feed.next())
+        assert gate.reached.wait(60)
+        for _ in range(3):
+            now[0] += 1000.0
+            with pytest.raises(NotInTime):
+                waits.result(0.2)
+        gate.opened.set()
+        waits.result(60)
     feed.close()
 
 

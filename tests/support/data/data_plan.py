@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,9 +19,10 @@ import numpy as np
 from robust_slurm.data.plan import Plan
 from robust_slurm.data.sources.base import Bad, Options, Part
 from robust_slurm.data.sources.json_lines import jsonl
+from robust_slurm.data.sources.parquet_files import parquet
 
 CORPUS = "TOY_CORPUS"
-"""The variable with the directory of ``on_files``."""
+"""The variable with the directory of ``plan`` or ``on_files``."""
 STALLED = "TOY_STALLED"
 """And what it does when that does not answer."""
 BAD = 9  # record of a part
@@ -74,9 +76,62 @@ def mix(step: int) -> dict[str, float]:
     return {"web": 0.75, "code": 0.25}
 
 
+PARTS, RECORDS = 6, 200  # of each source of ``plan``
+SLOW = 0.01  # s of a processor for a record, until there are readers
+
+
+def write_files(directory: Path) -> None:
+    """Write what ``plan`` reads: "web" in compressed JSON Lines, "code" in Parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import zstandard
+
+    directory.mkdir(parents=True)
+    for name, first in ("web", 0), ("code", 1_000_000):
+        for part in range(PARTS):
+            begins = [first + 10_000 * part + 40 * record for record in range(RECORDS)]
+            rows: list[list[int] | None]
+            rows = [list(range(begin, begin + 3 + (begin // 40 * 7) % 30)) for begin in begins]
+            rows[BAD] = None
+            if name == "web":
+                text = "".join(json.dumps({"tokens": row}) + "\n" for row in rows)
+                file = directory / f"{name}-{part}.jsonl.zst"
+                file.write_bytes(zstandard.compress(text.encode()))
+            else:
+                table = pa.table({"tokens": pa.array(rows, pa.list_(pa.int32()))})
+                pq.write_table(table, directory / f"{name}-{part}.parquet")
+
+
+_quick = "TOY_RECORDS" not in os.environ
+
+
+def decode(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's tokens; slowly, until readers decode on three nodes: so there are some."""
+    global _quick
+    if not _quick:
+        directory = Path(os.environ["TOY_RECORDS"])
+        if Path("/proc/self/comm").read_text() == "robust-reader\n":
+            (directory / f"read-{os.environ['SLURMD_NODENAME']}").touch()
+            _quick = True
+        elif len(list(directory.glob("read-*"))) >= 3:
+            _quick = True
+        else:
+            until = time.thread_time() + SLOW
+            while time.thread_time() < until:
+                pass
+    if record["tokens"] is None:
+        raise ValueError("made so")
+    return {"tokens": record["tokens"]}
+
+
 def plan() -> Plan:
-    sources = {"web": Numbers(0), "code": Numbers(1_000_000)}
-    return Plan(sources, mix=mix, pack=64, batch=2, mesh={"dp": 6}, seed=7)
+    """Return a plan of which ranks r and r + 3 have the same rows."""
+    folder, options = os.environ[CORPUS], {"lanes": 2, "window": 16, "bad": "skip"}
+    sources = {
+        "web": jsonl(f"{folder}/web-*.jsonl.zst", decode, **options),
+        "code": parquet(f"{folder}/code-*.parquet", decode, **options),
+    }
+    return Plan(sources, mix=mix, pack=64, batch=4, mesh={"pp": 2, "dp": 3}, seed=7)
 
 
 def version(factor: int, web: float) -> Plan:

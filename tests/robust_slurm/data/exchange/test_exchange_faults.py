@@ -11,17 +11,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import exchange_nodes
 import pytest
-from exchange_nodes import LANES, open_lane
+from exchange_nodes import LANES, open_lane, source_of
+from listed_source import ListedSource
 from waiting import until
 
 from robust_slurm.data.exchange import link, remote
+from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.placement import numbered, preference
 from robust_slurm.data.exchange.remote import RemoteFeed
+from robust_slurm.data.exchange.shelf import LaneShelf
+from robust_slurm.data.lanes.budget import ReadBudget
+from robust_slurm.data.lanes.lane import SourceLane
+from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Ref
+from robust_slurm.data.sources.base import Bad
 
 NODES = 4  # the last is this process
 SILENCE = 0.5
@@ -165,3 +173,53 @@ def test_the_same_samples_in_the_same_order_whatever_dies(nodes: Nodes) -> None:
     assert len(seen) == 8
     assert moves > FAULTS / 4, "other nodes were asked, and could not answer"
     assert longest < 2 * SILENCE + SLACK
+
+
+class Pictures(ListedSource):
+    """Records with a value that cannot be sent."""
+
+    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad | None]]:
+        for index, values in super().read(part, start):
+            assert isinstance(values, dict)
+            yield index, {**values, "picture": object()}
+
+
+def test_samples_that_cannot_be_sent_are_asked_of_no_further_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def open_pictures(lane: tuple[str, int]) -> LocalFeed:
+        made = Pictures(source_of(lane[0]).records, window=exchange_nodes.WINDOW)
+        return LocalFeed(SourceLane(made, *lane, 2, 7, exchange_nodes.WINDOW), ReadBudget(1 << 18))
+
+    asked: list[LaneShelf] = []
+    take = LaneShelf.take
+
+    def counted(shelf: LaneShelf, *what: Any) -> Any:
+        asked.append(shelf)
+        return take(shelf, *what)
+
+    monkeypatch.setattr(LaneShelf, "take", counted)
+    monkeypatch.setattr(link, "SILENCE", 60.0)
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(NODES)]
+    given = exchange_nodes.KEY, exchange_nodes.PLAN, 1 << 16
+    made = [Exchange(open_pictures, LANES, listener, *given) for listener in listeners]
+    for place, each in enumerate(made):
+        each.place(place, [("127.0.0.1", other.getsockname()[1]) for other in listeners])
+    number = numbered(LANES)
+    lane = next(each for each in LANES if next(iter(preference(number[each], NODES))) == 0)
+    feed, beside = made[-1].feeds()[lane], open_lane(lane)
+    beside.seek(Position())
+    feed.seek(Position())
+    until(lambda: feed._choose() is not feed._own, "the node that reads the lane")
+    for _ in range(40):
+        meta, after = feed.next()
+        assert (meta, after) == beside.next()
+        (sample,) = feed.take([meta.ref])
+        assert sample.meta == meta and type(sample.values["picture"]) is object
+    others = [shelf for shelf in asked if shelf is not made[-1]._shelf]
+    assert len(others) == 1, "each of them would have to read it"
+    feed.close()
+    beside.close()
+    for each, listener in zip(made, listeners, strict=True):
+        each.close()
+        listener.close()

@@ -320,6 +320,25 @@ def test_one_that_hangs_or_is_another_users_is_left(
     node.close()
 
 
+def test_a_rank_that_was_stopped_meanwhile_has_not_waited(
+    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After ``scontrol resume`` the kernel ends the wait that was amid, without an answer."""
+    node = Node(tmp_path, plan)
+    steps, real, waits = rank(), wire.Line.receive, [0.0]
+
+    def receive(line: wire.Line, seconds: float | None) -> Any:
+        if seconds is None or line is not steps._line:
+            return real(line, seconds)
+        waits.append(seconds)
+        return None if len(waits) == 2 else real(line, seconds)
+
+    monkeypatch.setattr(wire.Line, "receive", receive)
+    assert steps.next()[0] == 0 and len(waits) == 3
+    assert max(waits) < client.SILENCE / 2
+    node.close()
+
+
 @pytest.mark.parametrize(
     "value",
     [np.array([{}]), np.zeros(2, dtype=[("a", "i4")]), object(), {1: 2}, np.zeros(2, dtype="V2")],

@@ -1,0 +1,104 @@
+"""Single values that cannot be had, and servers that give no answer for a while: bad records are
+those of one row, and what may be over later is tried again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from corpus_files import FORMATS
+
+from robust_slurm.data import arrow, jsonl, parquet
+from robust_slurm.data.errors import SourceStalled
+from robust_slurm.data.lanes import lane as lanes
+from robust_slurm.data.lanes.lane import SourceLane
+from robust_slurm.data.sources import parquet_files
+from robust_slurm.data.sources.base import Bad
+
+BAD = {3: "column text", 7: "column made"}
+
+
+def table() -> pa.Table:
+    texts = [b"\xff" if row == 3 else b"text" for row in range(9)]
+    times = pa.array([1 << 40 if row == 7 else 5 for row in range(9)], pa.timestamp("s"))
+    return pa.table({"text": pa.array(texts, pa.binary()).view(pa.string()), "made": times})
+
+
+@pytest.mark.parametrize("form", ["parquet", "parquet by pages", "arrow"])
+def test_a_value_that_is_none_of_its_column_s_is_one_bad_record(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No text in UTF-8, no date of Python's: other rows of the batch are not lost with it."""
+    if form == "arrow":
+        with pa.ipc.new_file(tmp_path / "a.arrow", table().schema) as writer:
+            writer.write_table(table())
+        make: Any = arrow
+    else:
+        pq.write_table(table(), tmp_path / "a.parquet")
+        make = parquet
+    if form == "parquet by pages":
+        monkeypatch.setattr(parquet_files, "WHOLE", 0)
+    source = make(tmp_path / f"a.{form.split()[0]}", lambda row: {"tokens": [len(row["text"])]})
+    found = list(source.read(0))
+    assert [index for index, _ in found] == list(range(9))
+    bad = {index: each for index, each in found if isinstance(each, Bad)}
+    assert {index: each.why.split(": ")[1] for index, each in bad.items()} == BAD
+    assert all(each.rest is False for each in bad.values())
+
+
+class Dropped(Exception):
+    """An error of a client for some server: no OSError."""
+
+
+@pytest.mark.parametrize("name", ["jsonl", "jsonl.zst", "jsonl.gz", "tar", "tar.gz", "parquet"])
+def test_a_server_that_drops_a_connection_is_asked_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+    make, write = FORMATS[name]
+    rows = [{"tokens": [number]} for number in range(20)]
+    files = MemoryFileSystem()
+    files.pipe(f"/faults/a.{name}", write(rows))
+    source = make(f"memory://faults/a.{name}", bad="skip", lanes=1)
+    parts = len(source.parts())
+    left = {"info": 1, "open": 1, "read": 2}
+
+    def dropping(what: str, real: Any) -> Any:
+        def asked(*args: Any, **options: Any) -> Any:
+            if left[what]:
+                left[what] -= 1
+                raise Dropped("503")
+            return real(*args, **options)
+
+        return asked
+
+    for each, what in (MemoryFileSystem, "info"), (MemoryFileSystem, "open"), (MemoryFile, "read"):
+        monkeypatch.setattr(each, what, dropping(what, getattr(each, what)))
+    monkeypatch.setattr(lanes, "PAUSES", (0.0,))
+    lane = SourceLane(source, "web", 0, 1, 7, 64)
+    found: list[int] = []
+    while len(found) < len(rows):
+        found += [int(sample.values["tokens"][0]) for sample, _ in lane.next_window()]
+    assert sorted(found) == list(range(20)) and parts in (1, 5)
+    assert not any(left.values()) and lane.tally.bad == 0
+
+
+def test_a_server_that_is_away_for_good_is_a_stalled_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+    MemoryFileSystem().pipe("/faults/b.jsonl", b'{"tokens": [1]}')
+    source = jsonl("memory://faults/b.jsonl", patience=0.1)
+    source.parts()
+
+    def drop(*_args: object) -> None:
+        raise Dropped("503")
+
+    monkeypatch.setattr(MemoryFile, "read", drop)
+    with pytest.raises(SourceStalled, match="record 0: Dropped: 503; tried for"):
+        SourceLane(source, "web", 0, 1, 7, 64).next_window()
