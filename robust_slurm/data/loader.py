@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.heartbeat import phase
 from robust_slurm.layout import DATA_WAIT
-from robust_slurm.resizing.world import repeats, world
+from robust_slurm.resizing.world import repeats, this_world
 
 from .errors import DataError, EndOfData
 from .plan import Plan
@@ -60,7 +60,7 @@ class Loader:
             raise DataError(f"Loader: ahead is {ahead!r}; give a number of steps >= 1")
         if type(memory) is not int or memory < 1:
             raise DataError(f"Loader: memory is {memory!r}; give a number of bytes >= 1")
-        whole = world()
+        whole = this_world()
         self._steps, self.shares = open_steps(plan, whole, memory)
         self._named = (plan, f"{whole.size}/{whole.original}") if isinstance(plan, str) else None
         _alive.add(self)
@@ -77,7 +77,7 @@ class Loader:
         self._after: Any = None  # after it
         self._rows: deque[Mapping[str, Any]] = deque()  # of it, not handed out yet
         self._last: Mapping[str, Any] | None = None  # handed out, in a world of fewer ranks
-        self._keeps = world().resized
+        self._keeps = this_world().resized
         self._skip = 0  # batches of the next step that were handed out before it was saved
         self._rest: Any = None  # the digest of its other ones
         self._owner = 0  # the process that the thread is in

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from robust_slurm.text import counted
 
 from .shares import holder, holders_of_blocks, shares_of
+from .stages import successors
 
 Ranks = Sequence[Sequence[int]]
 """Rank numbers of each place."""
@@ -78,11 +79,18 @@ def fewer(
     )
 
 
-def more(ranks: Ranks, full: Ranks, home: Sequence[int], come: Collection[int]) -> Resize:
+def more(
+    ranks: Ranks,
+    full: Ranks,
+    home: Sequence[int],
+    come: Collection[int],
+    stages: Sequence[Sequence[int]] = (),
+) -> Resize:
     """Return the world with nodes for the places ``come`` of the full world.
 
     ``full``: the ranks of each place of that world; ``home``: the place in it of each place of
-    the present one.
+    the present one; ``stages``: the ranks of that world that hold the same, if not all do: what a
+    rank takes over that was none is of its own stage.
     """
     now = {place: index for index, place in enumerate(home)}
     places = sorted({*home, *come})
@@ -91,6 +99,11 @@ def more(ranks: Ranks, full: Ranks, home: Sequence[int], come: Collection[int]) 
         for new, rank in enumerate(sorted(rank for place in places for rank in full[place]))
     }
     size = sum(map(len, ranks))
+    stage_of = {rank: stage for stage, own in enumerate(stages) for rank in own}
+    known: dict[int, list[int]] = {}  # present ranks of each stage
+    for place, index in now.items():
+        for rank, here in zip(full[place], ranks[index], strict=True):
+            known.setdefault(stage_of.get(rank, 0), []).append(here)
     origin: dict[int, int] = {}
     anew: set[int] = set()
     for place in places:
@@ -98,7 +111,8 @@ def more(ranks: Ranks, full: Ranks, home: Sequence[int], come: Collection[int]) 
             if place in now:
                 origin[number[rank]] = ranks[now[place]][at]
             else:
-                origin[number[rank]] = number[rank] % size
+                alike = sorted(known[stage_of.get(rank, 0)])
+                origin[number[rank]] = alike[number[rank] % len(alike)]
                 anew.add(number[rank])
     return Resize(
         tuple(now.get(place, -1) for place in places),
@@ -111,19 +125,29 @@ def more(ranks: Ranks, full: Ranks, home: Sequence[int], come: Collection[int]) 
 
 
 def owners(
-    origin: Mapping[int, int], old: int, new: int, original: int, lengths: Collection[int] = ()
+    origin: Mapping[int, int],
+    old: int,
+    new: int,
+    original: int,
+    lengths: Collection[int] = (),
+    stages: Sequence[Sequence[int]] = (),
 ) -> dict[int, tuple[int, ...]]:
     """Return for each rank of a world of ``new`` those of ``old`` whose own snapshots it needs.
 
     First its ``origin``, which it goes on with, then those that had the shares of the global batch
     which are its own now: the positions in the data are theirs. Then those with parts of its
-    blocks. ``original``: number of shares; ``lengths``: see ``holders_of_blocks``.
+    blocks. ``original``: number of ranks that the job began with; ``lengths``: see
+    ``holders_of_blocks``; ``stages``: the ranks of ``old`` that hold the same part of the model,
+    if a replica's ranks compute a share together: then all of a rank's are of its own stage.
     """
     found = {}
-    for rank, first in origin.items():
-        held = [holder(share, old) for share in shares_of(rank, new, original)]
-        blocks = holders_of_blocks(rank, new, old, lengths)
-        found[rank] = tuple(dict.fromkeys([first, *held, *blocks]))
+    for before, after in successors(stages or [range(old)], origin):
+        shares = original * len(before) // old
+        for replica, rank in enumerate(after):
+            own = shares_of(replica, len(after), shares)
+            held = [before[holder(share, len(before))] for share in own]
+            blocks = holders_of_blocks(rank, new, old, lengths)
+            found[rank] = tuple(dict.fromkeys([origin[rank], *held, *blocks]))
     return found
 
 

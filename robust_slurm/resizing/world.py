@@ -9,13 +9,16 @@ import os
 from contextlib import nullcontext
 
 from .shares import read_resized, shares_of
+from .stages import replica_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 RESIZED = "ROBUST_RESIZED"
+REPLICA = "ROBUST_REPLICA_RANKS"
+"""Ranks of a replica of the model, set beside RESIZED if these compute their shares together."""
 
 
 class _Pass:
@@ -38,12 +41,20 @@ class TrainingWorld:
     rank's to compute; ``scale``: factor of the loss of each, so that the mean of all ranks'
     gradients is that of the whole batch."""
 
-    def __init__(self, rank: int, size: int, original: int) -> None:
+    def __init__(
+        self, rank: int, size: int, original: int, mesh: Mapping[str, int] | None = None
+    ) -> None:
+        """``mesh``: of ``size`` ranks."""
         self.rank = rank
         self.size = size
         self.original = original
-        """Number of ranks that the job began with, and of shares."""
-        self.shares = shares_of(rank, size, original)
+        """Number of ranks that the job began with."""
+        replica, replicas = replica_of(rank, size, mesh or {})
+        self.replica_ranks = size // replicas
+        """Number of ranks that compute a share together: the stages of a pipeline; else 1."""
+        self.share_count = original // self.replica_ranks
+        """Number of shares of a step's batch: ``original``, or the replicas of such ranks in it."""
+        self.shares = shares_of(replica, replicas, self.share_count)
 
     @property
     def scale(self) -> float:
@@ -61,25 +72,50 @@ class TrainingWorld:
     def __repr__(self) -> str:
         return (
             f"TrainingWorld(rank={self.rank}, size={self.size}, original={self.original}, "
-            f"shares={self.shares})"
+            f"shares={self.shares} of {self.share_count})"
         )
 
 
-def world() -> TrainingWorld:
+def world(mesh: Any = None) -> TrainingWorld:
     """Return the world of this rank: its size, the size that the job began with, its shares.
 
     With ``--robust-min-nodes`` the job may go on with fewer ranks than it began with; else, and
-    outside robust-srun, each rank has the one share of its own number.
+    outside robust-srun, each rank has the one share of its own number. ``mesh``: as for
+    ``Checkpointer``, of the ranks that are there now; needed with pipeline parallelism, where the
+    ranks of a replica have the share of its number. Raises ValueError for a mesh of another world,
+    and RuntimeError without one, or with one of other replicas, if the job trains on with fewer.
     """
+    sizes = _sizes(mesh)
+    found = this_world(sizes)
+    product = 1
+    for size in sizes.values():
+        product *= size
+    if sizes and product != found.size:
+        raise ValueError(f"mesh: {sizes} is not of the {found.size} ranks of this world")
+    together = os.environ.get(REPLICA, "1")
+    if found.resized and together != str(found.replica_ranks):
+        raise RuntimeError(
+            f"the job trains on with fewer ranks, {together} of which are a replica of the model: "
+            "give robust_slurm.world() and accumulate() the mesh that Checkpointer gets"
+        )
+    return found
+
+
+def this_world(mesh: Mapping[str, int] | None = None) -> TrainingWorld:
+    """Return ``world``, as far as the environment and the mesh say; one that does not fit is
+    ignored."""
     rank, size = _number("RANK", "SLURM_PROCID"), _number("WORLD_SIZE", "SLURM_NTASKS")
     if rank is None or size is None or not 0 <= rank < size:
         rank, size = 0, 1
     found = read_resized(os.environ.get(RESIZED, ""))
     original = found[0] if found is not None and found[1] == size else size
-    return TrainingWorld(rank, size, original)
+    product = 1
+    for each in (mesh or {}).values():
+        product *= each
+    return TrainingWorld(rank, size, original, mesh if product == size else None)
 
 
-def accumulate(model: Any = None) -> Iterator[Any]:
+def accumulate(model: Any = None, mesh: Any = None) -> Iterator[Any]:
     """Yield the shares of this rank, one after the other; call ``backward`` once for each.
 
     ::
@@ -93,13 +129,14 @@ def accumulate(model: Any = None) -> Iterator[Any]:
     last share only; or one of ``fully_shard``, whose passes need all ranks: if another rank has one
     share more, the last is None, for any batch; ``scale`` is 0 then. RuntimeError after such a pass
     with a loader's last batch again whose loss was not scaled by that: it would count twice.
+    ``mesh``: see ``world``.
     """
     _now.pass_of_others = None  # of a loop that an exception has ended, and whose frame is kept
-    whole = world()
+    whole = world(mesh)
     shares = whole.shares
     if hasattr(model, "set_requires_gradient_sync"):
         yield from shares
-        if len(shares) < -(-whole.original // whole.size):
+        if len(shares) < -(-whole.share_count * whole.replica_ranks // whole.size):
             here = _now.pass_of_others = _Pass()
             try:
                 yield None
@@ -125,6 +162,13 @@ def repeats() -> bool:
     if (at := _now.pass_of_others) is not None:
         at.repeats = True
     return at is not None
+
+
+def _sizes(mesh: Any) -> dict[str, int]:
+    """Return a mesh, or torch's DeviceMesh, as name -> size."""
+    if mesh is None or isinstance(mesh, dict):
+        return dict(mesh or {})
+    return dict(zip(mesh.mesh_dim_names, mesh.shape))  # noqa: B905 - Python 3.9 has no strict
 
 
 def _number(*names: str) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from robust_slurm.resizing.change import Resize, owners
+from robust_slurm.resizing.stages import pipelined, ranks_by_stage, successors
 from srun_wrapper.job.bus import Address
 from srun_wrapper.job.model import Node
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
@@ -52,13 +53,16 @@ class EarlierWorld:
     """Present ranks that were none in it."""
     lengths: tuple[int, ...] = ()
     """See ``Enrolled``."""
+    stages: tuple[tuple[int, ...], ...] = ()
+    """Ranks of each stage in it; see ``Enrolments.stages``."""
 
     def after(self, change: Resize, original: int) -> EarlierWorld:
         """Return it as the ranks after another change need it."""
         origin = {rank: self.owners[old][0] for rank, old in change.origin.items()}
         lost = {rank for rank, old in change.origin.items() if old in self.anew}
-        found = owners(origin, self.size, change.new, original, self.lengths)
-        return EarlierWorld(self.size, found, frozenset(change.anew | lost), self.lengths)
+        found = owners(origin, self.size, change.new, original, self.lengths, self.stages)
+        anew = frozenset(change.anew | lost)
+        return EarlierWorld(self.size, found, anew, self.lengths, self.stages)
 
 
 @dataclass(slots=True)
@@ -77,6 +81,7 @@ class Enrolments:
     """Newest step that any rank saved in the running epoch."""
     earlier: list[EarlierWorld] = field(default_factory=list)
     """Worlds of other sizes, the last one first."""
+    _stages: tuple[tuple[int, ...], ...] = ()  # of a world whose ranks have not named a mesh yet
 
     def begin(self) -> None:
         """Forget what belongs to the last epoch."""
@@ -95,8 +100,10 @@ class Enrolments:
         ``original``: size of the first world.
         """
         lengths = tuple(sorted({n for each in self.ranks.values() for n in each.said.lengths}))
-        found = owners(change.origin, change.old, change.new, original, lengths)
-        last = EarlierWorld(change.old, found, change.anew, lengths)
+        stages = self.stages()
+        found = owners(change.origin, change.old, change.new, original, lengths, stages)
+        last = EarlierWorld(change.old, found, change.anew, lengths, stages)
+        self._stages = tuple(tuple(own) for _, own in successors(stages, change.origin))
         self.earlier = [last, *(each.after(change, original) for each in self.earlier)][:KEPT]
         before, self.ranks = self.ranks, {}
         origin = sorted(change.origin.items())
@@ -134,6 +141,25 @@ class Enrolments:
         for rank, each in self.ranks.items():
             found.setdefault(min(each.said.needs), set()).update((rank, *each.said.needs))
         return [tuple(sorted(ranks)) for _, ranks in sorted(found.items())]
+
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks of each stage of a pipeline, whose replicas compute their shares
+        together; () if each rank computes shares of its own. Raises ValueError."""
+        said = [each.said for each in self.ranks.values()]
+        named = [pipelined(each.mesh) for each in said if each.mesh]
+        if not named:
+            return self._stages
+        if not any(named):
+            return ()
+        found = tuple(ranks_by_stage(named[0], self.world).values())
+        if any(each.stages == 0 for each in said):
+            raise ValueError(
+                "some ranks have an older robust_slurm, which knows no pipeline stages"
+            )
+        same = all([*mesh.items()] == [*named[0].items()] for mesh in named)
+        if not same or any(each.stages != len(found) for each in said):
+            raise ValueError("the ranks name different meshes")
+        return found
 
     def cut(self) -> tuple[tuple[int, ...], int]:
         """Return how the ranks' parameters are cut, as ``lengths`` and ``shards`` of ``Enrolled``.

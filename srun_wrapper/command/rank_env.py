@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from robust_slurm.resizing.world import RESIZED
+from robust_slurm.resizing.world import REPLICA, RESIZED
 
 STALE = (
-    *("SLURM_NTASKS_PER_NODE", "ROBUST_RESUME_STEP", RESIZED),
+    *("SLURM_NTASKS_PER_NODE", "ROBUST_RESUME_STEP", RESIZED, REPLICA),
     *("ROBUST_CODE_TREE", "ROBUST_CODE_VERSIONS", "ROBUST_CODE_SOURCE", "ROBUST_CODE_VERSION"),
 )
 """Variables that are set only in some worlds: one inherited from the real step, or from the rank
@@ -36,6 +36,7 @@ def world_env(
     restart_reason: str = "",
     resume_step: int | None = None,
     resized: tuple[int, int] | None = None,
+    replica_ranks: int = 1,
     job_id: str | int,
     step_id: str | int,
 ) -> dict[str, str]:
@@ -43,7 +44,8 @@ def world_env(
 
     ``names`` and ``ranks``: the nodes in virtual order and each one's rank numbers by local rank.
     ``restart_reason`` is empty in the first epoch; ``resume_step`` None: not known, not set;
-    ``resized``: numbers of the training's ranks at the job's begin and now, if these differ.
+    ``resized``: numbers of the training's ranks at the job's begin and now, if these differ, of
+    which ``replica_ranks`` each compute a share together.
     """
     counts = [len(own) for own in ranks]
     size = str(sum(counts))
@@ -77,6 +79,8 @@ def world_env(
         env["SLURM_NTASKS_PER_NODE"] = str(counts[0])
     if resized is not None:
         env[RESIZED] = f"{resized[0]}:{resized[1]}"
+        if replica_ranks > 1:
+            env[REPLICA] = str(replica_ranks)
     if resume_step is not None:
         env["ROBUST_RESUME_STEP"] = str(resume_step)
     return env

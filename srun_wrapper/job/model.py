@@ -176,6 +176,8 @@ class World:
     steppers: set[int] = field(default_factory=set)
     resized: tuple[int, int] | None = None
     """Numbers of the training's ranks at the job's begin and now; None: they are equal."""
+    replica_ranks: int = 1
+    """Ranks that compute a share of the batch together, once the world's size has changed."""
 
     def lay_out(self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]]) -> None:
         """Give these nodes these ranks each, before the first epoch."""

@@ -43,6 +43,7 @@ def start_orders(
         restart_reason=reason,
         resume_step=resume_step,
         resized=world.resized,
+        replica_ranks=world.replica_ranks,
         job_id=state.job_id,
         step_id=state.step_id,
     )

@@ -39,6 +39,7 @@ class Enrolled(Event):
     fixed: str = ""  # why a world of another size could not go on with its state
     lengths: tuple[int, ...] = ()  # those of the dimensions that are cut among all ranks (FSDP2)
     shards: int = 0  # blocks into which each replica cuts its parameters (HSDP); 0: it does not
+    stages: int = 0  # of the pipeline in its mesh, 1: none; 0: its package cannot tell them apart
 
 
 class Saved(Message):

@@ -1,7 +1,8 @@
 """A training that keeps its global batch in worlds of any size: a loader for each share of it, and
 one of robust_slurm.data, of a plan without a mesh, for all shares.
 
-DDP, or with ``--cut=fsdp`` and ``--cut=hsdp`` (2 shards) parameters in blocks of ``fully_shard``.
+DDP, or with ``--cut=fsdp`` and ``--cut=hsdp`` (2 shards) parameters in blocks of ``fully_shard``,
+or with ``--pipeline`` replicas of two stages whose parameters have the same names and shapes.
 
 Without robust-srun (``--bare``) a run goes on from what the run before it left in ``--before``, in
 a world of another size: the same change of the world, made without a fault.
@@ -45,15 +46,29 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import robust_slurm
 from robust_slurm import data
 
-args = options("before", "original", "from", "cut")
+args = options("before", "original", "from", "cut", "pipeline")
 rank, size = join_world()
 if args.original:
     os.environ["ROBUST_RESIZED"] = f"{args.original}:{size}"
-whole = robust_slurm.world()
-seed(1)
+    os.environ["ROBUST_REPLICA_RANKS"] = args.pipeline or "1"
+mesh: Any = None
+stage, last = 0, True
+if args.pipeline:  # stage by stage, as torchtitan and Megatron number them
+    mesh = {"pp": 2, "dp": size // 2}
+    stage, replica = divmod(rank, size // 2)
+    last = stage == 1
+whole = robust_slurm.world(mesh)
+seed(1 + stage)
 net = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 1))
 model: nn.Module = net
-if args.cut:
+if args.pipeline:
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    stages = [range(first, first + size // 2) for first in (0, size // 2)]
+    groups = [dist.new_group(list(ranks)) for ranks in stages]
+    model = DistributedDataParallel(net, process_group=groups[stage])
+    model(torch.zeros(2, WIDTH)).sum().backward()
+    model.zero_grad(set_to_none=True)
+elif args.cut:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -68,7 +83,7 @@ else:
     model.zero_grad(set_to_none=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 sys.path.append(str(Path(__file__).parents[1] / "support" / "data"))
-planned = data.Loader("data_plan:without_mesh")
+planned = data.Loader("data_plan:of_pipelines" if args.pipeline else "data_plan:without_mesh")
 
 
 class ShareLoader:
@@ -79,7 +94,7 @@ class ShareLoader:
             Samples(),
             batch_size=BATCH,
             sampler=DistributedSampler(
-                Samples(), num_replicas=whole.original, rank=share, shuffle=True, seed=5
+                Samples(), num_replicas=whole.share_count, rank=share, shuffle=True, seed=5
             ),
         )
 
@@ -113,7 +128,27 @@ def state_sum() -> str:
     for tensor in whole_tensors():
         tensor = tensor.detach()
         total = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), total)
-    return f"{total:08x}"
+    return f"{stage}:{total:08x}"
+
+
+def forward_and_back(inputs: Tensor, targets: Tensor) -> Tensor:
+    """All of a share's batch through the model, or through both stages; the loss, in the last."""
+    if args.pipeline and not last:
+        hidden = model(inputs)
+        dist.send(hidden.detach(), rank + size // 2)
+        slope = torch.empty_like(hidden)
+        dist.recv(slope, rank + size // 2)
+        hidden.backward(slope)
+        return torch.zeros(())
+    if args.pipeline:
+        inputs = torch.empty_like(inputs)
+        dist.recv(inputs, rank - size // 2)
+        inputs.requires_grad_()
+    loss = (model(inputs).sum(1, keepdim=True) - targets).square().mean()
+    (loss * whole.scale).backward()
+    if inputs.grad is not None:
+        dist.send(inputs.grad, rank - size // 2)
+    return loss.detach()
 
 
 ckpt = None
@@ -124,7 +159,7 @@ if not args.bare:
         optimizer=optimizer,
         loader=loaders,
         directory=args.directory,
-        mesh=mesh if args.cut else None,
+        mesh=mesh,
     )
     begun = ckpt.resume()
 elif args.before:
@@ -132,7 +167,7 @@ elif args.before:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    kept = torch.load(Path(args.before) / "state.pt")
+    kept = torch.load(Path(args.before) / f"state-{stage}.pt")
     for tensor, saved in zip(parameters_and_state(), kept, strict=True):
         if hasattr(tensor, "full_tensor"):
             from torch.distributed.tensor import distribute_tensor
@@ -158,7 +193,7 @@ for step in range(begun + 1, args.steps + 1):
         time.sleep(HOLD)
     optimizer.zero_grad(set_to_none=True)
     mean, seen, rows = torch.zeros(()), {}, {}
-    for share in robust_slurm.accumulate(model):
+    for share in robust_slurm.accumulate(model, mesh):
         if share is None:  # another rank has one share more, and its passes need all ranks
             (model(inputs).sum() * whole.scale).backward()
             continue
@@ -167,18 +202,17 @@ for step in range(begun + 1, args.steps + 1):
         more = tokens.reshape(-1, WIDTH).float().sin()
         inputs = torch.cat([inputs, more])
         targets = torch.cat([targets, more.sum(1, keepdim=True)])
-        loss = (model(inputs) - targets).square().mean()
-        (loss * whole.scale).backward()
-        mean += loss.detach()
-        seen[share] = ids.tolist()
-        rows[share] = zlib.crc32(tokens.numpy().tobytes())
+        mean += forward_and_back(inputs, targets)
+        if last:
+            seen[share] = ids.tolist()
+            rows[share] = zlib.crc32(tokens.numpy().tobytes())
     optimizer.step()
     # A test ends the run by a file: all ranks see it after the same step.
     both = torch.stack([mean, torch.tensor(float((args.dir / "enough").exists()))])
     dist.all_reduce(both)
     mean, enough = both[0], bool(both[1])
     state = state_sum()
-    found = (mean / whole.original).item()
+    found = (mean / whole.share_count).item()
     same = {"state": state, "size": whole.size}
     journal.write(step=step, loss=found.hex(), ids=seen, rows=rows, **same)
     robust_slurm.beat(step, loss=found)
@@ -189,11 +223,11 @@ for step in range(begun + 1, args.steps + 1):
     if enough:
         break
 if args.bare:
-    for share, loader in loaders.items():
+    for share, loader in loaders.items() if last else ():
         torch.save(loader.state_dict(), args.dir / f"loader-{share}.pt")
     kept = [tensor.detach().clone() for tensor in whole_tensors()]
-    if rank == 0:
-        torch.save(kept, args.dir / "state.pt")
+    if rank == stage * (size // 2):
+        torch.save(kept, args.dir / f"state-{stage}.pt")
 if ckpt is not None:
     ckpt.close()
 journal.write(end=True)

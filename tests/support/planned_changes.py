@@ -51,20 +51,22 @@ def merged(lines: Iterable[Iterable[Line]]) -> dict[int, Line]:
     return {number: step for number, step in sorted(found.items()) if number < last}
 
 
-def check_shares(steps: dict[int, Line]) -> None:
+def check_shares(steps: dict[int, Line], count: int = 4) -> None:
     """Every share of every step was computed, with the samples that are next in its order, and
-    the rows that the plan has for it."""
+    the rows that the plan has for it. ``count``: of the shares."""
     assert list(steps) == list(range(1, len(steps) + 1))
-    assert all(set(step["ids"]) == {"0", "1", "2", "3"} for step in steps.values())
-    for first in range(1, len(steps), 2):  # two steps read all data once
-        both = steps[first]["ids"], steps[first + 1]["ids"]
-        ids = [i for each in both for own in each.values() for i in own]
-        assert sorted(ids) == list(range(24)), (first, both)
-    planned = LocalSteps(data_plan.without_mesh(), range(4), 4)
+    assert all(set(step["ids"]) == set(map(str, range(count))) for step in steps.values())
+    once = 8 // count  # so many steps read all data once
+    for first in range(1, len(steps) + 1 - once, once):
+        some = [steps[first + more]["ids"] for more in range(once)]
+        ids = [i for each in some for own in each.values() for i in own]
+        assert sorted(ids) == list(range(24)), (first, some)
+    plan = data_plan.without_mesh() if count == 4 else data_plan.of_pipelines()
+    planned = LocalSteps(plan, range(count), count)
     planned.seek(None)
     for number, step in steps.items():
         _, rows, _ = planned.next()
-        crcs = {str(share): zlib.crc32(rows[share]["tokens"].tobytes()) for share in range(4)}
+        crcs = {str(share): zlib.crc32(rows[share]["tokens"].tobytes()) for share in range(count)}
         assert step["rows"] == crcs, number
     planned.close()
 

@@ -201,6 +201,14 @@ class ModuleState:
                 )
         return steps
 
+    def like(self, encoded: Encoded) -> bool:
+        """Return True if it has the tensors that were saved, as far as their names tell."""
+        if not (module_tree.is_plain_to_save(self.top) and module_tree.is_plain_to_load(self.top)):
+            return True
+        tensors, extras = _live(list(module_tree.walk(self.top)))
+        saved = encoded.get("d") if isinstance(encoded, dict) else None
+        return isinstance(saved, dict) and saved.keys() == {*tensors, *extras}
+
     def unlike_saved(self) -> list[str]:
         """Return what was otherwise when the restored state was saved, though its tensors are
         alike. Asked once: the next answer is empty."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..format.layout import Entry
+from ..format.layout import Entry, Snapshot
 from .assembly import Assembly, Fill, Source, StateError, Step, run_all
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
@@ -22,7 +22,7 @@ from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
 from .sharing import Fingerprint, LeafList, Share, SharedPart, checksum, cut, divide, is_shared
-from .taken_over import LOADER, Taken, is_global, same_shares, take_over
+from .taken_over import LOADER, Taken, is_global, like, same_shares, take_over
 from .values import Encoded
 
 __all__ = ["Item", "Share", "Source", "State", "StateError"]
@@ -259,13 +259,14 @@ class State:
         values = saved.own.values
         if not isinstance(values, dict):
             raise StateError("the snapshot holds no state")
-        if taken is not None:
+        left = () if taken is None else taken.left
+        if taken is not None and taken.positions:
             values = take_over(saved, sources, self._tree, taken.shares)
         fits("state", values, self._tree)
         steps = [
             step
             for key, tree in self._tree.items()
-            if taken is None or not taken.anew or key != RNG
+            if key not in left
             for section, encoded in pairs(key, tree, values[key])
             for step in _plan(section, saved, encoded)
         ]
@@ -283,6 +284,10 @@ class State:
             for section in self._all()
             if isinstance(section, ReturnedValue)
         }
+
+    def like(self, snapshot: Snapshot) -> bool:
+        """Return True if a snapshot is of these objects, as far as models' names tell."""
+        return like(self._tree, snapshot)
 
     def restore_positions(self, sources: Sequence[Source], original: int) -> bool:
         """Restore the loaders alone, each from the rank of any world that had its share.

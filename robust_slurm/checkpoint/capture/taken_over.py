@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from robust_slurm.resizing.shares import shares_of
+from robust_slurm.resizing.stages import replica_of
 
 from ..format.layout import Snapshot
 from .assembly import Assembly, Source, StateError
+from .module_state import ModuleState
+from .section_tree import pairs
+from .sections import RNG, TRAINED, kind_of
 
 LOADER = "loader"
 
@@ -24,7 +28,14 @@ class Taken(NamedTuple):
     shares: tuple[int, ...]
     """The shares of the global batch that are this rank's now."""
     anew: bool = False
-    """True if it was no rank there: random generators stay as the script has made them."""
+    """True if random generators stay as the script has made them, as it was no rank there."""
+    positions: bool = True
+    """False: loaders stay as the script has made them."""
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Keys of what is not restored."""
+        return (*([RNG] if self.anew else []), *([] if self.positions else [LOADER]))
 
 
 def fixed(loader: Any, shares: Sequence[int]) -> str:
@@ -39,7 +50,7 @@ def fixed(loader: Any, shares: Sequence[int]) -> str:
         return ""
     return (
         "its loader is not a dict with one for each share of the batch "
-        "(robust_slurm.world().shares)"
+        "(robust_slurm.world(mesh).shares)"
     )
 
 
@@ -59,10 +70,26 @@ def by_share(snapshot: Snapshot) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def same_shares(snapshot: Snapshot, original: int) -> bool:
-    """True if its rank saved the positions of just those of ``original`` shares that it had."""
-    own = shares_of(snapshot.rank, snapshot.world, original)
+def same_shares(snapshot: Snapshot, original: int, mesh: Mapping[str, int] | None = None) -> bool:
+    """True if its rank saved the positions of just those of ``original`` shares that it had.
+
+    ``mesh``: of its world, if the ranks of a replica computed a share together."""
+    own = shares_of(*replica_of(snapshot.rank, snapshot.world, mesh or {}), original)
     return set(by_share(snapshot)) == set(map(str, own))
+
+
+def like(tree: Mapping[str, Any], snapshot: Snapshot) -> bool:
+    """See ``State.like``."""
+    values = snapshot.values
+    if not isinstance(values, dict) or values.keys() != tree.keys():
+        return False
+    try:
+        trained = [key for key in tree if kind_of(key) in TRAINED]
+        found = [each for key in trained for each in pairs(key, tree[key], values[key])]
+    except StateError:
+        return False
+    models = ((each, saved) for each, saved in found if isinstance(each, ModuleState))
+    return all(each.like(saved) for each, saved in models)
 
 
 def take_over(

@@ -1,26 +1,32 @@
 """Loading a step of the durable tier, in the training process, as it was saved.
 
-The same number of ranks on the same mesh: each rank gets back exactly what it saved. Any other is
+The same number of ranks on the same mesh: each rank gets back exactly what it saved. Of other
+replicas of the same pipeline a rank gets what one of its own stage saved. Any other is
 ``dcp_read``'s. All data is verified before anything of it is handed out; where to find it is read
 from JSON, and records are read with ``weights_only``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from robust_slurm.resizing.shares import holder
+from robust_slurm.resizing.stages import pipelined, ranks_by_stage, replica_of, stage_of
 from robust_slurm.text import counted
 
+from ..capture.sharing import Share
 from ..format.layout import Snapshot
 from . import tier
 from .dcp.records import read_tensor
 from .files import DurableError
 from .parts import Part
 from .verify import Problem, verify_files
+
+LOADERS = "the positions of the data loaders are not carried over"
 
 
 class OtherShape(DurableError):
@@ -50,9 +56,44 @@ def load(
             f"{where} was saved by {_shape(manifest.world, manifest.mesh)}, this is "
             f"{_shape(world, mesh)}"
         )
-    own = tier.read_rank(where, manifest, rank)
-    others = [r for r in own.snapshot.needs if r != rank]
-    parts = [own, *(tier.read_rank(where, manifest, other) for other in others)]
+    return _verified(where, manifest, tier.read_rank(where, manifest, rank))
+
+
+def load_of_stage(
+    directory: str | Path,
+    step: int,
+    rank: int,
+    world: int,
+    mesh: Mapping[str, int],
+    shares: Iterable[int],
+) -> list[Loaded]:
+    """Return what a rank can go on with in a step of fewer or more replicas of its pipeline.
+
+    First the snapshot of a rank of its own stage, then those that this needed and those of the
+    ranks of the stage that had the ``shares`` of the batch. [] if the step has no such stages, or
+    ranks of this one that were not known to hold the same. Raises DurableError as ``load`` does.
+    """
+    where = tier.step_dir(directory, step)
+    manifest = tier.read_manifest(where)
+    here = ranks_by_stage(pipelined(mesh), world)
+    there = ranks_by_stage(pipelined(manifest.mesh), manifest.world)
+    if len(here) < 2 or here.keys() != there.keys():
+        return []
+    alike = there[stage_of(rank, mesh)]
+    replica, _ = replica_of(rank, world, mesh)
+    first = tier.read_rank(where, manifest, alike[replica % len(alike)])
+    if set(first.snapshot.needs) != set(Share(alike).needs(first.snapshot.rank)):
+        return []
+    held = [alike[holder(share, len(alike))] for share in shares]
+    return _verified(where, manifest, first, held)
+
+
+def _verified(
+    where: Path, manifest: tier.Manifest, first: Part, more: Iterable[int] = ()
+) -> list[Loaded]:
+    """Return a snapshot, those that it needs, and those of ``more`` ranks. Raises DurableError."""
+    ranks = [r for r in dict.fromkeys((*first.snapshot.needs, *more)) if r != first.snapshot.rank]
+    parts = [first, *(tier.read_rank(where, manifest, rank) for rank in ranks)]
     refuse(where, verify_files(where, [file for part in parts for file in part.files]))
     return [Loaded(part.snapshot, Tensors(where, part)) for part in parts]
 
@@ -67,6 +108,20 @@ def refuse(where: Path, problems: list[Problem]) -> None:
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise DurableError(f"{where} cannot be loaded: {problems[0].what}{more}")
+
+
+def notes(snapshot: Snapshot, saved: int, now: int) -> list[str]:
+    """Return what another number of ranks cannot take over from a snapshot, one line each."""
+    kept = dict(snapshot.values or {})
+    shapes = f"saved by {counted(saved, 'rank')}, loaded by {now}"
+    found = []
+    if "rng" in kept:
+        found.append(f"{shapes}: every rank's random number generators start anew")
+    if "loader" in kept:
+        found.append(f"{shapes}: {LOADERS}")
+    if any(e.kind == "private" and e.fqn.startswith("model.") for e in snapshot.entries):
+        found.append(f"{shapes}: buffers of the model are those of rank {snapshot.rank}")
+    return found
 
 
 class Tensors(Mapping[str, torch.Tensor]):

@@ -101,6 +101,9 @@ class Enrolled(NamedTuple):
     """Lengths of the dimensions that are cut among all ranks (FSDP2)."""
     shards: int = 0
     """Number of blocks into which each replica cuts its parameters (HSDP); 0: it does not."""
+    stages: int = 0
+    """Number of stages of the pipeline in its mesh, 1 for none; 0: its package is older, and cannot
+    tell them apart."""
 
 
 class Saved(NamedTuple):

@@ -39,14 +39,15 @@ class RankEnrolment(NamedTuple):
     fixed: str = ""
     lengths: tuple[int, ...] = ()
     shards: int = 0
-    """See ``Enrolled`` for these three."""
+    stages: int = 0
+    """See ``Enrolled`` for these four."""
 
     @property
     def event(self) -> Enrolled:
         return Enrolled(
             self.epoch, self.rank, self.world, self.mesh, self.needs,
             self.destination.directory, self.every, self.bytes, self.fixed, self.lengths,
-            self.shards,
+            self.shards, self.stages,
         )  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def read_enrolment(message: Message) -> RankEnrolment:
         door.text(message, "fixed", 1024) if "fixed" in message else "",
         tuple(lengths),
         door.whole(message, "shards", MAX_RANK) if "shards" in message else 0,
+        door.whole(message, "stages", MAX_RANK) if "stages" in message else 0,
     )  # fmt: skip
 
 

@@ -11,15 +11,12 @@ import torch
 import torch.distributed as dist
 
 from robust_slurm.resizing.shares import MOST_LENGTHS
+from robust_slurm.resizing.stages import DATA
 from robust_slurm.text import counted
 
 from ..capture import shards
 from ..capture.state import Share
 
-IN_SHARDS = frozenset(
-    ("dp", "ddp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp", "shard")
-)
-"""Dimensions along which each rank computes a batch of its own."""
 REPLICATED = ("dp_replicate", "dp")  # dimensions along which plain tensors are the same
 
 
@@ -144,7 +141,7 @@ def find_cut(
     if len(kinds) != 1 or any(m.mesh.flatten().tolist() != list(range(size)) for m in meshes):
         return Cut("its parameters are not on one mesh of all ranks")
     ((shape, names),) = kinds
-    if not IN_SHARDS.issuperset(names or ()):
+    if not DATA.issuperset(names or ()):
         return Cut(f"its parameters are on a mesh of {', '.join(names)}")
     places = {tuple(p.is_replicate() for p in each.placements) for each in blocks}
     if places - {(False,), (True, False)} or not all(map(_in_rows, blocks)):

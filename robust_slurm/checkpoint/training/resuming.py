@@ -9,19 +9,27 @@ from typing import Any
 import torch
 
 from robust_slurm.resizing.shares import holder, holders_of_blocks
-from robust_slurm.resizing.world import world as training_world
+from robust_slurm.resizing.stages import (
+    DATA,
+    described,
+    is_other,
+    pipelined,
+    ranks_by_stage,
+    stage_of,
+)
+from robust_slurm.resizing.world import TrainingWorld, this_world
 
 from ..capture import values
 from ..capture.object_state import for_loading
 from ..capture.state import Source, State, StateError
-from ..capture.taken_over import Taken, fixed
+from ..capture.taken_over import Taken, fixed, is_global, same_shares
 from ..copying.slots import map_file
 from ..durable import reader, tier
-from ..format.layout import LayoutError, read_snapshot
+from ..format.layout import LayoutError, Snapshot, read_snapshot
 from .client import Client
-from .mesh import IN_SHARDS, RankIds, gather
+from .mesh import RankIds, gather
 
-_BAD, _OTHER_SHAPE, _GOOD = 0, 1, 2
+_BAD, _OTHER_SHAPE, _OF_STAGE, _GOOD = range(4)
 _CANDIDATES = 16  # durable steps that are looked at, newest first
 
 
@@ -29,13 +37,12 @@ class CheckpointError(RuntimeError):
     """The training cannot go on from where it should; the text says why and what to do."""
 
 
-def shares() -> tuple[int, ...]:
-    """Return the shares of the global batch that this rank computes."""
-    return training_world().shares
-
-
 def from_memory(
-    state: State, client: Client, plan: Mapping[str, Any], lengths: Sequence[int] = ()
+    state: State,
+    client: Client,
+    plan: Mapping[str, Any],
+    lengths: Sequence[int] = (),
+    mesh: Mapping[str, int] | None = None,
 ) -> int:
     """Restore from the files of a plan. Returns its step. Raises CheckpointError.
 
@@ -43,12 +50,15 @@ def from_memory(
     rank needs, and no others are looked at: in a pipeline they hold other tensors of equal names.
     In a world of another size a rank goes on with the snapshot of the rank that it was there, its
     ``origin``, and reads positions in the data from those that had its shares, and its blocks
-    from those that had parts of them (``lengths``: see ``holders_of_blocks``).
+    from those that had parts of them (``lengths``: see ``holders_of_blocks``). If the ``mesh`` has
+    a pipeline it takes nothing of another stage.
     """
     step, directory = int(plan["step"]), Path(client.welcome["directory"])
     sources: list[Source] = []
     times: set[tuple[int, int, int]] = set()
     origin, resized = int(plan.get("origin", state.rank)), "origin" in plan
+    named = pipelined(mesh or {})
+    own, stage = this_world(named), stage_of(state.rank, named)
     wanted = [origin]
     for rank in wanted:
         name = str(plan["shards"].get(str(rank), ""))
@@ -67,6 +77,13 @@ def from_memory(
             times.add((snapshot.world, snapshot.epoch, snapshot.line))
             if len(times) > 1:  # a store is asked for a step, and may have it of another time
                 raise OSError("it was saved in another run of the ranks than those before it")
+            theirs = stage_of(rank, pipelined(snapshot.mesh))
+            # In this world whoever holds the same may be anything else along other dimensions.
+            if (resized or rank == origin) and is_other(stage, theirs, resized=resized):
+                raise CheckpointError(
+                    f"step {step} cannot be restored: rank {state.rank} is {described(stage)} "
+                    f"here, and rank {rank}, whose snapshot it would take, was {described(theirs)}"
+                )
             sources.append(Source(snapshot, map_file(path, where)))
         except (OSError, LayoutError) as error:
             client.say("unusable", step=step, file=name, why=str(error))
@@ -75,14 +92,14 @@ def from_memory(
                 "the next start uses another copy or an older step"
             ) from None
         if rank == origin and not sources[1:]:
-            held = [holder(s, snapshot.world) for s in shares()] if resized else []
+            held: list[int] = []
             if resized:
-                size = training_world().size
-                held += holders_of_blocks(state.rank, size, snapshot.world, lengths)
+                held += _holders(snapshot, own)
+                held += holders_of_blocks(state.rank, own.size, snapshot.world, lengths)
             wanted += [r for r in dict.fromkeys((*held, *snapshot.needs)) if r != rank]
     try:
         if resized:
-            state.restore(sources, Taken(origin, shares(), anew=bool(plan.get("anew"))))
+            state.restore(sources, Taken(origin, own.shares, anew=bool(plan.get("anew"))))
         else:
             state.restore(sources)
     except StateError as error:
@@ -98,27 +115,31 @@ def from_durable(
     mesh: Mapping[str, int],
     only: int | None,
     say: Callable[[str], None],
+    *,
+    cut: bool = False,
 ) -> int:
     """Restore the newest durable step that every rank can read, or step ``only``, and return it.
 
-    All ranks call it. 0 if there is none. Raises CheckpointError.
+    ``cut``: parameters are in blocks. All ranks call it. 0 if there is none. Raises
+    CheckpointError.
     """
     steps = [only] if only is not None else _candidates(directory)
     why = ""
     for step in steps:
-        outcome, loaded = _GOOD, []
+        outcome, loaded = _BAD, list[reader.Loaded]()
         try:
-            loaded = reader.load(directory, step, world.rank, world.size, dict(mesh))
-        except reader.OtherShape:
-            outcome = _OTHER_SHAPE
+            outcome, loaded = _read(state, directory, step, world, mesh, cut=cut)
         except (tier.DurableError, OSError, LayoutError) as error:
-            outcome, why = _BAD, str(error)
+            why = str(error)
         outcomes = [each[0] for each in gather([outcome])]
         try:
             if min(outcomes) == _GOOD:
                 state.restore([Source(each.snapshot, each.tensors) for each in loaded])
                 return step
-            if set(outcomes) == {_OTHER_SHAPE}:
+            if set(outcomes) == {_OF_STAGE}:
+                _take_stage(state, objects.get("loader"), loaded, world, this_world(mesh), say)
+                return step
+            if set(outcomes) <= {_OF_STAGE, _OTHER_SHAPE}:
                 _reshard(state, objects, directory, step, say)
                 return step
         except (StateError, tier.DurableError) as error:
@@ -153,6 +174,52 @@ def _candidates(directory: str) -> list[int]:
             f"the checkpoint directory cannot be read: {trouble or 'see rank 0'}"
         ) from None
     return [step for step in seen[1:] if step >= 0]
+
+
+def _holders(snapshot: Snapshot, own: TrainingWorld) -> list[int]:
+    """Return the ranks of a snapshot's world and stage that had the shares which are ``own``."""
+    named = pipelined(snapshot.mesh)
+    alike = ranks_by_stage(named, snapshot.world)[stage_of(snapshot.rank, named)]
+    return [alike[holder(share, len(alike))] for share in own.shares]
+
+
+def _read(
+    state: State, directory: str, step: int, world: RankIds, mesh: Mapping[str, int], *, cut: bool
+) -> tuple[int, list[reader.Loaded]]:
+    """Return what this rank can restore of a durable step, and how. Raises DurableError."""
+    try:
+        return _GOOD, reader.load(directory, step, world.rank, world.size, mesh)
+    except reader.OtherShape:
+        if cut or not pipelined(mesh):
+            return _OTHER_SHAPE, []
+    own = this_world(mesh)
+    # The ranks that would have the last share and the one after it tell how many there were.
+    asked = (*own.shares, own.share_count - 1, own.share_count)
+    loaded = reader.load_of_stage(directory, step, world.rank, world.size, mesh, asked)
+    fits = bool(loaded) and state.like(loaded[0].snapshot)
+    return (_OF_STAGE if fits else _OTHER_SHAPE), loaded
+
+
+def _take_stage(
+    state: State,
+    loaders: Any,
+    loaded: Sequence[reader.Loaded],
+    world: RankIds,
+    own: TrainingWorld,
+    say: Callable[[str], None],
+) -> None:
+    """Restore what ranks of this one's stage saved: all but generators, and positions in the data
+    only if those ranks had the same shares of the batch. Raises StateError."""
+    first = loaded[0].snapshot
+    by_shares = not fixed(loaders, own.shares) and all(
+        same_shares(each.snapshot, own.share_count, each.snapshot.mesh) for each in loaded
+    )
+    positions = loaders is None or is_global(loaders) or by_shares
+    sources = [Source(each.snapshot, each.tensors) for each in loaded]
+    state.restore(sources, Taken(first.rank, own.shares, anew=True, positions=positions))
+    for note in reader.notes(first, first.world, world.size):
+        if not positions or reader.LOADERS not in note:
+            say(note)
 
 
 def _reshard(
@@ -194,14 +261,14 @@ def _reshard(
             load_extra(key, target, found)
     taken = _positions(state, objects.get("loader"), directory, step)
     for note in carried.notes:
-        if not taken or read.LOADERS not in note:
+        if not taken or reader.LOADERS not in note:
             say(note)
 
 
 def _data_only(directory: str, step: int) -> bool:
     """True if the ranks that saved a step named a mesh of data-parallel dimensions only."""
     mesh = tier.read_manifest(tier.step_dir(directory, step)).mesh
-    return bool(mesh) and IN_SHARDS.issuperset(name for name, size in mesh.items() if size > 1)
+    return bool(mesh) and DATA.issuperset(name for name, size in mesh.items() if size > 1)
 
 
 def _parameters(model: torch.nn.Module, state: Mapping[str, Any]) -> list[str]:
@@ -232,7 +299,7 @@ def load_extra(key: str, target: Any, found: Any) -> None:
 
 def _positions(state: State, loaders: Any, directory: str, step: int) -> bool:
     """Restore each share's loader from the rank that had it. False: not saved by these shares."""
-    whole = training_world()
+    whole = this_world()
     if loaders is None or fixed(loaders, whole.shares):
         return False
     where = tier.step_dir(directory, step)

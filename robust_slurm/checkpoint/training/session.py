@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 from robust_slurm import heartbeat
+from robust_slurm.resizing.stages import pipelined
+from robust_slurm.resizing.world import this_world
 
 from ..capture.beside.modes import note_modes
 from ..capture.state import State
@@ -23,7 +25,7 @@ from ..store.own_store import OwnStore
 from . import mesh as meshes
 from .client import Client, StoreGoneError
 from .options import Options
-from .resuming import CheckpointError, from_durable, from_memory, named, shares
+from .resuming import CheckpointError, from_durable, from_memory, named
 from .room import check_room, estimate
 from .saver import Saver
 from .stats import Stats
@@ -81,12 +83,13 @@ class Session:
                 "is not in memory; the next start is by new processes"
             )
         if self.client is not None and plan is not None and in_memory:
-            step = from_memory(self._state, self.client, plan, self._cut.lengths)
+            step = from_memory(self._state, self.client, plan, self._cut.lengths, self.mesh)
         else:
             with reported(self._options.directory, "resume()", self.say):
                 step = from_durable(
                     self._state, self._objects, self._options.directory, self.world, self.mesh,
                     None if plan is None else int(plan["step"]), self.say,
+                    cut=self._cut != meshes.Cut(""),
                 )  # fmt: skip
         for note in self._state.notes if self.world.rank == 0 else ():
             self.say(note)
@@ -209,7 +212,7 @@ class Session:
         parts = len(share.holders) if share is not None else 1
         models = named(self._objects.get("model")).values()
         optimizers = named(self._objects.get("optimizer")).values()
-        cut = self._cut
+        cut, whole = self._cut, this_world(pipelined(self.mesh))
         size = estimate(models, optimizers) // parts
         enrol: dict[str, Any] = {
             "rank": world.rank, "world": world.size, "local": world.local, "epoch": epoch,
@@ -217,7 +220,8 @@ class Session:
             "directory": choice.directory, "local_directory": choice.local_directory,
             "every": choice.every, "keep": choice.keep, "python": sys.executable, "bytes": size,
             "goes_on": goes_on, "lengths": cut.lengths, "shards": cut.shards,
-            "fixed": cut.why or fixed(self._objects.get("loader"), shares()),
+            "fixed": cut.why or fixed(self._objects.get("loader"), whole.shares),
+            "stages": whole.replica_ranks,
         }  # fmt: skip
         if not socket and not choice.directory and not choice.local_directory:
             if world.rank == 0:  # there is no store that would count the ranks that say it

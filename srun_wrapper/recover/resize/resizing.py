@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from robust_slurm.resizing.change import Resize, fewer, more
+from robust_slurm.resizing.stages import PIPELINE
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.steps import Launch
@@ -22,6 +23,8 @@ DATA = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
 """Dimensions of a mesh along which only copies of the model are."""
 SHARDED = frozenset(("dp_shard", "fsdp", "shard"))
 """Dimensions along which its parameters are cut, and each rank computes a batch of its own."""
+STAGES = frozenset((PIPELINE,))
+"""Dimensions along which ranks hold different parts of the model, and compute a batch together."""
 WARM_BY = 30.0  # s for which the ranks go on without a node that still imports what they import
 
 
@@ -48,6 +51,7 @@ class Resizing:
         self._mesh = mesh
         self._full: list[tuple[int, ...]] = []  # ranks of each place, as the job began
         self._trained: list[tuple[int, ...]] = []  # as _full: those that a torchrun starts
+        self._stages: tuple[tuple[int, ...], ...] = ()  # of these ranks, see Enrolments.stages
         self._home: list[int] = []  # the place in it of each place of the present world
         self._lacking: list[tuple[int, ...]] = []  # places in it that lack a node, in sets
         self._idle_since: dict[AgentKey, float] = {}  # nodes that a place lacks
@@ -106,7 +110,7 @@ class Resizing:
             return False
         if not self._full:
             self._full, self._home = list(self._world.ranks), list(range(len(self._world.ranks)))
-            self._trained = self._ranks()
+            self._trained, self._stages = self._ranks(), self._enrolments.stages()
         self._lacking += [tuple(self._home[p] for p in places) for places in slots.left]
         self._home = [self._home[place] for place in slots.places]
         self._carry(incident, [self._world.places[p] for p in slots.places], slots, trained)
@@ -139,15 +143,20 @@ class Resizing:
         mesh, known = self._mesh(), self._enrolments
         many = {name: size for name, size in mesh.items() if size > 1}
         lengths, shards = known.cut()
-        data = DATA | SHARDED if lengths or shards else DATA
+        data = DATA | SHARDED if lengths or shards else DATA | STAGES
         if not data.issuperset(many):
-            raise ValueError(f"the mesh has more than data parallelism ({', '.join(many)})")
+            also = "" if lengths or shards else " and pipelines"
+            raise ValueError(f"the mesh has more than data parallelism{also} ({', '.join(many)})")
+        if STAGES.intersection(many) and not known.stages():
+            raise ValueError("the ranks of a pipeline need a Checkpointer that gets the mesh")
         if known.ranks:
             if known.places() is None or sum(map(len, known.places() or ())) != world:
                 raise ValueError("some ranks have no Checkpointer")
             if why := known.fixed():
                 raise ValueError(why)
             groups = known.groups()
+            if stages := known.stages():
+                return self._replicated(groups, stages)
             if lengths:  # any may leave: its blocks are cut anew among the others
                 return [range(world)]
             if shards and len(groups) != shards:
@@ -165,6 +174,16 @@ class Resizing:
             "nothing says that all ranks hold the same: name a mesh (--robust-mesh=dp=N), or use "
             "a Checkpointer"
         )
+
+    def _replicated(
+        self, groups: Sequence[tuple[int, ...]], stages: Sequence[tuple[int, ...]]
+    ) -> list[Sequence[int]]:
+        """Return the ranks of each stage, if all of these hold the same. Raises ValueError."""
+        if max(map(len, stages)) < 2:
+            raise ValueError("there is only one replica of the model")
+        if sorted(groups) != sorted(stages):
+            raise ValueError("the ranks of a pipeline stage are not known to hold the same state")
+        return list(stages)
 
     # -- more
 
@@ -190,7 +209,7 @@ class Resizing:
                 self._lacking.remove(places)
         world = self._world
         slots = more(world.ranks, self._full, self._home, come)
-        trained = more(self._ranks(), self._trained, self._home, come)
+        trained = more(self._ranks(), self._trained, self._home, come, self._stages)
         self._home = sorted([*self._home, *come])
         for node in come.values():
             self._use(node.standby_request)
@@ -217,9 +236,15 @@ class Resizing:
         if not self._lacking:
             return False
         known = [len(own) for own in self._ranks()]
-        if known != [len(self._trained[place]) for place in self._home]:
+        if known != [len(self._trained[place]) for place in self._home] or not self._same_stages():
             return False  # the script has another world than it had
         return any(self._fitting(places, free) for places in self._lacking)
+
+    def _same_stages(self) -> bool:
+        try:
+            return len(self._enrolments.stages()) == len(self._stages)
+        except ValueError:
+            return False
 
     def _idle_nodes(self) -> list[Node]:
         nodes = self._state.nodes.values()
@@ -257,6 +282,7 @@ class Resizing:
         self, incident: Incident, nodes: Sequence[Node], slots: Resize, trained: Resize
     ) -> None:
         state, original = self._state, sum(map(len, self._trained))
+        self._world.replica_ranks = len(self._stages) or 1
         self._enrolments.resize(trained, original, nodes)
         state.members.resize(nodes, slots)
         resized = (original, trained.new) if trained.new != original else None

@@ -1,4 +1,4 @@
-"""FSDP2 goes on with fewer nodes of a real Slurm, keeps its global batch, and grows back."""
+"""FSDP2 and pipelines go on with fewer nodes of a real Slurm, keep their batch, and grow back."""
 
 from __future__ import annotations
 
@@ -21,30 +21,35 @@ pytest.importorskip("torch")
 
 STEPS = 1000  # more than are made: a file ends the run
 HELD = 7
-CUT = "--cut=fsdp"  # DDP and HSDP do the same without Slurm: test_resize_whole.py
 AGAIN = 6  # steps in each world after the first
 
 
+@pytest.mark.parametrize(
+    ("option", "left", "shares"),  # DDP and HSDP without Slurm: test_resize_whole.py
+    [("--cut=fsdp", ["n1", "n3", "n4"], 4), ("--pipeline=2", ["n1", "n3"], 2)],
+)
 def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
-    new_lab: LabFactory, torch_forks: TorchForks, tmp_path: Path
-) -> None:
+    option: str, left: list[str], shares: int,
+    new_lab: LabFactory, torch_forks: TorchForks, tmp_path: Path,
+) -> None:  # fmt: skip
     """4 nodes, no spare, the only standby node drained: 3 go on; it is resumed, and 4 go on.
 
-    Only the crashed node leaves; each share of each batch is computed once; losses and state are
-    those of runs in which the same changes were made without any fault, to the last bit.
+    Of two pipelines one goes on, on 2 nodes, and the other one's healthy node is a spare. Only the
+    crashed node leaves; each share of each batch is computed once; losses and state are those of
+    runs in which the same changes were made without any fault, to the last bit.
     """
     lab = new_lab(nodes=4, standby=1)
     standby(lab, "drain", "reason=test")
-    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1", CUT], [])
+    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1", option], [])
     training = CheckpointJob(lab, prepared(lab, 4).dir, 4, STEPS, model=model)
-    robust = "--robust-min-nodes=3 --robust-warm"  # standby_wait is 30 s
+    robust = f"--robust-min-nodes={len(left)} --robust-warm"  # standby_wait is 30 s
     training.start(robust, f"--hold=1:{HELD}", sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
     training.wait_held(1, HELD)
     training.wait_replicas(HELD - 1)
     lab.crash("n2")
-    training.until(lambda: steps_in(training, 2) >= AGAIN, "steps with 3 ranks", WAIT)
+    training.until(lambda: steps_in(training, 2) >= AGAIN, "steps with fewer ranks", WAIT)
     training.until(lambda: resized(training), "the incident is over")
-    assert "trains with 3 of its 4 ranks" in status(lab, training), training.story()
+    assert f"trains with {len(left)} of its 4 ranks" in status(lab, training), training.story()
     assert not training.says("the standby node starts cold"), "there is none"
     before = sum(warm(training).values())
     standby(lab, "resume")
@@ -56,8 +61,8 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     assert training.wait_end(WAIT) == 0, training.story()
 
     shrunk, grown = resized(training)
-    assert (shrunk["action"], shrunk["resized"]) == ("shrink", [4, 3]), training.story()
-    assert (grown["symptom"], grown["resized"]) == ("grow", [3, 4]), training.story()
+    assert (shrunk["action"], shrunk["resized"]) == ("shrink", [4, len(left)]), training.story()
+    assert (grown["symptom"], grown["resized"]) == ("grow", [len(left), 4]), training.story()
     assert (shrunk["suspects"], shrunk["lost_steps"]) == (["n2"], 0), training.story()
     assert (grown["suspects"], grown["lost_steps"]) == ([], 0), training.story()
     # The ranks have not stood for a node that still imported, but for too long a time.
@@ -69,14 +74,16 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     nodes = lab.wait_job(training.job, "COMPLETED", WAIT)["NodeList"]
     assert set(expand(nodes)) == {"n1", "n3", "n4"}
     worlds = [event["nodes"] for event in training.events("epoch")]
-    assert worlds == [["n1", "n2", "n3", "n4"], ["n1", "n3", "n4"], ["n1", "s1", "n3", "n4"]]
-    assert "resized 4→3" in status(lab, training)
+    assert worlds[:2] == [["n1", "n2", "n3", "n4"], left] and len(worlds) == 3
+    assert sorted(worlds[2]) == ["n1", "n3", "n4", "s1"]
+    assert [worlds[2][worlds[0].index(node)] for node in left] == left
+    assert f"resized 4→{len(left)}" in status(lab, training)
     steps = merged(training.lines(rank) for rank in range(4))
-    check_shares(steps)
-    check_same(steps, torch_forks, tmp_path, CUT)
+    check_shares(steps, shares)
+    check_same(steps, torch_forks, tmp_path, option, smaller=len(left))
     training.check_gone()
-    left = training.in_memory()
-    assert not left, left
+    still = training.in_memory()
+    assert not still, still
 
 
 def standby(lab: Lab, state: str, *more: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -11,15 +12,18 @@ import robust_slurm
 from robust_slurm.resizing.world import TrainingWorld
 
 NAMES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "ROBUST_RESIZED")
+NAMES += ("ROBUST_REPLICA_RANKS",)
 
 
-def world_of(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> TrainingWorld:
+def world_of(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch, mesh: Any = None
+) -> TrainingWorld:
     """The world of a process whose variables are these."""
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    return robust_slurm.world()
+    return robust_slurm.world(mesh)
 
 
 @pytest.mark.parametrize(

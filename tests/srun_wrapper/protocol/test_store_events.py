@@ -34,8 +34,8 @@ def test_both_have_the_same_fields_of_the_same_types(event: type[Any]) -> None:
     ("event", "wire"),
     [
         (
-            events.Enrolled(3, 7, 8, {"dp": 8}, (6, 7), "/ckpt", 10, 1000, "", (4, 3), 2),
-            ["Enrolled", 0, 3, 2, 7, 8, {"dp": 8}, [6, 7], "/ckpt", 10, 1000, "", [4, 3], 2],
+            events.Enrolled(3, 7, 8, {"dp": 8}, (6, 7), "/ckpt", 10, 1000, "", (4, 3), 2, 4),
+            ["Enrolled", 0, 3, 2, 7, 8, {"dp": 8}, [6, 7], "/ckpt", 10, 1000, "", [4, 3], 2, 4],
         ),
         (
             events.Saved(3, 7, 20, None, 9, 0.5, 0.25, ((20, 5),), COST, 19, (19,)),

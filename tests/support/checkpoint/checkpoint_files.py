@@ -17,13 +17,14 @@ from robust_slurm.checkpoint.format.layout import Snapshot, encode_header, lay_o
 def write(
     path: Path, items: Sequence[Item], values: Any, *,
     rank: int = 0, world: int = 1, needs: Sequence[int] | None = None,
+    mesh: Mapping[str, int] | None = None,
 ) -> Path:  # fmt: skip
     """A complete snapshot of step 1. ``needs``: all ranks, unless said."""
     named = tuple(range(world) if needs is None else needs)
     by_name = {item.entry.name: item for item in items}
     assert len(by_name) == len(items), "names of entries are not unique"
     plan = lay_out([item.entry for item in items], len(json.dumps(values)) + 300 * len(items) + 999)
-    snapshot = Snapshot(1, rank, world, 1, "1", {}, named, values, plan.entries)
+    snapshot = Snapshot(1, rank, world, 1, "1", dict(mesh or {}), named, values, plan.entries)
     header = encode_header(snapshot).ljust(plan.header_size)
     path.write_bytes(b"\0" * plan.size)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), plan.size) as memory:

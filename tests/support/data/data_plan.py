@@ -134,14 +134,18 @@ def plan() -> Plan:
     return Plan(sources, mix=mix, pack=64, batch=4, mesh={"pp": 2, "dp": 3}, seed=7)
 
 
-def version(factor: int, web: float) -> Plan:
+def version(factor: int, web: float, mesh: Mapping[str, int] | None = None) -> Plan:
     """Return the plan as one version of a user's code has it, for the job's ranks."""
     sources = {"web": Numbers(0, factor), "code": Numbers(1_000_000, factor)}
-    return Plan(sources, mix={"web": web, "code": 1 - web}, pack=64, batch=2, seed=7)
+    return Plan(sources, mix={"web": web, "code": 1 - web}, pack=64, batch=2, mesh=mesh, seed=7)
 
 
 def without_mesh() -> Plan:
     return version(1, 0.75)
+
+
+def of_pipelines() -> Plan:
+    return version(1, 0.75, {"pp": 2, "dp": 2})
 
 
 def write_corpus(directory: Path) -> None:

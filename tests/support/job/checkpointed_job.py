@@ -79,12 +79,13 @@ class CheckpointedJob:
         directory: str = "",
         every: int = 0,
         needs: tuple[int, ...] = (),
+        **more: Any,
     ) -> None:
         node = self.nodes[rank]
         self.checkpoints.heard(node, StoreReady(1, 0, 8000 + rank))
         epoch = self.state.world.epoch
         needs = needs or (rank,)
-        said = Enrolled(2, epoch, 0, rank, 4, mesh or {}, needs, directory, every, 1000)
+        said = Enrolled(2, epoch, 0, rank, 4, mesh or {}, needs, directory, every, 1000, **more)
         self.checkpoints.heard(node, said)
 
     def room_orders(self) -> list[tuple[str, Message]]:

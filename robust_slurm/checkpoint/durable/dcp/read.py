@@ -21,19 +21,14 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from robust_slurm.text import counted
-
-from ...format.layout import Snapshot
 from .. import tier
 from ..files import DurableError
 from ..merge import merge
 from ..parts import File, Outline
-from ..reader import Loaded, Tensors, refuse
+from ..reader import Loaded, Tensors, notes, refuse
 from ..verify import Problem, verify_files
 from .metadata import TooManyBlocks, build, with_storage
 from .records import loads
-
-LOADERS = "the positions of the data loaders are not carried over"
 
 
 class Carried(NamedTuple):
@@ -100,20 +95,7 @@ def load_resharded(
     except (CheckpointException, RuntimeError, ValueError, OSError) as err:
         raise DurableError(f"{where} does not fit what is to be loaded: {_cause(err)}") from err
     first = Loaded(lowest.snapshot, Tensors(where, lowest))
-    return Carried(first.snapshot.values, _notes(first.snapshot, len(parts), world), first)
-
-
-def _notes(snapshot: Snapshot, saved: int, now: int) -> list[str]:
-    kept = dict(snapshot.values or {})
-    shapes = f"saved by {counted(saved, 'rank')}, loaded by {now}"
-    notes = []
-    if "rng" in kept:
-        notes.append(f"{shapes}: every rank's random number generators start anew")
-    if "loader" in kept:
-        notes.append(f"{shapes}: {LOADERS}")
-    if any(e.kind == "private" and e.fqn.startswith("model.") for e in snapshot.entries):
-        notes.append(f"{shapes}: buffers of the model are those of rank {snapshot.rank}")
-    return notes
+    return Carried(first.snapshot.values, notes(first.snapshot, len(parts), world), first)
 
 
 class _MetadataReader(FileSystemReader):

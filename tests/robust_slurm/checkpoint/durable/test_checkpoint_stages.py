@@ -10,9 +10,10 @@ import torch
 from durable_snapshots import save_snapshot
 from durable_tiers import store
 
-from robust_slurm.checkpoint.capture.state import State
+from robust_slurm.checkpoint.capture.state import Share, State
 from robust_slurm.checkpoint.training.mesh import RankIds
 from robust_slurm.checkpoint.training.resuming import CheckpointError, from_durable
+from robust_slurm.resizing.world import TrainingWorld
 
 
 def made(value: float) -> dict[str, Any]:
@@ -48,4 +49,146 @@ def test_another_stage_of_a_pipeline_is_never_loaded(
         return
     with pytest.raises(CheckpointError, match="differs between the ranks that saved it"):
         from_durable(state, own, str(tier), world, {}, None, print)
+    assert own["model"].weight.unique().tolist() == [7]
+
+
+class Position:
+    """A loader, as far as a Checkpointer sees it."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class GlobalPosition(Position):
+    shared_position = True
+
+
+def of_two_stages(rank: int, replicas: int, shares: int, first: int, kind: str) -> dict[str, Any]:
+    """Return the objects of a rank: its parameters are ``first`` and its stage, as is its note;
+    each share's position is ``first`` and the share."""
+    stage = rank // replicas
+    found = made(first + stage) | {"extra.note": Position(first + stage), "rng": None}
+    mesh = {"pp": 2, "dp": replicas}
+    own = TrainingWorld(rank, 2 * replicas, 2 * shares, mesh).shares
+    by_share = {share: Position(first + share) for share in own}
+    loaders = {"shares": by_share, "plain": Position(first), "global": GlobalPosition(first)}
+    return found | ({"loader": loaders[kind]} if kind in loaders else {})
+
+
+def at(objects: dict[str, Any]) -> dict[int, int]:
+    loaders = objects.get("loader", {})
+    loaders = loaders if isinstance(loaders, dict) else {0: loaders}
+    return {share: each.at for share, each in loaders.items()}
+
+
+@pytest.mark.parametrize("kind", ["shares", "plain", "global", "none"])
+@pytest.mark.parametrize(
+    ("saved", "now", "shares", "whole"),
+    [  # replicas of the pipeline that saved it and that begin, of so many shares
+        (1, 2, 2, 2),
+        (2, 1, 2, 2),
+        (2, 1, 2, 1),  # … and the job that begins has one share only
+        (1, 2, 1, 2),
+        (2, 1, 4, 2),
+        (1, 2, 4, 2),
+    ],
+)
+def test_each_rank_goes_on_with_its_own_stage(
+    kind: str, saved: int, now: int, shares: int, whole: int,
+    tmp_path: Path, tier: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its positions in the data are those of its own shares, or none of them is restored."""
+    paths = []
+    for rank in range(2 * saved):
+        objects = of_two_stages(rank, saved, shares, 50, kind)
+        alike = range(rank // saved * saved, (rank // saved + 1) * saved)
+        items, values = State(objects, rank=rank, share=Share(tuple(alike))).capture()
+        pieces = [(item.entry, item.tensor) for item in items]
+        about: dict[str, Any] = {"rank": rank, "world": 2 * saved, "needs": list(alike)}
+        path = tmp_path / f"own-{rank}-0.safetensors"
+        paths.append(save_snapshot(path, pieces, values, mesh={"pp": 2, "dp": saved}, **about))
+    store(tier, paths)
+    for rank in range(2 * now):
+        for name, value in ("RANK", rank), ("WORLD_SIZE", 2 * now):
+            monkeypatch.setenv(name, str(value))
+        resized = f"{2 * whole}:{2 * now}" if now != whole else ""
+        monkeypatch.setenv("ROBUST_RESIZED", resized)
+        world, said = RankIds(rank, 2 * now, 0, 1), list[str]()
+        own = of_two_stages(rank, now, whole, 0, kind)
+        before, drawn = at(own), torch.get_rng_state()
+        state, mesh = State(own, rank=rank), {"pp": 2, "dp": now}
+        assert from_durable(state, own, str(tier), world, mesh, None, said.append) == 100
+        stage = rank // now
+        assert own["model"].weight.unique().tolist() == [50 + stage]
+        assert own["extra.note"].at == 50 + stage
+        taken = kind == "global" or (kind == "shares" and shares == whole)
+        assert at(own) == {share: was + 50 if taken else was for share, was in before.items()}
+        lost = sum("positions of the data loaders are not carried over" in line for line in said)
+        assert lost == (kind != "none" and not taken), said
+        assert torch.equal(torch.get_rng_state(), drawn), "generators start anew, and it is said"
+        assert sum("generators start anew" in line for line in said) == 1
+
+
+def test_layers_that_are_in_another_stage_now_are_found_by_their_names(
+    tmp_path: Path, tier: Path
+) -> None:
+    """Two stages of one rank each saved it; four ranks begin, with a layer less in the first."""
+    names = ["first", "second", "third"]
+
+    def of(*layers: str) -> dict[str, Any]:
+        return {
+            "model": torch.nn.ModuleDict(
+                {name: made(names.index(name))["model"] for name in layers}
+            )
+        }
+
+    paths = []
+    for rank, layers in enumerate([names[:2], names[2:]]):
+        items, values = State(of(*layers), rank=rank).capture()
+        pieces = [(item.entry, item.tensor) for item in items]
+        path = tmp_path / f"own-{rank}-0.safetensors"
+        about: dict[str, Any] = {"rank": rank, "world": 2, "mesh": {"pp": 2, "dp": 1}}
+        paths.append(save_snapshot(path, pieces, values, **about))
+    store(tier, paths)
+    for rank, layers in (1, names[:1]), (2, names[1:]):
+        own, world = of(*layers), RankIds(rank, 4, 0, 1)
+        with torch.no_grad():
+            for parameter in own["model"].parameters():
+                parameter.fill_(7)
+        state = State(own, rank=rank)
+        assert from_durable(state, own, str(tier), world, {"pp": 2, "dp": 2}, None, print) == 100
+        for name, layer in own["model"].items():
+            assert layer.weight.unique().tolist() == [names.index(name)]
+
+
+@pytest.mark.parametrize(
+    ("more", "mesh"),
+    [
+        ({"needs": True}, {}),  # nothing tells the rank its stage
+        ({"needs": True}, {"pp": 4, "dp": 1}),
+        ({}, {"pp": 2, "dp": 2}),  # its ranks were not known to hold the same: experts, maybe
+    ],
+)
+def test_ranks_that_are_not_known_to_be_of_one_stage_are_refused(
+    more: dict[str, bool], mesh: dict[str, int], tmp_path: Path, tier: Path
+) -> None:
+    """Eight ranks saved it, four of each stage."""
+    paths = []
+    for rank in range(8):
+        items, values = State(made(rank), rank=rank).capture()
+        pieces = [(item.entry, item.tensor) for item in items]
+        alike = list(range(rank // 4 * 4, rank // 4 * 4 + 4)) if more else [rank]
+        path = tmp_path / f"own-{rank}-0.safetensors"
+        about: dict[str, Any] = {"rank": rank, "world": 8, "needs": alike}
+        paths.append(save_snapshot(path, pieces, values, mesh={"pp": 2, "dp": 4}, **about))
+    store(tier, paths)
+    own = made(7)
+    with pytest.raises(CheckpointError, match="differs between the ranks that saved it"):
+        from_durable(State(own, rank=3), own, str(tier), RankIds(3, 4, 0, 1), mesh, None, print)
     assert own["model"].weight.unique().tolist() == [7]

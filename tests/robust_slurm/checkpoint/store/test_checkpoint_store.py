@@ -37,7 +37,14 @@ def _steps(store: Store, *, ok: bool = True) -> list[tuple[int, int]]:
 def test_enrolling_is_answered_and_reported(alone: tuple[Store, Events]) -> None:
     store, events = alone
     rank = FakeRank(
-        store, 2, mesh={"dp": 2, "pp": 2}, needs=[0], directory="/ckpt", every=10, bytes=5
+        store,
+        2,
+        mesh={"dp": 2, "pp": 2},
+        needs=[0],
+        directory="/ckpt",
+        every=10,
+        bytes=5,
+        stages=2,
     )
     welcome = rank.wait("welcome")
     assert welcome == {
@@ -45,7 +52,7 @@ def test_enrolling_is_answered_and_reported(alone: tuple[Store, Events]) -> None
         "every": 1, "first": 0, "stand": -1, "line": 0,
     }  # fmt: skip
     assert events.wait(Enrolled) == Enrolled(
-        0, 2, 4, {"dp": 2, "pp": 2}, (0, 2), "/ckpt", 10, 5
+        0, 2, 4, {"dp": 2, "pp": 2}, (0, 2), "/ckpt", 10, 5, stages=2
     )  # fmt: skip
     assert store.socket_path.stat().st_mode & 0o777 == 0o600
     assert store.socket_path.parent.stat().st_mode & 0o777 == 0o700

@@ -15,7 +15,7 @@ from checkpointed_training import Training, fake_store, restart
 from fake_checkpoint_store import FakeStore
 
 from robust_slurm import Checkpointer, CheckpointError, heartbeat
-from robust_slurm.checkpoint.capture.state import State
+from robust_slurm.checkpoint.capture.state import Share, State
 from robust_slurm.checkpoint.training.resuming import from_memory
 
 
@@ -127,6 +127,70 @@ def test_one_step_of_two_times_is_not_put_together(tmp_path: Path, other: dict[s
     with pytest.raises(CheckpointError, match="another run of the ranks"):
         from_memory(state, client, plan)
     assert client.say.call_args.kwargs["file"] == "fetched"
+
+
+@pytest.mark.parametrize(
+    ("rank", "saved", "more", "why"),
+    [
+        (2, {"pp": 2, "dp": 2}, {"origin": 0}, "rank 2 is pp 1 of 2 .* rank 0, .* was pp 0 of 2"),
+        (2, {}, {"origin": 0}, "rank 2 is pp 1 of 2 here, and rank 0, .* was the whole"),
+        (1, {"dp": 2, "pp": 2}, {}, "rank 1 is pp 0 of 2 here, and rank 1, .* was pp 1 of 2"),
+        (1, {"pp": 2, "dp": 2}, {}, ""),
+        (1, {}, {}, ""),  # of this world, and it says nothing of stages
+        (3, {"pp": 2, "dp": 3}, {"origin": 4}, ""),
+    ],
+)
+def test_another_stage_of_a_pipeline_is_never_restored(
+    rank: int, saved: dict[str, int], more: dict[str, int], why: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Though its tensors have the same names and shapes: numbers of ranks were mixed up."""
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    model = torch.nn.Linear(2, 2)
+    origin, world = more.get("origin", rank), 6 if saved.get("dp") == 3 else 4
+    captured = State({"model": model}, rank=origin).capture()
+    write(tmp_path / "own", *captured, rank=origin, world=world, needs=(origin,), mesh=saved)
+    before = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.zero_()
+    client = MagicMock(welcome={"directory": str(tmp_path)})
+    plan = {"step": 1, "shards": {str(origin): "own"}} | more
+    state, here = State({"model": model}, rank=rank), {"pp": 2, "dp": 2}
+    if not why:
+        assert from_memory(state, client, plan, (), here) == 1
+        assert torch.equal(model.weight, before)
+        return
+    with pytest.raises(CheckpointError, match=why):
+        from_memory(state, client, plan, (), here)
+    assert not model.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "alike"),
+    [
+        ({"dp": 2, "cp": 2}, (0, 1, 2, 3)),  # DDP over both, as context parallelism has it
+        ({"outer": 2, "inner": 2}, (0, 1, 2, 3)),
+        ({"pp": 2, "cp": 2}, (0, 1)),
+    ],
+)
+def test_ranks_that_hold_the_same_may_differ_in_other_dimensions_than_dp(
+    mesh: dict[str, int], alike: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A job that keeps its size restarts from memory, whatever the mesh calls its dimensions."""
+    model = torch.nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    share = Share(alike)
+    for rank in alike:
+        captured = State({"model": model}, rank=rank, share=share).capture()
+        write(tmp_path / str(rank), *captured, rank=rank, world=4, needs=alike, mesh=mesh)
+    with torch.no_grad():
+        model.weight.zero_()
+    client = MagicMock(welcome={"directory": str(tmp_path)})
+    plan = {"step": 1, "shards": {str(rank): str(rank) for rank in alike}}
+    state = State({"model": model}, rank=1, share=share)
+    assert from_memory(state, client, plan, (), mesh) == 1
+    assert torch.equal(model.weight, before)
 
 
 def test_a_rank_without_a_file_in_the_plan_calls_none_bad(store: FakeStore) -> None:

@@ -182,7 +182,9 @@ def test_the_step_time_of_another_world_is_no_usual_one() -> None:
     [
         ({"min_nodes": 0}, OFF),
         ({"min_nodes": 4}, "3 nodes would be left, min_nodes is 4"),
-        ({"mesh": {"pp": 2, "dp": 2}}, "more than data parallelism"),
+        ({"mesh": {"tp": 2, "dp": 2}}, "more than data parallelism and pipelines"),
+        ({"mesh": {"pp": 2, "dp": 2}}, "a Checkpointer that gets the mesh"),
+        ({"enrol": False, "mesh": {"pp": 2, "dp": 2}}, "a Checkpointer that gets the mesh"),
         ({"mesh": {"dp_shard": 4}}, "more than data parallelism"),
         ({"enrol": False}, "nothing says that all ranks hold the same"),
         ({"enrol": False, "mesh": {"dp": 4}}, ""),
