@@ -30,7 +30,7 @@ def made() -> Iterator[GateLab]:
 
 @pytest.fixture
 def site(made: GateLab) -> Iterator[GateLab]:
-    made.settings(more=f'[active]\npython = "{python(made)}"\n')
+    made.settings(more=f'[active]\npython = "{odd_python(made)}"\n')
     yield made
     assert reservations(made) == "", "whatever happens, it is removed"
     made.mend()
@@ -41,7 +41,8 @@ def python(site: GateLab) -> Path:
 
 
 def odd_python(site: GateLab, **env: str) -> str:
-    """For nodes by name: what their python has in its environment."""
+    """For nodes by name: what their python has in its environment. On others tests are brief."""
+    env["*"] = f"PYTHONPATH={WRONG} LAB_BRIEF=1"
     cases = "".join(f"{node}) export {words};;\n" for node, words in env.items())
     path = site.etc.parent / "odd-python"
     path.write_text(
@@ -101,7 +102,7 @@ def test_one_that_computes_wrongly_and_one_where_torch_cannot_start(site: GateLa
     odd = odd_python(
         site,
         n2=f"PYTHONPATH={broken}",
-        n3=f"PYTHONPATH={WRONG} LAB_WRONG=flip LAB_WRONG_NODE=n3 LAB_WRONG_FILE={switch}",
+        n3=f"PYTHONPATH={WRONG} LAB_BRIEF=1 LAB_WRONG=flip LAB_WRONG_NODE=n3 LAB_WRONG_FILE={switch}",
     )
     done = burn_in(site, "n[1-4]", "--python", odd)
     assert done.returncode == 1, done.stdout + done.stderr
