@@ -7,7 +7,12 @@ is saved before its loss is told. ``--flip=EPOCH:STEP:RANK``: as by a fault of i
 bit of one of that rank's weights changes after that step.
 """
 
+# ruff: noqa: E402 - imports after the first statement, see there
 from __future__ import annotations
+
+import gc
+
+gc.disable()  # torch's modules are no garbage; unsearched they load faster
 
 import math
 import os

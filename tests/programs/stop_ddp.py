@@ -7,7 +7,12 @@ another little.
 ``--unfit=raise``: every rank ends with an error when its loss is not finite.
 """
 
+# ruff: noqa: E402 - imports after the first statement, see there
 from __future__ import annotations
+
+import gc
+
+gc.disable()  # torch's modules are no garbage; unsearched they load faster
 
 import math
 import os

@@ -17,7 +17,7 @@ from pathlib import Path
 
 _LIMIT = 1 << 17  # bytes of an environment
 _MODULE = "robust_slurm.checkpoint.durable.writer"
-_PROGRAM = f"import sys; from {_MODULE} import main; sys.exit(main())"
+_PROGRAM = f"from {_MODULE} import main; main()"
 _STAND_IN = """#!{python} -IS
 import json, os, socket, sys
 if sys.argv[-1:] != ["{module}"]:

@@ -40,7 +40,7 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     """
     lab = new_lab(nodes=4, standby=1)
     standby(lab, "drain", "reason=test")
-    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.1", option], [])
+    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.4", option], [])
     training = CheckpointJob(lab, prepared(lab, 4).dir, 4, STEPS, model=model)
     robust = f"--robust-min-nodes={len(left)} --robust-warm"  # standby_wait is 30 s
     training.start(robust, f"--hold=1:{HELD}", sbatch=["-N4", "--ntasks-per-node=1"], durable=False)

@@ -20,6 +20,7 @@ pytest.importorskip("torch")
 
 LIMIT = 150.0  # s; importing torch on every node, on few cores, is most of it
 WRONG = PROGRAMS / "wrong"
+BRIEF = f"PYTHONPATH={WRONG} LAB_BRIEF=1"  # each test for a tenth of its time
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def made() -> Iterator[GateLab]:
 
 @pytest.fixture
 def site(made: GateLab) -> Iterator[GateLab]:
-    made.settings(more=f'[active]\npython = "{python(made)}"\n')
+    made.settings(more=f'[active]\npython = "{odd_python(made)}"\n')
     yield made
     assert reservations(made) == "", "whatever happens, it is removed"
     made.mend()
@@ -41,8 +42,9 @@ def python(site: GateLab) -> Path:
 
 
 def odd_python(site: GateLab, **env: str) -> str:
-    """For nodes by name: what their python has in its environment."""
-    cases = "".join(f"{node}) export {words};;\n" for node, words in env.items())
+    """For nodes by name: what their python has in its environment. On others tests are brief."""
+    named = (env | {"*": BRIEF}).items()
+    cases = "".join(f"{node}) export {words};;\n" for node, words in named)
     path = site.etc.parent / "odd-python"
     path.write_text(
         f'#!/bin/sh\ncase "$SLURMD_NODENAME" in\n{cases}esac\nexec {python(site)} "$@"\n'
@@ -101,7 +103,7 @@ def test_one_that_computes_wrongly_and_one_where_torch_cannot_start(site: GateLa
     odd = odd_python(
         site,
         n2=f"PYTHONPATH={broken}",
-        n3=f"PYTHONPATH={WRONG} LAB_WRONG=flip LAB_WRONG_NODE=n3 LAB_WRONG_FILE={switch}",
+        n3=f"{BRIEF} LAB_WRONG=flip LAB_WRONG_NODE=n3 LAB_WRONG_FILE={switch}",
     )
     done = burn_in(site, "n[1-4]", "--python", odd)
     assert done.returncode == 1, done.stdout + done.stderr

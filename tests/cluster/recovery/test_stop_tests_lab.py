@@ -32,6 +32,7 @@ class StopJob(CheckpointJob):
             "PYTHONPATH": f"{WRONG}:{self.project or REPOSITORY}",
             **({"PATH": f"{self.installed}:$PATH"} if self.installed else {}),
             "LAB_WRONG_NODE": self.bad,
+            "LAB_BRIEF": "1",
             "LAB_WRONG_FILE": str(self.dir / "wrong"),
             "SLURM_LAB_GRES": "gpu:1" if self.alone else "shard:1",
         }

@@ -36,6 +36,7 @@ class VerifyJob(CheckpointJob):
             "PYTHONPATH": f"{WRONG}:{REPOSITORY}",
             "LAB_WRONG": "flip",
             "LAB_WRONG_NODE": self.bad,
+            "LAB_BRIEF": "1",
             "LAB_WRONG_FILE": str(self.dir / "wrong"),
             "SLURM_LAB_GRES": "shard:1",
         }

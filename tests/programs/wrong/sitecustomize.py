@@ -3,16 +3,21 @@
 On the node LAB_WRONG_NODE, while the file LAB_WRONG_FILE exists, torch's kernels for matrix
 products on the CPU (aten::mm, aten::addmm) put one wrong number into what they return: NaN, or with
 LAB_WRONG=flip the right number with its lowest exponent bit changed. Nothing above them can tell.
+
+With LAB_BRIEF, on any node: what a test of the machines repeats for some seconds, it repeats for a
+tenth of them. Each does all of its work once or twice at least, so what it finds stays the same.
 """
 
+import functools
 import importlib.abc
 import importlib.machinery
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
-def break_kernels() -> None:
+def break_kernels(_: Any) -> None:
     import torch
 
     flip = os.environ.get("LAB_WRONG") == "flip"
@@ -38,24 +43,56 @@ def break_kernels() -> None:
     torch._lab_wrong = library  # type: ignore[attr-defined]  # else it is undone at once
 
 
-class AfterTorch(importlib.abc.MetaPathFinder):
-    """Breaks the kernels when torch has been imported."""
+def shorten(module: Any) -> None:
+    """``run`` and ``Work`` are what is given the seconds of a test."""
+
+    def brief(made: Callable[..., Any], at: int) -> Callable[..., Any]:
+        @functools.wraps(made)
+        def call(*args: Any) -> Any:
+            return made(*args[:at], args[at] / 10, *args[at + 1 :])
+
+        return call
+
+    for name, at in SECONDS[module.__name__.rpartition(".")[2]]:
+        setattr(module, name, brief(getattr(module, name), at))
+
+
+WORKER = "health.active.worker."
+SECONDS = {
+    "bitwise": [("run", 3)],
+    "gemm": [("run", 1)],
+    "memory": [("run", 2)],
+    "collective": [("Work", 1)],
+}
+"""By module: its functions that are given seconds, and which argument that is."""
+
+
+class After(importlib.abc.MetaPathFinder):
+    """Changes modules when they have been imported, once each."""
+
+    def __init__(self, changes: dict[str, Callable[[Any], None]]) -> None:
+        self._changes = changes
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch":
+        change = self._changes.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
                 load(module)
-                break_kernels()
+                change(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
+changes: dict[str, Callable[[Any], None]] = {}
 if os.environ.get("SLURMD_NODENAME", "-") == os.environ.get("LAB_WRONG_NODE"):
-    sys.meta_path.insert(0, AfterTorch())
+    changes["torch"] = break_kernels
+if "LAB_BRIEF" in os.environ:
+    changes |= {WORKER + name: shorten for name in SECONDS}
+if changes:
+    sys.meta_path.insert(0, After(changes))

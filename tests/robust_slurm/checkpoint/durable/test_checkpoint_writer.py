@@ -76,7 +76,7 @@ def started(*prefix: str) -> Iterator[subprocess.Popen[bytes]]:
 def forked(forks: TorchForks) -> Iterator[Process]:
     """The same, without the import of torch."""
     (their_in, our_in), (our_out, their_out) = os.pipe(), os.pipe()
-    code = "import sys; from robust_slurm.checkpoint.durable.writer import main; sys.exit(main())"
+    code = "from robust_slurm.checkpoint.durable.writer import main; main()"
     with open(our_in, "wb") as stdin, open(our_out, "rb") as stdout:
         fork = forks.start(code, stdin=their_in, stdout=their_out)
         os.close(their_in)
@@ -98,7 +98,7 @@ def lowered(by):
     here = "robust_slurm.checkpoint.durable."
     print(by, [here + each in sys.modules for each in ("commit", "dcp.write")], file=sys.stderr)
 os.nice = lowered
-sys.exit(writer.main())
+writer.main()
 """
     fork = torch_forks.start(code)
     assert (fork.wait(), fork.err()) == (0, "19 [True, True]\n")
