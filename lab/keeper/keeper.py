@@ -26,6 +26,7 @@ from lab.slurm.logs import complaints
 from lab.spec import HEAD, LabSpec, address
 
 _WAIT_S = 10.0
+_DIES_S = 25.0  # a killed process of the lowest priority dies when it gets a core
 _BATCH = 64  # nodes that boot at a time: each holds a descriptor and two processes meanwhile
 
 
@@ -100,7 +101,7 @@ class Keeper:
         fd = os.pidfd_open(one.pid)
         with selectors.DefaultSelector() as selector:
             selector.register(fd, selectors.EVENT_READ)
-            gone = selector.select(_WAIT_S)
+            gone = selector.select(_DIES_S)
         os.close(fd)
         if not gone:
             raise LabError(f"{one.name}: a process of it does not die (in a system call?)")
