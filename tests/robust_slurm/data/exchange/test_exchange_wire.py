@@ -21,7 +21,7 @@ from memory_source import MemorySource
 from too_few_threads import refuse_once
 from waiting import until
 
-from robust_slurm.data.exchange import joining, link, server
+from robust_slurm.data.exchange import joining, link, server, wire
 from robust_slurm.data.exchange.link import PeerLink
 from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.wire import (
@@ -272,7 +272,7 @@ def test_who_does_not_show_the_key_gives_way_and_a_thread_too_few_ends_nothing(
         each.close()
 
 
-LISTS = [0] * 60_000  # of which a message has room for two
+LISTS = [0] * 900
 
 
 class Nested(ListedSource):
@@ -287,6 +287,8 @@ def test_samples_that_are_too_long_together_are_no_samples_that_cannot_be_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link, "SILENCE", 60.0)
+    monkeypatch.setattr(wire, "PIECE", 1 << 12)  # a message has room for two such lists
+
     def open_nested(lane: tuple[str, int]) -> LocalFeed:
         made = Nested(source_of(lane[0]).records, window=WINDOW)
         return LocalFeed(SourceLane(made, *lane, 2, 7, WINDOW), ReadBudget(1 << 18))
