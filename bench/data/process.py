@@ -60,6 +60,7 @@ class Kept:
     def close(self) -> None:
         """End all of it."""
         self._process.terminate()
+        self._process.send_signal(signal.SIGCONT)  # it may be stopped
         try:
             self._process.wait(10.0)
         finally:

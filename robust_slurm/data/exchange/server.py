@@ -30,9 +30,10 @@ from robust_slurm.data.sample import Ref
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from robust_slurm.data.exchange.shelf import LaneShelf
+    from robust_slurm.data.sample import Sample
 
 BEAT = 0.5  # s between two signs of life
 QUIET = 30.0  # s without a word of the other end until it is taken for dead
@@ -201,12 +202,23 @@ class LaneServer:
                 size += size_of(sample.values)
                 if size > _GROUP:
                     break
-            described, body = pack_samples(chosen)
-            while sum(map(len, body)) > 2 * _GROUP and len(chosen) > 1:  # values within values
+            while not _sent(line, head, chosen):  # values within values
                 del chosen[len(chosen) // 2 :]
-                described, body = pack_samples(chosen)
-            line.send({**head, "samples": described}, body)
         except (DataError, CannotSend) as err:
             why = f"{type(err).__name__}: {err}"[:1000]
             what = "cannot" if isinstance(err, CannotSend) else "failed"
             line.send({"id": answer.asked, "op": what, "why": why})
+
+
+def _sent(line: FrameSocket, head: dict[str, Any], samples: Sequence[Sample]) -> bool:
+    """Send samples; False: they are too many for a message. Raises CannotSend for a single one."""
+    try:
+        described, body = pack_samples(samples)
+        if len(samples) > 1 and sum(map(len, body)) > 2 * _GROUP:
+            return False
+        line.send({**head, "samples": described}, body)
+    except CannotSend:
+        if len(samples) > 1:
+            return False
+        raise
+    return True

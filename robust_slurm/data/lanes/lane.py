@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before a part is opened again after an error; then the last
 GONE = 10.0  # seconds to wait for a file that is not there
+STOPPED = 10.0  # seconds by which a pause is longer if the job was suspended amid it
 
 
 class _Window(NamedTuple):
@@ -217,6 +218,9 @@ class SourceLane:
                     raise SourceStalled(
                         f"{self.name}: {name}: record {start}: {why}; tried for {waited:.0f} s"
                     ) from error
-                pause = PAUSES[min(tries, len(PAUSES) - 1)]
-                time.sleep(min(pause, patience - waited))
+                pause = min(PAUSES[min(tries, len(PAUSES) - 1)], patience - waited)
+                paused = time.monotonic()
+                time.sleep(pause)
+                if time.monotonic() - paused > pause + STOPPED:
+                    since = time.monotonic()
                 tries += 1

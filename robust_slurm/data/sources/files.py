@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import io
 import os
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -76,9 +78,13 @@ class Files:
 
     def _urls(self, pattern: str) -> dict[str, int]:
         system, path = self._system(pattern)
-        found = system.glob(path, detail=True) if glob.has_magic(path) else {}
-        if not glob.has_magic(path) and system.exists(path):
-            found = {path: system.info(path)}
+        if glob.has_magic(path):
+            found = _answer(partial(system.glob, detail=True), path)
+        else:
+            try:
+                found = {path: _answer(system.info, path)}
+            except FileNotFoundError:
+                found = {}
         files = {
             str(system.unstrip_protocol(name)): info["size"]
             for name, info in found.items()
@@ -121,24 +127,29 @@ class _Remote(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        return int(self._file.seek(offset, whence))
+        self._file.seek(offset, whence)  # some clients return nothing
+        return self.tell()
 
     def tell(self) -> int:
         return int(self._file.tell())
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(Exception):  # of a lost connection: it would hide what has been raised before
+            self._file.close()
         super().close()
 
 
 def _answer(ask: Callable[..., Any], *what: Any) -> Any:
     """Ask a server. Clients have errors of their own for a lost connection, or for "503 Service
-    Unavailable": whatever they raise may be over later, and is an OSError here."""
+    Unavailable", some of them an OSError without a number: whatever they raise may be over later,
+    and is one that ``of_the_system`` knows here."""
     try:
         return ask(*what)
-    except (OSError, ImportError, MemoryError):
+    except (ImportError, MemoryError):
         raise
     except Exception as error:
+        if isinstance(error, OSError) and of_the_system(error):
+            raise
         raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
 

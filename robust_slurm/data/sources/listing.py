@@ -11,6 +11,8 @@ from robust_slurm.data.errors import SourceStalled
 if TYPE_CHECKING:
     from robust_slurm.data.sources.base import Part, Source
 
+TURN = 5.0  # s of the patience that are waited at a time: the job may be suspended meanwhile
+
 
 def list_parts(name: str, source: Source) -> list[Part]:
     """Return the source's parts; a thread that hangs in it is left behind.
@@ -33,7 +35,10 @@ def list_parts(name: str, source: Source) -> list[Part]:
     patience, waited = source.options.patience, 0.0
     listed = getattr(source, "listed", 0)
     while True:
-        thread.join(min(patience, threading.TIMEOUT_MAX))
+        left = patience
+        while left > 0 and thread.is_alive():
+            thread.join(min(TURN, left))
+            left -= TURN
         if not thread.is_alive():
             break
         before, listed = listed, getattr(source, "listed", 0)

@@ -1,6 +1,8 @@
 """bench.data: packing as they come, what is counted as lost, balance, and a short run."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from bench.data import balance, throughput
 from bench.data.corpus import MARK, Corpus, kind, make, tokenise
 from bench.data.exact import Log, Seen, compare, seen
 from bench.data.packing import Packer, arrival_rows, padded
+from bench.data.process import Kept
 
 
 def test_documents_are_packed_as_they_come() -> None:
@@ -72,6 +75,15 @@ def test_who_would_kill_a_data_process_that_is_stopped_is_stopped_as_well() -> N
         finally:
             for process in (rank, kept):
                 process.kill()
+
+
+def test_who_keeps_data_processes_ends_although_it_is_stopped() -> None:
+    kept = Kept.__new__(Kept)
+    kept._process = subprocess.Popen(["sleep", "60"])
+    kept._process.send_signal(signal.SIGSTOP)
+    os.waitpid(kept._process.pid, os.WUNTRACED)
+    kept.close()
+    assert kept._process.wait(10) == -signal.SIGTERM
 
 
 def test_balance_is_of_the_same_documents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from itertools import islice, takewhile
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,6 +185,28 @@ def test_a_part_is_opened_again_after_an_error_of_its_file_system(
     lane = lanes_of(source, 1)[0]
     assert first_pass(lane) == first_pass(lanes_of(numbered([20]), 1)[0])
     assert source.reads[:4] == [(0, 0), (0, 11), (0, 11), (0, 11)]
+
+
+def test_a_pause_amid_which_the_job_was_suspended_is_not_what_it_has_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds + (1000.0 if now[0] < 3000 else 0.0)
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(lane_module, "time", clock)
+    source = numbered([20], patience=50.0)
+
+    def fails(part: int, record: int) -> None:
+        if record == 11:
+            raise OSError(errno.EIO, "Input/output error")
+
+    source.before = fails
+    with pytest.raises(SourceStalled, match="record 11: Input/output error; tried for 50 s"):
+        first_pass(lanes_of(source, 1)[0])
+    assert len(source.reads) > 10
 
 
 def test_a_file_that_is_gone_is_told_with_its_name_and_tried_again(

@@ -11,6 +11,7 @@ import pytest
 
 from robust_slurm.data import jsonl
 from robust_slurm.data.errors import DataError, SourceStalled
+from robust_slurm.data.sources import listing
 from robust_slurm.data.sources.listing import list_parts
 
 
@@ -58,3 +59,23 @@ def test_of_several_broken_files_the_first_is_named(
     monkeypatch.setattr(source, "_named", broken)
     with pytest.raises(DataError, match=r"013\.jsonl"):
         list_parts("web", source)
+
+
+def test_a_process_that_was_suspended_has_not_waited_for_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After ``scontrol resume`` a wait that was amid ends at once, whatever it was for."""
+    source, answers = opened(tmp_path, 3), threading.Event()
+    source.options = source.options._replace(patience=3 * listing.TURN)
+    parts, join = source.parts, threading.Thread.join
+    monkeypatch.setattr(source, "parts", lambda: answers.wait(60) and parts())
+    waits: list[float | None] = []
+
+    def resumed(thread: threading.Thread, timeout: float | None = None) -> None:
+        waits.append(timeout)
+        if len(waits) > 2:
+            answers.set()
+            join(thread, 60)
+
+    monkeypatch.setattr(threading.Thread, "join", resumed)
+    assert len(list_parts("web", source)) == 3

@@ -12,7 +12,7 @@ import pytest
 from corpus_files import FORMATS
 
 from robust_slurm.data import arrow, jsonl, parquet
-from robust_slurm.data.errors import SourceStalled
+from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes import lane as lanes
 from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.sources import parquet_files
@@ -53,6 +53,10 @@ class Dropped(Exception):
     """An error of a client for some server: no OSError."""
 
 
+class DroppedToo(OSError):
+    """One without a number, as those of requests and huggingface_hub."""
+
+
 @pytest.mark.parametrize("name", ["jsonl", "jsonl.zst", "jsonl.gz", "tar", "tar.gz", "parquet"])
 def test_a_server_that_drops_a_connection_is_asked_again(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -65,17 +69,23 @@ def test_a_server_that_drops_a_connection_is_asked_again(
     files.pipe(f"/faults/a.{name}", write(rows))
     source = make(f"memory://faults/a.{name}", bad="skip", lanes=1)
     parts = len(source.parts())
-    left = {"info": 1, "open": 1, "read": 2}
+    left = {"info": 1, "open": 1, "read": 4}
 
     def dropping(what: str, real: Any) -> Any:
         def asked(*args: Any, **options: Any) -> Any:
             if left[what]:
                 left[what] -= 1
-                raise Dropped("503")
+                raise (Dropped, DroppedToo)[left[what] % 2]("503")
             return real(*args, **options)
 
         return asked
 
+    def drop(*_args: object) -> None:
+        raise Dropped("amid a close")
+
+    seek = MemoryFile.seek
+    monkeypatch.setattr(MemoryFile, "seek", lambda *to: (seek(*to), None)[1])  # as paramiko's
+    monkeypatch.setattr(MemoryFile, "close", drop)
     for each, what in (MemoryFileSystem, "info"), (MemoryFileSystem, "open"), (MemoryFile, "read"):
         monkeypatch.setattr(each, what, dropping(what, getattr(each, what)))
     monkeypatch.setattr(lanes, "PAUSES", (0.0,))
@@ -85,6 +95,20 @@ def test_a_server_that_drops_a_connection_is_asked_again(
         found += [int(sample.values["tokens"][0]) for sample, _ in lane.next_window()]
     assert sorted(found) == list(range(20)) and parts in (1, 5)
     assert not any(left.values()) and lane.tally.bad == 0
+
+
+@pytest.mark.parametrize(("name", "asked"), [("c.jsonl", "info"), ("*.jsonl", "glob")])
+def test_a_server_that_is_away_when_files_are_found_is_named(
+    name: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def drop(*_args: object, **_options: object) -> None:
+        raise Dropped("503")
+
+    monkeypatch.setattr(MemoryFileSystem, asked, drop)
+    with pytest.raises(DataError, match=r"memory://faults/.*jsonl: Dropped: 503"):
+        jsonl(f"memory://faults/{name}").parts()
 
 
 def test_a_server_that_is_away_for_good_is_a_stalled_source(

@@ -9,19 +9,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import exchange_nodes
 import numpy as np
 import pytest
-from exchange_nodes import KEY, LANES, open_lane
+from exchange_nodes import KEY, LANES, PLAN, WINDOW, open_lane, source_of
+from listed_source import ListedSource
 from memory_source import MemorySource
 from too_few_threads import refuse_once
 from waiting import until
 
-from robust_slurm.data.exchange import joining, link, server
+from robust_slurm.data.exchange import joining, link, server, wire
 from robust_slurm.data.exchange.link import PeerLink
+from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.wire import (
     MOST_BODY,
     PIECE,
@@ -33,6 +35,9 @@ from robust_slurm.data.exchange.wire import (
     unpack_metas,
     unpack_samples,
 )
+from robust_slurm.data.lanes.budget import ReadBudget
+from robust_slurm.data.lanes.lane import SourceLane
+from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.plan import Plan
 from robust_slurm.data.sample import Meta, Ref, Sample
@@ -265,6 +270,46 @@ def test_who_does_not_show_the_key_gives_way_and_a_thread_too_few_ends_nothing(
     assert not refused and len(own._server._new) <= 4
     for each in (friend, own, listener, *strangers):
         each.close()
+
+
+LISTS = [0] * 900
+
+
+class Nested(ListedSource):
+    """Records with a value that is told in JSON."""
+
+    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, Any]]:
+        for index, values in super().read(part, start):
+            yield index, {**cast("dict[str, Any]", values), "lists": LISTS}
+
+
+def test_samples_that_are_too_long_together_are_no_samples_that_cannot_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "SILENCE", 60.0)
+    monkeypatch.setattr(wire, "PIECE", 1 << 12)  # a message has room for two such lists
+
+    def open_nested(lane: tuple[str, int]) -> LocalFeed:
+        made = Nested(source_of(lane[0]).records, window=WINDOW)
+        return LocalFeed(SourceLane(made, *lane, 2, 7, WINDOW), ReadBudget(1 << 18))
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    own = Exchange(open_nested, LANES, listener, KEY, PLAN, 1 << 20)
+    peer = PeerLink(*listener.getsockname()[:2], KEY, own._plan)
+    until(lambda: peer.up, "the connection")
+    metas: list[Any] = []
+    while len(metas) < 5:
+        after = metas[-1][1] if metas else Position()
+        metas += peer.next(LANES[0], after, Position(), 5 - len(metas)).result(60)
+    wanted = [meta.ref for meta, _ in metas]
+    found: list[Sample] = []
+    while len(found) < len(wanted):
+        found += peer.take(LANES[0], wanted[len(found) :]).result(60)
+    assert [each.meta.ref for each in found] == wanted
+    assert all(each.values["lists"] == LISTS for each in found)
+    peer.close()
+    own.close()
+    listener.close()
 
 
 def test_another_version_of_the_code_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
