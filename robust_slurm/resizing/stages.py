@@ -21,6 +21,14 @@ def pipelined(mesh: Mapping[str, int]) -> Mapping[str, int]:
     return mesh if mesh.get(PIPELINE, 1) > 1 else {}
 
 
+def is_of(mesh: Mapping[str, int], size: int) -> bool:
+    """Return True if a mesh, or {}, can be that of so many ranks."""
+    product = 1
+    for each in mesh.values():
+        product *= max(each, 0)
+    return not mesh or product == size
+
+
 def stage_of(rank: int, mesh: Mapping[str, int]) -> Stage:
     """Return the stage of a rank; () in a mesh of data-parallel dimensions only."""
     found = []

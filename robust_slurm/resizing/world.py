@@ -166,9 +166,10 @@ def repeats() -> bool:
 
 def _sizes(mesh: Any) -> dict[str, int]:
     """Return a mesh, or torch's DeviceMesh, as name -> size."""
-    if mesh is None or isinstance(mesh, dict):
+    names = getattr(mesh, "mesh_dim_names", None)
+    if names is None:
         return dict(mesh or {})
-    return dict(zip(mesh.mesh_dim_names, mesh.shape))  # noqa: B905 - Python 3.9 has no strict
+    return dict(zip(names, mesh.shape))  # noqa: B905 - Python 3.9 has no strict
 
 
 def _number(*names: str) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from robust_slurm.resizing.change import Resize, owners
-from robust_slurm.resizing.stages import pipelined, ranks_by_stage, successors
+from robust_slurm.resizing.stages import is_of, pipelined, ranks_by_stage, successors
 from srun_wrapper.job.bus import Address
 from srun_wrapper.job.model import Node
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
@@ -126,7 +126,8 @@ class Enrolments:
 
         Of a torchrun they are more than the task slots.
         """
-        if not self.ranks or sorted(self.ranks) != list(range(self.world)):
+        known = len(self.ranks)
+        if not known or known != self.world or sorted(self.ranks) != list(range(known)):
             return None
         found: dict[int, list[tuple[int, int]]] = {}
         for rank, each in self.ranks.items():
@@ -148,9 +149,15 @@ class Enrolments:
         said = [each.said for each in self.ranks.values()]
         named = [pipelined(each.mesh) for each in said if each.mesh]
         if not named:
+            if self._stages and any(each.stages != len(self._stages) for each in said):
+                raise ValueError("the ranks name no mesh of their pipelines")
             return self._stages
         if not any(named):
             return ()
+        if len(said) != self.world:
+            raise ValueError("some ranks have no Checkpointer")
+        if not is_of(named[0], self.world):
+            raise ValueError("the ranks name a mesh of another world")
         found = tuple(ranks_by_stage(named[0], self.world).values())
         if any(each.stages == 0 for each in said):
             raise ValueError(

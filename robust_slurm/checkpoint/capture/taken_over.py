@@ -38,13 +38,18 @@ class Taken(NamedTuple):
         return (*([RNG] if self.anew else []), *([] if self.positions else [LOADER]))
 
 
-def fixed(loader: Any, shares: Sequence[int]) -> str:
+def fixed(loader: Any, shares: Sequence[int], *, by_replica: bool = False) -> str:
     """Return why a world of another size could not go on with these loaders; "" if it could.
 
     A position is taken over only with its share: a loader that divides the data by the number of
-    ranks would go on elsewhere in another world.
+    ranks would go on elsewhere in another world. ``by_replica``: the ranks of a replica compute
+    the same shares; a loader whose plan does not know this gives each rank rows of its own.
     """
-    if loader is None or is_global(loader):
+    if loader is None:
+        return ""
+    if is_global(loader):
+        if by_replica and any(first != shares[0] for first in _first_shares(loader)):
+            return "its loader gives the ranks of a pipeline different rows: its plan needs mesh="
         return ""
     if isinstance(loader, Mapping) and set(loader) == set(shares):
         return ""
@@ -61,6 +66,15 @@ def is_global(found: Any) -> bool:
     if isinstance(found, (list, tuple)):
         return bool(found) and all(map(is_global, found))
     return getattr(getattr(found, "found", found), "shared_position", False) is True
+
+
+def _first_shares(loader: Any) -> list[int]:
+    """Return the first share of each of these loaders that says which are its rank's."""
+    if isinstance(loader, Mapping):
+        loader = list(loader.values())
+    if isinstance(loader, (list, tuple)):
+        return [first for each in loader for first in _first_shares(each)]
+    return [*getattr(loader, "shares", ())][:1]
 
 
 def by_share(snapshot: Snapshot) -> Mapping[str, Any]:

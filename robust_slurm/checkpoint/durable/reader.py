@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from robust_slurm.resizing.shares import holder
-from robust_slurm.resizing.stages import pipelined, ranks_by_stage, replica_of, stage_of
+from robust_slurm.resizing.stages import is_of, pipelined, ranks_by_stage, replica_of, stage_of
 from robust_slurm.text import counted
 
 from ..capture.sharing import Share
@@ -75,6 +75,8 @@ def load_of_stage(
     """
     where = tier.step_dir(directory, step)
     manifest = tier.read_manifest(where)
+    if not is_of(manifest.mesh, manifest.world):
+        return []
     here = ranks_by_stage(pipelined(mesh), world)
     there = ranks_by_stage(pipelined(manifest.mesh), manifest.world)
     if len(here) < 2 or here.keys() != there.keys():

@@ -12,6 +12,7 @@ from robust_slurm.resizing.shares import holder, holders_of_blocks
 from robust_slurm.resizing.stages import (
     DATA,
     described,
+    is_of,
     is_other,
     pipelined,
     ranks_by_stage,
@@ -77,7 +78,9 @@ def from_memory(
             times.add((snapshot.world, snapshot.epoch, snapshot.line))
             if len(times) > 1:  # a store is asked for a step, and may have it of another time
                 raise OSError("it was saved in another run of the ranks than those before it")
-            theirs = stage_of(rank, pipelined(snapshot.mesh))
+            if not is_of(saved := pipelined(snapshot.mesh), snapshot.world):
+                raise OSError(f"its mesh {saved} is not of its {snapshot.world} ranks")
+            theirs = stage_of(rank, saved)
             # In this world whoever holds the same may be anything else along other dimensions.
             if (resized or rank == origin) and is_other(stage, theirs, resized=resized):
                 raise CheckpointError(
@@ -140,7 +143,7 @@ def from_durable(
                 _take_stage(state, objects.get("loader"), loaded, world, this_world(mesh), say)
                 return step
             if set(outcomes) <= {_OF_STAGE, _OTHER_SHAPE}:
-                _reshard(state, objects, directory, step, say)
+                _reshard(state, objects, directory, step, this_world(pipelined(mesh)), say)
                 return step
         except (StateError, tier.DurableError) as error:
             raise CheckpointError(_other_model(step, error)) from None
@@ -179,6 +182,8 @@ def _candidates(directory: str) -> list[int]:
 def _holders(snapshot: Snapshot, own: TrainingWorld) -> list[int]:
     """Return the ranks of a snapshot's world and stage that had the shares which are ``own``."""
     named = pipelined(snapshot.mesh)
+    if not named:
+        return [holder(share, snapshot.world) for share in own.shares]
     alike = ranks_by_stage(named, snapshot.world)[stage_of(snapshot.rank, named)]
     return [alike[holder(share, len(alike))] for share in own.shares]
 
@@ -227,6 +232,7 @@ def _reshard(
     objects: Mapping[str, Any],
     directory: str,
     step: int,
+    own: TrainingWorld,
     say: Callable[[str], None],
 ) -> None:
     """Restore what another number of ranks saved: parameters and optimizer state, not RNG.
@@ -249,8 +255,8 @@ def _reshard(
     asked: dict[str, Any] = {"model": dcp.get_model_state_dict(model)}
     if optimizer is not None:
         asked["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
-    own = [] if _data_only(directory, step) else _parameters(model, asked["model"])
-    carried = read.load_resharded(directory, step, asked, own)
+    differ = [] if _data_only(directory, step) else _parameters(model, asked["model"])
+    carried = read.load_resharded(directory, step, asked, differ)
     dcp.set_model_state_dict(model, asked["model"])
     if optimizer is not None:
         dcp.set_optimizer_state_dict(model, optimizer, asked["optimizer"])
@@ -259,7 +265,7 @@ def _reshard(
         if key.startswith("extra.") and key in carried.values:
             found = values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone())
             load_extra(key, target, found)
-    taken = _positions(state, objects.get("loader"), directory, step)
+    taken = _positions(state, objects.get("loader"), directory, step, own)
     for note in carried.notes:
         if not taken or reader.LOADERS not in note:
             say(note)
@@ -297,19 +303,18 @@ def load_extra(key: str, target: Any, found: Any) -> None:
             load_extra(f"{key}.{name}", each, states[str(name)])
 
 
-def _positions(state: State, loaders: Any, directory: str, step: int) -> bool:
+def _positions(state: State, loaders: Any, directory: str, step: int, whole: TrainingWorld) -> bool:
     """Restore each share's loader from the rank that had it. False: not saved by these shares."""
-    whole = this_world()
     if loaders is None or fixed(loaders, whole.shares):
         return False
     where = tier.step_dir(directory, step)
     manifest = tier.read_manifest(where)
     # The ranks that would have the last share and the one after it tell how many there were.
-    wanted = (*whole.shares, whole.original - 1, whole.original)
+    wanted = (*whole.shares, whole.share_count - 1, whole.share_count)
     ranks = sorted({holder(share, manifest.world) for share in wanted})
     parts = [tier.read_rank(where, manifest, rank) for rank in ranks]
     sources = [Source(part.snapshot, reader.Tensors(where, part)) for part in parts]
-    return state.restore_positions(sources, whole.original)
+    return state.restore_positions(sources, whole.share_count)
 
 
 def named(objects: Any) -> dict[str, Any]:

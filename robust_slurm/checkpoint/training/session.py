@@ -212,7 +212,8 @@ class Session:
         parts = len(share.holders) if share is not None else 1
         models = named(self._objects.get("model")).values()
         optimizers = named(self._objects.get("optimizer")).values()
-        cut, whole = self._cut, this_world(pipelined(self.mesh))
+        cut, pipes = self._cut, pipelined(self.mesh)
+        whole, loaders = this_world(pipes), self._objects.get("loader")
         size = estimate(models, optimizers) // parts
         enrol: dict[str, Any] = {
             "rank": world.rank, "world": world.size, "local": world.local, "epoch": epoch,
@@ -220,7 +221,7 @@ class Session:
             "directory": choice.directory, "local_directory": choice.local_directory,
             "every": choice.every, "keep": choice.keep, "python": sys.executable, "bytes": size,
             "goes_on": goes_on, "lengths": cut.lengths, "shards": cut.shards,
-            "fixed": cut.why or fixed(self._objects.get("loader"), whole.shares),
+            "fixed": cut.why or fixed(loaders, whole.shares, by_replica=bool(pipes)),
             "stages": whole.replica_ranks,
         }  # fmt: skip
         if not socket and not choice.directory and not choice.local_directory:

@@ -110,7 +110,9 @@ class Resizing:
             return False
         if not self._full:
             self._full, self._home = list(self._world.ranks), list(range(len(self._world.ranks)))
-            self._trained, self._stages = self._ranks(), self._enrolments.stages()
+            self._trained = self._ranks()
+        if not self._lacking:  # the script may have been updated since they lacked one
+            self._stages = self._enrolments.stages()
         self._lacking += [tuple(self._home[p] for p in places) for places in slots.left]
         self._home = [self._home[place] for place in slots.places]
         self._carry(incident, [self._world.places[p] for p in slots.places], slots, trained)
@@ -129,6 +131,8 @@ class Resizing:
         if len(ranks) != len(slots):
             raise ValueError("some nodes have no rank with a Checkpointer")
         groups = self._groups(sum(map(len, ranks)))
+        if self._lacking and not self._same_stages():
+            raise ValueError("the ranks name another mesh than before the world became smaller")
         trained = fewer(ranks, vacant, groups, least)
         places = [place for place in range(len(slots)) if place not in trained.places]
         of_slots = [range(sum(map(len, slots)))] if len(slots) > 1 else []

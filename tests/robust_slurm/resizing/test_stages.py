@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ PIPELINES = {"RANK": "3", "WORLD_SIZE": "4", "ROBUST_RESIZED": "6:4", "ROBUST_RE
 def test_the_ranks_of_a_replica_have_its_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = {"pp": 2, "dp": 2}
     for rank, shares in enumerate([(0, 2), (1,), (0, 2), (1,)]):
-        world_of({**PIPELINES, "RANK": str(rank)}, monkeypatch, mesh)
+        world_of({**PIPELINES, "RANK": str(rank)}, monkeypatch, MappingProxyType(mesh))
         whole = robust_slurm.world(mesh)
         assert (whole.shares, whole.share_count, whole.scale) == (shares, 3, 4 / 6)
         assert tuple(robust_slurm.accumulate(mesh=mesh)) == shares

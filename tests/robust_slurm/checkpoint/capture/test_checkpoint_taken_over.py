@@ -167,3 +167,20 @@ def test_says_which_loaders_keep_a_job_at_its_size() -> None:
     assert not fixed(None, (0,)) and not fixed({2: Loader()}, (2,))
     for loader in (Loader(), [Loader()], {0: Loader()}):
         assert "one for each share" in fixed(loader, (2,))
+
+
+def test_a_plan_that_knows_no_pipeline_keeps_a_job_at_its_size() -> None:
+    """In a smaller world its ranks would get other rows than the shares of their replica."""
+
+    class Planned(Loader):
+        shared_position = True
+
+        def __init__(self, *shares: int) -> None:
+            super().__init__()
+            self.shares = shares
+
+    for loader in (Planned(1), Planned(1, 3), [Planned(1), {"eval": Planned(1)}], None):
+        assert fixed(loader, (1,), by_replica=True) == ""
+    for loader in (Planned(3), {"train": Planned(1), "eval": Planned(3)}):
+        assert "its plan needs mesh=" in fixed(loader, (1,), by_replica=True)
+        assert fixed(loader, (1,)) == "", "of a mesh without a pipeline nothing is asked"

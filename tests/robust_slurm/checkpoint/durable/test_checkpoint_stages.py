@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from durable_snapshots import save_snapshot
 from durable_tiers import store
 
 from robust_slurm.checkpoint.capture.state import Share, State
+from robust_slurm.checkpoint.durable import reader
 from robust_slurm.checkpoint.training.mesh import RankIds
 from robust_slurm.checkpoint.training.resuming import CheckpointError, from_durable
 from robust_slurm.resizing.world import TrainingWorld
@@ -192,3 +194,35 @@ def test_ranks_that_are_not_known_to_be_of_one_stage_are_refused(
     with pytest.raises(CheckpointError, match="differs between the ranks that saved it"):
         from_durable(State(own, rank=3), own, str(tier), RankIds(3, 4, 0, 1), mesh, None, print)
     assert own["model"].weight.unique().tolist() == [7]
+
+
+def test_positions_of_ranks_shares_are_not_those_of_replicas(
+    tmp_path: Path, tier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks of DDP saved it; two pipelines begin, whose batch has two shares."""
+    paths = []
+    for rank in range(4):
+        items, values = State(made(50) | {"loader": {rank: Position(50)}}, rank=rank).capture()
+        pieces = [(item.entry, item.tensor) for item in items]
+        path = tmp_path / f"own-{rank}-0.safetensors"
+        paths.append(save_snapshot(path, pieces, values, rank=rank, world=4, mesh={"dp": 4}))
+    store(tier, paths)
+    monkeypatch.delenv("ROBUST_RESIZED", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        said, loaders = list[str](), {rank % 2: Position(0)}
+        own, world = made(0) | {"loader": loaders}, RankIds(rank, 4, 0, 1)
+        state, mesh = State(own, rank=rank), {"pp": 2, "dp": 2}
+        assert from_durable(state, own, str(tier), world, mesh, None, said.append) == 100
+        assert loaders[rank % 2].at == 0
+        assert any("positions of the data loaders are not carried over" in line for line in said)
+
+
+@pytest.mark.parametrize("mesh", [{"pp": 2, "dp": 0}, {"pp": 2, "dp": 3}])
+def test_a_step_whose_mesh_is_not_of_its_ranks_has_no_stages(
+    mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Mock(world=2, mesh=mesh)
+    monkeypatch.setattr(reader.tier, "read_manifest", lambda _where: manifest)
+    assert reader.load_of_stage("/nowhere", 1, 0, 4, {"pp": 2, "dp": 2}, ()) == []

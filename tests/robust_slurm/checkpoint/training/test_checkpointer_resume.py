@@ -193,6 +193,20 @@ def test_ranks_that_hold_the_same_may_differ_in_other_dimensions_than_dp(
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.parametrize("mesh", [{"pp": 2, "dp": 0}, {"pp": 2, "dp": 3}])
+def test_a_snapshot_whose_mesh_is_not_of_its_world_counts_as_bad(
+    mesh: dict[str, int], tmp_path: Path
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    captured = State({"model": model}, rank=0).capture()
+    write(tmp_path / "own", *captured, world=4, needs=(0,), mesh=mesh)
+    client = MagicMock(welcome={"directory": str(tmp_path)})
+    plan = {"step": 1, "shards": {"0": "own"}, "origin": 0}
+    with pytest.raises(CheckpointError, match="is not of its 4 ranks"):
+        from_memory(State({"model": model}, rank=0), client, plan, (), {"pp": 2, "dp": 2})
+    assert client.say.call_args.kwargs["file"] == "own"
+
+
 def test_a_rank_without_a_file_in_the_plan_calls_none_bad(store: FakeStore) -> None:
     store.welcome["restore"] = {"step": 2, "shards": {"1": "own-1-2.safetensors"}, "tier": "memory"}
     training = Training()

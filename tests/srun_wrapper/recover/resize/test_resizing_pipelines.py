@@ -83,3 +83,57 @@ def test_ranks_without_a_pipeline_may_name_what_they_like() -> None:
         each = scene.job.enrolments.ranks[rank]
         each.said = structs.replace(each.said, mesh=mesh)
     assert scene.resizing.without(["n1"]) == ""
+
+
+def test_ranks_that_say_what_cannot_be_are_refused_and_harm_nothing() -> None:
+    """Worlds of 16 million ranks, meshes of other worlds: while all are there, and as it grows."""
+    odd: list[dict[str, Any]] = [
+        {"world": 1 << 24, "mesh": {"pp": 1 << 24}, "stages": 1 << 24},
+        {"world": 2, "mesh": {"pp": 2}, "stages": 2},
+        {"world": 1 << 24},
+        {"mesh": {"pp": 2, "dp": 4}},
+        {"mesh": {"pp": 10**9, "dp": 10**9}, "stages": 4},
+    ]
+    for said in odd:
+        scene = pipelines(Scene(enrol=False, mesh=PIPELINES))
+        before = say_all(scene, said)
+        assert scene.resizing.without(["n1"]), said
+        say_all(scene, before)
+        assert scene.resizing.shrink(scene.lose("n1"))
+        scene.come(7)
+        say_all(scene, {"mesh": {"pp": 2, "dp": 1}})
+        assert scene.resizing.ready
+        say_all(scene, said | ({"world": 3} if said.get("world") == 2 else {}))
+        assert not scene.resizing.ready and scene.resizing.without(["n2"]), said
+
+
+def test_a_smaller_world_whose_ranks_tell_no_stages_apart_any_more_keeps_its_size() -> None:
+    for mesh in {}, {"dp": 2}:
+        scene = pipelines(Scene(enrol=False, min_nodes=1))
+        assert scene.resizing.shrink(scene.lose("n1"))
+        scene.come(7)
+        say_all(scene, {"mesh": mesh, "stages": 1, "needs": (0, 1)})
+        assert not scene.resizing.ready and "mesh" in scene.resizing.without(["n2"])
+
+
+def test_a_job_whose_script_became_a_pipeline_after_it_had_lacked_a_node_counts_its_replicas() -> (
+    None
+):
+    scene = Scene()
+    assert scene.resizing.shrink(scene.lose("n1"))
+    scene.come(7)
+    assert scene.resizing.fill(scene.incident()) and scene.state.world.replica_ranks == 1
+    for rank, each in scene.job.enrolments.ranks.items():
+        needs = (rank // 2 * 2, rank // 2 * 2 + 1)
+        each.said = structs.replace(each.said, mesh=PIPELINES, needs=needs, stages=2)
+    assert scene.resizing.shrink(scene.lose("n0"))
+    assert scene.state.world.replica_ranks == 2
+
+
+def say_all(scene: Scene, said: dict[str, Any]) -> dict[str, Any]:
+    """Let all ranks say this. Returns what the last one has said of it before."""
+    before: dict[str, Any] = {}
+    for each in scene.job.enrolments.ranks.values():
+        before = {name: getattr(each.said, name) for name in said}
+        each.said = structs.replace(each.said, **said)
+    return before
