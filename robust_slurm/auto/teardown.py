@@ -89,7 +89,7 @@ def _serve(asker: socket.socket, c10d: Any, silence: Callable[[], None]) -> None
 
 
 def _hold_main_thread() -> None:
-    """Have the main thread stand still when it comes back from what it calls.
+    """Have the main thread stand still when it comes back from what it calls, where that can be.
 
     A program that logged a loss, or saved weights by itself, would do it with what aborted
     collectives return.
@@ -102,8 +102,11 @@ def _hold_main_thread() -> None:
             except BaseException:  # noqa: BLE001 - of a signal's handler; the process ends anyhow
                 pass
 
-    _held.append(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(stand))
-    ctypes.pythonapi.Py_AddPendingCall(_held[-1], None)
+    try:
+        _held.append(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(stand))
+        ctypes.pythonapi.Py_AddPendingCall(_held[-1], None)
+    except Exception:  # noqa: BLE001 - MemoryError where no memory may be made executable
+        pass  # to abort is worth more
 
 
 def _warn(error: object) -> None:
@@ -119,9 +122,9 @@ def abort(c10d: Any) -> None:
     That function also takes the groups out of torch's tables, under a main thread that uses them.
     What is being copied meanwhile becomes no snapshot.
     """
-    snapshot: Any = sys.modules.get(_SNAPSHOT)
-    if snapshot is not None:
-        snapshot.halted.set()
+    halted = getattr(sys.modules.get(_SNAPSHOT), "halted", None)  # it may just be imported
+    if halted is not None:
+        halted.set()
     found = groups(c10d)
     backends = [backend for backend in map(_nccl, found) if backend is not None]
     together = next((b for b in backends if hasattr(b, "_group_start")), None)

@@ -111,10 +111,15 @@ def checksum(tensors: Iterable[tuple[Entry, torch.Tensor | None]]) -> int:
         crc = crc32(repr((entry.fqn, entry.dtype, entry.shape)).encode(), crc)
         if tensor is None:
             continue
-        here = tensor.detach().to("cpu").contiguous()
-        if here.nbytes:
-            crc = crc32((ctypes.c_char * here.nbytes).from_address(here.data_ptr()), crc)
+        crc = _crc_of(tensor.detach().to("cpu").contiguous(), crc)
     return crc
+
+
+def _crc_of(here: torch.Tensor, crc: int) -> int:
+    """Continue ``crc`` over a contiguous tensor on the host. torch may be without NumPy."""
+    if not here.nbytes:
+        return crc
+    return crc32((ctypes.c_char * here.nbytes).from_address(here.data_ptr()), crc)
 
 
 class Fingerprint:
@@ -159,7 +164,7 @@ class Fingerprint:
         def end() -> int:
             for event in events:
                 event.synchronize()
-            return mark(crc32(on_host(parts).numpy().tobytes(), crc), whole=whole)
+            return mark(_crc_of(on_host(parts), crc), whole=whole)
 
         return end
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -57,18 +57,20 @@ def device_of(tensor: torch.Tensor) -> torch.device | None:
     return device if device.type == "cuda" else None
 
 
-def memory(device: torch.device, first: int, size: int) -> torch.Tensor:
+def memory(device: torch.device, first: int, size: int) -> torch.Tensor | None:
     """The device's memory from address ``first`` on, as uint8, whether all of it is in use or not.
 
-    Who reads where nothing is, makes every later call of CUDA fail.
+    None where torch cannot say it: without NumPy, which reads the description, or for a GPU of
+    another maker. Who reads where nothing is, makes every later call of CUDA fail.
     """
-
-    class DeviceMemory:
-        __cuda_array_interface__: ClassVar[dict[str, Any]] = {
-            "shape": (size,), "typestr": "|u1", "data": (first, False), "version": 3
-        }  # fmt: skip
-
-    return torch.as_tensor(DeviceMemory(), device=device)
+    described = {"shape": (size,), "typestr": "|u1", "data": (first, False), "version": 3}
+    try:
+        found = torch.as_tensor(
+            type("DeviceMemory", (), {"__cuda_array_interface__": described})(), device=device
+        )
+    except Exception:  # noqa: BLE001 - a RuntimeError, TypeError, … by version
+        return None
+    return found if found.data_ptr() == first else None
 
 
 def enter(device: int | None) -> None:

@@ -102,16 +102,15 @@ def _items(owner: int, tensor: torch.Tensor) -> Iterable[_Item]:
 def _reader(device: torch.device, items: Sequence[_Item]) -> Callable[[], torch.Tensor]:
     """Reads the bytes of items on one device. RuntimeError for a tensor whose memory is gone."""
     views = [t.as_strided((1,), (1,), t.storage_offset() + offset) for _, t, offset in items]
-    if device.type not in ("cpu", "cuda"):
-        bytewise = [view.view(torch.uint8) for view in views]
-        return lambda: torch.cat(bytewise)
-    # To join views would take five times as long, on a GPU more.
     places = [view.data_ptr() + byte for view in views for byte in range(view.itemsize)]
     first, size = min(places), max(places) - min(places) + 1
-    memory = gpu.memory(device, first, size) if device.type == "cuda" else _memory(first, size)
+    memory = None
+    if device.type == "cpu":
+        memory = torch.frombuffer((ctypes.c_uint8 * size).from_address(first), dtype=torch.uint8)
+    elif device.type == "cuda":
+        memory = gpu.memory(device, first, size)
+    if memory is None:  # to join views takes five times as long, on a GPU more
+        bytewise = [view.view(torch.uint8) for view in views]
+        return lambda: torch.cat(bytewise)
     where = (torch.tensor(places, device="cpu") - first).to(device)
     return lambda: memory.index_select(0, where)
-
-
-def _memory(first: int, size: int) -> torch.Tensor:
-    return torch.frombuffer((ctypes.c_uint8 * size).from_address(first), dtype=torch.uint8)

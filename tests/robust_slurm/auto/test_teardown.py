@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import pytest
 from waiting import until
 
 from robust_slurm.auto import teardown
@@ -54,3 +58,28 @@ def test_nothing_is_done_with_what_an_aborted_collective_returns(tmp_path: Path)
         said, _ = rank.communicate(timeout=LIMIT)
     assert said == "aborts True\n"  # what is being copied then becomes no snapshot
     assert rank.returncode == teardown.ENDED
+
+
+def test_a_rank_that_cannot_be_held_is_aborted_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hardened kernel grants no callbacks, and snapshots may be imported at that moment."""
+
+    def refused(*_types: object) -> None:
+        raise MemoryError
+
+    aborted: list[str] = []
+    ended: list[int] = []
+    world = SimpleNamespace(pg_map={"world": ("nccl", None)}, pg_names={}, pg_backend_config={})
+    monkeypatch.setattr(ctypes, "CFUNCTYPE", refused)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(
+        teardown, "_nccl", lambda group: SimpleNamespace(abort=lambda: aborted.append(group))
+    )
+    monkeypatch.setitem(sys.modules, teardown._SNAPSHOT, ModuleType("half of it"))
+    robust_task, rank = socket.socketpair()
+    with robust_task, rank:
+        robust_task.setblocking(False)
+        teardown._serve(rank, SimpleNamespace(_world=world), lambda: None)
+        assert robust_task.recv(1) == teardown.DONE
+    assert aborted == ["world"] and ended == [teardown.ENDED]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from robust_slurm.checkpoint.capture import sharing
-from robust_slurm.checkpoint.capture.sharing import HOLDERS, Share, checksum, divide
+from robust_slurm.checkpoint.capture.sharing import HOLDERS, Fingerprint, Share, checksum, divide
 from robust_slurm.checkpoint.capture.state import Source, State, StateError
 from robust_slurm.checkpoint.format.layout import ITEM_SIZE, Entry
 
@@ -297,3 +297,17 @@ def test_a_rank_that_keeps_no_part_is_restored_from_those_that_do(
     restore(fresh, [opened[r] for r in Share((0, 1, 2, 3)).needs(3)], rank=3)
     for a, b in zip(fresh["model"].parameters(), truth["model"].parameters(), strict=True):
         assert a.equal(b)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_torch_without_numpy_has_the_same_checksum(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprint = Fingerprint([(entry("t", (9,), "F32"), torch.arange(9.0))])
+    one = fingerprint.take(whole=whole)()
+
+    def refuse(_tensor: torch.Tensor) -> None:
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", refuse)
+    assert fingerprint.take(whole=whole)() == one

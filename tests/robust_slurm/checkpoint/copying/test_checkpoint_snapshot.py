@@ -15,7 +15,7 @@ from robust_slurm.checkpoint.copying import snapshot as copying
 from robust_slurm.checkpoint.copying.expected import Expected
 from robust_slurm.checkpoint.copying.form import Form
 from robust_slurm.checkpoint.copying.portions import Portions
-from robust_slurm.checkpoint.copying.sample import TensorSample
+from robust_slurm.checkpoint.copying.sample import TensorSample, _reader
 from robust_slurm.checkpoint.copying.slots import Slot, map_file
 from robust_slurm.checkpoint.copying.snapshot import Copier, Copy, TornError
 from robust_slurm.checkpoint.format.dtypes import NAME
@@ -216,3 +216,10 @@ def test_memory_that_is_gone_is_not_read() -> None:
     tensor.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError):
         sample.take()
+
+
+def test_a_gpu_whose_memory_torch_cannot_describe_is_read_tensor_by_tensor() -> None:
+    """As without NumPy, and as in this process, whose torch knows no GPU."""
+    sample = TensorSample([torch.arange(9.0), torch.ones(2, dtype=torch.bfloat16)])
+    (expected,) = sample.take()
+    assert torch.equal(_reader(torch.device("cuda", 0), sample._items)(), expected)
