@@ -219,7 +219,7 @@ def test_memory_that_is_gone_is_not_read() -> None:
 
 
 def test_a_gpu_whose_memory_torch_cannot_describe_is_read_tensor_by_tensor() -> None:
-    """As without NumPy, and as in this process, whose torch knows no GPU."""
+    """It is so without NumPy, and in this process, whose torch knows no GPU."""
     sample = TensorSample([torch.arange(9.0), torch.ones(2, dtype=torch.bfloat16)])
     (expected,) = sample.take()
     assert torch.equal(_reader(torch.device("cuda", 0), sample._items)(), expected)
