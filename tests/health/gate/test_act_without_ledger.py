@@ -104,8 +104,10 @@ def test_what_nobody_counts_closes_only_on_hard_evidence(site: BreakerSite) -> N
 def test_it_keeps_its_time(site: BreakerSite) -> None:
     site.slurm.die(60.0)
     began = time.monotonic()
-    assert "timeout" in site.drain(seconds=3.0).error
+    outcome = site.drain(seconds=3.0)
     assert time.monotonic() - began < 20
+    # On a loaded machine the ledger, too, may not answer in its part of the time.
+    assert not outcome.drained and "timeout" in outcome.error + outcome.bound
 
 
 def test_no_scontrol_at_all(site: BreakerSite) -> None:
