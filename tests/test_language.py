@@ -73,7 +73,6 @@ LONG_TESTS = {
     "tests/health/run/test_health_runner.py",
     "tests/robust_slurm/checkpoint/capture/test_checkpoint_state.py",
     "tests/robust_slurm/checkpoint/store/test_checkpoint_store.py",
-    "tests/robust_slurm/data/service/test_data_process.py",
     "tests/robust_slurm/state_dir/test_ledger.py",
     "tests/srun_wrapper/agent/test_slot.py",
     "tests/srun_wrapper/agent/warm/test_warm.py",
