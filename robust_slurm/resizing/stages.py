@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-DATA = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate", "dp_shard", "fsdp", "shard"))
-"""Dimensions of a mesh along which each rank computes a batch of its own."""
+COPIES = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
+"""Dimensions of a mesh along which only copies of the model are."""
+DATA = COPIES | frozenset(("dp_shard", "fsdp", "shard"))
+"""Dimensions along which each rank computes a batch of its own, and may hold a part of it all."""
 PIPELINE = "pp"
 Stage = tuple[tuple[str, int, int], ...]
 """Name, index and size of each other dimension of more than one rank, by name."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from robust_slurm.resizing.change import Resize, fewer, more
-from robust_slurm.resizing.stages import PIPELINE
+from robust_slurm.resizing.stages import COPIES, DATA, PIPELINE
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.steps import Launch
@@ -19,12 +19,6 @@ from srun_wrapper.job.model import AgentKey, Node, Role
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.state import JobState
 
-DATA = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
-"""Dimensions of a mesh along which only copies of the model are."""
-SHARDED = frozenset(("dp_shard", "fsdp", "shard"))
-"""Dimensions along which its parameters are cut, and each rank computes a batch of its own."""
-STAGES = frozenset((PIPELINE,))
-"""Dimensions along which ranks hold different parts of the model, and compute a batch together."""
 WARM_BY = 30.0  # s for which the ranks go on without a node that still imports what they import
 
 
@@ -147,11 +141,11 @@ class Resizing:
         mesh, known = self._mesh(), self._enrolments
         many = {name: size for name, size in mesh.items() if size > 1}
         lengths, shards = known.cut()
-        data = DATA | SHARDED if lengths or shards else DATA | STAGES
+        data = DATA if lengths or shards else {*COPIES, PIPELINE}
         if not data.issuperset(many):
             also = "" if lengths or shards else " and pipelines"
             raise ValueError(f"the mesh has more than data parallelism{also} ({', '.join(many)})")
-        if STAGES.intersection(many) and not known.stages():
+        if PIPELINE in many and not known.stages():
             raise ValueError("the ranks of a pipeline need a Checkpointer that gets the mesh")
         if known.ranks:
             if known.places() is None or sum(map(len, known.places() or ())) != world:
