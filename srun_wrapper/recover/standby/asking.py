@@ -72,7 +72,7 @@ class StandbyRequests:
         self._numbers = itertools.count(1)
         self._requests: dict[int, StandbyRequest] = {}
         self.asking: asyncio.Task[str] | None = None  # ahead of need
-        self._next_ask = 0.0
+        self._next_ask = self._wanted_at = 0.0  # when Slurm may be asked; when a node was in doubt
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
         self._leaving: list[StandbyRequest] = []  # their nodes were told to finish
@@ -92,20 +92,21 @@ class StandbyRequests:
     def prerequest(self, wanted: list[Wanted], suspects: list[str]) -> None:
         """These may have to be replaced; []: none any more. ``suspects`` must not come.
 
-        Called again and again; returns at once.
+        Called again and again; returns at once. A request outlives the doubt by AGAIN: doubt returns.
         """
         asking = self.asking is not None and not self.asking.done()
         if asking or not self._config.standby_partition:
             return
         self._sweep()
         now = time.monotonic()
+        self._wanted_at = now if wanted else self._wanted_at
         if len(self._unused()) < len(wanted):
             if now < self._next_ask:
                 return
             self._next_ask = now + AGAIN
             self._journal.event("standby_requested", suspects=suspects)
             self.asking = asyncio.create_task(self.ask_for(wanted, suspects))
-        elif not wanted:
+        elif now - self._wanted_at >= AGAIN:
             self.send_away()
 
     def send_away(self) -> None:

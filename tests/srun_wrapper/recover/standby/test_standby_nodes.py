@@ -32,12 +32,21 @@ def test_one_that_was_asked_for_early_is_used(standby_job: StandbyJob) -> None:
     play(standby_job, scene)
 
 
-def test_one_that_is_not_needed_is_given_back(standby_job: StandbyJob) -> None:
+def test_one_that_is_not_needed_is_given_back(
+    standby_job: StandbyJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not while the doubt may return: a request made again may preempt a second job."""
+
     async def scene() -> None:
         standby_job.requests.prerequest([(2, "n2")], ["n2"])
         await asked(standby_job, 1)
         standby_job.comes(1)
         (request,) = standby_job.requests._requests.values()
+        standby_job.requests.prerequest([], [])
+        standby_job.requests.prerequest([(2, "n2")], ["n2"])
+        standby_job.requests.prerequest([], [])
+        assert standby_job.events == ["standby_requested"]
+        monkeypatch.setattr(standby_asking, "AGAIN", 0.0)
         standby_job.requests.prerequest([], [])
         assert request.process is not None
         assert await asyncio.wait_for(request.process.wait(), 10.0) < 0
@@ -61,7 +70,7 @@ def test_one_that_is_sent_away_tidies_its_node_before_slurm_kills_it(
         standby_job.requests.prerequest([(2, "n2")], ["n2"])
         await asked(standby_job, 1)
         standby_job.comes(1)
-        standby_job.requests.prerequest([], [])
+        standby_job.requests.send_away()
         tidy.touch()
         assert await asyncio.wait_for(standby_job.sruns[0].wait(), 20.0) == 0
 
@@ -79,7 +88,7 @@ def test_one_that_is_sent_away_when_the_job_ends_tidies_its_node_or_is_ended(
         standby_job.requests.prerequest([(2, "n2")], ["n2"])
         await asked(standby_job, 1)
         standby_job.comes(1)
-        standby_job.requests.prerequest([], [])
+        standby_job.requests.send_away()
         await standby_job.requests.close()
         code = await asyncio.wait_for(standby_job.sruns[0].wait(), 10.0)
         assert code == (-signal.SIGTERM if hangs else 0)
