@@ -92,7 +92,7 @@ class StandbyRequests:
     def prerequest(self, wanted: list[Wanted], suspects: list[str]) -> None:
         """These may have to be replaced; []: none any more. ``suspects`` must not come.
 
-        Called again and again; returns at once. A request outlives the doubt by AGAIN: doubt returns.
+        Called again and again; returns at once. A request outlives the doubt by AGAIN.
         """
         asking = self.asking is not None and not self.asking.done()
         if asking or not self._config.standby_partition:
