@@ -128,11 +128,14 @@ def many(results: Results, count: int) -> None:
 
 def status(results: Results, case: str, slurm: Slurm, count: int) -> None:
     """Wall time and memory of robust-status, beside sinfo and the way there alone."""
+    records = slurm.place / "records"
+    (records / "jobs").mkdir(parents=True)
+    shown = ["robust-status", "--state-dir", str(records)]
     commands = {
         "way": ["true"],
         "sinfo": ["sinfo", "-N"],
-        "robust_status": ["robust-status"],
-        "robust_status_json": ["robust-status", "--json"],
+        "robust_status": shown,
+        "robust_status_json": [*shown, "--json"],
     }
     found: dict[str, list[float]] = {name: [] for name in commands}
     for run in range(_runs(results) + 1):
@@ -143,14 +146,15 @@ def status(results: Results, case: str, slurm: Slurm, count: int) -> None:
                 found[name].append((time.perf_counter() - began) * 1000)
     for name, samples in found.items():
         results.add(f"{case}.{name}_ms", samples, "ms")
-    results.once(f"{case}.robust_status_mb", _peak_mb(*slurm.way(["robust-status"])), "MB")
+    results.once(f"{case}.robust_status_mb", _peak_mb(*slurm.way(shown)), "MB")
     tell(f"robust-status over {count} nodes: {results.metrics[f'{case}.robust_status_ms']}")
 
 
 def _peak_mb(argv: Sequence[str], env: Mapping[str, str]) -> float:
     """The most memory that the largest process of a command had."""
     silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    pid = os.posix_spawnp(argv[0], list(argv), dict(env), file_actions=silent)
+    program = shutil.which(argv[0], path=env.get("PATH")) or argv[0]
+    pid = os.posix_spawn(program, list(argv), dict(env), file_actions=silent)
     used: resource.struct_rusage = os.wait4(pid, 0)[2]
     return used.ru_maxrss * 1024 / 1e6
 
