@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0  # Slurm tells the time of a drain in whole seconds
 SPREAD_S = 2.0  # in which gates that fail at once look one after another
+AGAIN_S = 0.25  # until Slurm is asked once more to take a drain back
 _LOOKS = 4  # until other gates have taken back what is too many
 _REQUESTS = 6  # at most, from the order until a drain is taken back
 
@@ -131,9 +132,10 @@ class SlurmsRecords:
             try:
                 result = self._door().undrain(self.own.node, reason)
                 return why if result.done or "DRAIN" not in result.before.state else ""
-            except SlurmError:
-                if self._rest() <= 0:
+            except SlurmError:  # one that refuses at once is not to be asked all the time
+                if self._rest() <= AGAIN_S:
                     return ""
+                self._pause(AGAIN_S)
 
     # ---- inside
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import breaker_site
 import pytest
@@ -11,7 +12,9 @@ from fake_system import FakeSystem, context
 
 from health.gate import act, slurms_records
 from health.gate.act import Drainer
+from health.gate.breaker import Drain, DrainLimits
 from health.node import rootfiles
+from robust_slurm.slurm import SlurmError
 
 HARD = "robust:node:xid-79:gpu3:reboot:job0"
 CRASH = "robust:tool:gate-crashed:-:none:job0"
@@ -156,3 +159,16 @@ def test_a_drain_that_could_not_be_taken_back_is_not_made(
     monkeypatch.setattr(slurms_records, "TICK_S", 30.0)
     assert "no time to count by Slurm's records" in site.drain(ledger=False).bound
     assert site.slurm.orders == []
+
+
+def test_a_slurm_that_refuses_at_once_is_not_asked_all_the_time() -> None:
+    pauses: list[float] = []
+
+    def door() -> Any:
+        raise SlurmError("unreachable", ["scontrol"], "Connection refused")
+
+    own = Drain(time.time(), "n1", 7, "network")
+    rest = lambda: 10.0 - sum(pauses)  # noqa: E731
+    records = slurms_records.SlurmsRecords(own, DrainLimits(3, 100.0, 60.0, 2), door, pauses.append, rest)
+    assert records.take_back(REASON, "one too many") == ""
+    assert len(pauses) == 39 and set(pauses) == {slurms_records.AGAIN_S}
