@@ -169,6 +169,8 @@ def test_a_slurm_that_refuses_at_once_is_not_asked_all_the_time() -> None:
 
     own = Drain(time.time(), "n1", 7, "network")
     rest = lambda: 10.0 - sum(pauses)  # noqa: E731
-    records = slurms_records.SlurmsRecords(own, DrainLimits(3, 100.0, 60.0, 2), door, pauses.append, rest)
+    records = slurms_records.SlurmsRecords(
+        own, DrainLimits(3, 100.0, 60.0, 2), door, pauses.append, rest
+    )
     assert records.take_back(REASON, "one too many") == ""
     assert len(pauses) == 39 and set(pauses) == {slurms_records.AGAIN_S}
