@@ -5,6 +5,7 @@ All sides train at the same time, each in a lab of its own.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -35,6 +36,9 @@ def main() -> int:
     names = args.case or [*SIDES, *([OTHER] if TORCHFT else [])]
     if OTHER in names and not TORCHFT:
         options.error("torchft: BENCH_TORCHFT must be the path of a torchft_lighthouse")
+    if OTHER in names:
+        version = subprocess.run([TORCHFT, "--version"], stdout=subprocess.PIPE, text=True)
+        results.settings["version"] = version.stdout.strip()
     output = args.keep or Path(tempfile.mkdtemp(prefix="bench-fewer-"))
     print(f"the output of each side: {output}", flush=True)
     fine = measure(results, names, QUICK if results.quick else LONG, output)
