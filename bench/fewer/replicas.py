@@ -44,7 +44,7 @@ def tail(path: Path, lines: int = TAIL) -> str:
 
 @dataclass(slots=True)
 class Running:
-    """What runs on each node. ``lost``: the nodes whose end takes all on them along."""
+    """The process on each node. ``lost``: the nodes whose end takes all on them along."""
 
     lost: Callable[[], Sequence[str]]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
