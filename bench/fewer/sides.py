@@ -1,32 +1,22 @@
-"""The sides that train on such a site: each returns the steps that it has made in the time."""
+"""The sides that train on such a site: each returns what it counts, its steps among it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
+import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.common import BenchError
+from bench.fewer.replicas import STEP_TIME, TORCHFT, Replicas, committed
 from bench.fewer.site import RUNNING, Schedule, Site
 from bench.recovery.plain import LAUNCH, SLURM_CONF
 from bench.training.job import Training
-from bench.training.rank import step_file
-from lab import Cluster, Lab
-from lab.keeper.ranks import scan
+from lab import Cluster
 
-STEP_TIME = 0.1
 SAVE = 50  # steps between two on disk
-TORCHFT = os.environ.get("BENCH_TORCHFT", "")
-"""Path of torchft's torchft_lighthouse, in an environment of its own; "": not compared."""
 OURS = "exec robust-srun --robust-max-restarts=1000"
 FEWER = f"{OURS} --robust-min-nodes={RUNNING - 2} --robust-standby-wait=1"
-LIGHTHOUSE = 29510
-MAJORITY = RUNNING // 2 + 1  # replicas; with fewer, two parts could each go on without the other
 PLAIN = (
     LAUNCH
     + """ bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 exec "$@"' rank"""
@@ -59,8 +49,8 @@ SIDES = {
 }
 
 
-def slurm_side(side: Side, schedule: Schedule) -> int:
-    """Train under Slurm; return the step that it is at when the time is over."""
+def slurm_side(side: Side, schedule: Schedule, output: Path) -> dict[str, int]:
+    """Train under Slurm; return the steps that it made in the time."""
     more = len(schedule.losses())
     nodes, standby = (RUNNING, more) if side.standby else (RUNNING + more, 0)
     with Cluster(nodes=nodes, standby=standby, slurm_conf=SLURM_CONF) as lab:
@@ -77,19 +67,21 @@ def slurm_side(side: Side, schedule: Schedule) -> int:
                 site.run(schedule, threading.Event())
             else:
                 time.sleep(schedule.seconds)
-            return training.step() - before
+            return {"steps": training.step() - before}
         finally:
             training.scancel()
+            keep(training, output)
 
 
-def torchft_side(schedule: Schedule) -> int:
+def torchft_side(schedule: Schedule, output: Path) -> dict[str, int]:
     """Train as torchft has it: a process a node, started again where a machine is repaired."""
     more = len(schedule.losses())
     own = [Path(TORCHFT).parents[1]]
     with Cluster(nodes=RUNNING + more, standby=0, slurm_conf=SLURM_CONF, visible=own) as lab:
         training = Training.new(lab, "torchft", RUNNING)
-        with _Replicas(lab, training).running() as replicas:
-            site = Site(lab, [f"n{RUNNING + 1 + n}" for n in range(more)], replicas.start)
+        site = Site(lab, [f"n{RUNNING + 1 + n}" for n in range(more)])
+        with Replicas(lab, training, output, lambda: site.lost).running() as replicas:
+            site.repaired = replicas.start
             site.drain_fresh()
             for node in site.running:
                 replicas.start(node)
@@ -98,66 +90,14 @@ def torchft_side(schedule: Schedule) -> int:
                 return committed(replicas.steps(site.running))
 
             training.wait(lambda: step() > 20, "torchft's first steps")
-            before = step()
+            before, started = step(), replicas.restarts
             site.run(schedule, threading.Event())
-            return step() - before
+            return {"steps": step() - before, "restarts": replicas.restarts - started}
 
 
-def committed(steps: Sequence[int]) -> int:
-    """Return the newest step that a majority has committed, from the newest one of each."""
-    return sorted(steps, reverse=True)[len(steps) // 2]
-
-
-class _Replicas:
-    def __init__(self, lab: Lab, training: Training) -> None:
-        self._lab = lab
-        self._training = training
-        self._numbers: dict[str, int] = {}
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[_Replicas]:
-        """Have a lighthouse; at the end, end all."""
-        if not TORCHFT:
-            raise BenchError("torchft: BENCH_TORCHFT must be the path of a torchft_lighthouse")
-        argv = [TORCHFT, "--bind", f"[::]:{LIGHTHOUSE}", "--min_replicas", str(MAJORITY)]
-        argv += ["--join_timeout_ms", "1000", "--heartbeat_timeout_ms", "2000"]
-        lighthouse = self._start("head", argv, {})
-        try:
-            yield self
-        finally:
-            for process in scan():
-                if process.environ.get("BENCH_TOKEN") == self._training.token:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, 9)
-            lighthouse.kill()
-            lighthouse.wait()
-
-    def start(self, node: str) -> None:
-        """Start the replica of a node."""
-        self._numbers[node] = number = len(self._numbers)
-        env = self._training.env() | {
-            "TORCHFT_LIGHTHOUSE": f"http://head:{LIGHTHOUSE}",
-            "REPLICA_GROUP_ID": str(number),
-            "MIN_REPLICA_GROUPS": str(MAJORITY),
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "MASTER_PORT": "29501",
-        }
-        python = str(Path(TORCHFT).with_name("python"))
-        self._start(node, [python, *self._training.command(STEP_TIME)], env)
-
-    def steps(self, nodes: Sequence[str]) -> list[int]:
-        """Return the newest step of each of these nodes' replicas."""
-        return [self._training.step(step_file(self._numbers[node])) for node in nodes]
-
-    def _start(self, node: str, argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        with (self._training.directory / "output").open("ab") as output:
-            return self._lab.popen(
-                node,
-                argv,
-                env=env,
-                cwd=self._training.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+def keep(training: Training, output: Path) -> None:
+    """Copy what a job has written: its output, our log and our incidents."""
+    records = training.directory / "state" / "jobs" / str(training.job)
+    for path in (training.directory / "output", *records.glob("*.log"), *records.glob("*.jsonl")):
+        if path.exists():
+            shutil.copy(path, output)

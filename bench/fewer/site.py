@@ -29,12 +29,13 @@ class Schedule:
 
 @dataclass(slots=True)
 class Site:
-    """``fresh``: names of machines that are drained until one is needed."""
+    """``fresh``: names of machines that are drained until one is needed. ``lost``: those lost."""
 
     lab: Lab
     fresh: list[str]
     repaired: Callable[[str], None] = lambda _node: None
     running: list[str] = field(default_factory=lambda: [f"n{n}" for n in range(1, RUNNING + 1)])
+    lost: list[str] = field(default_factory=list)
 
     def drain_fresh(self) -> None:
         """Take the machines that come later out of Slurm's hands."""
@@ -51,6 +52,7 @@ class Site:
                 return
             if what == "lose":
                 place = next(places)
+                self.lost.append(self.running[place])
                 self.lab.crash(self.running[place])
             else:
                 self.running[place] = node = next(fresh)

@@ -3,6 +3,7 @@
 Its manager and lighthouse have the quickest time limits that it takes well with gloo. Nothing is
 saved: a replica that comes gets the state of one that is there. It keeps no global batch; its step
 is smaller while a replica is missing. Each replica notes its own steps: all of them are rank 0.
+It needs torchft's nightly build: the DDP of 0.2.0 raises where an all-reduce over gloo fails.
 """
 
 from __future__ import annotations
