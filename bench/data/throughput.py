@@ -71,9 +71,8 @@ def _turns(results: Results, case: str, corpus: Corpus, outside: bool = False) -
             signal_all(works[name](), signal.SIGSTOP)
         for run in range(runs + 1):
             for name, rank in ranks.items():
-                signal_all(works[name](), signal.SIGCONT)
-                sample = _measured(rank, f"take {TAKE if run else FIRST}", works[name])
-                signal_all(works[name](), signal.SIGSTOP)
+                order = f"take {TAKE if run else FIRST}"
+                sample = _measured(rank, order, works[name], stopped=True)
                 if run:
                     found[name].append(sample)
         results.settings[f"{case}.processes of ours"] = len(kept.below())
@@ -99,9 +98,19 @@ def _of_side(rank: Child, kept: Kept | None) -> list[int]:
     return tree([rank.pid, *([kept.pid] if kept else [])])
 
 
-def _measured(rank: Child, order: str, works: Callable[[], list[int]]) -> dict[str, float]:
-    before = cpu_seconds(works())
+def _measured(
+    rank: Child, order: str, works: Callable[[], list[int]], *, stopped: bool = False
+) -> dict[str, float]:
+    """Have an order done. Those that are ``stopped`` go on for as long alone: to look through
+    all processes takes a while, in which who has larger buffers would work ahead further."""
+    pids = works()
+    before = cpu_seconds(pids)
+    if stopped:
+        signal_all(pids, signal.SIGCONT)
     answer = rank.ask(order)
+    if stopped:
+        signal_all(pids, signal.SIGSTOP)
+        signal_all(works(), signal.SIGSTOP)  # those that were started meanwhile
     cpu = cpu_seconds(works()) - before
     return {
         "tokens_per_s": answer["tokens"] / answer["seconds"],

@@ -11,6 +11,7 @@ Packed rows have the arrays of the samples, and three more, named as others name
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from .arrays import tokens_of
@@ -40,7 +41,7 @@ def construct(
     make: Allocate = allocate or (lambda _name, shape, dtype: np.empty(shape, dtype))
     if plan.pack:
         return _packed(rows, samples, plan.pack, plan.pad, make)
-    values = [samples[meta.ref._replace(piece=0)].values for row in rows for meta in row]
+    values = [samples[meta.ref.whole].values for row in rows for meta in row]
     if plan.collate is None:
         lengths = [meta.tokens for row in rows for meta in row]
         return _padded(values, lengths, rows, plan.pad, make)
@@ -61,24 +62,25 @@ def _packed(
     _known(pad, fields)
     batch = {name: make(name, shape, dtype) for name, dtype in fields.items()}
     positions, documents = (make(name, shape, np.dtype(np.int32)) for name in MADE[:2])
-    bounds = [0]
+    bounds: list[int] = []
     for at, row in enumerate(rows):
-        end = 0
-        for number, meta in enumerate(row):
-            begin, end = end, end + meta.tokens
-            first = meta.ref.piece * pack
-            values = samples[meta.ref._replace(piece=0)].values
-            for name in fields:
-                batch[name][at, begin:end] = values[name][first : first + meta.tokens]
-            positions[at, begin:end] = np.arange(first, first + meta.tokens, dtype=np.int32)
-            documents[at, begin:end] = number
-            bounds.append(at * pack + end)
+        lengths = [meta.tokens for meta in row]
+        firsts = [meta.ref.piece * pack for meta in row]
+        values = [samples[meta.ref.whole].values for meta in row]
+        *begins, end = 0, *accumulate(lengths)
+        if row:
+            for name, array in batch.items():
+                places = zip(values, firsts, lengths)  # noqa: B905 - Python 3.9
+                pieces = [each[name][first : first + n] for each, first, n in places]
+                np.concatenate(pieces, out=array[at, :end])
+            positions[at, :end] = np.arange(end) + np.repeat(np.subtract(firsts, begins), lengths)
+            documents[at, :end] = np.repeat(np.arange(len(row)), lengths)
         for name, array in batch.items():
             array[at, end:] = fills[name]
         positions[at, end:] = 0
         documents[at, end:] = -1
-        if end < pack:
-            bounds.append((at + 1) * pack)
+        bounds += [at * pack + begin for begin in (begins if end == pack else [*begins, end])]
+    bounds.append(len(rows) * pack)
     batch[MADE[0]], batch[MADE[1]] = positions, documents
     batch[MADE[2]] = _copied(MADE[2], np.asarray(bounds, dtype=np.int32), make)
     return batch
@@ -92,7 +94,7 @@ def _fields(rows: Rows, samples: Mapping[Any, Sample], pack: int) -> dict[str, A
     first = True
     for row in rows:
         for meta in row:
-            values = samples[meta.ref._replace(piece=0)].values
+            values = samples[meta.ref.whole].values
             length = tokens_of(values)
             for name, value in values.items():
                 if getattr(value, "ndim", 0) != 1 or len(value) != length:
@@ -107,7 +109,9 @@ def _fields(rows: Rows, samples: Mapping[Any, Sample], pack: int) -> dict[str, A
                     "samples that are packed together need arrays of the same names"
                 )
             for name, value in values.items():
-                known = value.dtype if first else np.result_type(dtypes[name], value.dtype)
+                known = dtypes.get(name, value.dtype)
+                if not first and not (known is value.dtype and known.isnative):
+                    known = np.result_type(known, value.dtype)
                 dtypes[name] = known
             first = False
     if taken := [name for name in MADE if name in dtypes]:

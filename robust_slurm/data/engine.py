@@ -153,8 +153,9 @@ class Engine:
 
     def _collect(self, step: PlannedStep) -> dict[Ref, Sample]:
         """Return the samples of the wanted rows; the feeds forget those that are done with."""
-        mine = {_whole(meta) for share in self._shares for row in step.rows[share] for meta in row}
-        unplaced = set(map(_whole, step.state.carried))
+        rows = (row for share in self._shares for row in step.rows[share])
+        mine = {meta.ref.whole for row in rows for meta in row}
+        unplaced = {meta.ref.whole for meta in step.state.carried}
         self._waiting.update(meta.ref for meta in step.drawn)
         found = {ref: self._samples[ref] for ref in mine if ref in self._samples}
         wanted = mine - found.keys()
@@ -234,10 +235,6 @@ class _FeedHeads:
         for lane, at in self._at.items():
             del self._seen[lane][:at]
         self.rewind()
-
-
-def _whole(meta: Meta) -> Ref:
-    return meta.ref._replace(piece=0)
 
 
 def _by_lane(refs: Iterable[Ref]) -> dict[Lane, list[Ref]]:

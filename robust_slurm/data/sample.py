@@ -18,6 +18,11 @@ class Ref(NamedTuple):
     record: int  # index into the part's records in the file's order
     piece: int = 0
 
+    @property
+    def whole(self) -> Ref:
+        """The name of the sample that this is a piece of."""
+        return self._replace(piece=0) if self.piece else self
+
 
 class Meta(NamedTuple):
     """The planner's knowledge of a sample; a user's ``cost`` is given it."""

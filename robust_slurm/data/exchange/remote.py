@@ -101,11 +101,11 @@ class RemoteFeed:
     def drop(self, refs: Iterable[Ref]) -> None:
         """Forget these: other nodes' ranks have them."""
         for ref in refs:
-            del self._open[ref._replace(piece=0)]
+            del self._open[ref.whole]
 
     def again(self, refs: Iterable[Ref]) -> list[Sample]:
         """Return single samples by their names."""
-        names = [ref._replace(piece=0) for ref in refs]
+        names = [ref.whole for ref in refs]
         samples: list[Sample] = []
         while len(samples) < len(names):
             link = self._choose()

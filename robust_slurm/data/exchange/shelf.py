@@ -225,7 +225,7 @@ class LaneShelf:
 
     def take(self, lane: Lane, refs: Iterable[Ref]) -> Samples:
         """Return samples by their names."""
-        names = [ref._replace(piece=0) for ref in refs]
+        names = [ref.whole for ref in refs]
         answer: Samples = Future()
         with self._lock:
             readers = [each for each in self._readers.get(lane, []) if not each.over]

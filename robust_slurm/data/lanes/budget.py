@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,15 +14,19 @@ SLOW = 1.0  # seconds after which a read is waiting, for a file or for good, and
 
 
 class ReadClaim:
-    """Bytes that a feed wants to fill: granted when there is room, in the order of asking.
+    """Bytes that a feed wants to fill: granted when there is room, to the one that is ``due``
+    first: when its feed will have nothing left. Those that are due at once go by turns.
 
     ``start`` is called then: a feed's thread that has not begun yet. A thread that starts waits
     for those that run, so who begins many feeds must not start one for each of them.
     """
 
-    def __init__(self, size: int, start: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self, size: int, start: Callable[[], object] | None = None, due: float = 0.0
+    ) -> None:
         self.size = size
         self.start = start
+        self.due = due
         self.granted = threading.Event()
         self.began = 0.0
 
@@ -42,7 +45,7 @@ class ReadBudget:
         self.readers = READERS
         """Windows that are read at the same time."""
         self._lock = threading.Lock()
-        self._waiting: deque[ReadClaim] = deque()
+        self._waiting: list[ReadClaim] = []
         self._reading: list[ReadClaim] = []
 
     def ask(self, claim: ReadClaim) -> None:
@@ -81,8 +84,12 @@ class ReadBudget:
             self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self._room(self._waiting[0].size):
-            self._give(self._waiting.popleft())
+        while self._waiting:
+            first = min(self._waiting, key=lambda claim: claim.due)
+            if not self._room(first.size):
+                return
+            self._waiting.remove(first)
+            self._give(first)
 
     def _room(self, size: int) -> bool:
         if size and self.used + size > self.limit:

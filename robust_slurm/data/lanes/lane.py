@@ -119,8 +119,7 @@ class SourceLane:
             name = self.source.parts()[part].name
             raise DataError(f"{name}: record {record} cannot be read again") from None
         return [
-            Sample(Meta(ref._replace(piece=0), sample.meta.tokens), sample.values)
-            for ref, sample in samples
+            Sample(Meta(ref.whole, sample.meta.tokens), sample.values) for ref, sample in samples
         ]
 
     def stuck(self) -> str:

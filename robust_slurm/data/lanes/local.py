@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -65,6 +66,7 @@ class _Reader:
         self._error: DataError | None = None
         self._stopped = self._parked = False
         self._charged = 0  # bytes of the budget that are ready
+        self._since, self._given = time.monotonic(), 0.0  # samples given lately, and since when
         name = f"data {lane.name}/{lane.lane}"
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._claim = ReadClaim(0, self._begin)
@@ -87,6 +89,7 @@ class _Reader:
                 self._changed.wait(patience.left())
             given = self._ready.popleft()
             self._charged -= given[1]
+            self._given += 1
             if self._parked and self._wants_more():
                 self._changed.notify_all()
             return given
@@ -148,9 +151,17 @@ class _Reader:
                     self._parked = False
                     if self._stopped:
                         return
-                    self._claim = ReadClaim(size)
+                    self._claim = ReadClaim(size, due=self._due())
                     self._budget.ask(self._claim)
                     self._changed.notify_all()  # a consumer that waits forces it
+
+    def _due(self) -> float:
+        """Return when what is ready will have been given, if that goes on as lately; without it a
+        lane that is drawn from seldom would be read ahead as far as others, in their room."""
+        now = time.monotonic()
+        lasted, given = now - self._since, self._given
+        self._since, self._given = now - lasted / 2, given / 2
+        return now + lasted * len(self._ready) / given if given else math.inf
 
     def _wants_more(self) -> bool:
         if not self._ready:
@@ -201,7 +212,7 @@ class LocalFeed:
 
     def take(self, refs: Iterable[Ref]) -> list[Sample]:
         """Return these samples, of those that ``next`` has given, and forget them."""
-        taken = [self._given.pop(ref._replace(piece=0)) for ref in refs]
+        taken = [self._given.pop(ref.whole) for ref in refs]
         self._budget.give_back(sum(size for _, size in taken))
         return [sample for sample, _ in taken]
 

@@ -40,8 +40,8 @@ def into_rows(
 
     order = [*range(first), *sorted(range(first, len(tokens)), key=lambda i: (-costs[i], i))]
     rest_tokens, rest_cost = sum(tokens), math.fsum(costs)  # sum() differs by Python's version
-    cost = np.zeros((shares, rows))
-    room = np.full((shares, rows), capacity)
+    cost = [[0.0] * rows for _ in range(shares)]
+    room = [[capacity] * rows for _ in range(shares)]
     share_cost, share_room = np.zeros(shares), np.full(shares, rows * capacity)
     widest = np.full(shares, capacity)
     packed: list[list[list[int]]] = [[[] for _ in range(rows)] for _ in range(shares)]
@@ -52,20 +52,23 @@ def into_rows(
         rest_tokens -= length
         rest_cost = max(0.0, rest_cost - price)
         rate = rest_cost / rest_tokens if rest_tokens else 0.0
-        share = int(np.where(widest >= length, share_cost + rate * share_room, np.inf).argmin())
+        share = 0
+        if shares > 1:  # for all of them numpy is quicker, for the few rows of one it is not
+            ends = np.where(widest >= length, share_cost + rate * share_room, np.inf)
+            share = int(ends.argmin())
         if len(order) - done <= len(bare) and share not in bare:
             share = min(bare)
         bare.discard(share)
         if widest[share] < length:
             left.append(item)
             continue
-        found = np.where(room[share] >= length, cost[share] + rate * room[share], np.inf)
-        row = int(found.argmin())
-        cost[share, row] += price
-        room[share, row] -= length
+        found = zip(cost[share], room[share], range(rows))  # noqa: B905 - Python 3.9
+        _, row = min((spent + rate * left, at) for spent, left, at in found if left >= length)
+        cost[share][row] += price
+        room[share][row] -= length
         share_cost[share] += price
         share_room[share] -= length
-        widest[share] = room[share].max()
+        widest[share] = max(room[share])
         packed[share][row].append(item)
     return Packed(packed, sorted(left))
 

@@ -19,7 +19,7 @@ from robust_slurm.data.arrays import OVERHEAD
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes import budget as budget_module
 from robust_slurm.data.lanes import local
-from robust_slurm.data.lanes.budget import READERS, ReadBudget
+from robust_slurm.data.lanes.budget import READERS, ReadBudget, ReadClaim
 from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
@@ -74,6 +74,33 @@ def test_feeds_read_ahead_within_their_budget_and_a_hungry_one_beyond_it() -> No
     feeds[0].drop(refs)
     until(lambda: sum(feed.ahead()[0] for feed in feeds) >= 24, "a full budget", 30)
     assert budget.used <= budget.limit + 4 * ONE, "the first window of one came later"
+    for feed in feeds:
+        feed.close()
+    assert budget.used == 0
+
+
+def test_what_will_run_out_first_is_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, forced, now = ReadBudget(0), [], [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], thread_time=time.thread_time)
+    monkeypatch.setattr(local, "time", clock)
+    feeds = [LocalFeed(lane_of(numbered([4000])), budget) for _ in range(6)]
+    for feed in feeds:
+        feed.seek(Position())
+    until(lambda: len(budget._waiting) == len(feeds), "a window of each", 30)
+    budget.limit = 32 * ONE  # six windows of four, and two more
+    force = budget.force
+
+    def noted(claim: ReadClaim) -> None:
+        forced.append(claim in budget._waiting)
+        force(claim)
+
+    monkeypatch.setattr(budget, "force", noted)
+    for draw in range(300):
+        until(lambda: len(budget._waiting) == len(feeds), "a full budget", 30, every=0.001)
+        feed = feeds[0] if draw % 6 else feeds[1 + draw // 6 % 5]
+        feed.drop([feed.next()[0].ref])
+        now[0] += 1.0
+    assert sum(forced) <= 20, "of 75 windows, while it was not known who is drawn from how often"
     for feed in feeds:
         feed.close()
     assert budget.used == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import Future
@@ -97,6 +98,7 @@ class ReaderChannel:
 
 def _content(fd: int) -> bytes:
     """Return what is in a file, and close it."""
-    with open(fd, "rb", buffering=0) as file:
-        file.seek(0)
-        return file.read()
+    try:
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
