@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -164,7 +163,7 @@ class Producer:
                     if made is not None:
                         self._ring.serve(wanted.name)
                         self._change.notify_all()
-                        return made, [os.dup(made.pages[share].fd) for share in wanted.shares]
+                        return made, made.descriptors(wanted.shares)
                     failure = self.broken or self._failed.get(wanted.name)
                     if failure is not None and (failure.lasts or failure.at > asked - AGAIN):
                         return failure
@@ -180,6 +179,21 @@ class Producer:
             with self._change:
                 if self._wanted.pop(me, None) is not None and not self._wanted:
                     self._waited += time.monotonic() - self._waits_since
+
+    def take(self, name: str) -> None:
+        """Note that a rank takes the step after the state of this name, which it has already."""
+        with self._change:
+            self._ring.serve(name)
+            self._change.notify_all()
+
+    def made(
+        self, name: str, shares: tuple[int, ...], most: int
+    ) -> list[tuple[MadeStep, list[int]]]:
+        """Return those of the next steps that are made already, as ``get`` does, for a rank to have
+        in hand: they count as ahead until it takes them. Raises OSError."""
+        with self._change:
+            steps = self._ring.follow(name, shares, most)
+            return [(made, made.descriptors(shares)) for made in steps]
 
     def waited(self) -> float:
         """Return the seconds for which ranks have waited for steps, together."""

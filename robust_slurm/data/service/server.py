@@ -7,6 +7,7 @@ one thread, and none has to be started for it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -23,6 +24,7 @@ from robust_slurm.frames import json_lines
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from robust_slurm.data.service.made_step import MadeStep
     from robust_slurm.data.service.producer import Producer
 
 MOST = 1024  # connections
@@ -145,9 +147,10 @@ class RankServer:
                 with self._lock:
                     self._lines.discard(line)
                 line.send({"op": "pong"})
-            elif message["op"] == "next" and shares:
+            elif message["op"] in ("next", "take") and shares:
                 wanted = Wanted(name, state, shares)
-                state, name = self._next(line, wanted)
+                step = self._next if message["op"] == "next" else self._take
+                state, name = step(line, wanted, message)
             else:
                 raise wire.Closed("not understood")
             self._more(1)
@@ -166,21 +169,22 @@ class RankServer:
         line.send({"op": "welcome", "shares": got})
         return got
 
-    def _next(self, line: wire.Line, wanted: Wanted) -> tuple[str, str]:
-        """Answer; return the state after the step and its name; without a step, the same."""
+    def _next(self, line: wire.Line, wanted: Wanted, message: dict[str, Any]) -> tuple[str, str]:
+        """Answer with the step, once it is made, and further ones that are; return the state after
+        the last of them and its name; without a step, the same."""
         got = self._producer.get(wanted, lambda: line.send({"op": "wait"}))
         if got is None or isinstance(got, StepFailure):
             _fail(line, got)
             return wanted.state, wanted.name
-        made, fds = got
-        try:
-            pages = [[share, made.pages[share].head()] for share in wanted.shares]
-            step = {"op": "step", "number": made.number, "pages": pages}
-            line.send(step, fds, state=made.state)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return made.state, made.after
+        more = self._producer.made(got[0].after, wanted.shares, _whole(message, "more"))
+        return _send_steps(line, wanted, [got, *more])
+
+    def _take(self, line: wire.Line, wanted: Wanted, message: dict[str, Any]) -> tuple[str, str]:
+        """Note which step the rank takes of those that it has in hand, and answer at once with
+        those that it has not."""
+        self._producer.take(str(message.get("name")))
+        made = self._producer.made(wanted.name, wanted.shares, _whole(message, "more"))
+        return _send_steps(line, wanted, made)
 
     def _run_beside(self, cpus: object) -> None:
         """Use the processors of all ranks here, not just those of the one that was bound first."""
@@ -193,6 +197,33 @@ class RankServer:
             for thread in Path("/proc/self/task").iterdir():
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(int(thread.name), wanted)
+
+
+def _send_steps(
+    line: wire.Line, wanted: Wanted, steps: list[tuple[MadeStep, list[int]]]
+) -> tuple[str, str]:
+    """Send steps, and close the descriptors; return the state after the last one that was sent,
+    and its name."""
+    at = wanted.state, wanted.name
+    left = len(steps)
+    try:
+        for made, fds in steps:
+            left -= 1
+            pages = [[share, made.pages[share].head()] for share in wanted.shares]
+            step = {"op": "step", "name": made.before, "number": made.number, "left": left}
+            line.send({**step, "pages": pages}, fds, state=made.state)
+            at = made.state, made.after
+        if not steps:
+            line.send({"op": "none"})
+    except OSError as err:
+        if err.errno != errno.ETOOMANYREFS or at[1] == wanted.name:
+            raise
+        line.send({"op": "none"})  # of that one nothing was sent: it is not needed yet
+    finally:
+        for _, fds in steps:
+            for fd in fds:
+                os.close(fd)
+    return at
 
 
 def _fail(line: wire.Line, failure: StepFailure | None) -> None:
