@@ -94,6 +94,8 @@ class NodeSteps:
         """
         if self._owner != os.getpid():  # a fork: the line is the parent's
             self._hand.clear()
+        else:
+            self._collect()
         if self._hand:
             self._keep_up()
             step = self._hand.take()
@@ -182,36 +184,41 @@ class NodeSteps:
     def _greet(self) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         nodes = os.environ.get(VARIABLE, "")
-        state = self._hand.state(self._state)
+        number, state = self._hand.after(self._state)
         more = {"cpus": cpus, "nodes": nodes, "state": state, "shares": self.shares}
+        more |= {"number": number} if number else {}
         self._say({**self._hello, **more})
 
-    def _keep_up(self) -> None:
-        """Without waiting: note which step of those in hand is taken now, and ask for further
-        ones. What is wrong can wait until there is none in hand."""
+    def _collect(self) -> None:
+        """Take what has come, without waiting. What is wrong can wait until nothing is in hand."""
         try:
             while self._line is not None and self._listen(0.0) is not None:
                 pass
-            if self._line is not None and self._welcomed and not self._due:
-                more = self._hand.room() + 1
-                self._say({"op": "take", "name": self._hand.first(), "more": more})
-                self._due = True
         except (OSError, DataError):
             self._leave()
-        if self._line is None:
-            try:
+
+    def _keep_up(self) -> None:
+        """Note which step of those in hand is taken now, and ask for further ones. Without
+        waiting, likewise."""
+        try:
+            if self._line is None:
                 self._begin()
-            except (OSError, DataError, ProcessGone):
-                self._leave()
+            elif self._welcomed and not self._due:
+                self._ask("take", self._hand.room() + 1, name=self._hand.first())
+        except (OSError, DataError, ProcessGone):
+            self._leave()
 
     def _take(self) -> Any:
         if self._due and not self._hand:
             self._hear(("step", "none"), SILENCE)
         if not self._hand:
-            self._say({"op": "next", "more": self._hand.room()})
-            self._due = True
+            self._ask("next", self._hand.room())
             self._hear(("step",), SILENCE)
         return self._hand.take()
+
+    def _ask(self, what: str, more: int, **also: str) -> None:
+        self._say({"op": what, "more": more, **also})
+        self._due = True
 
     def _ask_identity(self) -> Any:
         self._say({"op": "identity"})

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 AGAIN = 2.0  # s after which what has failed is tried once more, for whoever asks then
 WAIT = 1.0  # s between two words to a rank that waits
-TOGETHER = (
-    2.0  # s for the other ranks of the node to come, since all is read anew for a further one
-)
+TOGETHER = 2.0  # s for the node's other ranks to come: for a further one all is read anew
 
 
 class LoadedPlan(Protocol):
@@ -83,6 +81,7 @@ class Producer:
         self._goes_on = ring.inherited  # the source has to get to where the steps end
         self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
         self._failed: dict[str, StepFailure] = {}
+        self._expected: dict[int, Wanted] = {}  # by number, as long as nothing is made
         self._plan: LoadedPlan | None = None
         self._closed = False
         self._waited, self._waits_since = 0.0, 0.0
@@ -179,6 +178,12 @@ class Producer:
             with self._change:
                 if self._wanted.pop(me, None) is not None and not self._wanted:
                     self._waited += time.monotonic() - self._waits_since
+
+    def expect(self, number: int, wanted: Wanted) -> None:
+        """Note the step that a rank will want when it has used up those that it has in hand."""
+        with self._change:
+            if not len(self._ring):
+                self._expected[number] = wanted
 
     def take(self, name: str) -> None:
         """Note that a rank takes the step after the state of this name, which it has already."""
@@ -280,6 +285,11 @@ class Producer:
                         anew, self._other_world = self._other_world, False
                         fits = shares.issuperset(wanted.shares) and not anew
                         return wanted, shares if fits else frozenset(self._shares), anew
+                if self._expected and self._ranks:
+                    anew, self._other_world = self._other_world, False
+                    first = self._expected[min(self._expected)]
+                    self._expected.clear()
+                    return first, frozenset(self._shares), anew
                 last = self._ring.last()
                 if self._goes_on and self._ranks and last is not None:
                     anew, self._other_world = self._other_world, False
@@ -303,6 +313,7 @@ class Producer:
         text = as_text(state)
         made = MadeStep(at, number, held, text, digest(text))
         with self._change:
+            self._expected.clear()
             self._ring.add(made)
             self._change.notify_all()
         return made.after

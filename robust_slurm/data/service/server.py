@@ -136,6 +136,8 @@ class RankServer:
                     placed(self._nodes)
                 state = as_text(message.get("state"))
                 name = digest(state)
+                if "number" in message:
+                    self._producer.expect(_whole(message, "number"), Wanted(name, state, ()))
                 self._more(min(_whole(message, "beside"), MOST))
                 shares = self._welcome(line, message)
             elif message["op"] == "seek":
