@@ -27,8 +27,11 @@ def begin(lane: SourceLane, why: str, patience: float) -> None:
     if first:
         place = one_line(f"{lane.name}: {lane.where}: {why}")
         then = f'then stalled="{lane.source.options.stalled}" applies'
-        text = f"source {place}; trying again for {patience:g} s, {then}"
-        print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
+        print(
+            f"robust-slurm: data: source {place}; trying again for {patience:g} s, {then}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def end(lane: SourceLane) -> None:

@@ -73,6 +73,7 @@ class NodeSteps:
         self._lease: wire.Line | None = None
         self._line: wire.Line | None = None
         self._welcomed = False  # on this line
+        self._failed = False  # the plan cannot be made: raised when nothing is in hand
         self._due = False  # the answer to a request is not here as a whole yet
         self.shares: tuple[int, ...] = ()
         """This rank's; told to a process that comes after another, before it has the plan."""
@@ -132,6 +133,7 @@ class NodeSteps:
                 time.sleep(0.05)
 
     def _connect(self) -> None:
+        self._failed = False
         try:
             if self._line is None or self._owner != os.getpid():
                 self._begin()
@@ -194,14 +196,15 @@ class NodeSteps:
         try:
             while self._line is not None and self._listen(0.0) is not None:
                 pass
-        except (OSError, DataError):
+        except (OSError, DataError) as err:
             self._leave()
+            self._failed = isinstance(err, DataError)  # another process would say the same
 
     def _keep_up(self) -> None:
         """Note which step of those in hand is taken now, and ask for further ones. Without
         waiting, likewise."""
         try:
-            if self._line is None:
+            if self._line is None and not self._failed:
                 self._begin()
             elif self._welcomed and not self._due:
                 self._ask("take", self._hand.room() + 1, name=self._hand.first())

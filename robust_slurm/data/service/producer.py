@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import pages
-from robust_slurm.data.service.made_step import MadeStep
+from robust_slurm.data.service.made_step import MadeStep, shared
 from robust_slurm.data.service.ring import StepRing
 
 if TYPE_CHECKING:
@@ -195,10 +195,9 @@ class Producer:
         self, name: str, shares: tuple[int, ...], most: int
     ) -> list[tuple[MadeStep, list[int]]]:
         """Return those of the next steps that are made already, as ``get`` does, for a rank to have
-        in hand: they count as ahead until it takes them. Raises OSError."""
+        in hand: they count as ahead until it takes them."""
         with self._change:
-            steps = self._ring.follow(name, shares, most)
-            return [(made, made.descriptors(shares)) for made in steps]
+            return shared(self._ring.follow(name, shares, most), shares)
 
     def waited(self) -> float:
         """Return the seconds for which ranks have waited for steps, together."""
