@@ -186,9 +186,9 @@ class NodeSteps:
     def _greet(self) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         nodes = os.environ.get(VARIABLE, "")
-        number, state = self._hand.after(self._state)
+        state = self._hand.state(self._state)
         more = {"cpus": cpus, "nodes": nodes, "state": state, "shares": self.shares}
-        more |= {"number": number} if number else {}
+        more["later"] = bool(self._hand)
         self._say({**self._hello, **more})
 
     def _collect(self) -> None:

@@ -51,12 +51,9 @@ class StepsInHand:
         """Return the name of the next step."""
         return self._steps[0].name
 
-    def after(self, state: Any) -> tuple[int, Any]:
-        """Return the number of the step after the last one, and the state before it; 0 and
-        ``state`` if there is none."""
-        if not self._steps:
-            return 0, state
-        return self._steps[-1].number + 1, self._steps[-1].state
+    def state(self, before: Any) -> Any:
+        """Return the state after the last step; ``before`` if there is none."""
+        return self._steps[-1].state if self._steps else before
 
     def room(self) -> int:
         """Return for how many steps more there is room."""

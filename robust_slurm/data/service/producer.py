@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import pages
 from robust_slurm.data.service.made_step import MadeStep, shared
-from robust_slurm.data.service.ring import StepRing
+from robust_slurm.data.service.ring import SMALL, StepRing
+from robust_slurm.data.service.wanted import Wanted, as_text, digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -47,24 +47,6 @@ class StepFailure(NamedTuple):
     lasts: bool = False  # there will be none
 
 
-class Wanted(NamedTuple):
-    """The step after ``state`` (JSON), for a rank's shares."""
-
-    name: str
-    state: str
-    shares: tuple[int, ...]
-
-
-def as_text(state: Any) -> str:
-    """Return a state as JSON, the same in all processes."""
-    return json.dumps(state, sort_keys=True, separators=(",", ":"))
-
-
-def digest(text: str) -> str:
-    """Return the name of the state that ``as_text`` has written down."""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 class Producer:
     """``run`` is the main thread's; all else may be called from any thread."""
 
@@ -78,6 +60,7 @@ class Producer:
         self._early: list[tuple[int, int, int, tuple[int, ...]]] = []  # greeted before the plan
         self._world = 0, 0  # number of ranks, now and at the job's beginning
         self._other_world = False  # the source is of a world that is over
+        self._at = 0  # number of the step that the source makes next
         self._goes_on = ring.inherited  # the source has to get to where the steps end
         self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
         self._failed: dict[str, StepFailure] = {}
@@ -179,11 +162,11 @@ class Producer:
                 if self._wanted.pop(me, None) is not None and not self._wanted:
                     self._waited += time.monotonic() - self._waits_since
 
-    def expect(self, number: int, wanted: Wanted) -> None:
+    def expect(self, wanted: Wanted) -> None:
         """Note the step that a rank will want when it has used up those that it has in hand."""
         with self._change:
             if not len(self._ring):
-                self._expected[number] = wanted
+                self._expected[wanted.number] = wanted
 
     def take(self, name: str) -> None:
         """Note that a rank takes the step after the state of this name, which it has already."""
@@ -278,11 +261,13 @@ class Producer:
                 if now < self._complete_at:
                     self._change.wait(self._complete_at - now)
                     continue
-                for wanted in self._wanted.values():
+                for wanted in sorted(self._wanted.values(), key=lambda each: each.number):
                     known = wanted.name in self._failed
                     if not known and self._ring.find(wanted.name, wanted.shares) is None:
                         anew, self._other_world = self._other_world, False
                         fits = shares.issuperset(wanted.shares) and not anew
+                        if fits and at and self._at < wanted.number <= self._at + SMALL:
+                            return None, shares, False  # it is on the way there
                         return wanted, shares if fits else frozenset(self._shares), anew
                 if self._expected and self._ranks:
                     anew, self._other_world = self._other_world, False
@@ -312,6 +297,7 @@ class Producer:
         text = as_text(state)
         made = MadeStep(at, number, held, text, digest(text))
         with self._change:
+            self._at = number + 1
             self._expected.clear()
             self._ring.add(made)
             self._change.notify_all()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counting_node import Counting, Node, rank, take
@@ -103,8 +104,8 @@ def test_a_process_without_steps_makes_first_what_is_needed_first(
     fill(first)
     take(second, fill(first) - 3)
     until(lambda: second._collect() is None and not second._due, "all that is on its way")
-    needed = second._hand.after(0)[0]
-    assert 0 < needed < first._hand.after(0)[0]
+    needed = second._hand.state(None)["step"]
+    assert needed < first._hand.state(None)["step"]
     node.die()
     sought, ready = len(plan.sought), threading.Event()
 
@@ -242,4 +243,31 @@ def test_random_deaths_and_seeks_lose_and_repeat_nothing(
             ranks[which].seek({"step": places[which]})
     for steps in ranks:
         steps.close()
+    node.close()
+
+
+def test_ranks_at_different_steps_do_not_send_the_source_to_and_fro(
+    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path, plan)
+    first, second = rank(0), rank(1)
+    take(first, 1), take(second, 1)
+    made = Counting.next
+
+    def slow(source: Counting) -> Any:
+        time.sleep(0.01)
+        return made(source)
+
+    monkeypatch.setattr(Counting, "next", slow)
+    monkeypatch.setattr(in_hand, "MOST", 0)
+    first.seek({"step": 203})
+    second.seek({"step": 200})
+    sought = len(plan.sought)
+    threads = [threading.Thread(target=take, args=(steps, 20)) for steps in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (first._state["step"], second._state["step"]) == (223, 220)
+    assert len(plan.sought) - sought <= 2
     node.close()
