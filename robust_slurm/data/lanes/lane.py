@@ -205,7 +205,7 @@ class SourceLane:
                     start, tries = index + 1, 0
                     if self._tries_again:
                         self._tries_again = False
-                        outages.end(self)
+                        outages.end(self, self.name)
                     self.progress = time.monotonic()
                     self.where = f"{name}: record {start}"
                     yield index, values
@@ -224,7 +224,8 @@ class SourceLane:
                     ) from error
                 if tries == 1 and not self._tries_again:  # it was not over at once
                     self._tries_again = True
-                    outages.begin(self, str(why), patience)
+                    what = f"{self.where}: {why}"
+                    outages.begin(self, self.name, what, patience, self.source.options)
                 pause = min(PAUSES[min(tries, len(PAUSES) - 1)], patience - waited)
                 paused = time.monotonic()
                 time.sleep(pause)
