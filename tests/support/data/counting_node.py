@@ -82,7 +82,8 @@ class Node:
         self.producer.close()
         self._listener.shutdown(socket.SHUT_RDWR)
         for line in list(self.server._lines):
-            line._sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # its rank has left
+                line._sock.shutdown(socket.SHUT_RDWR)
         self.path.unlink()
 
     def _listen(self, path: Path) -> socket.socket:
