@@ -15,7 +15,7 @@ SKIPS = 3  # times that it does
 RANKS = 2
 STEP = 0.1  # s of computing
 IMPORT = 0.5  # s that the plan's module takes, as with a tokenizer's library
-STEPS = 40  # around each kill: more than are ahead of it
+STEPS = 60  # around each kill: more than are ahead of it
 FORGET = {"kept": False, "forgotten": True}
 """With True, the steps of a process that dies are forgotten, as before they were kept."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from robust_slurm.data.arrays import tokens_of
 from robust_slurm.data.errors import DataError, SourceStalled
-from robust_slurm.data.lanes import order
+from robust_slurm.data.lanes import order, outages
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.lanes.tally import Tally
 from robust_slurm.data.sample import Meta, Ref, Sample
@@ -57,6 +57,7 @@ class SourceLane:
         self.tally = Tally(source.options)
         self.where = "before its first record"
         self.progress = time.monotonic()
+        self._tries_again = False  # after an error of its files
         self.seek(Position())
 
     def copy(self) -> SourceLane:
@@ -201,6 +202,9 @@ class SourceLane:
             try:
                 for index, values in self.source.read(part, start):
                     start, tries = index + 1, 0
+                    if self._tries_again:
+                        self._tries_again = False
+                        outages.end(self, self.name)
                     self.progress = time.monotonic()
                     self.where = f"{name}: record {start}"
                     yield index, values
@@ -212,11 +216,15 @@ class SourceLane:
                 if tries == 0:
                     since = time.monotonic()
                 waited = time.monotonic() - since
+                why = error.strerror or error
                 if waited >= patience:
-                    why = error.strerror or error
                     raise SourceStalled(
                         f"{self.name}: {name}: record {start}: {why}; tried for {waited:.0f} s"
                     ) from error
+                if tries == 1 and not self._tries_again:  # it was not over at once
+                    self._tries_again = True
+                    what = f"{self.where}: {why}"
+                    outages.begin(self, self.name, what, patience, self.source.options)
                 pause = min(PAUSES[min(tries, len(PAUSES) - 1)], patience - waited)
                 paused = time.monotonic()
                 time.sleep(pause)

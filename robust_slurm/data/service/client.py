@@ -18,6 +18,7 @@ from robust_slurm.data import errors
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.placement import VARIABLE
 from robust_slurm.data.service import pages, wire
+from robust_slurm.data.service.in_hand import StepsInHand
 from robust_slurm.data.service.ring import MEMORY
 from robust_slurm.frames import json_lines
 
@@ -50,6 +51,9 @@ class NodeSteps:
     Arrays are private mappings of memory that is shared and sealed: reading copies nothing, and
     what is written in place is seen by nobody else, nor when the step is repeated. It is
     freed with the last array of the step, however long the training keeps it.
+
+    Some of the steps that are made already are in hand here, as descriptors: as long as there is
+    one, nothing is waited for, and a data process that is being started again is not missed.
     """
 
     def __init__(
@@ -64,9 +68,13 @@ class NodeSteps:
         self._socket = _socket_of(self._request)
         self._hello = {"op": "hello", "rank": world.rank, **sizes}
         self._state: Any = None  # after the step that was returned last
+        self._hand = StepsInHand()  # those that follow it
         self._owner = os.getpid()
         self._lease: wire.Line | None = None
         self._line: wire.Line | None = None
+        self._welcomed = False  # on this line
+        self._failed = False  # the plan cannot be made: raised when nothing is in hand
+        self._due = False  # the answer to a request is not here as a whole yet
         self.shares: tuple[int, ...] = ()
         """This rank's; told to a process that comes after another, before it has the plan."""
         self._retry(self._connect)
@@ -74,6 +82,9 @@ class NodeSteps:
     def seek(self, state: Any) -> None:
         """Go on after ``state`` (JSON values; None: from the beginning)."""
         self._state = state
+        self._hand.clear()
+        if self._due:  # steps of another place may be on their way
+            self._leave()
         self._retry(lambda: self._say({"op": "seek", "state": state}))
 
     def next(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
@@ -82,9 +93,18 @@ class NodeSteps:
         Raises DataError; ProcessGone if the data process has died and does not come back: the
         state to go on from is what was returned last.
         """
-        number, rows, state = self._retry(self._take)
-        self._state = state
-        return number, rows, state
+        if self._owner != os.getpid():  # a fork: the line is the parent's
+            self._hand.clear()
+        else:
+            self._collect()
+        if self._hand:
+            self._keep_up()
+            step = self._hand.take()
+        else:
+            step = self._retry(self._take)
+        rows = {share: pages.read(fd, head) for share, head, fd in step.pages}
+        self._state = step.state
+        return step.number, rows, step.state
 
     def identity(self) -> dict[str, Any]:
         """Return ``Plan.identity``. Raises as ``next``."""
@@ -92,10 +112,8 @@ class NodeSteps:
 
     def close(self) -> None:
         """Leave the data process; it stays for whoever comes next."""
-        for line in (self._line, self._lease):
-            if line is not None:
-                line.close()
-        self._line = self._lease = None
+        self._hand.clear()
+        self._leave()
 
     # -- inside
 
@@ -104,11 +122,10 @@ class NodeSteps:
         until = 0.0
         while True:
             try:
-                if self._line is None or self._owner != os.getpid():
-                    self._connect()
+                self._connect()
                 return do()
             except OSError as err:
-                self.close()
+                self._leave()
                 now = time.monotonic()
                 until = until or now + PATIENCE
                 if now >= until:
@@ -116,16 +133,19 @@ class NodeSteps:
                 time.sleep(0.05)
 
     def _connect(self) -> None:
-        if self._line is not None and self._owner == os.getpid():
-            return
+        self._failed = False
         try:
-            self._connect_anew()
+            if self._line is None or self._owner != os.getpid():
+                self._begin()
+            if not self._welcomed:
+                self._finish()
         except BaseException:
-            self.close()
+            self._leave()
             raise
 
-    def _connect_anew(self) -> None:
-        self.close()
+    def _begin(self) -> None:
+        """Ask for the data process, and greet it, without waiting for an answer."""
+        self._leave()
         self._owner = os.getpid()
         path = door()
         if not path:
@@ -140,6 +160,11 @@ class NodeSteps:
             if self._line is not None:  # of half a greeting, it would wait for the rest
                 self._line.close()
                 self._line = None
+
+    def _finish(self) -> None:
+        """Wait until both have answered."""
+        if self._lease is None:
+            raise wire.Closed("not connected")
         answer = self._lease.receive(SILENCE)
         if answer is None:
             raise ProcessGone(f"robust-task does not answer within {SILENCE:g} s")
@@ -148,54 +173,103 @@ class NodeSteps:
         if self._line is None:
             self._line = _open(str(answer[0].get("path")))
             self._greet()
-        welcome, _ = self._hear("welcome", SILENCE if answer[0].get("served") else START)
-        self.shares = tuple(int(share) for share in welcome["shares"])
+        self._hear(("welcome",), SILENCE if answer[0].get("served") else START)
+
+    def _leave(self) -> None:
+        """Close both connections. What is in hand stays there."""
+        for line in (self._line, self._lease):
+            if line is not None:
+                line.close()
+        self._line = self._lease = None
+        self._welcomed = self._due = False
 
     def _greet(self) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         nodes = os.environ.get(VARIABLE, "")
-        more = {"cpus": cpus, "nodes": nodes, "state": self._state, "shares": self.shares}
+        state = self._hand.state(self._state)
+        more = {"cpus": cpus, "nodes": nodes, "state": state, "shares": self.shares}
+        more["later"] = bool(self._hand)
         self._say({**self._hello, **more})
 
-    def _take(self) -> tuple[int, dict[int, dict[str, Any]], Any]:
-        self._say({"op": "next"})
-        answer, fds = self._hear("step", SILENCE)
-        heads = answer["pages"]
-        if len(heads) != len(fds):
-            raise wire.Closed("descriptors are missing")
-        rows = {int(head[0]): pages.read(fd, head[1]) for head, fd in zip(heads, fds)}  # noqa: B905 - 3.9
-        return int(answer["number"]), rows, answer["state"]
+    def _collect(self) -> None:
+        """Take what has come, without waiting. What is wrong can wait until nothing is in hand."""
+        try:
+            while self._line is not None and self._listen(0.0) is not None:
+                pass
+        except (OSError, DataError) as err:
+            self._leave()
+            self._failed = isinstance(err, DataError)  # another process would say the same
+
+    def _keep_up(self) -> None:
+        """Note which step of those in hand is taken now, and ask for further ones. Without
+        waiting, likewise."""
+        try:
+            if self._line is None and not self._failed:
+                self._begin()
+            elif self._welcomed and not self._due:
+                self._ask("take", self._hand.room() + 1, name=self._hand.first())
+        except (OSError, DataError, ProcessGone):
+            self._leave()
+
+    def _take(self) -> Any:
+        if self._due and not self._hand:
+            self._hear(("step", "none"), SILENCE)
+        if not self._hand:
+            self._ask("next", self._hand.room())
+            self._hear(("step",), SILENCE)
+        return self._hand.take()
+
+    def _ask(self, what: str, more: int, **also: str) -> None:
+        self._say({"op": what, "more": more, **also})
+        self._due = True
 
     def _ask_identity(self) -> Any:
         self._say({"op": "identity"})
-        return self._hear("identity", SILENCE)[0]["plan"]
+        return self._hear(("identity",), SILENCE)["plan"]
 
     def _say(self, message: dict[str, Any]) -> None:
         if self._line is None:
             raise wire.Closed("not connected")
         self._line.send(message)
 
-    def _hear(self, wanted: str, silence: float) -> tuple[dict[str, Any], list[int]]:
+    def _hear(self, wanted: tuple[str, ...], silence: float) -> dict[str, Any]:
         """Return the answer that is wanted. Raises DataError for a failure, OSError; ProcessGone
         after so many seconds without a word."""
         while True:
-            if self._line is None:
-                raise wire.Closed("not connected")
             got, left = None, silence
             while got is None and left > 0:
-                got = self._line.receive(min(TURN, left))
+                got = self._listen(min(TURN, left))
                 left -= TURN
             if got is None:
-                self.close()
+                self._leave()
                 raise ProcessGone(f"it has said nothing for {silence:g} s")
-            message, fds = got
             silence = SILENCE
-            if message["op"] == wanted:
-                return message, fds
-            for fd in fds:
-                os.close(fd)
-            if message["op"] == "failed":
-                raise _error(message)
+            if got["op"] in wanted:
+                return got
+
+    def _listen(self, seconds: float) -> dict[str, Any] | None:
+        """Return the next word within ``seconds``, after noting it. Raises DataError for a
+        failure, OSError."""
+        if self._line is None:
+            raise wire.Closed("not connected")
+        got = self._line.receive(seconds)
+        if got is None:
+            return None
+        message, fds = got
+        if message["op"] == "step":
+            self._hand.add(message, fds)
+            self._due = message.get("left", 0) > 0
+            return message
+        for fd in fds:
+            os.close(fd)
+        if message["op"] in ("none", "failed"):
+            self._due = False
+        if message["op"] == "failed":
+            raise _error(message)
+        if message["op"] == "welcome":
+            self.shares = tuple(int(share) for share in message["shares"])
+            self._welcomed = True
+        return message
 
 
 def _beside() -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import pages
-from robust_slurm.data.service.made_step import MadeStep
-from robust_slurm.data.service.ring import StepRing
+from robust_slurm.data.service.made_step import MadeStep, shared
+from robust_slurm.data.service.ring import SMALL, StepRing
+from robust_slurm.data.service.wanted import Wanted, as_text, digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 
 AGAIN = 2.0  # s after which what has failed is tried once more, for whoever asks then
 WAIT = 1.0  # s between two words to a rank that waits
-TOGETHER = (
-    2.0  # s for the other ranks of the node to come, since all is read anew for a further one
-)
+TOGETHER = 2.0  # s for the node's other ranks to come: for a further one all is read anew
 
 
 class LoadedPlan(Protocol):
@@ -50,24 +47,6 @@ class StepFailure(NamedTuple):
     lasts: bool = False  # there will be none
 
 
-class Wanted(NamedTuple):
-    """The step after ``state`` (JSON), for a rank's shares."""
-
-    name: str
-    state: str
-    shares: tuple[int, ...]
-
-
-def as_text(state: Any) -> str:
-    """Return a state as JSON, the same in all processes."""
-    return json.dumps(state, sort_keys=True, separators=(",", ":"))
-
-
-def digest(text: str) -> str:
-    """Return the name of the state that ``as_text`` has written down."""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 class Producer:
     """``run`` is the main thread's; all else may be called from any thread."""
 
@@ -81,9 +60,11 @@ class Producer:
         self._early: list[tuple[int, int, int, tuple[int, ...]]] = []  # greeted before the plan
         self._world = 0, 0  # number of ranks, now and at the job's beginning
         self._other_world = False  # the source is of a world that is over
+        self._at = 0  # number of the step that the source makes next
         self._goes_on = ring.inherited  # the source has to get to where the steps end
         self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
         self._failed: dict[str, StepFailure] = {}
+        self._expected: dict[int, Wanted] = {}  # by number, as long as nothing is made
         self._plan: LoadedPlan | None = None
         self._closed = False
         self._waited, self._waits_since = 0.0, 0.0
@@ -164,7 +145,7 @@ class Producer:
                     if made is not None:
                         self._ring.serve(wanted.name)
                         self._change.notify_all()
-                        return made, [os.dup(made.pages[share].fd) for share in wanted.shares]
+                        return made, made.descriptors(wanted.shares)
                     failure = self.broken or self._failed.get(wanted.name)
                     if failure is not None and (failure.lasts or failure.at > asked - AGAIN):
                         return failure
@@ -180,6 +161,26 @@ class Producer:
             with self._change:
                 if self._wanted.pop(me, None) is not None and not self._wanted:
                     self._waited += time.monotonic() - self._waits_since
+
+    def expect(self, wanted: Wanted) -> None:
+        """Note the step that a rank will want when it has used up those that it has in hand."""
+        with self._change:
+            if not len(self._ring):
+                self._expected[wanted.number] = wanted
+
+    def take(self, name: str) -> None:
+        """Note that a rank takes the step after the state of this name, which it has already."""
+        with self._change:
+            self._ring.serve(name)
+            self._change.notify_all()
+
+    def made(
+        self, name: str, shares: tuple[int, ...], most: int
+    ) -> list[tuple[MadeStep, list[int]]]:
+        """Return those of the next steps that are made already, as ``get`` does, for a rank to have
+        in hand: they count as ahead until it takes them."""
+        with self._change:
+            return shared(self._ring.follow(name, shares, most), shares)
 
     def waited(self) -> float:
         """Return the seconds for which ranks have waited for steps, together."""
@@ -260,12 +261,19 @@ class Producer:
                 if now < self._complete_at:
                     self._change.wait(self._complete_at - now)
                     continue
-                for wanted in self._wanted.values():
+                for wanted in sorted(self._wanted.values(), key=lambda each: each.number):
                     known = wanted.name in self._failed
                     if not known and self._ring.find(wanted.name, wanted.shares) is None:
                         anew, self._other_world = self._other_world, False
                         fits = shares.issuperset(wanted.shares) and not anew
+                        if fits and at and self._at < wanted.number <= self._at + SMALL:
+                            return None, shares, False  # it is on the way there
                         return wanted, shares if fits else frozenset(self._shares), anew
+                if self._expected and self._ranks:
+                    anew, self._other_world = self._other_world, False
+                    first = self._expected[min(self._expected)]
+                    self._expected.clear()
+                    return first, frozenset(self._shares), anew
                 last = self._ring.last()
                 if self._goes_on and self._ranks and last is not None:
                     anew, self._other_world = self._other_world, False
@@ -289,6 +297,8 @@ class Producer:
         text = as_text(state)
         made = MadeStep(at, number, held, text, digest(text))
         with self._change:
+            self._at = number + 1
+            self._expected.clear()
             self._ring.add(made)
             self._change.notify_all()
         return made.after

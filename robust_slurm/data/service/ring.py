@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from robust_slurm.data.service.in_hand import MOST_FDS as HAND_FDS
+from robust_slurm.data.service.kept_steps import MOST_FDS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from robust_slurm.data.service.kept_steps import KeptSteps
     from robust_slurm.data.service.made_step import MadeStep
 
 AHEAD = 8  # steps that are made before anybody asks
-STEPS = 24  # steps in all: a rank comes back to its newest snapshot, which is of the last few steps
+SMALL = 32  # the same of small ones, which are soon used up: an eighth of the memory at the most
+BACK = 16  # steps that were handed out: a rank comes back to its newest snapshot, of the last few
 KEPT = 4  # steps that were handed out and are kept, however large: ranks are not all at the same
 MEMORY = 256 << 20  # bytes in all; half of them for steps ahead
+TEXT = 1 << 16
+"""Bytes of states that a rank is sent before it asks for them: less than a socket holds, since it
+reads nothing while it computes."""
 
 
 class Level(NamedTuple):
@@ -33,16 +40,16 @@ class StepRing:
         self,
         memory: int = MEMORY,
         ahead: int = AHEAD,
-        steps: int = STEPS,
+        small: int = SMALL,
+        back: int = BACK,
         kept: KeptSteps | None = None,
     ) -> None:
-        self._memory, self._ahead, self._steps = memory, ahead, steps
+        self._memory, self._ahead, self._small, self._back = memory, ahead, small, back
         self._made: list[MadeStep] = []
-        self._served = 0  # how many, from the front, are not ahead
+        self._served = 0  # how many, from the front, are not ahead: of this process nobody has any
         self._kept = kept
         if kept is not None:
             self._made = kept.inherit()
-            self._served = max(0, len(self._made) - ahead)
         self.inherited = bool(self._made)
         """There were steps of the process before this one."""
 
@@ -61,6 +68,19 @@ class StepRing:
         made = next((made for made in self._made if made.before == before), None)
         return made if made is not None and made.pages.keys() >= set(shares) else None
 
+    def follow(self, before: str, shares: Collection[int], most: int) -> list[MadeStep]:
+        """Return the steps from this state on that are here for all these shares: at most so many,
+        and as a rank may have on the way to it."""
+        found: list[MadeStep] = []
+        room, fds = TEXT, HAND_FDS
+        while len(found) < most and (made := self.find(before, shares)) is not None:
+            room, fds = room - len(made.state), fds - len(shares)
+            if room < 0 or fds < 0:
+                break
+            found.append(made)
+            before = made.after
+        return found
+
     def serve(self, before: str) -> None:
         """Note that the training is here; what is after it counts as ahead."""
         for place, made in enumerate(self._made):
@@ -70,14 +90,25 @@ class StepRing:
     def wants_more(self) -> bool:
         """Return whether another step is to be made ahead."""
         ahead = self._made[self._served :]
-        return not ahead or (
-            len(ahead) < self._ahead and sum(made.size for made in ahead) < self._memory // 2
-        )
+        if not ahead:
+            return True
+        if len(ahead) < self._ahead:
+            return sum(made.size for made in ahead) < self._memory // 2
+        return len(ahead) < self._most_ahead()
+
+    def _most_ahead(self) -> int:
+        """Return how many steps are made ahead, by the size of those that are here. A successor
+        must find the first of them, too."""
+        if not self._made:
+            return self._ahead
+        fit = self._memory // 8 * len(self._made) // max(1, self.size)
+        kept = MOST_FDS // (len(self._made[-1].pages) + 1) - KEPT
+        return max(self._ahead, min(self._small, fit, kept))
 
     def level(self) -> Level:
         """Return what is held now."""
         ahead = len(self._made) - self._served
-        return Level(ahead, self._ahead, self.size, self._memory)
+        return Level(ahead, self._most_ahead(), self.size, self._memory)
 
     def add(self, made: MadeStep) -> None:
         """Take the next step; the oldest that were handed out make room for it."""
@@ -86,7 +117,7 @@ class StepRing:
         self._made.append(made)
         if self._kept is not None:
             self._kept.keep(made)
-        while self._served > KEPT and (len(self._made) > self._steps or self.size > self._memory):
+        while self._served > KEPT and (self._served > self._back or self.size > self._memory):
             oldest = self._made.pop(0)
             oldest.close()
             self._served -= 1

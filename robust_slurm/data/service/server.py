@@ -7,6 +7,7 @@ one thread, and none has to be started for it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.accepting import PAUSE
 from robust_slurm.data.service import wire
-from robust_slurm.data.service.producer import StepFailure, Wanted, as_text, digest
+from robust_slurm.data.service.producer import StepFailure
+from robust_slurm.data.service.wanted import Wanted, wanted_after
 from robust_slurm.frames import json_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from robust_slurm.data.service.made_step import MadeStep
     from robust_slurm.data.service.producer import Producer
 
 MOST = 1024  # connections
@@ -120,8 +123,7 @@ class RankServer:
 
     def _listen(self, line: wire.Line) -> None:
         shares: tuple[int, ...] = ()
-        state = as_text(None)
-        name = digest(state)
+        at = wanted_after(None)
         while (got := line.receive(None)) is not None:
             message, fds = got
             for fd in fds:  # nobody has asked for any
@@ -132,22 +134,22 @@ class RankServer:
                     self._nodes, placed = message.get("nodes"), self._placed
                 if placed is not None:
                     placed(self._nodes)
-                state = as_text(message.get("state"))
-                name = digest(state)
+                at = wanted_after(message.get("state"))
+                if message.get("later"):
+                    self._producer.expect(at)
                 self._more(min(_whole(message, "beside"), MOST))
                 shares = self._welcome(line, message)
             elif message["op"] == "seek":
-                state = as_text(message.get("state"))
-                name = digest(state)
+                at = wanted_after(message.get("state"))
             elif message["op"] == "identity" and shares:
                 line.send({"op": "identity", "plan": self._producer.identity()})
             elif message["op"] == "ping":  # of robust-task, which has not to be told of an end
                 with self._lock:
                     self._lines.discard(line)
                 line.send({"op": "pong"})
-            elif message["op"] == "next" and shares:
-                wanted = Wanted(name, state, shares)
-                state, name = self._next(line, wanted)
+            elif message["op"] in ("next", "take") and shares:
+                step = self._next if message["op"] == "next" else self._take
+                at = step(line, at._replace(shares=shares), message)
             else:
                 raise wire.Closed("not understood")
             self._more(1)
@@ -166,21 +168,22 @@ class RankServer:
         line.send({"op": "welcome", "shares": got})
         return got
 
-    def _next(self, line: wire.Line, wanted: Wanted) -> tuple[str, str]:
-        """Answer; return the state after the step and its name; without a step, the same."""
+    def _next(self, line: wire.Line, wanted: Wanted, message: dict[str, Any]) -> Wanted:
+        """Answer with the step, once it is made, and further ones that are; return the one after
+        the last of them."""
         got = self._producer.get(wanted, lambda: line.send({"op": "wait"}))
         if got is None or isinstance(got, StepFailure):
             _fail(line, got)
-            return wanted.state, wanted.name
-        made, fds = got
-        try:
-            pages = [[share, made.pages[share].head()] for share in wanted.shares]
-            step = {"op": "step", "number": made.number, "pages": pages}
-            line.send(step, fds, state=made.state)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return made.state, made.after
+            return wanted
+        more = self._producer.made(got[0].after, wanted.shares, _whole(message, "more"))
+        return _send_steps(line, wanted, [got, *more])
+
+    def _take(self, line: wire.Line, wanted: Wanted, message: dict[str, Any]) -> Wanted:
+        """Note which step the rank takes of those that it has in hand, and answer at once with
+        those that it has not."""
+        self._producer.take(str(message.get("name")))
+        made = self._producer.made(wanted.name, wanted.shares, _whole(message, "more"))
+        return _send_steps(line, wanted, made)
 
     def _run_beside(self, cpus: object) -> None:
         """Use the processors of all ranks here, not just those of the one that was bound first."""
@@ -193,6 +196,30 @@ class RankServer:
             for thread in Path("/proc/self/task").iterdir():
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(int(thread.name), wanted)
+
+
+def _send_steps(line: wire.Line, wanted: Wanted, steps: list[tuple[MadeStep, list[int]]]) -> Wanted:
+    """Send steps, and close the descriptors; return the one after the last that was sent."""
+    at = wanted
+    left = len(steps)
+    try:
+        for made, fds in steps:
+            left -= 1
+            pages = [[share, made.pages[share].head()] for share in wanted.shares]
+            step = {"op": "step", "name": made.before, "number": made.number, "left": left}
+            line.send({**step, "pages": pages}, fds, state=made.state)
+            at = Wanted(made.after, made.state, wanted.shares, made.number + 1)
+        if not steps:
+            line.send({"op": "none"})
+    except OSError as err:
+        if err.errno != errno.ETOOMANYREFS or at == wanted:
+            raise
+        line.send({"op": "none"})  # of that one nothing was sent: it is not needed yet
+    finally:
+        for _, fds in steps:
+            for fd in fds:
+                os.close(fd)
+    return at
 
 
 def _fail(line: wire.Line, failure: StepFailure | None) -> None:

@@ -3,6 +3,10 @@ those of one row, and what may be over later is tried again."""
 
 from __future__ import annotations
 
+import re
+import threading
+from collections import Counter
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from corpus_files import FORMATS
+from waiting import until
 
 from robust_slurm.data import arrow, jsonl, parquet
 from robust_slurm.data.errors import DataError, SourceStalled
@@ -126,3 +131,49 @@ def test_a_server_that_is_away_for_good_is_a_stalled_source(
     monkeypatch.setattr(MemoryFile, "read", drop)
     with pytest.raises(SourceStalled, match="record 0: Dropped: 503; tried for"):
         SourceLane(source, "web", 0, 1, 7, 64).next_window()
+
+
+def test_an_outage_of_a_source_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+    for name in "ab":
+        MemoryFileSystem().pipe(f"/outage/{name}.jsonl", b'{"tokens": [1]}\n' * 9)
+    source = jsonl("memory://outage/*.jsonl", stalled="wait")
+    source.parts()
+    away, asked, read = threading.Event(), Counter[str](), MemoryFile.read
+
+    def answer(file: MemoryFile, *size: int) -> bytes:
+        if away.is_set():
+            asked[threading.current_thread().name] += 1
+            raise PermissionError("403\nForbidden")
+        return bytes(read(file, *size))
+
+    monkeypatch.setattr(MemoryFile, "read", answer)
+    monkeypatch.setattr(lanes, "PAUSES", (0.01,))
+    both = [SourceLane(source, "web", lane, 2, 7, 64) for lane in range(2)]
+    for _ in range(2):
+        away.set()
+        asked.clear()
+        threads = [threading.Thread(target=lane.next_window, name=str(lane.lane)) for lane in both]
+        for thread in threads:
+            thread.start()
+        until(lambda: min(asked["0"], asked["1"]) > 3, "both try again")
+        away.clear()
+        for thread in threads:
+            thread.join()
+        (said,) = capfd.readouterr().err.splitlines()
+        assert said.startswith("robust-slurm: data: source web: memory://")
+        then = 'trying again for 300 s, then stalled="wait" applies'
+        assert re.search(rf"jsonl: record \d: 403 Forbidden; {then}$", said)
+    tries = chain([True], repeat(False))
+    monkeypatch.setattr(MemoryFile, "read", lambda *to: blip(next(tries), read, to))
+    assert SourceLane(source, "web", 0, 2, 7, 64).next_window()
+    assert not capfd.readouterr().err  # it was over at once
+
+
+def blip(fails: bool, read: Any, to: Any) -> bytes:
+    if fails:
+        raise ConnectionResetError("reset")
+    return bytes(read(*to))

@@ -91,9 +91,9 @@ def main() -> None:
     from robust_slurm.data.helper import become_helper, end_with_parent
     from robust_slurm.data.named import plan_named
     from robust_slurm.data.service.client import expect_code
-    from robust_slurm.data.service.producer import as_text, digest
     from robust_slurm.data.service.readers.places import SharedPlaces
     from robust_slurm.data.service.readers.reader import lanes_of
+    from robust_slurm.data.service.wanted import as_text, digest
     from robust_slurm.data.service.wire import Line
 
     end_with_parent()

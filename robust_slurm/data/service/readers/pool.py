@@ -15,12 +15,12 @@ from robust_slurm.data.lanes.budget import READERS
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.planning.mix import parts_of
-from robust_slurm.data.service.producer import as_text, digest
 from robust_slurm.data.service.readers.channel import ReaderGone
 from robust_slurm.data.service.readers.dealing import dealt, lane_loads
 from robust_slurm.data.service.readers.dealt import DealtLane
 from robust_slurm.data.service.readers.reader import lanes_of
 from robust_slurm.data.service.readers.staff import ReaderStaff
+from robust_slurm.data.service.wanted import as_text, digest
 from robust_slurm.data.sources import turn
 
 if TYPE_CHECKING:

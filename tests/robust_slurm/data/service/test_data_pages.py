@@ -56,7 +56,7 @@ def test_pages_are_whole_and_sealed() -> None:
 
 
 def test_the_ring_is_bounded_and_keeps_what_is_ahead() -> None:
-    ring = StepRing(memory=1000, ahead=4, steps=8)
+    ring = StepRing(memory=1000, ahead=4, back=4)
 
     def add(number: int, size: int = 100) -> None:
         page = pages.SealedPage(os.open("/dev/null", os.O_RDONLY), size, [])
@@ -84,6 +84,29 @@ def test_the_ring_is_bounded_and_keeps_what_is_ahead() -> None:
     assert here() == [30]
     ring.clear()
     assert len(ring) == 0 and ring.wants_more()
+
+
+@pytest.mark.parametrize(
+    ("memory", "shares", "most"),
+    [
+        (1 << 20, 1, 32),  # small steps: as many as there may be
+        (16000, 1, 20),  # an eighth of the memory
+        (1600, 1, 8),  # as many as of large ones
+        (800, 1, 4),  # half of the memory
+        (1 << 20, 8, 23),  # a successor finds the first of them, too
+        (1 << 20, 80, 8),
+    ],
+)
+def test_more_of_small_steps_are_made_ahead(memory: int, shares: int, most: int) -> None:
+    ring = StepRing(memory=memory)
+    while ring.wants_more():
+        number = len(ring)
+        null = [os.open("/dev/null", os.O_RDONLY) for _ in range(shares)]
+        held = {share: pages.SealedPage(fd, 100 // shares, []) for share, fd in enumerate(null)}
+        ring.add(MadeStep(str(number), number, held, "{}", str(number + 1)))
+    assert len(ring) == most
+    assert ring.level().most_ahead == max(8, most)
+    ring.clear()
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)

@@ -23,7 +23,7 @@ from robust_slurm.data.named import plan_named
 from robust_slurm.data.service import client
 from robust_slurm.data.service.either import steps_of
 from robust_slurm.data.service.main import NICE
-from robust_slurm.data.service.ring import AHEAD
+from robust_slurm.data.service.ring import SMALL
 from robust_slurm.resizing.world import TrainingWorld
 from srun_wrapper.agent.data import data_process
 from srun_wrapper.agent.data.door import NAME, DataDoor, _elsewhere
@@ -130,11 +130,11 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         same(2)
         assert data_process.processes() == [pid]
         (file,) = node.directory.glob("data-*.json")
-        until(lambda: json.loads(file.read_text())[0] == AHEAD, "all steps ahead", 60.0)
+        until(lambda: json.loads(file.read_text())[0] == SMALL, "all steps ahead", 60.0)
         (slow := node.directory / "slow").touch()
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
-        same(AHEAD)  # they are kept: the next process has no plan yet
+        same(SMALL - 4)  # they are kept: the next process has no plan yet
         assert time.monotonic() - began < 20 and data_process.processes() != [pid]
         slow.unlink()
         same(5)
@@ -160,7 +160,7 @@ def test_a_real_one_makes_the_same_steps_whatever_dies(
         (late, _) = steps_of("its_plan:plan", world, make)
         node.loop.call(node.door.close)  # robust-task is gone, and the data process with it
         monkeypatch.setattr(client, "PATIENCE", 0.3)
-        same(3)
+        same(12)  # of these some are in hand
         assert capfd.readouterr().err.count("it prepares its data itself") == 1
         (node.directory / "its_plan.py").write_text(PLAN + "# edited while the job runs\n")
         monkeypatch.delitem(sys.modules, "its_plan")
