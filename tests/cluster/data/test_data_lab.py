@@ -98,7 +98,7 @@ def check_status(training: Training) -> None:
     text = training.lab.exec("head", argv, timeout=60).stdout
     done = json.loads(training.lab.exec("head", [*argv, "--json"], timeout=60).stdout)
     print(text)
-    ahead = r"^data of step 0: .* of 8 steps ahead.* tokens/s \(.*web .* bad records skipped"
+    ahead = r"^data of step 0: .* of 32 steps ahead.* tokens/s \(.*web .* bad records skipped"
     assert re.search(ahead, text, re.M), text
     assert re.search(r"^data processes of step 0: .*died 1 time so far$", text, re.M), text
     data = done["steps"][0]["data"]
