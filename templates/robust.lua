@@ -95,6 +95,12 @@ function robust.job_submit(job_desc)
 			job_desc.requeue = 1
 		end
 	end
+	-- With --export=ALL,NAME=VALUE, by which cli_pre_submit tells the spares, Slurm also asks the node
+	-- for the user's login environment: a wait, and where it fails 26.05 holds the job.
+	local env = job_desc.script and job_desc.environment
+	if env and env["ROBUST_SPARES"] and env["SLURM_GET_USER_ENV"] == "1" then
+		env["SLURM_GET_USER_ENV"] = "0"
+	end
 	if job_desc.admin_comment == nil or job_desc.admin_comment == "" then
 		job_desc.admin_comment = "robust=" .. mode
 	end

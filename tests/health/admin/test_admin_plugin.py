@@ -308,3 +308,22 @@ def test_a_broken_module_changes_no_job(tmp_path: Path, name: str, module: str) 
     out = lua(f'{head}{text}\nprint({calls}({{type="sbatch",{SET}}}, 0))')
     assert out.endswith("0")
     assert ("--no-kill" in out) is (module == "good" and "cli" in name)
+
+
+@needs_lua
+@pytest.mark.parametrize(
+    ("job", "left"),
+    [
+        ('{script="x",environment={ROBUST_SPARES="1",SLURM_GET_USER_ENV="1"}}', "0"),
+        ('{script="x",environment={SLURM_GET_USER_ENV="1"}}', "1"),  # --export=NONE
+        ('{script="x",environment={ROBUST_SPARES="1"}}', "nil"),
+        ('{environment={ROBUST_SPARES="1",SLURM_GET_USER_ENV="1"}}', "1"),  # no batch job
+    ],
+)
+def test_the_count_of_spares_brings_no_login_environment(job: str, left: str) -> None:
+    """26.05 holds a job whose user has none on the node."""
+    program = (
+        f"local j = {job}\nj.spank_job_env = {{'_SLURM_SPANK_OPTION_robust_robust=full'}}\n"
+        "robust.job_submit(j)\nprint(j.environment.SLURM_GET_USER_ENV)"
+    )
+    assert lua(program).split() == [left]
