@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import pages
 from robust_slurm.data.service.made_step import MadeStep, shared
-from robust_slurm.data.service.ring import SMALL, StepRing
+from robust_slurm.data.service.ring import StepRing
 from robust_slurm.data.service.wanted import Wanted, as_text, digest
 
 if TYPE_CHECKING:
@@ -266,7 +266,8 @@ class Producer:
                     if not known and self._ring.find(wanted.name, wanted.shares) is None:
                         anew, self._other_world = self._other_world, False
                         fits = shares.issuperset(wanted.shares) and not anew
-                        if fits and at and self._at < wanted.number <= self._at + SMALL:
+                        near = self._at + self._ring.level().most_ahead
+                        if fits and at and self._at < wanted.number <= near:
                             return None, shares, False  # it is on the way there
                         return wanted, shares if fits else frozenset(self._shares), anew
                 if self._expected and self._ranks:

@@ -171,11 +171,12 @@ class RankServer:
     def _next(self, line: wire.Line, wanted: Wanted, message: dict[str, Any]) -> Wanted:
         """Answer with the step, once it is made, and further ones that are; return the one after
         the last of them."""
+        most = _whole({"more": 0, **message}, "more")  # not said by ranks of an older version
         got = self._producer.get(wanted, lambda: line.send({"op": "wait"}))
         if got is None or isinstance(got, StepFailure):
             _fail(line, got)
             return wanted
-        more = self._producer.made(got[0].after, wanted.shares, _whole(message, "more"))
+        more = self._producer.made(got[0].after, wanted.shares, most)
         return _send_steps(line, wanted, [got, *more])
 
     def _take(self, line: wire.Line, wanted: Wanted, message: dict[str, Any]) -> Wanted:

@@ -95,6 +95,8 @@ class Line:
             except BlockingIOError:
                 continue
             self._fds += fds
+            for fd in fds:  # they may stay open for long: not in programs that this one starts
+                os.set_inheritable(fd, False)
             if not data:
                 raise Closed("it has ended the connection")
             self._data += data

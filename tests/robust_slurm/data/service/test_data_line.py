@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import resource
 import socket
 import threading
@@ -24,3 +25,15 @@ def test_a_line_waits_for_its_reader_whatever_number_its_descriptor_has() -> Non
     for each in (*ends, left):
         each.close()
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_is_received_is_not_for_programs_that_a_training_starts() -> None:
+    ends = [wire.Line(end) for end in socket.socketpair()]
+    null = os.open("/dev/null", os.O_RDONLY)
+    ends[0].send({"op": "step"}, [null, null])
+    got = ends[1].receive(20)
+    assert got is not None and [os.get_inheritable(fd) for fd in got[1]] == [False, False]
+    for fd in (null, *got[1]):
+        os.close(fd)
+    for each in ends:
+        each.close()

@@ -17,6 +17,7 @@ from waiting import until
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.service import client, in_hand, producer, ring, server
 from robust_slurm.data.service.client import NodeSteps, ProcessGone
+from robust_slurm.data.service.ring import StepRing
 
 
 @pytest.fixture
@@ -270,4 +271,29 @@ def test_ranks_at_different_steps_do_not_send_the_source_to_and_fro(
         thread.join()
     assert (first._state["step"], second._state["step"]) == (223, 220)
     assert len(plan.sought) - sought <= 2
+    node.close()
+
+
+def test_a_place_far_ahead_of_large_steps_is_sought(
+    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("counting_node.StepRing", lambda: StepRing(memory=1))
+    node = Node(tmp_path, plan)
+    steps = rank()
+    take(steps, 2)
+    steps.seek({"step": 30})
+    assert take(steps, 2) == [30, 31]
+    assert not {10, 20, 29} & set(plan.numbers), "steps that nobody wants"
+    node.close()
+
+
+def test_a_rank_of_the_version_before_asks_for_single_steps(tmp_path: Path, plan: Counting) -> None:
+    node = Node(tmp_path, plan)
+    steps = rank()
+    assert steps._line is not None
+    for number in range(3):
+        steps._line.send({"op": "next"})
+        message = steps._hear(("step",), 20)
+        assert (message["number"], steps._due) == (number, False)
+    steps.close()
     node.close()
