@@ -48,15 +48,17 @@ def has_own_uptime() -> bool:
     return Path("/proc/self/ns/time_for_children").exists()
 
 
-def zero_uptime() -> None:
-    """Give this process's future children a clock of their own that counts from a boot just now.
+def set_uptime(age: float) -> None:
+    """Give this process's future children a clock of their own: booted ``age`` seconds ago.
 
     Only CLOCK_BOOTTIME (uptime) changes, no other clock. Nothing where the kernel cannot do it.
     """
     if not has_own_uptime():
         return
     unshare(CLONE_NEWTIME)
-    seconds, nanoseconds = divmod(-time.clock_gettime_ns(time.CLOCK_BOOTTIME), 10**9)
+    seconds, nanoseconds = divmod(
+        int(age * 1e9) - time.clock_gettime_ns(time.CLOCK_BOOTTIME), 10**9
+    )
     Path("/proc/self/timens_offsets").write_text(f"boottime {seconds} {nanoseconds}\n")
 
 

@@ -28,6 +28,9 @@ from lab.spec import HEAD, LabSpec, address
 _WAIT_S = 10.0
 _DIES_S = 25.0  # a killed process of the lowest priority dies when it gets a core
 _BATCH = 64  # nodes that boot at a time: each holds a descriptor and two processes meanwhile
+# Uptime of nodes as the lab comes up. slurmctld reckons a boot from it and from when the message
+# arrives: if that is late by more, it takes the node for rebooted, and kills its jobs.
+FIRST_AGE_S = 600.0
 
 
 class Keeper:
@@ -53,8 +56,9 @@ class Keeper:
             one.boots += 1
             one.cut = one.stopped = one.paused = one.slowed = False
             one.daemons.clear()
-            one.gear = None if one.name == HEAD else Gear(self.spec, one.name)
-            one.pid, self.links[one.name] = node.spawn(self.spec, one.name, self.covers)
+            age = FIRST_AGE_S if one.boots == 1 else 0.0
+            one.gear = None if one.name == HEAD else Gear(self.spec, one.name, age)
+            one.pid, self.links[one.name] = node.spawn(self.spec, one.name, self.covers, age)
         routed = self.spec.routed
         made = [network.port_lines(routed, n.port, n.name, address(n.name), n.pid) for n in fresh]
         network.run_ip([line for lines in made for line in lines])

@@ -32,8 +32,10 @@ _START_S = 20.0
 _ACCOUNTING_S = 60.0  # with a new database
 
 
-def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socket.socket]:
-    """Start a node's first process; return its pid and a socket to it.
+def spawn(
+    spec: LabSpec, node: str, covers: Sequence[Cover], age: float
+) -> tuple[int, socket.socket]:
+    """Start a node's first process, ``age`` seconds after its boot; its pid, and a socket to it.
 
     The process sends b"view" when its mounts are done, waits for b"go" (its eth0 is there), and
     sends b"ready" when its daemons run; anything else it sends is an error text.
@@ -46,7 +48,7 @@ def spawn(spec: LabSpec, node: str, covers: Sequence[Cover]) -> tuple[int, socke
         # unshare(NEWPID) is for children only, hence a process in between.
         try:
             ours.close()
-            linux.zero_uptime()
+            linux.set_uptime(age)
             linux.unshare(NAMESPACES)
             pid = os.fork()
             if pid != 0:

@@ -34,12 +34,14 @@ _FILL = ".lab-fill"
 class Gear:
     """The hardware of one node, from one boot to the next."""
 
-    def __init__(self, spec: LabSpec, node: str) -> None:
+    def __init__(self, spec: LabSpec, node: str, age: float) -> None:
+        """``age``: seconds since its boot."""
         self.spec = spec
         self.pid = 0
         self.hardware = Hardware(node, spec.gpus)
         # Without time namespaces the node has the machine's uptime, and so has its log.
-        self.began = time.clock_gettime(time.CLOCK_BOOTTIME) if linux.has_own_uptime() else 0.0
+        booted = time.clock_gettime(time.CLOCK_BOOTTIME) - age
+        self.began = booted if linux.has_own_uptime() else 0.0
         self.logged = len(kernlog.boot_log(spec.gpus))
         self.introduced: set[int] = set()  # GPUs of which the driver has printed the UUID
         self.full: dict[str, str] = {}  # path: its file system's size before, "" if it stayed
