@@ -153,8 +153,6 @@ def test_a_seek_and_a_fork_forget_what_is_in_hand_and_so_does_an_end(
     assert take(steps, 2) == [at, at + 1]
     fill(steps)
     node.die()
-    for step in node.producer._ring._made:
-        step.close()
     before = memory_files()
     held = len(steps._hand)
     steps.close()
