@@ -30,6 +30,13 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
     yield Counting()
 
 
+@pytest.fixture
+def node(tmp_path: Path, plan: Counting) -> Iterator[Node]:
+    found = Node(tmp_path, plan)
+    yield found
+    found.close()
+
+
 def fill(steps: NodeSteps, count: int = in_hand.MOST) -> int:
     """Take steps until so many are in hand; return the number of the next one."""
     number = 0
@@ -63,9 +70,8 @@ def memory_files() -> int:
 
 
 def test_a_rank_does_not_wait_for_a_process_that_is_being_started(
-    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node(tmp_path, plan)
     first, second = rank(0), rank(1)
     at, other = fill(first), fill(second)
     node.die()
@@ -78,13 +84,9 @@ def test_a_rank_does_not_wait_for_a_process_that_is_being_started(
     at, other = at + in_hand.MOST, other + 3
     assert take(first, 20) == list(range(at, at + 20))  # they are at different steps
     assert take(second, 20) == list(range(other, other + 20))
-    node.close()
 
 
-def test_one_that_is_back_is_used_before_the_last_step_in_hand(
-    tmp_path: Path, plan: Counting
-) -> None:
-    node = Node(tmp_path, plan)
+def test_one_that_is_back_is_used_before_the_last_step_in_hand(node: Node) -> None:
     steps = rank()
     at = fill(steps)
     node.die()
@@ -94,13 +96,11 @@ def test_one_that_is_back_is_used_before_the_last_step_in_hand(
         assert take(steps, 1) == [number]
         assert steps._hand
         until(lambda: goes_on(steps), "it goes on")
-    node.close()
 
 
 def test_a_process_without_steps_makes_first_what_is_needed_first(
-    tmp_path: Path, plan: Counting
+    node: Node, plan: Counting
 ) -> None:
-    node = Node(tmp_path, plan)
     first, second = rank(0), rank(1)
     end = fill(second) + in_hand.MOST
     until(lambda: fill(first) > end - 4, "the first one is further")
@@ -122,13 +122,11 @@ def test_a_process_without_steps_makes_first_what_is_needed_first(
     assert plan.sought[sought:] == [{"step": needed}]
     at = first._state["step"]
     assert take(first, 20) == list(range(at, at + 20))
-    node.close()
 
 
 def test_what_a_rank_has_in_hand_counts_as_ahead_until_it_is_taken(
-    tmp_path: Path, plan: Counting
+    node: Node, plan: Counting
 ) -> None:
-    node = Node(tmp_path, plan)
     steps = rank()
     at = fill(steps)
     until(lambda: node.producer.level().ahead >= ring.SMALL, "all steps ahead")
@@ -136,13 +134,9 @@ def test_what_a_rank_has_in_hand_counts_as_ahead_until_it_is_taken(
     assert node.producer.waited() < 60.0
     take(steps, 1)
     until(lambda: max(plan.numbers) >= at + ring.SMALL, "one more")
-    node.close()
 
 
-def test_a_seek_and_a_fork_forget_what_is_in_hand_and_so_does_an_end(
-    tmp_path: Path, plan: Counting
-) -> None:
-    node = Node(tmp_path, plan)
+def test_a_seek_and_a_fork_forget_what_is_in_hand_and_so_does_an_end(node: Node) -> None:
     steps = rank()
     fill(steps)
     for place in (100, 3, 103, 50, 0):  # with and without an answer that is on its way
@@ -157,13 +151,9 @@ def test_a_seek_and_a_fork_forget_what_is_in_hand_and_so_does_an_end(
     held = len(steps._hand)
     steps.close()
     assert held and memory_files() <= before - held
-    node.close()
 
 
-def test_without_a_process_the_last_step_in_hand_is_used_before_another_way(
-    tmp_path: Path, plan: Counting
-) -> None:
-    node = Node(tmp_path, plan)
+def test_without_a_process_the_last_step_in_hand_is_used_before_another_way(node: Node) -> None:
     steps = rank()
     at = fill(steps)
     node.die()
@@ -172,11 +162,9 @@ def test_without_a_process_the_last_step_in_hand_is_used_before_another_way(
     assert steps._state == {"step": at + in_hand.MOST}  # from which the rank goes on itself
     with pytest.raises(ProcessGone, match="it has ended 5 times"):
         steps.next()
-    node.close()
 
 
-def test_another_plan_is_an_error_after_what_is_in_hand(tmp_path: Path, plan: Counting) -> None:
-    node = Node(tmp_path, plan)
+def test_another_plan_is_an_error_after_what_is_in_hand(node: Node, plan: Counting) -> None:
     steps = rank()
     at = fill(steps)
     node.die()
@@ -189,7 +177,6 @@ def test_another_plan_is_an_error_after_what_is_in_hand(tmp_path: Path, plan: Co
     assert take(steps, in_hand.MOST) == list(range(at, at + in_hand.MOST))
     with pytest.raises(DataError, match="the file of some:plan has changed"):
         steps.next()
-    node.close()
 
 
 @pytest.mark.parametrize(("shares", "most"), [(1, 8), (8, 8), (16, 4), (64, 1), (100, 0)])
@@ -207,10 +194,7 @@ def test_descriptors_in_hand_are_few(
     os.close(null)
 
 
-def test_random_deaths_and_seeks_lose_and_repeat_nothing(
-    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = Node(tmp_path, plan)
+def test_random_deaths_and_seeks_lose_and_repeat_nothing(node: Node) -> None:
     chance = random.Random(24)
     ranks = [rank(0), rank(1)]
     places = [0, 0]
@@ -242,13 +226,12 @@ def test_random_deaths_and_seeks_lose_and_repeat_nothing(
             ranks[which].seek({"step": places[which]})
     for steps in ranks:
         steps.close()
-    node.close()
 
 
+@pytest.mark.usefixtures("node")
 def test_ranks_at_different_steps_do_not_send_the_source_to_and_fro(
-    tmp_path: Path, plan: Counting, monkeypatch: pytest.MonkeyPatch
+    plan: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Node(tmp_path, plan)
     first, second = rank(0), rank(1)
     take(first, 1), take(second, 1)
     made = Counting.next
@@ -269,7 +252,6 @@ def test_ranks_at_different_steps_do_not_send_the_source_to_and_fro(
         thread.join()
     assert (first._state["step"], second._state["step"]) == (223, 220)
     assert len(plan.sought) - sought <= 2
-    node.close()
 
 
 def test_a_place_far_ahead_of_large_steps_is_sought(
@@ -285,8 +267,8 @@ def test_a_place_far_ahead_of_large_steps_is_sought(
     node.close()
 
 
-def test_a_rank_of_the_version_before_asks_for_single_steps(tmp_path: Path, plan: Counting) -> None:
-    node = Node(tmp_path, plan)
+@pytest.mark.usefixtures("node")
+def test_a_rank_of_the_version_before_asks_for_single_steps() -> None:
     steps = rank()
     assert steps._line is not None
     for number in range(3):
@@ -294,4 +276,3 @@ def test_a_rank_of_the_version_before_asks_for_single_steps(tmp_path: Path, plan
         message = steps._hear(("step",), 20)
         assert (message["number"], steps._due) == (number, False)
     steps.close()
-    node.close()
