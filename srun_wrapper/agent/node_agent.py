@@ -56,7 +56,7 @@ from srun_wrapper.protocol.messages import (
 from srun_wrapper.protocol.task_options import TaskOptions
 
 TOLD = 0.2  # s for the news of a rank's end to reach robust-srun before the shims end
-FAST = 0.05  # look at the records this often until every rank has made its first beat
+FAST = 0.02  # look at the records this often until every rank has made its first beat
 
 
 class Agent:

@@ -28,7 +28,7 @@ ROWS = re.findall(r"^\| ([A-Z_]+) \| ([\d.]+) \| .+ \| `(.+)\.py` \|$", PAGE, re
 
 PAUSES = {
     "robust_slurm/auto/idle/pace": "WINDOW _LONGEST _BIT",
-    "robust_slurm/auto/listening": "_LOOK",
+    "robust_slurm/auto/listening": "_LOOK _SPREAD",
     "robust_slurm/auto/sources": "IDLE",
     "robust_slurm/checkpoint/copying/watch": "LEAST_PAUSE",
     "robust_slurm/checkpoint/store/awaited": "TELL",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from robust_slurm.auto import listening
 from robust_slurm.auto.listening import listens
-from srun_wrapper.agent.processes.head_start import HEAD_START, HEAD_START_BESIDE, head_start
+from srun_wrapper.agent.processes.head_start import HEAD_START, head_start
 from srun_wrapper.protocol.messages import RankStart
 
 LONG = 30.0  # s; no passing test waits so long
@@ -30,8 +31,15 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     monkeypatch.setattr(listening, "_MOST_WAIT", LONG)
     with socket.socket() as made:
         made.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(made.getsockname()[1]))
         yield made
+
+
+@pytest.fixture(params=["beside", "elsewhere"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether rank 0's machine is this one; the other one's address leads here, too."""
+    monkeypatch.setattr(listening, "_elsewhere", lambda _address: request.param == "elsewhere")
 
 
 def held(seconds: float) -> tuple[bool, float]:
@@ -41,11 +49,13 @@ def held(seconds: float) -> tuple[bool, float]:
     return time.monotonic() >= before + seconds, time.monotonic() - before
 
 
-def test_it_goes_on_beside_a_store(bound: socket.socket) -> None:
+@pytest.mark.usefixtures("where")
+def test_it_goes_on_where_there_is_a_store(bound: socket.socket) -> None:
     bound.listen()
     assert not held(LONG)[0]
 
 
+@pytest.mark.usefixtures("where")
 def test_it_goes_on_when_there_is_one(bound: socket.socket) -> None:
     later = threading.Timer(0.1, bound.listen)
     began = time.monotonic()
@@ -55,6 +65,7 @@ def test_it_goes_on_when_there_is_one(bound: socket.socket) -> None:
     later.join()
 
 
+@pytest.mark.usefixtures("where")
 @pytest.mark.parametrize("port", ["", "x", "²", "-1", "65536", "9" * 5000, "0"])
 def test_without_one_it_waits_its_time(
     bound: socket.socket, port: str, monkeypatch: pytest.MonkeyPatch
@@ -126,15 +137,69 @@ def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "local", "wait"),
+    ("address", "elsewhere"),
     [
-        (0, 0, 0.0),
-        (1, 1, HEAD_START_BESIDE),
-        (7, 7, HEAD_START_BESIDE),
-        (8, 0, HEAD_START),
-        (9, 1, HEAD_START),
-        (2, 1, HEAD_START),  # dealt out to the nodes in turn
+        ("127.0.0.1", False),
+        ("192.0.2.1", True),  # of no machine (RFC 5737)
+        ("2001:db8::1", True),
+        ("a-name", False),  # not looked up: that may take long
+        ("", False),
+        ("127.0.0.1\0", False),
     ],
+)
+def test_whose_address_it_is(address: str, elsewhere: bool) -> None:
+    assert listening._elsewhere(address) is elsewhere
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "slept"),
+    [
+        ("1", "8", [0.005 / 8, 0.005]),
+        ("500", "1000", [0.05, 0.1]),
+        ("9599", "9600", [0.3, 0.0]),  # all of its time, at the end of which it looks no more
+        ("x", "", [0.0, 0.005]),
+    ],
+)
+def test_the_ranks_of_a_large_job_take_turns(
+    bound: socket.socket, monkeypatch: pytest.MonkeyPatch, rank: str, ranks: str, slept: list[float]
+) -> None:
+    now = [0.0]
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(listening, "_elsewhere", lambda _address: True)
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    listening.hold(HEAD_START)
+    assert [*waits, 0.0][:2] == pytest.approx(slept)
+
+
+@pytest.mark.parametrize("libuv", [True, False])
+def test_torchs_store_does_not_mind_a_visitor(libuv: bool) -> None:
+    code = f"""
+import time
+import torch.distributed as dist
+from robust_slurm.auto import listening
+end = time.monotonic() + 60
+store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False, use_libuv={libuv})
+assert all(listening.accepts("127.0.0.1", str(store.port), end) for _ in range(50))
+rank = dist.TCPStore("127.0.0.1", store.port, 2, False, use_libuv={libuv})
+rank.set("key", "value")
+assert store.get("key") == b"value"
+"""
+    words = [sys.executable, "-c", code]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("rank", "local", "wait"),
+    [(0, 0, 0.0), (1, 1, HEAD_START), (8, 0, HEAD_START)],
 )
 def test_who_waits_how_long(rank: int, local: int, wait: float) -> None:
     assert head_start(RankStart(local, rank, {})) == wait
