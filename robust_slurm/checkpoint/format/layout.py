@@ -118,7 +118,7 @@ def encode_header(snapshot: Snapshot) -> bytes:
 
     Raises LayoutError when it is larger than any reader takes.
     """
-    about = {"same": snapshot.same, **snapshot._asdict()}  # before any name: see slots.Form
+    about = {"same": snapshot.same, **snapshot._asdict()}  # before any name: see form.Form
     about["version"] = VERSION
     about["entries"] = {
         name: (fqn, global_shape, offsets, kind)
