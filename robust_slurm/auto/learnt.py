@@ -31,6 +31,8 @@ def tell(path: str) -> None:
     -S): another one would not wait there, but run the script."""
     import json
 
+    from robust_slurm.auto import listening
+
     if not getattr(sys, "_robust_slurm_hook", False):
         return
     with open("/proc/self/cmdline", "rb") as file:
@@ -41,6 +43,7 @@ def tell(path: str) -> None:
         if isinstance(origin, str):
             found.append((name, origin))
     said = {"pid": os.getpid(), "words": words, "environ": _changes, "modules": found}
+    said["store"] = listening.is_used()
     said["standby"] = getattr(sys.modules.get("robust_slurm.standby"), "passed", False)
     fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "w") as file:

@@ -2,7 +2,8 @@
 
 On rank 0's machine the kernel is asked (sock_diag(7)), which looks at listeners alone;
 /proc/net/tcp costs milliseconds where its table of connections is large, however few there are.
-From other machines it is connected to and left again, which torch's store takes without a word.
+From other machines one rank of each connects to the store and leaves again, but only where it is
+known to be torch's: what else may listen there would take that for one of its own.
 Standard library only, Python 3.9 syntax.
 """
 
@@ -17,6 +18,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20  # the type of the request, and of each socket in the answer
@@ -24,30 +26,73 @@ _REQUEST_DUMP = 0x301
 _LISTEN = 1 << 10  # the state, in the set of those that are asked for
 _TIMEOUT = 1.0  # s; the answer is there at once
 _MOST_WAIT = 1.0  # s
+_BLIND = 0.15  # s for rank 0 where nobody can see whether its store is there
 _LOOK = 0.005  # s between two looks for rank 0's store
-_SPREAD = 0.0001  # s for each rank of the job: its ranks connect 10,000 times a second at most
+_SPREAD = 0.001  # s for each node of the job: all of them visit the store 1,000 times a second
 STORE = "torch.distributed"
 """The module whose ranks look for rank 0's store, and come again only later if it is not there."""
+_C10D = "torch.distributed.distributed_c10d"
+visits = False
+"""This program is known to use torch's own store at MASTER_PORT."""
 
 
 def hold(begin: float) -> None:
     """Wait until ``begin`` (time.monotonic) or until rank 0's store is there.
 
-    That is what is waited for: not at all where nobody will look for it.
+    That is what is waited for: not at all where nobody will look for it. Raises nothing.
     """
+    try:
+        _hold(begin)
+    except Exception:  # noqa: BLE001 - a lost head start must never cost the script
+        pass
+
+
+def _hold(begin: float) -> None:
     if STORE not in sys.modules:
         return
-    end = min(begin, time.monotonic() + _MOST_WAIT)
+    now = time.monotonic()
+    end = min(begin, now + _MOST_WAIT)
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not _valid(port):
-        _sleep(end, _MOST_WAIT)
-    elif not _elsewhere(address):
+    if _valid(port) and not _elsewhere(address):
         _look(end, _LOOK, lambda: listens(port))
+    elif not _valid(port) or not visits:
+        _sleep(min(end, now + _BLIND), _BLIND)
+    elif os.environ.get("LOCAL_RANK") == "0":
+        _visit(address, port, now, end)
     else:
-        rank, ranks = _number("RANK"), _number("WORLD_SIZE")
-        every = max(_LOOK, ranks * _SPREAD)
-        _sleep(end, every * rank / max(ranks, 1))  # each in its turn
+        _look(end, _LOOK, lambda: os.path.exists(_mark()))  # noqa: PTH110
+
+
+def _visit(address: str, port: str, now: float, end: float) -> None:
+    """Go to the store, each node in its turn, and let the node's other ranks go on.
+
+    In a large job the turn of most comes too late, and they go on without a visit.
+    """
+    ranks = max(1, _number("LOCAL_WORLD_SIZE"))
+    nodes = max(1, _number("WORLD_SIZE") // ranks)
+    every = max(_LOOK, nodes * _SPREAD)
+    turn = every * (_number("RANK") // ranks) / nodes
+    _sleep(min(end, now + _BLIND), turn)
+    if turn < _BLIND:
         _look(end, every, lambda: accepts(address, port, end))
+    os.close(os.open(_mark(), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+
+def _mark() -> str:
+    """The file that says that this node's first rank goes on; removed with the epoch's others."""
+    return f"{os.environ['ROBUST_BEAT_DIR']}/{os.environ['ROBUST_EPOCH']}-0.store"
+
+
+def is_used() -> bool:
+    """True if the default process group was made with torch's own store at MASTER_PORT."""
+    c10d: Any = sys.modules.get(_C10D)
+    try:
+        store = c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        return str(store.port) == os.environ["MASTER_PORT"]
+    except Exception:  # noqa: BLE001 - an unusual torch, or no process group
+        return False
 
 
 def _look(end: float, every: float, there: Callable[[], bool]) -> None:
@@ -68,25 +113,33 @@ def _valid(port: str) -> bool:
     return port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
 
 
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def _elsewhere(address: str) -> bool:
     """True for the address, in numbers, of another machine: no name is looked up here."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        socket.inet_pton(family, address)
+        socket.inet_pton(_family(address), address)
     except (OSError, ValueError):
         return False
+    if address.startswith("127.") or address == "::1":
+        return False
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as one:
-            one.bind((address, 0))
-    except OSError:
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as one:
+            one.connect((address, 9))  # sends nothing
+            return bool(one.getsockname()[0] != address)
+    except OSError:  # no way there
         return True
-    return False
 
 
 def accepts(address: str, port: str, end: float) -> bool:
     """True if a connection to the port was made, before ``end``; it is closed at once."""
     try:
-        socket.create_connection((address, int(port)), max(0.001, end - time.monotonic())).close()
+        # Not by create_connection: that imports what it takes to look up names.
+        with socket.socket(_family(address)) as one:
+            one.settimeout(max(0.001, end - time.monotonic()))
+            one.connect((address, int(port)))
     except OSError:
         return False
     return True

@@ -20,12 +20,12 @@ import os
 import sys
 import time
 
+from robust_slurm.auto import listening
 from robust_slurm.auto.headroom import headroom
 from robust_slurm.auto.idle.pace import ImportPace
 from robust_slurm.auto.idle.thread import run_idle
 from robust_slurm.auto.importing import import_all
 from robust_slurm.auto.line import give_up, receive, send
-from robust_slurm.auto.listening import hold
 from robust_slurm.auto.script import Script
 from robust_slurm.auto.shown import PAD, Shown, own
 from robust_slurm.auto.sources import Sources, different
@@ -81,6 +81,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
     order, _ = receive(link)
     with open(order["learnt"], "rb") as file:
         learnt = json.load(file)
+    listening.visits = bool(learnt.get("store"))
     umask = os.umask(0o077)
     os.umask(umask)
     for name, value in learnt["environ"].items():
@@ -278,7 +279,7 @@ def standby() -> None:
         _become(ahead.link, fds, ahead.shown)
     except BaseException as error:  # noqa: BLE001 - the shim starts the rank, and this must not be it
         give_up(ahead.link.fileno(), f"{type(error).__name__}: {error}")
-    hold(float(request["begin"]))
+    listening.hold(float(request["begin"]))
 
 
 def merged(first: dict[str, str], changed: dict[str, str], rank: dict[str, str]) -> dict[str, str]:

@@ -165,6 +165,7 @@ def _rejoin(
         renew.close_checkpointers()
         renew.let_go_loaders()
         _let_go(error)
+        listening.visits = listening.visits or listening.is_used()
         collectives.take_down()
         sockets.next_round()
         first.check()

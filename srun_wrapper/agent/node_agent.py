@@ -57,6 +57,7 @@ from srun_wrapper.protocol.task_options import TaskOptions
 
 TOLD = 0.2  # s for the news of a rank's end to reach robust-srun before the shims end
 FAST = 0.02  # look at the records this often until every rank has made its first beat
+FAST_FOR = 10.0  # s; a rank that takes longer is seen a little later
 
 
 class Agent:
@@ -89,7 +90,7 @@ class Agent:
         self._beats = NodeBeats(run_dir)
         self._first_beats: set[int] = set()
         self._saved: dict[int, Saved] = {}
-        self._report_at = 0.0
+        self._report_at = self._fast_until = 0.0
         self._shims = Shims(
             loop, place, key, run_dir,
             joined=self._shim_joined, heard=self.from_slot,
@@ -258,6 +259,7 @@ class Agent:
             self._missed = {rank.local for rank in order.ranks} & self._shims.absent
             self._first_beats.clear()
             self._beats.begin(order.epoch)
+            self._fast_until = time.monotonic() + FAST_FOR
             self._next_tick.cancel()
             self._next_tick = self._loop.later(FAST, self._tick)
         elif isinstance(order, Stop):
@@ -320,7 +322,8 @@ class Agent:
         if fresh or now >= self._report_at:
             self._report_at = now + self._interval
             self._send_report(beats)
-        if self._start is not None and len(self._first_beats) < len(self._start.ranks):
+        late = self._start is not None and len(self._first_beats) < len(self._start.ranks)
+        if late and now < self._fast_until:
             self._next_tick.cancel()
             self._next_tick = self._loop.later(FAST, self._tick)
 

@@ -29,6 +29,16 @@ def test_beat_arrives(tmp_path: Path, made_by_shim: bool) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_process_tells_its_imports_once(tmp_path: Path) -> None:
+    run(
+        "import os, sys; from robust_slurm.rejoin import renew; sys._robust_slurm_hook = True; "
+        "r.beat(1); os.environ['ROBUST_EPOCH'] = '2'; renew._begin_heartbeat(); r.beat(1)",
+        tmp_path, ROBUST_EPOCH="1", ROBUST_LEARN="1",
+    )  # fmt: skip
+    assert read(tmp_path, 2).beats == 1
+    assert [path.name for path in tmp_path.glob("*.modules")] == ["1-0.modules"]
+
+
 def test_slurm_localid_is_the_second_choice(tmp_path: Path) -> None:
     run("r.beat(1)", tmp_path, LOCAL_RANK="", SLURM_LOCALID="5")
     assert read(tmp_path, 0, 5).step == 1

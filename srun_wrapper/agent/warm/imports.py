@@ -24,6 +24,7 @@ class Learnt(msgspec.Struct):
     environ: dict[str, str | None]
     modules: tuple[tuple[str, str], ...]
     standby: bool = False
+    store: bool = False  # see robust_slurm.auto.listening
 
 
 def read_learnt(path: Path) -> Learnt | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -36,10 +39,24 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield made
 
 
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """This is the first rank of another node, whose address leads here; what lets the others of
+    the node go on."""
+    monkeypatch.setattr(listening, "_elsewhere", lambda _address: True)
+    monkeypatch.setattr(listening, "visits", True)
+    monkeypatch.setenv("ROBUST_BEAT_DIR", str(tmp_path))
+    sizes = {"RANK": "8", "WORLD_SIZE": "16", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8"}
+    for name, value in {"ROBUST_EPOCH": "2", **sizes}.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "2-0.store"
+
+
 @pytest.fixture(params=["beside", "elsewhere"])
-def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether rank 0's machine is this one; the other one's address leads here, too."""
-    monkeypatch.setattr(listening, "_elsewhere", lambda _address: request.param == "elsewhere")
+def where(request: pytest.FixtureRequest) -> None:
+    """Where rank 0's machine is."""
+    if request.param == "elsewhere":
+        request.getfixturevalue("far")
 
 
 def held(seconds: float) -> tuple[bool, float]:
@@ -154,14 +171,19 @@ def test_whose_address_it_is(address: str, elsewhere: bool) -> None:
 @pytest.mark.parametrize(
     ("rank", "ranks", "slept"),
     [
-        ("1", "8", [0.005 / 8, 0.005]),
-        ("500", "1000", [0.05, 0.1]),
-        ("9599", "9600", [0.3, 0.0]),  # all of its time, at the end of which it looks no more
+        ("8", "16", [0.0025, 0.005]),
+        ("400", "800", [0.05, 0.1]),
+        ("9592", "9600", [0.15, 0.0]),  # its turn comes too late: it goes on as before
         ("x", "", [0.0, 0.005]),
     ],
 )
-def test_the_ranks_of_a_large_job_take_turns(
-    bound: socket.socket, monkeypatch: pytest.MonkeyPatch, rank: str, ranks: str, slept: list[float]
+def test_the_nodes_of_a_large_job_take_turns(
+    bound: socket.socket,
+    far: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rank: str,
+    ranks: str,
+    slept: list[float],
 ) -> None:
     now = [0.0]
     waits: list[float] = []
@@ -170,30 +192,83 @@ def test_the_ranks_of_a_large_job_take_turns(
         waits.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(listening, "_elsewhere", lambda _address: True)
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", ranks)
     listening.hold(HEAD_START)
     assert [*waits, 0.0][:2] == pytest.approx(slept)
+    assert far.exists()
 
 
-@pytest.mark.parametrize("libuv", [True, False])
-def test_torchs_store_does_not_mind_a_visitor(libuv: bool) -> None:
-    code = f"""
-import time
+def test_the_other_ranks_of_a_node_go_on_with_its_first(
+    bound: socket.socket, far: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert held(0.05)[0]
+    later = threading.Timer(0.05, far.touch)
+    later.start()
+    assert not held(LONG)[0]
+    later.join()
+
+
+def test_what_may_be_no_store_of_torch_has_no_visitor(
+    bound: socket.socket, far: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "visits", False)
+    bound.listen()
+    bound.settimeout(0.0)
+    assert held(0.05)[0]
+    assert not held(LONG)[0]  # for its fixed time only
+    with pytest.raises(BlockingIOError):
+        bound.accept()
+
+
+def test_a_port_that_does_not_answer_is_waited_for_no_longer(bound: socket.socket) -> None:
+    bound.listen(0)
+    with socket.create_connection(bound.getsockname()):  # its queue is full
+        began = time.monotonic()
+        assert not listening.accepts("127.0.0.1", os.environ["MASTER_PORT"], began + 0.1)
+        assert time.monotonic() - began < LONG
+
+
+def test_whatever_happens_the_script_goes_on(
+    bound: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_elsewhere", lambda _address: 1 / 0)
+    assert not held(LONG)[0]
+
+
+TORCH = """
+import os, time
 import torch.distributed as dist
 from robust_slurm.auto import listening
-end = time.monotonic() + 60
-store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False, use_libuv={libuv})
-assert all(listening.accepts("127.0.0.1", str(store.port), end) for _ in range(50))
-rank = dist.TCPStore("127.0.0.1", store.port, 2, False, use_libuv={libuv})
-rank.set("key", "value")
-assert store.get("key") == b"value"
+for libuv in (True, False):
+    store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False, use_libuv=libuv)
+    port, end = str(store.port), time.monotonic() + 60
+    assert all(listening.accepts("127.0.0.1", port, end) for _ in range(5))
+    rank = dist.TCPStore("127.0.0.1", store.port, 2, False, use_libuv=libuv)
+    rank.set("key", "value")
+    assert store.get("key") == b"value"
+with listening.socket.socket() as one:
+    one.bind(("127.0.0.1", 0))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(one.getsockname()[1])}
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+for method in ("env://", "file://" + os.path.abspath("store")):
+    assert not listening.is_used()
+    dist.init_process_group("gloo", init_method=method, rank=0, world_size=1)
+    assert listening.is_used() == (method == "env://")
+    dist.destroy_process_group()
 """
-    words = [sys.executable, "-c", code]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_torchs_store_does_not_mind_a_visitor_and_is_known_where_it_is_used(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
+    words = [sys.executable, "-W", "ignore", "-c", TORCH]
+    ran = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
