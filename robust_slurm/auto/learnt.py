@@ -43,7 +43,7 @@ def tell(path: str) -> None:
         if isinstance(origin, str):
             found.append((name, origin))
     said = {"pid": os.getpid(), "words": words, "environ": _changes, "modules": found}
-    said["store"] = listening.is_used()
+    said["store"] = listening.visits = listening.is_used()
     said["standby"] = getattr(sys.modules.get("robust_slurm.standby"), "passed", False)
     fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "w") as file:

@@ -3,7 +3,8 @@
 On rank 0's machine the kernel is asked (sock_diag(7)), which looks at listeners alone;
 /proc/net/tcp costs milliseconds where its table of connections is large, however few there are.
 From other machines one rank of each connects to the store and leaves again, but only where it is
-known to be torch's: what else may listen there would take that for one of its own.
+known to be torch's: what else may listen there would take that for one of its own. torch looks up
+the name of whoever connects, one after another, so there must not be many.
 Standard library only, Python 3.9 syntax.
 """
 
@@ -29,6 +30,7 @@ _MOST_WAIT = 1.0  # s
 _BLIND = 0.15  # s for rank 0 where nobody can see whether its store is there
 _LOOK = 0.005  # s between two looks for rank 0's store
 _SPREAD = 0.001  # s for each node of the job: all of them visit the store 1,000 times a second
+_MOST_NODES = 64  # in a larger job most would come too late
 STORE = "torch.distributed"
 """The module whose ranks look for rank 0's store, and come again only later if it is not there."""
 _C10D = "torch.distributed.distributed_c10d"
@@ -48,33 +50,27 @@ def hold(begin: float) -> None:
 
 
 def _hold(begin: float) -> None:
-    if STORE not in sys.modules:
-        return
     now = time.monotonic()
     end = min(begin, now + _MOST_WAIT)
+    if now >= end or STORE not in sys.modules or os.environ.get("RANK") == "0":
+        return
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if _valid(port) and not _elsewhere(address):
         _look(end, _LOOK, lambda: listens(port))
-    elif not _valid(port) or not visits:
-        _sleep(min(end, now + _BLIND), _BLIND)
-    elif os.environ.get("LOCAL_RANK") == "0":
-        _visit(address, port, now, end)
-    else:
+        return
+    nodes = _number("SLURM_NNODES")
+    sees = visits and _valid(port) and 0 < nodes <= _MOST_NODES
+    if not sees:
+        end = min(end, now + _BLIND)
+    if os.environ.get("LOCAL_RANK") != "0":
         _look(end, _LOOK, lambda: os.path.exists(_mark()))  # noqa: PTH110
-
-
-def _visit(address: str, port: str, now: float, end: float) -> None:
-    """Go to the store, each node in its turn, and let the node's other ranks go on.
-
-    In a large job the turn of most comes too late, and they go on without a visit.
-    """
-    ranks = max(1, _number("LOCAL_WORLD_SIZE"))
-    nodes = max(1, _number("WORLD_SIZE") // ranks)
-    every = max(_LOOK, nodes * _SPREAD)
-    turn = every * (_number("RANK") // ranks) / nodes
-    _sleep(min(end, now + _BLIND), turn)
-    if turn < _BLIND:
+        return
+    if sees:
+        every = max(_LOOK, nodes * _SPREAD)
+        _sleep(end, every * _number("NODE_RANK") / nodes)  # each node in its turn
         _look(end, every, lambda: accepts(address, port, end))
+    else:
+        _sleep(end, _BLIND)
     os.close(os.open(_mark(), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
@@ -123,14 +119,12 @@ def _elsewhere(address: str) -> bool:
         socket.inet_pton(_family(address), address)
     except (OSError, ValueError):
         return False
-    if address.startswith("127.") or address == "::1":
-        return False
     try:
         with socket.socket(_family(address), socket.SOCK_DGRAM) as one:
-            one.connect((address, 9))  # sends nothing
-            return bool(one.getsockname()[0] != address)
-    except OSError:  # no way there
+            one.bind((address, 0))
+    except OSError:
         return True
+    return False
 
 
 def accepts(address: str, port: str, end: float) -> bool:

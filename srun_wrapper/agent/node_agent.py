@@ -57,7 +57,7 @@ from srun_wrapper.protocol.task_options import TaskOptions
 
 TOLD = 0.2  # s for the news of a rank's end to reach robust-srun before the shims end
 FAST = 0.02  # look at the records this often until every rank has made its first beat
-FAST_FOR = 10.0  # s; a rank that takes longer is seen a little later
+FAST_FOR = 10.0  # s; a later first beat is seen an interval later at most
 
 
 class Agent:

@@ -24,7 +24,9 @@ LONG = 30.0  # s; no passing test waits so long
 
 
 @pytest.fixture(autouse=True)
-def _ranks_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def _ranks_of_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ROBUST_BEAT_DIR", str(tmp_path))
+    monkeypatch.setenv("ROBUST_EPOCH", "2")
     monkeypatch.setitem(sys.modules, listening.STORE, ModuleType(listening.STORE))
 
 
@@ -45,9 +47,8 @@ def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     the node go on."""
     monkeypatch.setattr(listening, "_elsewhere", lambda _address: True)
     monkeypatch.setattr(listening, "visits", True)
-    monkeypatch.setenv("ROBUST_BEAT_DIR", str(tmp_path))
-    sizes = {"RANK": "8", "WORLD_SIZE": "16", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "8"}
-    for name, value in {"ROBUST_EPOCH": "2", **sizes}.items():
+    sizes = {"RANK": "8", "LOCAL_RANK": "0", "NODE_RANK": "1", "SLURM_NNODES": "2"}
+    for name, value in sizes.items():
         monkeypatch.setenv(name, value)
     return tmp_path / "2-0.store"
 
@@ -92,6 +93,7 @@ def test_without_one_it_waits_its_time(
     assert held(0.05)[0]
 
 
+@pytest.mark.usefixtures("where")
 def test_a_time_that_is_over_is_not_waited_for(
     bound: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +159,7 @@ def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     ("address", "elsewhere"),
     [
         ("127.0.0.1", False),
-        ("192.0.2.1", True),  # of no machine (RFC 5737)
+        ("198.51.100.1", True),  # of no machine (RFC 5737)
         ("2001:db8::1", True),
         ("a-name", False),  # not looked up: that may take long
         ("", False),
@@ -169,43 +171,60 @@ def test_whose_address_it_is(address: str, elsewhere: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "ranks", "slept"),
+    ("node", "nodes", "visits"),
     [
-        ("8", "16", [0.0025, 0.005]),
-        ("400", "800", [0.05, 0.1]),
-        ("9592", "9600", [0.15, 0.0]),  # its turn comes too late: it goes on as before
-        ("x", "", [0.0, 0.005]),
+        ("1", "2", [0.0025 + 0.005 * i for i in range(60)]),
+        ("63", "64", [0.063, 0.127, 0.191, 0.255]),
+        ("1", "65", []),
+        ("1", "", []),
     ],
 )
-def test_the_nodes_of_a_large_job_take_turns(
+def test_each_node_has_its_turn_and_those_of_a_large_job_have_none(
     bound: socket.socket,
     far: Path,
     monkeypatch: pytest.MonkeyPatch,
-    rank: str,
-    ranks: str,
-    slept: list[float],
+    node: str,
+    nodes: str,
+    visits: list[float],
 ) -> None:
     now = [0.0]
-    waits: list[float] = []
+    visited: list[float] = []
 
     def sleep(seconds: float) -> None:
-        waits.append(seconds)
         now[0] += seconds
+
+    def refuse(*_: object) -> bool:
+        assert not far.exists()
+        visited.append(now[0])
+        return False
 
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setattr(listening, "accepts", refuse)
+    monkeypatch.setenv("NODE_RANK", node)
+    monkeypatch.setenv("SLURM_NNODES", nodes)
     listening.hold(HEAD_START)
-    assert [*waits, 0.0][:2] == pytest.approx(slept)
+    assert visited == pytest.approx(visits)
+    assert now[0] == pytest.approx(HEAD_START if visits else 0.15)
     assert far.exists()
+
+
+@pytest.mark.usefixtures("where")
+def test_rank_0_waits_for_nobody(bound: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one that is rank 0 of a small world, in a replay."""
+    monkeypatch.setenv("RANK", "0")
+    assert not held(LONG)[0]
 
 
 def test_the_other_ranks_of_a_node_go_on_with_its_first(
     bound: socket.socket, far: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
+    bound.listen()
+    bound.settimeout(0.0)
     assert held(0.05)[0]
+    with pytest.raises(BlockingIOError):
+        bound.accept()
     later = threading.Timer(0.05, far.touch)
     later.start()
     assert not held(LONG)[0]
@@ -220,6 +239,7 @@ def test_what_may_be_no_store_of_torch_has_no_visitor(
     bound.settimeout(0.0)
     assert held(0.05)[0]
     assert not held(LONG)[0]  # for its fixed time only
+    assert far.exists()
     with pytest.raises(BlockingIOError):
         bound.accept()
 

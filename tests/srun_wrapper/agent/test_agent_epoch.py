@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from agent_node import FakeSupervisor, Shim, crash, start, wait
 
 from robust_slurm.record import RecordWriter, create, record_path
+from srun_wrapper.agent import node_agent
 from srun_wrapper.agent.node_agent import TOLD
 from srun_wrapper.protocol.messages import Finish, Hello, Report, Started, Stop
 from srun_wrapper.protocol.task_options import TaskOptions
@@ -65,6 +67,28 @@ def test_alone_the_nodes_shims_end_as_its_ranks(
     else:
         wait(lambda: shim.orders == [Finish(ends)])
     shim.close()
+
+
+def test_ranks_that_make_no_step_for_long_are_looked_at_less_often(
+    supervisor: FakeSupervisor, shim: Shim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait(lambda: bool(supervisor.of(Hello)))
+    looks: list[float] = []
+    read = shim.agent._beats.read
+    monkeypatch.setattr(
+        shim.agent._beats, "read", lambda: (looks.append(time.monotonic()), read())[1]
+    )
+    monkeypatch.setattr(node_agent, "FAST", 0.005)
+    monkeypatch.setattr(node_agent, "FAST_FOR", 0.2)
+    supervisor.activate()
+    supervisor.order(start(1))
+    often = supervisor.state.config.interval - 0.02
+
+    def less_often() -> bool:
+        last = looks[-5:]
+        return len(last) == 5 and all(b - a > often for a, b in itertools.pairwise(last))
+
+    wait(less_often)
 
 
 def test_beats_are_read_and_old_records_forgotten(

@@ -67,6 +67,19 @@ def test_it_sees_what_a_fresh_process_sees(
     assert others == [fresh, fresh]
 
 
+def test_it_knows_whether_its_program_uses_torchs_store(drive: Any, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        "from robust_slurm.auto import listening\nprint(listening.visits, flush=True)\n"
+        f"listening.is_used = lambda: True\n{WAITS}"
+    )
+    d = drive(sys.executable, str(path), warm=True, stand_in=0.0)
+    d.launch()
+    stand_in(d)
+    assert d.launch(epoch=2).warm
+    d.wait(lambda: d.stdout() == "False\nTrue\n")
+
+
 def test_waiting_it_does_not_look_like_a_rank(waiting: tuple[Driver, int, int]) -> None:
     _, _, own = waiting
     assert Path(f"/proc/{own}/comm").read_text() == "robust-warm\n"
