@@ -56,7 +56,6 @@ _ended = False
 rejoined = False  # this process was a rank of an earlier epoch, and is to resume (``rejoin``)
 _warned = False
 _fork_hook = False
-_told = False  # this process's imports
 
 
 def beat(
@@ -309,14 +308,11 @@ def _end() -> None:
 def _tell_imports() -> None:
     """At the first step: what is imported now, the next start may have imported ahead.
 
-    Once in a process, and not where it was imported ahead: to look at every module takes 7 ms, and
-    would copy thousands of pages of a forked process.
+    Not where it was: to look at every module would copy thousands of pages of a forked process.
     """
-    global _told
     warm = sys.modules.get("robust_slurm.auto.warm")
-    if _told or os.environ.get("ROBUST_LEARN") != "1" or getattr(warm, "forked", False):
+    if os.environ.get("ROBUST_LEARN") != "1" or getattr(warm, "forked", False):
         return
-    _told = True
     try:
         from .auto import learnt
 

@@ -23,8 +23,6 @@ BROKER = "ROBUST_TORCHRUN_BROKER"
 IMPORTS = "ROBUST_LAUNCHER_IMPORTS"
 """File in which torchrun tells what it has imported itself."""
 ANSWER = 5.0  # s; robust-task gives up sooner
-_told = 0
-"""Pid of the process that has told."""
 
 
 def hook(module: Any) -> None:
@@ -41,16 +39,10 @@ def hook(module: Any) -> None:
 
 
 def _tell_imports() -> None:
-    """Record torchrun's own imports now, so that its next start may find them imported ahead.
-
-    Before its first rank: for all others it would only take the time once more.
-    """
+    """Record torchrun's own imports, before its first rank: its next start may find them imported
+    ahead."""
     from robust_slurm.auto import learnt
 
-    global _told
-    if _told == os.getpid():
-        return
-    _told = os.getpid()
     try:
         learnt.tell(os.environ[IMPORTS])
     except (KeyError, OSError):

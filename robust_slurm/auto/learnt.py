@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _changes: dict[str, Any] = {}
+_told = 0
+"""Pid of the process that has told."""
 
 
 def importing_torch(environ: dict[str, str]) -> None:
@@ -27,14 +29,19 @@ def importing_torch(environ: dict[str, str]) -> None:
 
 
 def tell(path: str) -> None:
-    """Write the file. Raises OSError. Not from an interpreter that runs without our hook (-I, -E,
-    -S): another one would not wait there, but run the script."""
+    """Write the file, once in a process: to look at every module takes 7 ms. Raises OSError.
+
+    Not from an interpreter that runs without our hook (-I, -E, -S): another one would not wait
+    there, but run the script.
+    """
     import json
 
     from robust_slurm.auto import listening
 
-    if not getattr(sys, "_robust_slurm_hook", False):
+    global _told
+    if _told == os.getpid() or not getattr(sys, "_robust_slurm_hook", False):
         return
+    _told = os.getpid()
     with open("/proc/self/cmdline", "rb") as file:
         words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     found = []

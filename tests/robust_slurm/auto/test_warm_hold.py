@@ -55,7 +55,7 @@ def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["beside", "elsewhere"])
 def where(request: pytest.FixtureRequest) -> None:
-    """Where rank 0's machine is."""
+    """Rank 0's machine is this one, or another."""
     if request.param == "elsewhere":
         request.getfixturevalue("far")
 
