@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,10 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 
+
+# A worker's garbage may have threads of its own, as torch's process groups have, that a forked child
+# lacks: who takes it apart there waits for ever.
+os.register_at_fork(after_in_child=gc.freeze)
 
 LONG = 0.75  # of the list of files: where the last file with long tests is
 LONGEST = ("checkpoint", "test_torch.py", "test_releases_lab.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -18,6 +19,35 @@ def zombies() -> int:
         except OSError:  # it has ended
             continue
     return found
+
+
+class Garbage:
+    """An object that only a search finds, and whose end ends the process."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        self.parent = os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.parent:
+            os._exit(3)
+
+
+def test_a_forked_process_leaves_the_garbage_of_its_parent_alone() -> None:
+    """A process group of torch's in it would be waited for without end."""
+    searches = gc.isenabled()
+    gc.disable()
+    try:
+        Garbage()
+        child = os.fork()
+        if child == 0:
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        gc.collect()
+        if searches:
+            gc.enable()
 
 
 @pytest.mark.slow
