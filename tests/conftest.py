@@ -38,8 +38,8 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(_number, lambda *_: None)
 
 
-# A worker's garbage may have threads of its own, as torch's process groups have, that a forked child
-# lacks: who takes it apart there waits for ever.
+# A worker's garbage may have threads of its own, as torch's process groups have, that its forked
+# child lacks: who takes it apart there waits for ever.
 os.register_at_fork(after_in_child=gc.freeze)
 
 LONG = 0.75  # of the list of files: where the last file with long tests is
