@@ -13,9 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-from bench.common import MIN_SAMPLES, Results, finish, parser, results_for
+from bench.common import MIN_SAMPLES, Results, finish, parser, results_for, so_far
 from bench.recovery import cuda
 from bench.recovery.cases import (
     LAB_NODES,
@@ -132,8 +133,8 @@ def make_cases(lab: Lab, names: Sequence[str]) -> dict[str, Case]:
 
 
 def take_turns(
-    names: Sequence[str], runs: int, failed: set[str]
-) -> dict[str, list[dict[str, float]]]:
+    names: Sequence[str], runs: int, failed: set[str], after_round: Callable[[Found], None]
+) -> Found:
     """Inject each case's fault ``runs`` times; a case that goes wrong is left out from then on.
 
     A case has a few faults in a row: its training runs while they last, and disturbs no other.
@@ -152,6 +153,7 @@ def take_turns(
                     case.close()
                 except WENT_WRONG as error:  # the lab's end ends it too
                     tell(f"{name}, at its end: {error}")
+            after_round(found)
     return found
 
 
@@ -167,8 +169,12 @@ def inject(name: str, case: Case, which: str, found: Found, failed: set[str]) ->
     tell(f"{name} {which}: {cuda.shown(phases)}")
 
 
-def measure(results: Results, names: Sequence[str]) -> bool:
-    """Run the cases and add their metrics; False if a case went wrong."""
+def measure(results: Results, names: Sequence[str], file: Path | None = None) -> bool:
+    """Run the cases and add their metrics; False if a case went wrong.
+
+    ``file`` gets the results after each round as well, marked as quick: a run of an hour may end
+    before its time.
+    """
     results.settings |= {
         "hang_floor_s": Config().hang_floor,
         PLAIN: " ".join(f"{key}={value}" for key, value in SLURM_CONF.items()),
@@ -180,13 +186,19 @@ def measure(results: Results, names: Sequence[str]) -> bool:
     runs = results.runs or (QUICK_RUNS if results.quick else MIN_SAMPLES)
     failed: set[str] = set()
     in_turn = [name for name in names if name != PLAIN]
+
+    def after_round(found: Found) -> None:
+        part = replace(results, quick=True, metrics={}, ratios={})
+        add(part, {name: rows for name, rows in found.items() if name not in failed})
+        so_far(part, set(part.metrics), file)
+
     found: Found = {}
     with ThreadPoolExecutor(1) as pool:
         waiting: Future[list[dict[str, float]]] | None = None
         if PLAIN in names and results.quick:  # its waiting may disturb the others: only then
             waiting = pool.submit(plain_requeue, runs, tell)
         if in_turn:
-            found |= take_turns(in_turn, runs, failed)
+            found |= take_turns(in_turn, runs, failed, after_round)
         if PLAIN in names:
             waiting = waiting or pool.submit(plain_requeue, runs, tell)
             try:
@@ -194,16 +206,18 @@ def measure(results: Results, names: Sequence[str]) -> bool:
             except (*WENT_WRONG, ValueError) as error:
                 failed.add(PLAIN)
                 tell(f"{PLAIN}: {error}")
-    for name in names:
-        samples = found.get(name, [])
-        if name in failed or not samples:
-            continue
+    add(results, {name: found[name] for name in names if found.get(name) and name not in failed})
+    return not failed
+
+
+def add(results: Results, found: Found) -> None:
+    """Add the metrics of the cases, and the ratios of those that stand side by side."""
+    for name, samples in found.items():
         for phase in samples[0]:
             results.add(f"{name}.{phase}_s", [s[phase] for s in samples], "s")
     for slower, faster in RATIOS:
         if {f"{slower}.total_s", f"{faster}.total_s"} <= results.metrics.keys():
             results.ratio(f"{slower}/{faster}", f"{slower}.total_s", f"{faster}.total_s")
-    return not failed
 
 
 def nvrx_version() -> str:
@@ -233,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.error("nvrx_*: BENCH_NVRX must be the path of an ft_launcher")
         names = [name for name in names if not name.startswith("nvrx_")]
     results = results_for("recovery", args)
-    fine = measure(results, args.case or names)
+    fine = measure(results, args.case or names, args.json)
     return finish(results, args) or (0 if fine else 1)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,24 @@ def test_every_case_of_recovery_exists() -> None:
     made = recovery.make_cases(None, names)  # type: ignore[arg-type]
     assert sorted([*made, recovery.PLAIN]) == sorted(names)
     assert {name for pair in recovery.RATIOS for name in pair} <= set(names)
+
+
+def test_what_is_measured_is_written_after_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of an hour that was ended in its last minutes had left nothing."""
+    file = tmp_path / "out.json"
+
+    def ended(names: object, runs: int, failed: set[str], after_round: Callable[..., None]) -> None:
+        failed.add("hang")
+        after_round({"rank_kill": [{"total": 0.5}], "hang": [{"total": 9.0}]})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recovery, "take_turns", ended)
+    with pytest.raises(KeyboardInterrupt):
+        recovery.measure(Results("recovery"), ["rank_kill", "hang"], file)
+    left = json.loads(file.read_text(encoding="utf-8"))
+    assert left["quick"] and set(left["metrics"]) == {"rank_kill.total_s"}
 
 
 def test_overhead_pairs_neighbours() -> None:
