@@ -1,7 +1,7 @@
-"""Slurm's Epilog: clears what the job left, proves the node again, follows reports up.
+"""Slurm's Epilog: removes what the job left, checks the node, verifies reports against it.
 
-slurmd calls it as root on every node of a job that has ended. It drains by itself, with a reason
-that says why; exit code 1 ("Epilog error") only where that could not be placed.
+slurmd calls it as root on every node of a job that has ended. The epilog drains the node itself,
+with its own reason; it ends with 1 ("Epilog error") only if Slurm could not be given that reason.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from robust_slurm.command_line.parser import Parser
 
 FIRST_ALARM_S = 40.0  # until the settings say how long it may take
-_CLEAN = 0.35  # of the epilog's time: the most that clearing takes
-_LOOK = 0.1  # and looking for reports
+_CLEAN = 0.35  # the most that clearing takes, as a share of the epilog's time
+_LOOK = 0.1  # the same for finding reports
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0; 1: must be drained and Slurm could not be told why; 2: wrong arguments."""
+    """Return 0; 1: the node must be drained, and the reason was not placed; 2: wrong arguments."""
     words = sys.argv[1:] if argv is None else list(argv)
     return serve("epilog", words, FIRST_ALARM_S, _finish)
 
@@ -70,7 +70,7 @@ def _clear(gate: Gate, deadline_s: float) -> Cleared:
 
 
 def _find_reports(gate: Gate, inquiry: Inquiry, until: float) -> None:
-    """Note the job for the sweep, and see whether it reported this node."""
+    """Note the job for the sweep, and find the reports of its user against this node."""
     note = job_notes.note_of(gate.system.context, time.time())
     if note is None or not gate.settings.state_dir or gate.dry_run:
         return
@@ -85,7 +85,7 @@ def _find_reports(gate: Gate, inquiry: Inquiry, until: float) -> None:
 
 
 def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> tuple[int, bool]:
-    """Look at the node and act; returns the exit code, and whether the events were recorded."""
+    """Check the node and act; return the exit code, and True if the events were recorded."""
     free = not jobs.maybe(gate.system)
     where: Where = "deep" if inquiry.reported else "epilog"
     most = ends - 0.3 * (ends - gate.begin)
@@ -122,7 +122,7 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> tuple
 def _test(
     gate: Gate, inquiry: Inquiry, free: bool, until: float
 ) -> tuple[list[Finding], list[Event]]:
-    """The active tests, where something speaks against this node: findings, what to record."""
+    """Run the active tests if the node is suspected; return findings and events to record."""
     if not gate.settings.active["python"]:
         return [], []
     ended = suspicious(gate.system.context.env) if gate.settings.active["suspicious"] else ""

@@ -104,8 +104,8 @@ class Measured(NamedTuple):
     ``device`` is "cpu", or "gpu0" as the passive checks name it; "" for a test of a whole node.
     ``model`` names the device's kind ("NVIDIA H100 80GB HBM3", "cpu"), by which profiles and the
     fleet's record are looked up. ``values`` are numbers with their unit in the name
-    ("bf16_tflops", "d2h_gbps": 1e9 bytes/s). ``digests`` are hexadecimal. ``wrong`` is proof that
-    the device computed or carried something wrongly, a line each: nothing else is one.
+    ("bf16_tflops", "d2h_gbps": 1e9 bytes/s). ``digests`` are hexadecimal. ``wrong`` proves that
+    the device computed or carried something wrongly, a line each; no other field proves that.
     ``error`` says why the test could not be run to its end: that proves nothing about the node.
     """
 

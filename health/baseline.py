@@ -10,7 +10,7 @@
  "services": ["nvidia-imex.service"], "modules": ["nvidia_peermem"],
  "topology": {model of server: what health/checks/gpu/topology.py observes}}
 
-Of the second half only topology holds a model's name: the rest is right where all nodes are alike.
+From "memory" on, only topology is kept by model: the other values hold only if all nodes are alike.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from health.settings import Settings
 
 FILE = "fleet.json"
 _SHARED_S = 20.0
-_WHOLE = ("ethernet", "infiniband")  # recorded anew as a whole: an old port is not wanted any more
+_WHOLE = ("ethernet", "infiniband")  # replaced as a whole: a port that is gone is not expected
 
 
 class BaselineError(ValueError):
@@ -36,7 +36,7 @@ class BaselineError(ValueError):
 
 
 def observe(system: System, host: bool) -> dict[str, Any]:
-    """The values of this node. Raises BaselineError where NVML does not tell them."""
+    """Read the values of this node. Raises BaselineError where NVML does not report them."""
     snapshot = system.nvml()
     out: dict[str, Any] = {}
     if snapshot.get("devices") and snapshot.get("stage") == "done":
@@ -53,7 +53,7 @@ def observe(system: System, host: bool) -> dict[str, Any]:
 
 
 def _of_host(system: System) -> dict[str, Any]:
-    """Ports and interfaces that are down here are left out: nobody wants them up."""
+    """Read the host's values. Ports and interfaces that are down are left out: not expected up."""
     from health.checks.gpu import topology
     from health.checks.host.memory import parse_meminfo
     from health.checks.host.services import running
@@ -109,7 +109,7 @@ def _most(out: dict[str, Any], key: str, model: str, values: Mapping[str, int]) 
 
 
 def merge(known: Mapping[str, Any], found: Mapping[str, Any], add: bool) -> dict[str, Any]:
-    """``found`` laid over what is recorded; with ``add`` versions are allowed beside the known."""
+    """Return the record updated with ``found``; with ``add``, lists of versions are extended."""
     out = dict(known)
     for key, value in found.items():
         old = out.get(key)
@@ -129,8 +129,8 @@ def merge(known: Mapping[str, Any], found: Mapping[str, Any], add: bool) -> dict
 def save(settings: Settings, found: Mapping[str, Any], add: bool) -> list[str]:
     """Write the shared file, if the site has a state directory, and this node's copy of it.
 
-    The lines to show. Raises OSError when the local file cannot be written, BaselineError when
-    the shared one cannot.
+    Return the lines to show. Raises OSError when the local file cannot be written, BaselineError
+    when the shared one cannot.
     """
     spool = str(settings.gate["spool"])
     os.makedirs(spool, mode=0o755, exist_ok=True)  # noqa: PTH103

@@ -1,6 +1,6 @@
-"""The form of a check: a module per family in the rooms of ``health/checks``, each has a CHECK.
+"""The form of a check: each family is a module below ``health/checks`` with a constant CHECK.
 
-How to add one is in docs/checks/README.md.
+docs/checks/README.md shows how to add one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Setting(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """One row of the family's table of exit conditions; its id is unique in the whole house."""
+    """One row of the family's table of conditions; its id is unique among all families."""
 
     check: str
     status: Status
@@ -61,11 +61,10 @@ class Condition(NamedTuple):
 class Check(NamedTuple):
     """A family of checks that look at the same source together.
 
-    ``run`` returns what it found, an empty list when all is well; it never acts. What it raises
-    becomes an ERROR finding ``<name>-error`` of class tool, which closes the gate when
+    ``run`` returns its findings, an empty list when all is well; it never acts. An exception
+    becomes an ERROR finding ``<name>-error`` of class tool, which closes the gate if
     ``closes_on_error``; overrunning ``deadline_s`` becomes a FAIL ``<name>-hung`` of class node, or
-    a WARN where ``only_warns``.
-    ``cost_ms`` is what it takes on a healthy node.
+    a WARN if ``only_warns``. ``cost_ms`` is its duration on a healthy node.
     """
 
     name: str

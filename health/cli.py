@@ -1,7 +1,7 @@
-"""robust-health: look at a node, record and replay it, read what a check or an Xid means.
+"""robust-health: check a node, record and replay it, explain a check or an Xid.
 
-Nothing here is in the way of a job: prolog and epilog have their own way into the runner. Only
-what a subcommand needs is imported.
+Prolog and epilog do not import this module: they call the runner directly. Only the modules of the
+chosen subcommand are imported.
 """
 
 from __future__ import annotations

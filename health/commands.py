@@ -42,7 +42,7 @@ def check(options: Namespace) -> int:
 
 
 def record(options: Namespace) -> int:
-    """Run the checks and keep the tree; the verdict is shown, the exit code is that of the tree."""
+    """Run the checks, record them and print the verdict; exit code 0 if all is recorded."""
     from health.recording.record import RecordingSystem
 
     where = _where(options.where)
@@ -188,7 +188,7 @@ def _follows(system: LiveSystem) -> tuple[str, bool | None]:
 
 
 def baseline(options: Namespace) -> int:
-    """Record what this node has as what the fleet should have."""
+    """Record this node's values as the fleet's reference."""
     from health.baseline import FILE, BaselineError, observe, save
 
     system = _system(options, "deep")

@@ -12,7 +12,7 @@ from health.finding import ACTIONS
 
 PAGES = Path(__file__).with_name("pages")
 
-# What the runner itself finds, and so has no page of its own.
+# Findings of the runner itself, which have no page of their own.
 _RUNNER = {
     "config-unusable": "robust.toml cannot be used, and the last usable version stays in force "
     "(robust.toml.last; without it the defaults); or a key cannot be used, and its default "

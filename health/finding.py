@@ -1,6 +1,6 @@
 """The findings of a check, and the ladder of actions that cure what they found. Pure.
 
-Imported before every job, by root: it imports the words of a drain reason alone.
+Root imports it before every job, so it imports nothing but the words of a drain reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STATUSES: tuple[Status, ...] = ("PASS", "WARN", "ERROR", "FAIL")  # in the order
 
 
 class Action(NamedTuple):
-    """One rung of the ladder, mildest first; ``proof`` is what must be seen before an undrain.
+    """One rung of the ladder, mildest first; ``proof`` is required before an undrain.
 
     ``proof``: "recheck" the same checks pass; "reset" they pass and the GPU was reset (or the
     driver loaded again, or the node booted) since the drain; "reboot" they pass and the node

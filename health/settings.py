@@ -1,8 +1,8 @@
 """The site's settings for the gate: the tables of robust.toml, checked key by key.
 
 The file is read by root before every job: it must belong to root, not be writable by others and
-not be a link. A key that cannot be used keeps its default and is named in ``problems``. So is a
-file that cannot be used as a whole, or is lost: the last one that could stays in force
+not be a link. A key that cannot be used keeps its default and is named in ``problems``. A file that
+is lost or unusable as a whole is named there too, and the last usable one stays in force
 (settings_last.py).
 ``problems`` never open or close the gate.
 """
@@ -212,7 +212,7 @@ class Settings(NamedTuple):
 
 
 def defaults(checks: Iterable[Check]) -> Settings:
-    """The settings of a site that says nothing."""
+    """The settings of a site without robust.toml."""
     merge = Merge(TABLES, checks, _wrong)
     return Settings(**merge.tables, xid={}, families=merge.families, state_dir="", problems=())
 

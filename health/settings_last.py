@@ -1,8 +1,8 @@
-"""The last settings file that could be used, kept beside it: what a broken one leaves in force.
+"""The copy of the last usable settings file, beside it: in force while the file is broken.
 
-Without it a slip of the pen in the week of the dry run would make the gate drain. The sweep and
-``robust-admin install`` keep the copy; ``settings.load`` reads it only when the file is broken. A
-file that is missing or empty where there is a copy was lost, and is broken too: whoever wants the
+Without it, a typing error would replace a site's dry run by the defaults, which drain. The sweep
+and ``robust-admin install`` keep the copy; ``settings.load`` reads it only if the file is broken. A
+file that is missing or empty beside a copy was lost, and counts as broken: a site that wants the
 defaults leaves a comment in it, or removes both.
 """
 
@@ -18,12 +18,12 @@ from health.node import rootfiles
 from health.settings_file import parse, read
 
 SUFFIX = ".last"
-# Where /etc cannot be written there is no copy, and nobody who could change that at each sweep.
+# Where /etc cannot be written there is no copy, and a message at each sweep would not change that.
 _QUIET = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def instead(path: str, error: Exception) -> tuple[Mapping[str, Any], str]:
-    """The tables in force while the file at ``path`` cannot be used, and what to tell of it."""
+    """The tables in force while the file at ``path`` cannot be used, and the problem to report."""
     name = os.path.basename(path) + SUFFIX  # noqa: PTH119
     try:
         text, info = read(path + SUFFIX)
@@ -50,8 +50,8 @@ def _why(error: Exception) -> str:
 
 
 def keep(path: str) -> str:
-    """Copy the file at ``path`` if it can be used and is another than the copy; never wider than
-    it is. What went wrong; "" if nothing did."""
+    """Copy the file at ``path`` if it is usable and differs from the copy, whose mode is never
+    wider than the file's. Return the error, or ""."""
     try:
         text, info = read(path)
         parse(text)

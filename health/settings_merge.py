@@ -29,7 +29,7 @@ COMMAND: dict[str, Any] = {  # each key's default; argv has none
 
 
 class Merge:
-    """``tables`` and ``families`` begin with the defaults and take in what ``add`` is given.
+    """``tables`` and ``families`` begin with the defaults; ``add`` overrides them key by key.
 
     ``wrong`` says what is wrong with a value of a table beyond its type ("": nothing).
     """

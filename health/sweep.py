@@ -1,7 +1,7 @@
 """`robust-health sweep`, Slurm's HealthCheckProgram: every few minutes, whatever the node does.
 
-Drains a node that fails, and takes a drain of ours back once the checks pass and what it asked
-for was done. Brings the node's history to the shared ledger, and looks for late reports.
+Drains a node that fails, and undrains one that robust-slurm drained once its checks pass and the
+required action was done. Copies the node's history to the shared ledger, and finds late reports.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TEST = 0.5  # of the time for the checks: the most that a reported node's tests
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0 whatever is found: slurmd only logs another; 2: not called as it must be."""
+    """Return 0 whatever is found, as slurmd only logs another exit code; 2: wrong arguments."""
     words = list(argv)
     as_json = "--json" in words
     if any(word not in ("--dry-run", "--json") for word in words):
@@ -185,7 +185,7 @@ class Sweep:
             return None
 
     def _undrain(self, reason: str) -> str:
-        """Take the drain back if it is still this one; what came of it."""
+        """Undrain the node if this drain still stands; return why it was not done, or ""."""
         from robust_slurm.slurm import SlurmError
 
         if self._gate.dry_run:
@@ -218,7 +218,7 @@ class Sweep:
         self._inquiry.find(which, time.monotonic() + _LOOK_S)
 
     def _check(self, mine: Ours | None, known: Iterable[Event]) -> tuple[GateReport, Verdict]:
-        """Deeper where the node is reported, or is to be proven before it comes back."""
+        """Run the checks: the deep ones if the node is reported, or drained by robust-slurm."""
         free = not jobs.maybe(self._system)
         more = self._leftovers(mine) if mine else []
         left = self._ends - time.monotonic()
@@ -228,7 +228,7 @@ class Sweep:
         active, events = active_child.followed_up(self._gate, why, free, until)
         more += active
         if self._inquiry.reported or (events and events[0].data["result"] != "owed"):
-            self._events += events  # what is still owed is known
+            self._events += events  # a test that is still owed is in the history already
         where: Where = "deep" if self._inquiry.reported or mine else "sweep"
         report = self._gate.check(where, max(1.0, self._ends - time.monotonic()))
         report, verdict = self._gate.judge(report, more)
@@ -236,7 +236,7 @@ class Sweep:
         return self._gate.judge(report, lemon) if lemon else (report, verdict)
 
     def _leftovers(self, mine: Ours) -> list[Finding]:
-        """Try again to clear what the epilog could not: no check knows whose it was."""
+        """Retry to clear what the epilog could not; only its drain names the job and user."""
         from health.leftovers import cleanup
 
         if mine.reason.check not in cleanup.UNCLEARED or self._gate.dry_run:
@@ -288,7 +288,7 @@ class Sweep:
     def _test(
         self, report: GateReport, verdict: Verdict, mine: Ours, known: Iterable[Event]
     ) -> tuple[GateReport, Verdict, str]:
-        """The active tests of a node that could come back, and why it does not, or ""."""
+        """Run the active tests before an undrain; the text says why the drain stays, or ""."""
         free = not jobs.maybe(self._system)
         found, events = active_child.before_undrain(
             self._gate, mine.event.time, known, free, self._ends

@@ -132,7 +132,7 @@ class Lab(Breakage, Disruption):
     # -- Slurm ------------------------------------------------------------------------------
 
     def sbatch(self, script: str, args: Sequence[str] = (), *, user: bool = True) -> int:
-        """Submit a batch script's text from the login node, as the user or root; the job id."""
+        """Submit a batch script's text from the login node, as user or root; return the job id."""
         argv = ["sbatch", "--parsable", *args]
         done = self.exec(HEAD, argv, input=script, check=True, user=user)
         return int(done.stdout.strip().split(";")[0])
@@ -196,7 +196,7 @@ class Lab(Breakage, Disruption):
                     f"after {timeout:.0f} s Slurm still has {bad}; logs in {self.spec.dir}/log"
                     f"{complaints(self.spec)}"
                 )
-            time.sleep(_POLL_S * self.spec.patience)  # not to keep the nodes from starting
+            time.sleep(_POLL_S * self.spec.patience)  # rarely: polling slows the starting nodes
 
     def _wait_controller(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -208,7 +208,7 @@ class Lab(Breakage, Disruption):
     # -- faults -----------------------------------------------------------------------------
 
     def ask(self, op: str, **more: Any) -> dict[str, Any]:
-        """One request to the lab's keeper."""
+        """Send one request to the lab's keeper and return its answer."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
             link.settimeout(_READY_S)
             try:
@@ -225,19 +225,19 @@ class Lab(Breakage, Disruption):
         return reply
 
     def crash(self, node: str) -> float:
-        """The node's link goes down, then all on it dies; the wall-clock time of just before."""
+        """Take the node's link down, kill all on it; return the wall-clock time of just before."""
         return float(self.ask("crash", node=node)["time"])
 
     def hang(self, node: str) -> float:
-        """All processes of the node stop (SIGSTOP); the wall-clock time of just before."""
+        """Stop all processes of the node (SIGSTOP); return the wall-clock time of just before."""
         return float(self.ask("hang", node=node)["time"])
 
     def hang_rank(self, job: int | str, rank: int) -> float:
-        """The processes of one rank of a job stop; the wall-clock time of just before."""
+        """Stop the processes of a job's rank; return the wall-clock time of just before."""
         return float(self.ask("hang_rank", job=str(job), rank=str(rank))["time"])
 
     def partition(self, node: str) -> float:
-        """The node's link goes down, nothing else; the wall-clock time of just before."""
+        """Take the node's link down, no more; return the wall-clock time of just before."""
         return float(self.ask("partition", node=node)["time"])
 
     def slow(

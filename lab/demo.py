@@ -1,6 +1,6 @@
 """`make demo`: a training on a real Slurm loses a node and goes on (root; 3 minutes on 2 cores).
 
-The node dies as nodes do, long after the start: when all ranks would start warm.
+The node dies long after the start, when all ranks would start warm.
 
 Exit codes: 0 the training recovered from memory, lost no more than one step, and its losses equal
 those of the uninterrupted run; 1 not; 130 interrupted. What the two runs wrote is in demo-out/.
@@ -93,7 +93,7 @@ class Run:
         """Show the run's progress until `reached(points)`; DemoError when it ends before."""
         deadline = time.monotonic() + s
         while True:
-            state = self.lab.job(self.job)["JobState"]  # before the files: they are complete then
+            state = self.lab.job(self.job)["JobState"]  # first: files of an ended job are complete
             points = self.points()
             self._show(points)
             if reached(points):
@@ -120,7 +120,7 @@ class Run:
             elif line.startswith(("starting", "resumed")):
                 self.story.say(self.who, f"rank 0: {line}")
         newest = max(points, default=0)
-        if newest < self._shown_step:  # the curve was taken back
+        if newest < self._shown_step:  # steps are done again
             self._shown_step = newest - newest % 10
         for step in range(self._shown_step + 1, newest + 1):
             if step == 1 or step % 20 == 0:

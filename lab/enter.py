@@ -76,7 +76,7 @@ def _run(libc: ctypes.CDLL, uid: int, cwd: str, command: list[str], mask: set[in
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # After the change of user, which clears it: whoever kills the parent ends the command too.
+    # After the change of user, which clears it: if the parent is killed, the command ends too.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.chdir(cwd)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
@@ -96,7 +96,7 @@ def _wait(pid: int, watched: frozenset[signal.Signals]) -> int:
     while True:
         info = signal.sigwaitinfo(watched)
         if info.si_signo != signal.SIGCHLD:
-            # A key on the terminal reaches the whole group, the child too: not twice.
+            # The kernel sends a terminal's signal to the whole group, so the child has it already.
             if info.si_code != _SI_KERNEL:
                 _send(pid, info.si_signo)
             continue

@@ -53,7 +53,7 @@ def bring_up(spec: LabSpec, owner: int = 0) -> LabSpec:
 
     The description that is returned names the release of Slurm that was asked for.
 
-    The lab ends with the process `owner` (0: only by `take_down`). LabError if it cannot be.
+    The lab ends with the process `owner` (0: only by `take_down`). Raises LabError if it fails.
     """
     check_host()
     texts.check_spec(spec)
@@ -235,7 +235,7 @@ def _terminate(pid: int) -> None:
 
 
 def reaper_pid(spec_dir: Path) -> int:
-    """The pid of a lab's reaper: who began to listen on its control socket; 0 if not yet."""
+    """Return the pid of a lab's reaper, which called listen() on the control socket; 0: none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         try:
             link.connect(str(spec_dir / "control.sock"))

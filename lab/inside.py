@@ -1,4 +1,4 @@
-"""Do something in a node's mount namespace, by a child of the keeper that ends at once."""
+"""Run code in a node's mount namespace, in a short-lived child of the keeper."""
 
 import os
 import select
@@ -15,7 +15,7 @@ _MOST = 256 << 20  # bytes of the machine's memory that a full file system may t
 
 
 def leave_keeper(*keep: int) -> None:
-    """In a forked child: drop what is the keeper's, its descriptors and how it takes signals."""
+    """In a forked child: drop the keeper's descriptors and signal handlers."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -70,7 +70,7 @@ def _answer(pid: int, work: Callable[[], str | None]) -> str:
 
 
 def kill_all(space: Path) -> None:
-    """SIGKILL to all processes of a PID namespace, as its dying first process will send too."""
+    """Send SIGKILL to all processes of a PID namespace, as the kernel will when its first dies."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and (entry / "ns" / "pid").readlink() == space:
@@ -82,8 +82,8 @@ def kill_all(space: Path) -> None:
 def fill(path: str, name: str, leave: str, own: Sequence[str]) -> str:
     """Fill the file system of directory `path` with a file `name`; return its old size, or "".
 
-    Only one of the node's `own` tmpfs: everything else is the machine's. One with more than
-    256 MB free is made smaller first. `leave`: bytes to leave free, or "N%" of the size.
+    It must be one of the node's `own` tmpfs: all others are the machine's. A tmpfs with more than
+    256 MB free is shrunk first. `leave`: bytes to leave free, or "N%" of the size.
     """
     where = Path(path).resolve(strict=True)
     device = where.stat().st_dev

@@ -51,7 +51,7 @@ def has_own_uptime() -> bool:
 def set_uptime(age: float) -> None:
     """Give this process's future children a clock of their own: booted ``age`` seconds ago.
 
-    Only CLOCK_BOOTTIME (uptime) changes, no other clock. Nothing where the kernel cannot do it.
+    Only CLOCK_BOOTTIME (uptime) changes, no other clock. Does nothing if the kernel cannot do it.
     """
     if not has_own_uptime():
         return
@@ -81,7 +81,7 @@ def remount_tmpfs(target: str, options: str) -> None:
 
 
 def unmount(target: str) -> None:
-    """Take the last mount at `target` away; who still uses it keeps it."""
+    """Detach the last mount at `target`; processes that still use it keep it."""
     _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 

@@ -20,7 +20,7 @@ SCRATCH_TYPE = "fuse.labfs"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _MAX_NODES = 5000  # what the address plan below has room for
-_NET_NODES = 250  # that have the first three numbers of their addresses in common
+_NET_NODES = 250  # nodes whose addresses have the first three numbers in common
 _SWITCH_NODES = 500  # above, the nodes have a router in place of a switch
 
 
@@ -308,7 +308,7 @@ def _partition(name: str, nodes: list[str], *, default: bool) -> str:
 
 
 def root_env(spec: LabSpec) -> dict[str, str]:
-    """The same for a process of root's, without the virtual environment."""
+    """Return ``user_env`` for a process of root's, without the virtual environment."""
     return user_env(spec, []) | ROOTS
 
 

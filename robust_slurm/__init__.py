@@ -1,8 +1,8 @@
 """API of robust-slurm for training scripts; outside robust-srun, all but Checkpointer does nothing.
 
-Importing this package imports nothing, since the node gate passes through it before each job: a
-name is loaded when it is first asked for. All but ``Checkpointer`` need the standard library only;
-that one needs torch. The submodules used by the shim and the supervisor are imported by their own
+Importing this package imports nothing, since the node gate imports it before each job: a name is
+loaded when it is first asked for. ``Checkpointer`` needs torch; all else needs the standard library
+only. The submodules used by the shim and the supervisor are imported by their own
 names (``robust_slurm.record``, ``robust_slurm.slurm``).
 """
 

@@ -28,7 +28,7 @@ def claim(path: str, epoch: int, local_rank: int | None) -> tuple[mmap.mmap, int
         magic, version, size, _, local, rank, _ = layout.HEADER.unpack_from(mapped, 0)
         if (magic, version, size) != (layout.MAGIC, layout.VERSION, layout.SIZE):
             raise OSError(f"not a beat record of version {layout.VERSION}")
-        # A previous owner's counts go first, so that none of them can be read beside our pid.
+        # The previous owner's counts are cleared first: none of them may be read beside our pid.
         head = (layout.MAGIC, layout.VERSION, layout.SIZE, epoch, local, _global_rank(rank))
         layout.HEADER.pack_into(mapped, 0, *head, 0)
         mapped[layout.BEAT_AT :] = bytes(layout.SIZE - layout.BEAT_AT)
@@ -47,7 +47,7 @@ def record_path(epoch: int, local_rank: int | None) -> str:
 
 
 def _open(path: str, epoch: int, local_rank: int | None) -> int:
-    """A descriptor of the record, which is made if the shim did not (it knows no grandchildren)."""
+    """Open the record; make it if the shim did not, which does not know of its grandchildren."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(path, flags)

@@ -1,10 +1,11 @@
-"""The door through which each process of ours starts.
+"""The entry point of each of our processes.
 
-An installed robust-slurm owns one import name. Its rooms (``health``, ``srun_wrapper`` …) are in
-``robust_slurm/_rooms``, out of the way of a user's own ``health.py``; in a clone they are at its
-top. What starts through here finds our rooms first, and nothing in the working directory. A
-command finds what the user's PYTHONPATH names last of all; a process that needs the user's torch
-is started by ``python -m robust_slurm.commands MODULE …``, which leaves PYTHONPATH its place.
+An installed robust-slurm owns one import name. Its rooms, the packages at the top of a clone
+(``health``, ``srun_wrapper`` …), are installed in ``robust_slurm/_rooms``, out of the way of a
+user's own ``health.py``. A process that starts here searches the rooms first for a module, and
+never the working directory. Commands search the user's PYTHONPATH last; a process that needs the
+user's torch is started by ``python -m robust_slurm.commands MODULE …``, which leaves PYTHONPATH in
+its place.
 
 It also runs in the Python that trains (3.9 or later).
 """
@@ -30,7 +31,7 @@ def rooms() -> str:
 
 
 def enter() -> None:
-    """Have modules looked for in the rooms first, and nowhere in the working directory.
+    """Search modules in the rooms first, and never in the working directory.
 
     An empty entry of PYTHONPATH means that directory; Python has made it absolute by now.
     """
@@ -38,14 +39,14 @@ def enter() -> None:
     empty = {_absolute("")} if "" in named else set()
     empty -= {_absolute(path) for path in named if path}
     kept = [path for path in sys.path if path and path != first and _absolute(path) not in empty]
-    ours = str(_HERE.parent)  # not on it yet where -I ignores a PYTHONPATH that we come from
+    ours = str(_HERE.parent)  # not there yet if -I ignores the PYTHONPATH by which we were found
     sites = str(sys._xoptions.get(SITES, "")).split(os.pathsep)
     more = [path for path in (ours, *sites) if path and path not in (first, *kept)]
     sys.path[:] = [first, *kept, *more]
 
 
 def _user_last() -> None:
-    """Have what the user's PYTHONPATH names looked at after our own packages."""
+    """Search the directories of the user's PYTHONPATH after our own packages."""
     theirs = {_absolute(path) for path in _user_paths()}
     last = [path for path in sys.path if _absolute(path) in theirs]
     sys.path[:] = [*(path for path in sys.path if path not in last), *last]
@@ -97,7 +98,7 @@ def own_program(name: str) -> str:
 
 
 def _end_quickly() -> None:
-    """Spare this process Python's last search for garbage: it looks at all that was imported."""
+    """Skip Python's last garbage collection, which walks through all that was imported."""
     atexit.register(gc.freeze)
 
 

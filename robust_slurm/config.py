@@ -2,7 +2,7 @@
 
 Precedence, strongest first: command line (``--robust-spares=1``), environment
 (``ROBUST_SPARES=1``), the file named by ``ROBUST_CONFIG`` or else ``./robust.toml``,
-``/etc/robust-slurm/robust.toml``, the default below.
+``/etc/robust-slurm/robust.toml``, the default.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OWN = """
     SHIM SITE_CONFIG STANDBY_REQUEST STEP_KEY TORCHRUN_BROKER WARM_FD WARM_PAD
 """
 OWN_VARIABLES = frozenset("ROBUST_" + name for name in _OWN.split())
-"""The variables of ours that are no settings: a new one belongs here."""
+"""Our environment variables that are not settings. Add each new one here."""
 _OWN_PREFIXES = ("ROBUST_TEST_", "ROBUST_LAB_")
 Warn = Callable[[str], None]
 
@@ -100,7 +100,7 @@ def unknown_variables(env: Mapping[str, str]) -> list[str]:
 
 
 def _from_file(path: Path, ignored: Warn | None = None) -> dict[str, Any]:
-    """Return a file's settings; ``ignored`` is told of unknown ones, else errors."""
+    """Return a file's settings. ``ignored`` is called with unknown ones; None: they are errors."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
@@ -109,7 +109,7 @@ def _from_file(path: Path, ignored: Warn | None = None) -> dict[str, Any]:
     out = {}
     for name, raw in table.items():
         if isinstance(raw, dict):
-            continue  # a table belongs to another room of the house
+            continue  # tables belong to other parts of robust-slurm
         if name not in FIELDS:
             wrong = f"{path}: unknown setting {name!r}{did_you_mean(name, FIELDS)}"
             if ignored is None:

@@ -45,7 +45,7 @@ class Reason(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The reason as Slurm shows it. Other characters of a device than plain ones become "_"."""
+        """The reason as Slurm shows it; special characters in the device become "_"."""
         device = re.sub(r"[^A-Za-z0-9_./+-]+", "_", self.device)[:_DEVICE_LIMIT] or _NO_DEVICE
         return f"{PREFIX}{self.cls}:{self.check}:{device}:{self.action}:job{self.job}"
 
@@ -53,7 +53,7 @@ class Reason(NamedTuple):
 def parse_reason(text: str) -> Reason | None:
     """Return the parts of a reason of ours; None for any other text, also one with words added.
 
-    Words that Slurm itself adds when the node is rebooted by it do not count.
+    Words that Slurm itself adds when it reboots the node are ignored.
     """
     match = _REASON.fullmatch(text.strip())
     if not match:

@@ -22,7 +22,7 @@ RETRY_COUNTERS = (
     "rnr_nak_retry_err",
 )
 AER_KINDS = ("fatal", "nonfatal", "correctable")
-# Asking a device for what it has not: drivers do so while they look what there is.
+# Requests that a device does not support: drivers send them while they probe it.
 _HARMLESS = frozenset({"UnsupReq"})
 LARGEST = (1 << 63) - 1
 # The gravest first; a non-fatal error of PCIe is uncorrected, too.
@@ -30,7 +30,7 @@ _GRAVE = (("fatal", "uncorrected", "failed"), ("link_downed", "carrier_down"), (
 
 
 def parse_count(text: str) -> int | None:
-    """A counter's value, None if the text is none."""
+    """A counter's value; None if the text is not a count."""
     text = text.strip()
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST))):
         return None
@@ -55,11 +55,11 @@ def count_aer(counters: Mapping[str, int]) -> int:
 
 
 def weight(name: str) -> int:
-    """Rank what has grown, 0 the gravest: lost data, lost links, damaged transfers, the rest."""
+    """Rank a counter that has grown, 0 the gravest: lost data, links, damaged transfers, others."""
     found = (at for at, words in enumerate(_GRAVE) if any(word in name for word in words))
     return next(found, len(_GRAVE))
 
 
 def costs_time(name: str) -> bool:
-    """False for what a GPU corrects in passing. The host's memory interrupts the CPU for it."""
+    """False for errors that a GPU corrects in passing; the host's memory interrupts the CPU."""
     return not (name.startswith("GPU ") and name.endswith(" corrected ECC errors"))

@@ -41,7 +41,7 @@ _path = ""
 _beats = 0
 _auto_steps = 0
 _explicit = False  # the script calls beat() itself: automatic steps are not counted any more
-_saves = False  # Checkpointer.save() tells the steps: the same
+_saves = False  # Checkpointer.save() reports the steps: automatic ones are not counted either
 _phases = 0
 _nan = False  # the newest loss that was given is not finite
 # A finite loss proves the state that it was computed from. That is the newest saved one, or where
@@ -50,7 +50,7 @@ _saved_last = layout.NO_STEP
 _saves_first: bool | None = None
 _used = layout.NO_STEP  # step of the state that the next loss is computed from
 _proven = layout.NO_STEP  # newest such step of a finite loss
-_assumed = layout.NO_STEP  # the value of _proven that no loss has shown, but a resume
+_assumed = layout.NO_STEP  # the value of _proven that a resume has set, and no loss has shown
 _stack: list[bytes] = []
 _ended = False
 rejoined = False  # this process was a rank of an earlier epoch, and is to resume (``rejoin``)
@@ -64,7 +64,7 @@ def beat(
     loss: SupportsFloat | None = _ABSENT,
     grad_norm: SupportsFloat | None = _ABSENT,
 ) -> None:
-    """Say that training step ``step`` is done, with its loss and gradient norm if at hand.
+    """Report that training step ``step`` is done, with its loss and gradient norm if at hand.
 
     Pass Python numbers. A tensor is converted, and for one on a GPU this waits for the GPU: call
     ``beat(step)`` alone rather than synchronise for it. Call it from one thread.
@@ -119,7 +119,7 @@ def _auto_step() -> None:
 
 
 def _expect_saves() -> None:
-    """Checkpointer.resume() was called: save() will tell the steps."""
+    """Checkpointer.resume() was called: save() will report the steps."""
     global _saves
     _saves = True
 
@@ -306,9 +306,9 @@ def _end() -> None:
 
 
 def _tell_imports() -> None:
-    """At the first step: what is imported now, the next start may have imported ahead.
+    """Report at the first step what is imported, so that the next start can import it ahead.
 
-    Not where it was: to look at every module would copy thousands of pages of a forked process.
+    Not in a forked rank: to look at every module would copy thousands of its pages.
     """
     warm = sys.modules.get("robust_slurm.auto.warm")
     if os.environ.get("ROBUST_LEARN") != "1" or getattr(warm, "forked", False):

@@ -38,7 +38,7 @@ def allow() -> None:
 
 
 def _name_shim() -> bool:
-    """False where nothing was to be done: no Yama, or a scope in which the process has no say."""
+    """Name robust-task to Yama. False if it was not: no Yama, another scope, or an error."""
     try:
         with open(SCOPE, "rb") as file:
             if file.read().strip() != b"1":

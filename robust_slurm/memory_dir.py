@@ -1,4 +1,4 @@
-"""A process's private directory in memory, which outlives neither it nor its successor's start.
+"""A process's private directory in memory, removed at its end, or when its successor starts.
 
 The process holds a lock on its directory, and the kernel drops the lock when the process dies.
 So every process that makes such a directory first removes those of its user that nobody holds.

@@ -43,7 +43,7 @@ class NotFinite(NamedTuple):
     loss: float
     proven: int | None
     """Newest step that a Checkpointer saved or resumed and that a finite loss was computed from;
-    when none was, the one before the resumed. None: nothing is known of saved steps."""
+    if there is none, the step before the resumed one. None: nothing is known of saved steps."""
 
 
 class Beat(NamedTuple):
@@ -76,7 +76,7 @@ class Beat(NamedTuple):
     nan: NotFinite | None = None
     proven: int | None = None
     """Newest step that a Checkpointer saved or resumed and that a finite loss was computed from, as
-    of the last save. None: this rank tells no losses, or saves nothing."""
+    of the last save. None: this rank reports no losses, or saves nothing."""
     sound: int | None = None
     """Step of the beat before the loss of ``nan``, if its own loss was finite; else None."""
     healed: bool = False

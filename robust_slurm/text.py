@@ -1,4 +1,4 @@
-"""Text for people: what others wrote is cleaned, numbers have their plurals, words suggestions.
+"""Text for people: clean what others wrote, form plurals, suggest known words.
 
 Python 3.9 syntax.
 """

@@ -1,4 +1,4 @@
-"""Calls that may never return, beside the supervisor's loop."""
+"""Run calls that may never return, beside the event loop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 async def run_in_thread(work: Callable[[], T], limit: float) -> T:
-    """``work()`` in a thread of its own; TimeoutError after ``limit`` seconds.
+    """Run ``work()`` in a new thread and return its result; TimeoutError after ``limit`` seconds.
 
-    Nobody waits for the thread in the end (asyncio does for those of its own executor): a dead
-    file system may never let it go.
+    The process does not wait for this thread when it exits, as it would for one of asyncio's own
+    executor: a call to a dead file system may never return.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -1,4 +1,4 @@
-"""Start work beside the event loop's other work."""
+"""Start asyncio tasks that are not collected as garbage while they run."""
 
 from __future__ import annotations
 

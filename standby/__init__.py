@@ -1,1 +1,1 @@
-"""robust-standby: how many standby nodes, which, and where they wait."""
+"""robust-standby: size, simulate, create and show the pool of standby nodes."""

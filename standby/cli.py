@@ -14,7 +14,7 @@ from robust_slurm.command_line.errors import CommandError, report, wants_json
 from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.run import run
 
-# The module of each command, and the number of words before those that its ``main`` takes.
+# The module of each command, and how many leading words to drop before its ``main`` is called.
 COMMANDS = {
     "size": ("standby.size.cli", 1),
     "simulate": ("standby.simulate.cli", 1),

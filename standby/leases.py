@@ -1,9 +1,10 @@
 """Leases: idle standby nodes that wait warm for a job until another job needs them. Pure.
 
-A lease is a job in a partition over the pool's nodes whose jobs Slurm ends as soon as somebody
-asks the pool for their node. One that has ranks must stay: then a second job of the same user, in
-the partition ``held(…)`` over the same nodes, shares the node's processors with it. That one is
-never preempted, so the node is nobody else's. (A running job cannot change its partition.)
+A lease is a Slurm job in a partition over the pool's nodes whose jobs Slurm preempts as soon as
+another job asks the pool for their node. Once ranks run on the node, the lease must stay, but a
+running job cannot change its partition. So a second job of the same user, in the partition
+``held(…)`` over the same nodes, shares the node's processors with the lease. That job is never
+preempted, so no other job gets the node.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _EXEMPT: Mapping[str, Callable[[str], bool]] = {
     "PreemptExemptTime": lambda text: text not in ("", "(null)", "NONE", "00:00:00"),
     "PreemptParameters": lambda text: "min_exempt_priority" in text,
 }
-"""Settings of slurm.conf by which a job may be spared in spite of its partition."""
+"""Settings of slurm.conf that can exempt a job from preemption, whatever its partition says."""
 
 
 class LeaseWish(NamedTuple):
@@ -32,7 +33,7 @@ class LeaseWish(NamedTuple):
 
 
 def held(partition: str) -> str:
-    """The partition of the jobs that hold the nodes of leases with ranks."""
+    """Return the name of the partition whose jobs keep leased nodes on which ranks run."""
     return f"{partition}-held" if partition else ""
 
 
@@ -53,7 +54,7 @@ def held_nodes(partition: str, jobs: Iterable[JobPlacement]) -> frozenset[str]:
 def wishes(
     own: LeaseWish, claims: Iterable[StandbyClaim], jobs: Mapping[int, JobPlacement]
 ) -> list[LeaseWish]:
-    """Every running job that has or awaits a lease, with the size that Slurm knows it has.
+    """Return every running job that has or awaits a lease, with its size as Slurm reports it.
 
     A claim counts for a job of the same user only.
     """
@@ -66,19 +67,20 @@ def wishes(
 
 
 def entitled(found: Iterable[LeaseWish], nodes: int) -> frozenset[int]:
-    """The jobs that may have a lease while there are so many nodes for leases.
+    """Return the jobs that may have a lease when ``nodes`` nodes are available for leases.
 
-    One each, the largest jobs first: a fault stops all nodes of a job for the time that a lease
-    saves, and the more nodes it has, the sooner one fails. Of two of a size, the older one.
+    Each job gets at most one, the largest jobs first: a fault stops all nodes of a job for the time
+    that a lease saves, and a job of more nodes fails sooner. Of two jobs of equal size, the older
+    one is first.
     """
     order = sorted(found, key=lambda wish: (-wish.size, wish.job))
     return frozenset(wish.job for wish in order[:nodes])
 
 
 def leasable(nodes: Iterable[Node], leased: Iterable[str], taken: Iterable[str]) -> int:
-    """Number of nodes that leases can share: idle ones, and ``leased`` ones without ranks.
+    """Return the number of nodes available for leases: idle, or ``leased`` and without ranks.
 
-    Not one that is drained: Slurm gives it to nobody when it is given back.
+    A drained node does not count: once it is released, Slurm allocates it to no job.
     """
     kept = set(leased) - set(taken)
     return sum(node.idle or (node.usable and node.name in kept) for node in nodes)
@@ -87,9 +89,9 @@ def leasable(nodes: Iterable[Node], leased: Iterable[str], taken: Iterable[str])
 def obstacle(
     partition: str, pool: str, partitions: Mapping[str, Partition], config: Mapping[str, str]
 ) -> str:
-    """Return why a lease in this partition would keep the node from others; "" if none would.
+    """Return why a lease in this partition would keep its node from other jobs; "" if it would not.
 
-    A partition of that name may be somebody else's: it must be as ``settings`` makes it.
+    A partition of that name may be someone else's: its settings must be those of ``settings``.
     """
     for name in (partition, held(partition), pool):
         if name not in partitions or partitions[name].state != "UP":
@@ -129,9 +131,9 @@ class Alike(NamedTuple):
 
 
 def alike(nodes: Iterable[Node]) -> Alike:
-    """Return the nodes of the size that most have, of two sizes the larger.
+    """Return the nodes with the most common number of processors; on a tie, the larger number.
 
-    A lease has all processors of its node, and asks for them before it knows which node that is.
+    A lease requests all processors of its node before it knows which node it will get.
     """
     usable = [node for node in nodes if node.usable]
     counts = Counter(map(_cpus, usable))

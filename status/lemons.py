@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from status.story import Suspicion
 
 LISTED = 2  # votes from which on a node belongs to the list of nodes to exclude
-WINDOW = 28 * 86400.0  # s; older reports exclude no more, as in the gate's [lemon] window_days
-CLOCKS = 300.0  # s that two machines' clocks may differ; a report of later times is a lie
+WINDOW = 28 * 86400.0  # s; older reports no longer exclude, as in the gate's [lemon] window_days
+CLOCKS = 300.0  # s that two machines' clocks may differ; a report from later is not believed
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Lemon:
 
 
 def votes(jobs: Collection[tuple[int, int]], reader: int) -> int:
-    """Count jobs, given as (job, uid): a user's jobs once, for users can lie in their records.
+    """Count jobs, given as (job, uid); a user's jobs count once, since users can forge records.
 
-    Those of the reader count each: nobody lies to himself. An unknown user (-1) counts for none.
+    The reader's own jobs count each. Jobs of an unknown user (-1) do not count.
     """
     own = {job for job, uid in jobs if uid == reader}
     return len(own) + len({uid for _, uid in jobs if uid not in (reader, -1)})
@@ -46,8 +46,8 @@ def excludes(one: Suspicion) -> bool:
 def excluded(found: Sequence[Suspicion], proven_good: float, reader: int, now: float) -> bool:
     """True if the node belongs to the list of nodes to exclude.
 
-    At least ``LISTED`` votes of jobs that excluded it within ``WINDOW``, made steps without it,
-    and did so after the newest proof that the node is good.
+    It needs at least ``LISTED`` votes of jobs that excluded it within ``WINDOW``, after the newest
+    proof that the node is good, and then made steps without it.
     """
     since = max(proven_good, now - WINDOW)
     jobs = {

@@ -111,10 +111,10 @@ class JobReport:
 def status_of(roster: Roster, slurm: SlurmView, now: float) -> str:
     """Return the state of a step, as far as its last report and Slurm together tell.
 
-    A step whose supervisor has said its last word ended so, but who ended it only Slurm knows: a
-    user, the time limit, or a requeue. An old report of a job that Slurm does not run is a job
-    that ended without a last word; if Slurm runs it, or could not be asked, its supervisor is
-    merely silent.
+    A supervisor's final report is the step's state, but only Slurm knows who cancelled it: a user,
+    the time limit, or a requeue. If the last report is old and not final, the step has ended if
+    Slurm does not run its job; if Slurm runs the job, or could not be asked, the supervisor is
+    silent.
     """
     state = (slurm.job_states or {}).get(roster.job_id, "")
     if roster.state in ("completed", "failed"):
@@ -168,7 +168,7 @@ def _node_rows(
     against: dict[str, list[NodeReport]] = {}
     for report in reports:
         against.setdefault(report.node, []).append(report)
-    if slurm.nodes is not None:  # what a file calls a node is none unless Slurm knows it
+    if slurm.nodes is not None:  # a name in a file is a node only if Slurm knows it
         names = list(slurm.nodes)
     else:
         names = sorted({m.name for roster in rosters for m in roster.nodes} | set(against))

@@ -35,7 +35,7 @@ def build_parser() -> Parser:
     _of_a_job(parser.add_argument_group("of one job"))
     _accounts(parser.add_argument_group("accounts of time and GPU-hours"))
     _elsewhere(parser.add_argument_group("from elsewhere"))
-    # srun's users try it: named, so that the answer is one line.
+    # srun's users try -M: accepted here, so that the error is one line that helps.
     parser.add_argument("-M", "--clusters", metavar="NAMES", help=argparse.SUPPRESS)
     return parser
 
@@ -163,7 +163,7 @@ def _seconds(text: str) -> float:
 
 
 def since(text: str) -> float:
-    """A time before now: seconds ago (as a negative number), or seconds since 1970."""
+    """Parse a time before now: seconds ago as a negative number, or seconds since 1970."""
     if (match := _SPAN.fullmatch(text)) is not None:
         return -float(match[1]) * _UNITS[match[2]]
     try:
@@ -175,7 +175,7 @@ def since(text: str) -> float:
 
 
 def contradiction(args: argparse.Namespace) -> str:
-    """Why these options do not go together; "" if they do."""
+    """Return why these options do not go together; "" if they do."""
     if args.clusters is not None:
         return f"-M: shows the cluster of this host only; run it on a host of {args.clusters}"
     views = {

@@ -287,7 +287,7 @@ def _alike(nodes: Sequence[NodeRow]) -> list[tuple[str, NodeRow]]:
 def _folded(names: Sequence[str]) -> str:
     try:
         return fold(names)
-    except ParseError:  # a name that no node can have: say it as it is
+    except ParseError:  # a name that no node can have: print it unchanged
         return ",".join(names)
 
 

@@ -32,7 +32,10 @@ class Cluster:
 
 
 def read_cluster(source: RecordSource, mine: bool = False, since: float | None = None) -> Cluster:
-    """``mine``: only the reader's jobs; ``since``: ended ones, too, that were heard since then."""
+    """Read all jobs and nodes.
+
+    ``mine``: only the reader's jobs; ``since``: also ended jobs that have reported since then.
+    """
     pool, wrong = read_pool(source.state_dir)
     view = ask_slurm(source.door, with_places=pool is not None)
     files = read_state(source.state_dir, view.owners)

@@ -20,19 +20,19 @@ from status.accounts.gather import UserOf, user_of
 from status.model import NO_RECORDS, SlurmView
 
 DEADLINE_S = 8.0
-DEMO_USER = "ada"  # in the sample cluster, the one who looks
+DEMO_USER = "ada"  # the reader, in the sample cluster
 
 
 @dataclass(frozen=True)
 class RecordSource:
-    """``user``: the name of a record's owner; ``own``: of the one who looks."""
+    """The sources of a report. ``user``: finds the name of an owner; ``own``: the reader's name."""
 
     state_dir: Path
     standby_partition: str
     door: Slurm
     own: str = ""
     user: UserOf = user_of
-    at: float | None = None  # a moment that is shown for ever, as of then
+    at: float | None = None  # the fixed moment of the report; None: now
 
     @property
     def now(self) -> float:
@@ -52,13 +52,13 @@ class RecordSource:
         return False
 
     def missing(self) -> str:
-        """Why the state directory holds no records; "" where it may."""
+        """Return why the state directory holds no records; "" if it may hold some."""
         jobs = self.state_dir / "jobs"
         try:
             if jobs.is_dir():
                 return ""
             os.stat(self.state_dir)  # noqa: PTH116 - its error says why
-        except PermissionError:  # which reading the records tells
+        except PermissionError:  # reading the records reports this
             return ""
         except OSError as error:
             why = clean(error.strerror or str(error))
@@ -84,7 +84,7 @@ def real(config: Config, slurm: Slurm | None) -> Iterator[RecordSource]:
 
 @contextmanager
 def demo(at: float | None = None) -> Iterator[RecordSource]:
-    """The sample cluster as of now; ``at``: as of that moment, for ever."""
+    """Yield the sample cluster as of now, or as of the fixed moment ``at``."""
     from status import recorded
 
     with TemporaryDirectory(prefix="robust-status-demo-") as directory:
@@ -104,7 +104,7 @@ def _own() -> str:
 
 
 def ask_slurm(slurm: SlurmClient, with_nodes: bool = True, with_places: bool = False) -> SlurmView:
-    """One node call, one partition call and two job lists, side by side; where the jobs run, too.
+    """Ask for nodes, partitions and two job lists at once; ``with_places``: also the jobs' nodes.
 
     ``ping`` goes first because it answers at once when slurmctld is down; the others block 9 s.
     """

@@ -88,7 +88,7 @@ class _Draft:
 
     @property
     def verdict(self) -> Verdict:
-        """The finding of a check or a test stands, also against a withdrawal (decision 25)."""
+        """The verdict; the finding of a check or a test outweighs a withdrawal (decision 25)."""
         if self.source == "gate":
             return "drained"
         if not self.reported:
@@ -132,8 +132,8 @@ def suspicions(
 def proven_good(events: Iterable[NodeEvent]) -> float:
     """Time of the newest proof that the node is good; 0.0 if there is none.
 
-    An undrain, a person's word, a passed burn-in or test. That the checks alone pass is none: it
-    is what makes a lemon.
+    A proof is an undrain, a person's word, or a passed burn-in or test. Passed checks alone are
+    none: a lemon passes them too.
     """
     times = [
         event.time

@@ -1,4 +1,4 @@
-"""Active tests: work that shows what a look at counters cannot, at the moments it costs least.
+"""Active tests: they load a node to find faults that no counter shows, while it has no job.
 
-What each file is for is in docs/architecture.md, "Active tests".
+See docs/architecture.md, "Active tests", for the purpose of each file.
 """

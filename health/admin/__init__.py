@@ -1,4 +1,4 @@
-"""``robust-admin``: puts the gate onto the nodes and says what of Slurm's configuration hinders it.
+"""``robust-admin``: installs the gate on the nodes, and checks Slurm's configuration for it.
 
-Not on the path of the gate, so it may import more than the standard library.
+The gate does not import this package, so it may import more than the standard library.
 """

@@ -1,4 +1,4 @@
-"""One change to one or many machines: look, show, ask, do, say. The same here and over SSH."""
+"""One change to one or many machines, here or over SSH: plan, show, confirm, apply, report."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def digest(text: str) -> str:
 
 
 def read_path(path: str) -> Present:
-    """Return what is at a path, of a link the link. Raises InstallError if it cannot be read."""
+    """Return what is at a path; links are not followed. Raises InstallError if unreadable."""
     try:
         info = os.lstat(path)
         kind: Kind = "other"
@@ -120,7 +120,7 @@ def read_manifest(etc: str) -> dict[str, Any]:
 
 
 def apply(plan: InstallPlan) -> list[str]:
-    """Do it; directories that are not empty stay and come back as notes."""
+    """Make the plan's changes; directories that are not empty stay and are returned as notes."""
     notes = []
     intent = plan.intent
     for change in plan.changes:
@@ -137,7 +137,7 @@ def apply(plan: InstallPlan) -> list[str]:
 
 
 def clear_drafts(etc: str, manifest: Mapping[str, Any]) -> None:
-    """Remove what a run that was cut off had begun to write. Only under the lock."""
+    """Remove the unfinished files of a run that was cut off. Only under the lock."""
     for path in (*manifest.get("files", {}), f"{etc}/{MANIFEST}"):
         _draft(Path(path)).unlink(missing_ok=True)
 

@@ -156,9 +156,9 @@ def _lock() -> Iterator[None]:
 
 
 def probe(python: str, dirs: Sequence[str]) -> list[str]:
-    """Prove that the stubs would start. Notes about what they can do without.
+    """Prove that the stubs would start; return notes on missing parts that they can do without.
 
-    A prolog that cannot start closes its node, so nothing is put into place then.
+    A prolog that cannot start closes its node, so nothing is installed then.
     """
     modules = [*MODULES, NVML]
     argv = [python, "-IS", "-c", _PROBE, json.dumps(list(dirs)), json.dumps(modules)]

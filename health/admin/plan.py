@@ -23,7 +23,7 @@ from health.settings_last import SUFFIX
 
 
 def identity(plan: InstallPlan) -> str:
-    """The same for the same changes: what was shown is what is done, or nothing is."""
+    """Return a digest of the changes: only the plan that was shown is carried out."""
     return digest(json.dumps([change[:4] for change in plan.changes]))
 
 
@@ -154,7 +154,7 @@ class _Steps:
         self.files[file.path] = {**record, "offered": digest(file.text)}
 
     def remove(self, path: str) -> None:
-        """If it is as it was written."""
+        """Remove the file if nobody changed it since it was written; else note that it stays."""
         there = self.present[path]
         if there.kind == "none":
             return

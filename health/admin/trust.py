@@ -49,7 +49,7 @@ def hole(path: str, owners: Collection[int] = ROOT) -> Hole | None:
 
 
 def _way(path: str) -> list[str]:
-    """Every directory and link on the way to a path, and what it ends at; empty: it never ends."""
+    """List each directory and link on the way to a path, and its target; empty: a circle."""
     passed = ["/"]
     parts = path.split("/")[::-1]
     while parts:
@@ -84,8 +84,8 @@ def code(python: str, dirs: Iterable[str], owners: Collection[int] = ROOT) -> li
 
 
 def repair(prefix: str, holes: Sequence[Hole]) -> str:
-    """The command that closes them. All of a prefix only where that is a virtual environment: a
-    `chown -R` of /usr would break the machine."""
+    """The command that closes the holes. It covers a whole prefix only in a virtual environment:
+    a `chown -R` of /usr would break the machine."""
     inside = all(at.place == prefix or at.place.startswith(f"{prefix}/") for at in holes)
     if inside and Path(prefix, "pyvenv.cfg").exists():
         return close([prefix], recursive=True)

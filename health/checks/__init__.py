@@ -1,4 +1,4 @@
-"""All families and their rooms, in the order in which their findings stand in a report.
+"""All families and their folders ("rooms"), in the order of their findings in a report.
 
 A new family is a file in one of the rooms: it is found there, and needs no line here.
 
@@ -64,8 +64,8 @@ def families(top: str) -> dict[str, str]:
 
 
 def _files(directory: str) -> list[str]:
-    """Return the modules of a room. An editor's or an archive's file beside them is none of them;
-    the families of a room that cannot be listed close the gate, as they cannot be imported."""
+    """Return the modules of a room; files of editors or archives are ignored. If a room cannot be
+    listed, its families cannot be imported either, which closes the gate."""
     try:
         files = [entry.name for entry in os.scandir(directory) if entry.is_file()]
     except OSError:

@@ -15,9 +15,10 @@ _MOST = 8 << 20  # bytes of an answer
 
 
 def call_in_child(work: Callable[[], Any], deadline_s: float) -> tuple[Any, str]:
-    """Run ``work`` in a child: its result (as JSON keeps it) and "", or None and the reason.
+    """Run ``work`` in a child; return its result (as JSON keeps it) and "", or None and why not.
 
-    ``work`` has no descriptor of ours. At the deadline its process is killed, or left behind.
+    ``work`` has none of this process's descriptors. At the deadline its process is killed, or left
+    behind if it cannot be.
     """
     until = time.monotonic() + deadline_s
     try:

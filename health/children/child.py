@@ -1,8 +1,8 @@
 """A forked process that may be lost: watched, killed, or left behind when it cannot be killed.
 
-A process that hangs in the kernel (state D: a dead NFS, a wedged driver) takes no signal. So
-nobody here waits for one without a deadline, and a child holds nothing of its parent's open:
-slurmd reads a prolog's output to its end, which a forgotten descriptor would keep away.
+A process that hangs in the kernel (state D: a dead NFS, a wedged driver) takes no signal. So every
+wait for a child has a deadline, and a child closes its parent's descriptors: slurmd reads a
+prolog's output to its end, which an open descriptor would prevent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from robust_slurm import process_stat
 
 _PIPE = 3  # the child's end of the pipe
-_SPARE_S = 2.0  # by which the child's own alarm lags behind its parent's deadline
+_SPARE_S = 2.0  # from the parent's deadline to the child's own alarm
 
 
 class Child:

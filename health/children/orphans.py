@@ -1,6 +1,6 @@
-"""The processes that a killed program of ours leaves behind: adopted, and ended.
+"""Adopt and end the processes that a killed program of ours leaves behind.
 
-For one that starts processes in sessions of their own, which a kill of its group does not reach.
+For a program that starts processes in sessions of their own, which a kill of its group misses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decides whether a job that has left its nodes is to start again at once. Pure.
+"""Decides whether a requeued job starts again at once. Pure.
 
-Slurm lets every requeued job wait, two minutes by default, so that the credential of its old run is
-gone everywhere. Only that wait is cut short: a start time that anybody chose stays.
+Slurm delays every requeued job, by two minutes by default, until the credential of its old run has
+expired everywhere. Only that delay is cut short: a start time that somebody has set stays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLURMS_S = 120  # cred_expire, where nothing is set
 SLACK_S = 2  # Slurm counts whole seconds
 SHORT_RUN_S = 60.0
 SHORT_RUNS = 3
-LONGEST_S = 3600.0  # that a plan may put the start off
+LONGEST_S = 3600.0  # longest delay that a plan may ask for
 _ROBUST = re.compile(r"(^|[\s,;])robust=full($|[\s,;])")
 
 Step = Literal["wait", "start", "leave"]

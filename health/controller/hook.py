@@ -1,8 +1,8 @@
 """PrologSlurmctld and EpilogSlurmctld: starts requeued robust jobs at once, refills the pool.
 
-slurmctld waits for the stub only, which leaves this process behind in a session of its own. It ends
-within LIFE_S, whatever Slurm or a file system does, and never tries again: without it Slurm's own
-delay and the timer of the pool do the same, later.
+slurmctld waits only for the stub, which leaves this process running in a session of its own. The
+process ends within LIFE_S, whatever Slurm or a file system does, and never retries: if it fails,
+Slurm's own delay and the timer of the pool do the same, later.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def begun(event: HookEvent, site: HookSite) -> None:
 
 
 def ended(event: HookEvent, site: HookSite) -> None:
-    """Start the job again, or clear up after it, once nothing of its run is left."""
+    """Start the job again, or remove its unused directory, once its old run is over."""
     with records.opened(site.state_dir) if site.state_dir else nullcontext() as jobs:
         _follow(event, site, jobs)
 

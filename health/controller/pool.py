@@ -40,8 +40,8 @@ def read(state_dir: str) -> Mapping[str, Any]:
 def due(record: Mapping[str, Any], partition: str) -> bool:
     """Return whether a job of this partition may have changed the pool. Pure.
 
-    Jobs of the partition that the nodes come from do so only while the pool waits for one; those
-    that make way for others never do: a node that is lent counts as free.
+    Jobs of the partition that supplies the nodes do so only while the pool waits for a node.
+    Preemptable jobs on standby nodes never do: a node that is lent counts as free.
     """
     wish = record.get("wish", {})
     if not partition or not wish:

@@ -1,6 +1,7 @@
-"""The job's directory in the state directory, as SlurmUser sees it: all in it may be hostile.
+"""The job's directory in the state directory, read by SlurmUser: its content may be hostile.
 
-Opened by descriptors, links refused, owner compared: a user can change what concerns own jobs only.
+It is opened by descriptors, links are refused and owners compared, so that users can change only
+what concerns their own jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextmanager
 def opened(state_dir: str) -> Iterator[int]:
-    """``jobs``, which only root or SlurmUser can have put there. Raises OSError."""
+    """Open ``jobs``, which only root or SlurmUser can have put there. Raises OSError."""
     jobs = rootfiles.open_dir(f"{state_dir}/{JOBS}")
     try:
         yield jobs

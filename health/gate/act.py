@@ -1,6 +1,6 @@
-"""Draining this node, once: within the circuit breaker's limits, over nobody else's reason.
+"""Drain this node once, within the circuit breaker's limits; others' drain reasons stay.
 
-Reached only when the gate is closed; the door to Slurm is imported here and nowhere on the way.
+Used only when the gate is closed: only then is the client of Slurm imported.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LEDGER_S = 1.5  # for the reservation, on a file system that may be dead
 
 
 class DrainOutcome(NamedTuple):
-    """The result of a drain. All empty: it was not placed, and the reason is not known."""
+    """The result of a drain. All empty: it was not placed, for a reason that is not known."""
 
     drained: bool = False  # a reason of ours stands
-    bound: str = ""  # the breaker's words, if it held
-    kept: str = ""  # the reason of somebody else that stands instead
-    error: str = ""  # why Slurm could not be told
-    stood: bool = False  # it stood before: nothing was done
+    bound: str = ""  # the limit of the circuit breaker that forbade it
+    kept: str = ""  # another's drain reason, which stays
+    error: str = ""  # why the request to Slurm failed
+    stood: bool = False  # the node was drained before: nothing was done
     note: str = ""  # why there was no reservation
-    reason: str = ""  # what stands in place of the reason that was given
-    why: str = ""  # and why that is
+    reason: str = ""  # the reason that was placed instead of the given one
+    why: str = ""  # why it was replaced
 
     def __str__(self) -> str:
         if self.bound:
@@ -95,7 +95,7 @@ class Drainer:
         from robust_slurm.slurm import SlurmError
 
         context = self._system.context
-        # Of now, not of the start of the run: that is when it counts against others.
+        # The present time, not that of the run's start: it decides which drains count against it.
         own = Drain(round(time.time(), 6), context.node, context.job, cause(reason))
         try:
             node = self._door().nodes([own.node]).get(own.node)
@@ -106,7 +106,7 @@ class Drainer:
         standing = stands(node, reason)
         if standing is not None:
             return standing
-        if "DRAIN" in node.state:  # for something milder: it is out of service already
+        if "DRAIN" in node.state:  # drained for a milder action: out of service already
             return self._order(own, reason)
         reason, why = self._escalated(own, reason)
         outcome = self._place(own, reason)
@@ -117,7 +117,7 @@ class Drainer:
     def _escalated(self, own: Drain, reason: str) -> tuple[str, str]:
         """The reason with action "service" and why, if the node was drained for it too often."""
         parsed = parse_reason(reason)
-        if own.cause in SHARED:  # what came back is not this node's to mend
+        if own.cause in SHARED:  # a shared service failed again, which service cannot repair
             return reason, ""
         why = service(parsed, self._events(), own.time, rules_of(self._settings))
         return (parsed._replace(action="service").text, why) if parsed and why else (reason, "")
@@ -150,7 +150,7 @@ class Drainer:
         return self._open(self._left(float(self._settings.gate["scontrol_deadline"])))
 
     def _reserved(self, own: Drain, reason: str) -> tuple[Permission | None, str]:
-        """The breaker's word on the shared ledger; None and why, without one."""
+        """Ask the breaker, by the shared ledger; None and the reason if there is no ledger."""
         state_dir = self._settings.state_dir
         if not state_dir:
             return None, "no state_dir is set"
@@ -172,7 +172,7 @@ class Drainer:
         return DrainOutcome(drained=True)
 
     def _without_ledger(self, shown: SlurmsRecords, reason: str) -> DrainOutcome:
-        """Slurm's own records instead: drain, look again, take it back if it was one too many."""
+        """Count by Slurm's own records: drain, count again, undrain if it was one too many."""
         from robust_slurm.slurm import SlurmError
 
         try:
@@ -189,17 +189,17 @@ class Drainer:
         return DrainOutcome(bound=bound) if bound else outcome
 
     def _unheard(self, own: Drain, reason: str, error: str) -> DrainOutcome:
-        """Slurm does not answer, and will drain the node itself if the gate stays closed."""
+        """Decide while Slurm does not answer: it drains the node itself if the gate ends with 1."""
         answer = self._reserved(own, reason)[0]
         if answer is None:
             return self._uncounted(own, error)
         return DrainOutcome(error=error) if answer.allowed else DrainOutcome(bound=answer.why)
 
     def _uncounted(self, own: Drain, error: str) -> DrainOutcome:
-        """Neither the ledger nor Slurm answers: nobody counts drains.
+        """Decide while neither the ledger nor Slurm answers, so that drains cannot be counted.
 
-        Only hard evidence closes the gate then. All else may be what keeps both from answering, on
-        every node at once.
+        Only hard evidence closes the gate then. Any other finding may have the same cause as the
+        silence of both, on every node at once.
         """
         if own.cause != HARD_CAUSE:
             return DrainOutcome(bound=f"no shared ledger, and Slurm does not answer: {error}")

@@ -1,7 +1,7 @@
 """The answer of the active tests' process, and a node's history of such tests. Pure.
 
-The tests run in the site's own interpreter with torch (``health/active/``); the gate takes their
-answer for data: only a finding that is whole, and agrees with the exit code, closes it.
+The tests run in the site's own interpreter with torch (``health/active/``). The gate does not trust
+their answer: only a complete finding that agrees with the exit code closes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RETRY_S = 3600.0  # between two tries of a drained node that could not be tested
 _MOST = 50  # findings
 _ID = re.compile(r"active-[a-z0-9-]{1,40}")
 _DEVICE = re.compile(r"[A-Za-z0-9_./+-]{0,64}")
-# A program's own end by these is as often bad hardware as a bad program.
+# A program that ends by one of these has met a bug of its own as often as bad hardware.
 _SUSPICIOUS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 )
@@ -72,7 +72,7 @@ def argv(
     tests: Iterable[str] = (),
     config: str = "",
 ) -> list[str]:
-    """Isolated: nothing of anybody's environment or directories is imported.
+    """Return the command of the tests; -I: the interpreter ignores environment and directory.
 
     ``tests``: only these. ``config``: the site's settings, if they lie elsewhere.
     """
@@ -114,7 +114,7 @@ def _left_out(data: Mapping[str, Any]) -> str:
 
 
 def _ran(data: Mapping[str, Any]) -> tuple[str, ...]:
-    """The tests of ours that found nothing, and could tell."""
+    """Our own tests that ran to their end without a fault; none if any result is undecided."""
     rows = data.get("measured", [])
     if any(row["check"] == "active-undecided" for of in data["findings"].values() for row in of):
         return ()
@@ -143,7 +143,7 @@ def _finding(row: Mapping[str, Any]) -> Finding:
     evidence = one_line(str(row["evidence"]))
     if status == "FAIL" and cls == "node":
         return Finding("FAIL", "node", check, device, evidence, action)
-    # All else says that a test could not tell: no reason to drain, none to undrain.
+    # Any other finding proves nothing: no reason to drain the node, and none to undrain it.
     return Finding("PASS" if status == "PASS" else "WARN", "tool", check, device, evidence, "none")
 
 
@@ -160,7 +160,7 @@ def owed(events: Iterable[Event], now: float) -> str:
 
 
 def applying(gpus: bool) -> frozenset[str]:
-    """The tests that say all there is to say of a single node."""
+    """The tests that a single node can run, with GPUs or without."""
     of = TESTS if gpus else [test for test in TESTS if "cuda" not in test.needs]
     return frozenset(test.name for test in of if "peer" not in test.needs)
 

@@ -1,7 +1,7 @@
-"""The active tests as the gate runs them: in a process of the site's interpreter, and on time.
+"""The active tests as the gate runs them: in the site's interpreter, within a time limit.
 
-They fill the GPUs' memory, so they run on a node that Slurm has given to nobody, one run at a
-time, and a prolog that comes meanwhile ends them before it looks at the node (``give_way``).
+They fill the GPUs' memory, so they run only on a node without jobs, one run at a time. With
+[active] python set, a prolog that starts meanwhile ends them before its checks (``give_way``).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from health.node.system import Event
 
 LOCK = "active.lock"
-_LEAST_S = 10.0  # less is not worth a start of the interpreter
-_START_S = 4.0  # of the time: for its start, and for the end of what overruns
+_LEAST_S = 10.0  # with less time the interpreter is not started
+_START_S = 4.0  # of the time: to start it, and to end tests that overrun
 TRUST_S = 10.0  # to look at all files of its environment, on a slow file system
 _WAY_S = 5.0  # for a killed process to give the GPUs' memory back
 _TICK_S = 0.02
@@ -124,8 +124,8 @@ def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> ActiveA
     try:
         from health.children.orphans import adopted
 
-        # Asked with the claim in hand: whoever gets the node after this answer has a prolog that
-        # finds the claim, whoever has got it before is in the answer.
+        # Ask Slurm while the claim is held: the answer shows a job that already has the node, and
+        # the prolog of a later job finds the claim.
         why = _given_away(gate)
         seconds = until - time.monotonic()
         if why or seconds < _LEAST_S:
@@ -136,7 +136,7 @@ def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> ActiveA
         words = argv(python, level, node, seconds - _START_S, tests, config)
         with adopted(_WAY_S / 2):
             output = run(words, seconds, _noted(held))
-        os.ftruncate(held, 0)  # it has ended: nobody need look for it
+        os.ftruncate(held, 0)  # it has ended: no prolog need look for it
         return answer(output)
     except OSError as error:
         return broken(f"{python}: {error.strerror or error}")
@@ -154,7 +154,7 @@ def distrusted(python: str, seconds: float) -> str:
 
 
 def _claim(spool: str) -> int:
-    """The right to test this node, a descriptor. BlockingIOError: another tests it. OSError."""
+    """Claim this node for a test; return a descriptor. BlockingIOError: it is claimed. OSError."""
     directory = rootfiles.open_dir(spool)
     try:
         held = rootfiles.lock(directory, LOCK, wait=False)
@@ -169,9 +169,9 @@ def _claim(spool: str) -> int:
 
 @contextmanager
 def claimed(spool: str) -> Iterator[None]:
-    """For tests that a person starts: a job that begins meanwhile ends this process.
+    """Claim the node for tests that a person starts; ``give_way`` then ends this process.
 
-    Nothing where no gate has ever run. BlockingIOError: another run tests the node. OSError.
+    Does nothing where no gate has ever run. BlockingIOError: another run tests the node. OSError.
     """
     try:
         held = _claim(spool)
@@ -198,7 +198,7 @@ def _noted(held: int) -> Callable[[int], None]:
 
 
 def _given_away(gate: Gate) -> str:
-    """The reason in Slurm's state not to test: a job has the node, or will in a moment; or ""."""
+    """The reason not to test if a job has the node, or Slurm does not say; "" if none has it."""
     from health.gate.act import open_door
     from robust_slurm.slurm import SlurmError
 
@@ -213,7 +213,7 @@ def _given_away(gate: Gate) -> str:
 
 
 def give_way(spool: str) -> str:
-    """Before a job begins: end a test that runs here. Why that failed, or ""; never raises."""
+    """Before a job starts, end a test that runs here; return why it failed or "". Never raises."""
     until = time.monotonic() + _WAY_S
     try:
         directory = rootfiles.open_dir(spool)
@@ -249,9 +249,9 @@ def _is_free(fd: int) -> bool:
 
 
 def _ended(held: int, until: float) -> bool:
-    """With the claim in hand: end what is noted and its workers; False: still there at ``until``.
+    """End the noted process and its workers, while holding the claim; False: some still run.
 
-    Whoever had the claim may have been killed: that frees it, and ends no test.
+    The former holder may have been killed, which frees the claim but ends no test.
     """
     left = _end(os.pread(held, 64, 0))
     while left := {pid: born for pid, born in left.items() if _is(pid, born)}:
@@ -262,9 +262,9 @@ def _ended(held: int, until: float) -> bool:
 
 
 def _end(note: bytes) -> dict[int, str]:
-    """Kill the process that is noted, if it is still that one, its session and its workers'.
+    """Kill the noted process, if it is still the same one, and its workers, with their sessions.
 
-    What was killed: numbers and times of their start.
+    Return what was killed: pids with their start times.
     """
     from health.children.orphans import children_of
 

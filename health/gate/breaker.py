@@ -64,9 +64,9 @@ class Decision(NamedTuple):
 
 
 def cause_of(reason: Reason | None, families: Mapping[str, str]) -> str:
-    """The name under which a drain is counted: one for all that one shared cause can bring about.
+    """The name under which a drain is counted: findings that one event can cause share one.
 
-    What users leave, and trouble of our own tools, are one cause each; so is hard evidence.
+    Users' leftovers, failures of our own tools, and hard evidence are one cause each.
     ``families``: the family of each finding. Those of one family look at the same thing (mounts,
     the network, the driver); only each Xid is a cause of its own.
     """

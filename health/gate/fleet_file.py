@@ -1,7 +1,7 @@
 """The fleet's files beside the ledger: those that every gate writes to, and the recorded values.
 
-``<state_dir>/nodes/<name>.jsonl``, root's as all beside it, is written by one gate at a time.
-Whoever holds the lock sees every record before its own. ``fleet.json`` there is copied to the
+``<state_dir>/nodes/<name>.jsonl`` belongs to root, as all files there, and is written by one gate
+at a time: the holder of the lock sees all earlier records. ``fleet.json`` there is copied to the
 node's own disk.
 """
 

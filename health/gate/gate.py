@@ -76,7 +76,7 @@ class Gate:
         return whole, judge(whole, self.settings)
 
     def drain(self, reason: str) -> DrainOutcome:
-        """Drain this node, or say that it would be."""
+        """Drain this node; in a dry run only print that it would be drained."""
         from health.gate.act import Drainer, DrainOutcome
 
         if self.dry_run:
@@ -88,9 +88,9 @@ class Gate:
         return outcome
 
     def admits(self, outcome: DrainOutcome) -> bool:
-        """True if jobs come here although the gate is closed: then Slurm must not drain either.
+        """True if the node accepts jobs although the gate is closed: a dry run, or the breaker.
 
-        It does on exit code 1.
+        The gate must not end with 1 then, because Slurm would drain the node.
         """
         return bool(outcome.bound) or self.dry_run
 
@@ -166,7 +166,7 @@ def budget(settings: Settings, where: Where) -> float:
 
 
 def refused(where: Where, words: Sequence[str]) -> int | None:
-    """The exit code where a person asks for help or writes what there is not; None: go on."""
+    """Answer a person's --help or a wrong argument; return the exit code, or None to go on."""
     odd = [word for word in words if word != "--dry-run"]
     if not odd:
         return None
@@ -200,16 +200,16 @@ def say(text: str) -> None:
 
 
 def alert(text: str) -> None:
-    """One line to the system's log: slurmd drops what is said by a gate that ends with 0."""
+    """Write a line to the system's log: slurmd drops the output of a gate that ends with 0."""
     import socket
 
     line = f"<{_CRITICAL}>robust-slurm[{os.getpid()}]: {text}".encode(errors="backslashreplace")
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
-            link.setblocking(False)  # whoever should read there may hang too
+            link.setblocking(False)  # the log's daemon may hang too
             link.sendto(line, SYSLOG)
     except OSError:
-        pass  # nobody keeps a log here
+        pass  # there is no log daemon
 
 
 def told(finding: Finding) -> str:
@@ -254,10 +254,10 @@ def serve(where: Where, words: Sequence[str], first_s: float, work: Callable[[Ga
 
 
 def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate | None) -> int:
-    """The gate itself broke: say so, and drain as the tool's own fault. The exit code for slurmd.
+    """Report that the gate itself failed, and drain with class tool; return slurmd's exit code.
 
-    A gate that breaks everywhere would drain everything: the breaker holds here too, and then
-    jobs are admitted, loudly.
+    A gate that fails on every node would drain them all, so the breaker applies here too. Beyond
+    its limits the job is admitted, with an alert.
     """
     alarm(_LAST_S)
     data = broke(where, error)
@@ -275,7 +275,7 @@ def crashed(where: Where, error: BaseException, words: Sequence[str], gate: Gate
 
 
 def broke(where: Where, error: BaseException) -> dict[str, str]:
-    """Say that our own code failed; what the history keeps of it."""
+    """Print that the gate's own code failed; return the data for the history."""
     import traceback
 
     text = f"{type(error).__name__}: {error}"

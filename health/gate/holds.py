@@ -1,7 +1,7 @@
-"""Hold-downs: a drain stays although the checks pass again, longer at each return. Pure.
+"""Hold-downs: a drain stays although the checks pass again, longer after each recurrence. Pure.
 
-A fault that comes and goes would otherwise drain and undrain its node all day, and each time a job
-meets it. Only drains that a re-check alone lifts are held down: the others have a proof.
+An intermittent fault would otherwise drain and undrain its node all day, and hit a job each time.
+Only drains that a passing re-check lifts are held down: the others require a proof.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class HoldRules(NamedTuple):
 def drains(check: str, events: Iterable[Event], until: float) -> list[float]:
     """The times of the node's drains for this finding in the day up to ``until``, oldest first.
 
-    What a person repaired, or a burn-in proved to be well, counts no more. Records within SAME_S of
-    each other are one drain, unless it was taken back between them.
+    Drains before a repair or a passed burn-in do not count. Records within SAME_S of each other are
+    one drain, unless the node was undrained between them.
     """
     known = sorted((e for e in events if until - DAY < e.time <= until), key=lambda e: e.time)
     found: list[float] = []
@@ -50,8 +50,8 @@ def drains(check: str, events: Iterable[Event], until: float) -> list[float]:
 def service(reason: Reason | None, events: Iterable[Event], now: float, rules: HoldRules) -> str:
     """The reason why a drain for ``reason`` made now needs service; "" if it does not.
 
-    Only findings of class node: what users left there, or trouble of our own tools, needs nobody
-    to mend the node.
+    Only findings of class node do: users' leftovers and failures of our own tools need no repair of
+    the node.
     """
     if reason is None or reason.cls != "node" or ACTIONS[reason.action].proof != "recheck":
         return ""

@@ -1,8 +1,8 @@
-"""The time at which a node was last seen to be well, from its own history. Pure.
+"""The time at which a node last passed its checks, from its own history. Pure.
 
-A healthy run of the gate writes nothing; so that others can tell a healthy node from one that
-nobody looks at, the sweep writes a "pass" down, once an hour at most. A run in which a check could
-not tell (ERROR) admits its job where that check tolerates it, but proves nothing.
+A healthy run of the gate records nothing. To tell a healthy node from one that no gate checks, the
+sweep records a "pass", once an hour at most. A run in which a check failed itself (ERROR) may admit
+its job, if that check tolerates it, but proves nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The fleet's automatic drains: each gate writes its own down before it drains, under one lock.
 
-``<state_dir>/nodes/drains.jsonl``, root's as all beside it. Whoever holds the lock sees every
-drain before its own, so the circuit breaker's limits hold however many gates fail at once. What the
-breaker refused is written there too, once per node, cause and window, for the doctor.
+The file is ``<state_dir>/nodes/drains.jsonl`` and belongs to root. The holder of the lock sees all
+earlier drains, so the circuit breaker's limits hold however many gates fail at once. Refused drains
+are recorded there too, once per node, cause and window, for the doctor.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from health.node.system import System
 from robust_slurm.hostlist import expand
 
 NAME = "drains"
-PENDING_S = 120.0  # after which Slurm shows a drain that was reserved, or it was not made
-FULL_S = 300.0  # for which nobody asks Slurm again how many nodes stand drained
+PENDING_S = 120.0  # after this time Slurm shows a reserved drain, or it was not made
+FULL_S = 300.0  # how long a refusal for too many drained nodes holds without asking Slurm again
 NEWEST = 1 << 16  # bytes: more drains than limits let through, in some milliseconds
-_SURE = 16  # records in a row whose times say that what is before them is over
+_SURE = 16  # this many old records in a row show that all before them are old too
 
 
 class Refusal(NamedTuple):
@@ -69,10 +69,11 @@ def reserve(
 
 
 def _newest(fd: int, since: float) -> list[dict[str, Any]]:
-    """The records that may still count: at least those since then.
+    """Return the records that may still count: at least those after ``since``.
 
-    A hundred gates wait for the lock meanwhile, each for a second at most, and a ledger of years
-    has ten thousand records. Only if its end may not reach back far enough, more is read.
+    Only the file's end is read, and more only if that may not reach back far enough: a hundred
+    gates may wait for the lock, each for a second at most, and an old ledger has ten thousand
+    records.
     """
     found = rootfiles.records(rootfiles.tail(fd, NEWEST))
     drains = [_drain(record) for record in found[:_SURE]]
@@ -83,7 +84,7 @@ def _newest(fd: int, since: float) -> list[dict[str, Any]]:
 
 
 def withdraw(state_dir: str, own: Drain, reason: str = "", why: str = "") -> None:
-    """The drain was not made after all: it counts no more. Like ``reserve``.
+    """Record that a reserved drain was not made, so that it no longer counts. Like ``reserve``.
 
     ``why``: too many nodes stand drained; kept with ``reason``.
     """

@@ -1,8 +1,8 @@
 """The automatic drains that Slurm shows, as the circuit breaker counts them.
 
-The count where there is no ledger or it does not answer. No lock orders gates there: each drains,
-looks again, and takes its drain back unless it has seen that the limits hold with it. So the limits
-hold if gates see little; then fewer nodes are drained than could be.
+They are counted where there is no ledger or it does not answer. No lock orders the gates then: each
+drains, counts again, and undrains unless the limits hold with its own drain. So the limits hold
+also if gates see each other's drains late; then fewer nodes are drained than the limits allow.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SlurmsRecords:
         return self._count([*drains, *pending], fleet, self.own, self.own.time).why
 
     def forbid(self) -> str:
-        """Why the node is not to be drained on Slurm's word alone; "" if it may be. SlurmError."""
+        """The reason against a drain counted by Slurm's records only; "" if none. SlurmError."""
         self._pause(random.uniform(0.0, min(SPREAD_S, self._rest() / 4)))
         drains, fleet = self._look()
         decision = self._count(drains, fleet, self.own, self.own.time)
@@ -94,17 +94,17 @@ class SlurmsRecords:
         return decision.why
 
     def recount(self, reason: str, *, reserved: bool = False) -> str:
-        """Look again at what stands, now that this drain does: why it was taken back, or "".
+        """Count all standing drains once more, with this one; return why it was undone, or "".
 
-        ``reserved``: the ledger has counted it. It gives way to earlier drains only. One that has
-        no reservation gives way to those that have, and cannot tell which these are: it stays only
-        if all that stand are within the limits. Meanwhile those beyond the limits take theirs back.
+        ``reserved``: the ledger has counted it, so it gives way only to earlier drains. A drain
+        without a reservation gives way to those with one but cannot tell them apart: it stays only
+        if all standing drains are within the limits, while gates beyond the limits undo theirs.
         """
         from robust_slurm.slurm import SlurmError
 
         decision = Decision(False, "")
         for _ in range(_LOOKS):
-            # All drains of this one's second are to be seen then: see breaker.stays.
+            # Afterwards all drains made in the same second are visible: see breaker.stays.
             self._pause(TICK_S)
             try:
                 drains, fleet = self._look()

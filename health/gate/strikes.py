@@ -1,7 +1,7 @@
 """The fleet's record of strikes, under one lock: it limits the nodes that one job may strike.
 
-``<state_dir>/nodes/strikes.jsonl``, root's as all beside it. Else a user could have every node of a
-large job carry a strike, whatever was wrong with the job.
+The file is ``<state_dir>/nodes/strikes.jsonl`` and belongs to root. Without the limit a user could
+give a strike to every node of a large job, whatever was wrong with the job.
 """
 
 from __future__ import annotations

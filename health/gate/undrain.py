@@ -10,8 +10,8 @@ from health.history.cures import cured
 from health.node.system import Event
 from robust_slurm.drain_reason import Reason, parse_reason, without_reboot
 
-# Flags that say nothing about the node's health. With any other one, a person or Slurm itself has
-# something in hand there (DOWN, FAIL, MAINTENANCE, REBOOT_ISSUED, POWERED_DOWN, …).
+# Flags that say nothing about the node's health. Any other one means that a person or Slurm itself
+# is working on the node (DOWN, FAIL, MAINTENANCE, REBOOT_ISSUED, POWERED_DOWN, …).
 HARMLESS = frozenset(
     {
         "ALLOCATED",
@@ -27,7 +27,7 @@ HARMLESS = frozenset(
 )
 # What Slurm writes for a gate that ended with 1 and could not place its own reason.
 SLURMS_WORDS = frozenset({"Prolog error", "Epilog error"})
-LIFTED = "lifted"  # the event of a drain of ours that somebody else took back: no proof of anything
+LIFTED = "lifted"  # the event that somebody else undrained a node that we had drained: no proof
 NEAR_S = 180.0  # between our record of a drain and Slurm's time of it: queues, and two clocks
 
 
@@ -47,12 +47,12 @@ class Ours(NamedTuple):
 
 
 def ours(standing: DrainStanding, events: Sequence[Event]) -> Ours | None:
-    """The drain as we made it; None: it is somebody else's, or was edited by somebody.
+    """Return our own drain; None: somebody else made it, or edited its reason.
 
-    A drain that Slurm made in our place is known by our record of having asked for it. Where
+    A drain that Slurm made in our place is recognised by our record of the gate's exit code 1. If
     Slurm has rebooted the node since, its time of the drain is that of the reboot. From 24.11
-    without slurmdbd a reason outlives its drain, with its time, and a drain that Slurm makes next
-    keeps it: a reason older than an undrain in the history is of the drain that was lifted.
+    on, without slurmdbd, a reason outlives its drain, with its time, and Slurm's next drain keeps
+    it: a reason older than an undrain in the history belongs to the drain that was lifted.
     """
     if "DRAIN" not in standing.flags or not standing.reason:
         return None
@@ -73,7 +73,7 @@ def ours(standing: DrainStanding, events: Sequence[Event]) -> Ours | None:
 
 
 def lifted_by_others(flags: Collection[str], events: Iterable[Event]) -> Event | None:
-    """Our record of a drain that no longer stands although no end of it is recorded.
+    """Find our record of a drain that no longer stands although no undrain is recorded.
 
     ``events``: read before the node's ``flags``, so that no drain is newer than these.
     """

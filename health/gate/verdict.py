@@ -31,11 +31,11 @@ class Verdict(NamedTuple):
 
 
 def judge(report: GateReport, settings: Settings) -> Verdict:
-    """Closed by any FAIL, and by any ERROR but those of checks that tolerate their own.
+    """Judge a report: any FAIL closes, and any ERROR except of checks that tolerate their own.
 
-    What the site switched off closes nothing, also where the report was made without that.
+    Findings that the site switched off close nothing, also if the report has them.
 
-    The hardest action leads: what cures that cures the others. Then FAIL before ERROR (known
+    The hardest action leads: it cures the other findings too. Then FAIL before ERROR (known
     before unknown), then the order of the report.
     """
     off = set(settings.gate["disabled"])

@@ -24,9 +24,9 @@ class Driver(NamedTuple):
 
 
 def noticed_resets(events: Sequence[Event], now: float, boot: str, driver: Driver) -> list[Event]:
-    """Resets that nobody recorded: Xid 154 asked for one, and NVML asks for none any more.
+    """Infer unrecorded resets: Xid 154 asked for one, and NVML no longer does.
 
-    To be written into the history by whoever may write it; its time is that of the noticing.
+    The caller may write these events into the history; their time is that of the inference.
     """
     asked: dict[str, tuple[float, int]] = {}
     for event in sorted((e for e in events if e.boot == boot), key=order):
@@ -57,7 +57,7 @@ def cured(
     """The reason why ``action`` is unproven since the drain; "" if its proof is there.
 
     ``gpu``: the PCI address the drain was about, "" for the node. ``booted``: wall clock of the
-    running boot. That the checks pass again is for the caller to see.
+    running boot. The caller verifies that the checks pass again.
     """
     proof = ACTIONS[action].proof
     since = [event for event in events if event.time > drained.time]

@@ -1,8 +1,8 @@
-"""Compute a node's state from its events: open faults, returned faults, what to do. Pure.
+"""Compute a node's state from its events: open faults, recurring faults, what to do. Pure.
 
-A fault is open until its action was done: a reset of the GPU (or the driver loaded again, or a
-boot) cures what a reset cures, a boot what a boot cures, and only a person what needs service.
-What comes back after its cure too often wants the next rung of the ladder.
+A fault is open until its action was done: a reset of the GPU, a reload of the driver or a boot
+closes a fault that needs a reset, a boot one that needs a reboot, and only a repair by a person one
+that needs service. A fault that recurs too often needs the next stronger action.
 
 The driver writes nothing when a GPU is reset. A reset is known from: an event "reset" (somebody
 recorded it), the driver loaded again, a boot, an undrain (which only follows a passing re-check),
@@ -39,7 +39,7 @@ class StateRules(NamedTuple):
     """The rules that a site can set."""
 
     overrides: Mapping[int, ActionName] = {}
-    returns: int = 2  # a fault may come back so often after its cure before the next rung
+    returns: int = 2  # recurrences of a fault after its cure before the next stronger action
     return_days: float = 14.0
     reboots: int = 2  # reboots for a cause in that time; one more means service
     contained: int = 3  # contained memory errors (94) since the last reset
@@ -169,7 +169,7 @@ def node_state(
 ) -> NodeState:
     """The state of a node after these events (history and log merged, in any order)."""
     known = list(events)
-    # One from the future (a clock that was wrong) must not hide what comes until then.
+    # A repair dated in the future (a wrong clock) must not hide the faults until that time.
     repaired = [e.time for e in known if e.kind == "repaired" and e.time <= now + SETTLE_S]
     known = [event for event in known if not repaired or xid.end(event) > max(repaired)]
     known += noticed_resets(known, now, boot, driver)
@@ -216,7 +216,7 @@ def node_state(
 
 
 def _boots(events: Sequence[Event], boot: str) -> list[str]:
-    """Boot ids in order, the running one last. Whoever writes of another node knows none."""
+    """Boot ids in order, the running one last. Events that other nodes wrote have none."""
     first: dict[str, float] = {}
     for event in (event for event in events if event.boot):
         first[event.boot] = min(event.time, first.get(event.boot, event.time))
@@ -286,7 +286,7 @@ def _note(found: Occurrence) -> Note:
 
 
 def _power_smoothing(notes: Sequence[Note]) -> list[Note]:
-    """Without "power smoothing is off" (163) where it is on again (162), and without the 162."""
+    """Drop notes that power smoothing is on (162), and those that it was off (163) before that."""
     on = {note.gpu: note.last for note in sorted(notes, key=lambda n: n.last) if note.code == 162}
     return [
         note

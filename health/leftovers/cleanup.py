@@ -82,11 +82,11 @@ def clear(
     dirs: Sequence[str],
     deadline_s: float,
 ) -> Cleared:
-    """Clear the job's leftovers and say what stayed.
+    """Clear the job's leftovers; the findings are about those that stayed.
 
     ``mode``: "user", "job" or "never"; ``steps``: jobs with steps here (slurmd's spool); ``dirs``:
-    where files of the user are removed once no other job of that user is here, and no process.
-    Before that, only what robust-task has named after the job goes.
+    the user's files there are removed once the user has no other job and no process here. Before
+    that, only files that robust-task has named after the job are removed.
     """
     if uid <= 0 or mode == "never":
         return Cleared(0, 0, [])
@@ -120,7 +120,7 @@ def clear(
 def end_leftovers(
     job: int, uid: int, mode: str, steps: Sequence[int], budget_s: float
 ) -> dict[str, Any]:
-    """SIGTERM, a grace, SIGKILL until none is left or the time is over. May hang: in a child.
+    """Send SIGTERM, then SIGKILL until none is left or the time is over. May hang: use a child.
 
     ``gone``: the user has no other job here, and no other process.
     """
@@ -173,7 +173,7 @@ def _waits_for_server(pid: int) -> bool:
 def remove_files(
     uid: int, dirs: Sequence[str], before: float, budget_s: float, job: int = 0
 ) -> tuple[int, list[str]]:
-    """Remove the user's shared memory and files: how much went, what did not. May hang.
+    """Remove the user's shared memory and files; return how many, and what stayed. May hang.
 
     ``job``: only the snapshots that the shims of this job have left in memory; 0: everything.
     """

@@ -1,9 +1,9 @@
 """Find by owner what a user's jobs left in memory and on local disks, and remove it.
 
 The user may be writing there at the same time (from another node, on a shared disk), so names
-are only ever used below an open directory, links are removed and never followed, nothing of
-another owner is touched, and no other file system is entered. ``before`` (wall clock) is when the
-user was seen to have no other job here: what is younger may be of a job that has come since.
+are only used below an open directory, links are removed and never followed, files of other owners
+are left alone, and no other file system is entered. ``before`` (wall clock) is when the user had
+no other job here: younger files may belong to a job that has started since.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Whose(NamedTuple):
 def clear_dir(
     path: str, uid: int, before: float, until: float, prefix: str = ""
 ) -> tuple[int, list[str]]:
-    """Remove everything of the user's in one directory: how much went, and what did not.
+    """Remove all of the user's files in one directory; return how many, and what stayed.
 
     Raises OSError if the directory itself cannot be opened. ``until``: monotonic seconds;
     ``prefix``: only what has such a name.
@@ -98,7 +98,7 @@ def _clear(directory: int, whose: Whose, until: float, depth: int) -> tuple[int,
 def _remove(
     directory: int, name: str, whose: Whose, until: float, depth: int
 ) -> tuple[int, list[str]]:
-    """A directory and what is in it; one that lies too deep goes to the top instead, for later."""
+    """Remove a directory with its content; one that lies too deep is moved to the top for later."""
     removed = 0
     left: list[str] = []
     try:

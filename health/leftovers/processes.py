@@ -1,7 +1,7 @@
-"""A user's processes on this node: which of them a job left behind, and ending those.
+"""Find and end the processes that a job left behind on this node.
 
-Only processes whose real user is the job's are ever signalled, and of those never what somebody
-else but Slurm started: login sessions and system services (``of_others``). Reading another
+Only processes whose real user is the job's are ever signalled, and of those none that another
+program than Slurm started: login sessions and system services (``of_others``). Reading another
 process's environment can hang with that process, so all of this runs in a child with a deadline.
 """
 
@@ -88,9 +88,9 @@ def stepd_of(name: str, uid: int, title: str) -> int:
 def others(processes: Iterable[Process], steps: Iterable[int], job: int, uid: int) -> bool:
     """True if another job on this node belongs, or may belong, to the same user. Pure.
 
-    ``steps``: jobs with steps here as slurmd's spool has them. Whose a job is, its processes
-    tell (in its cgroup, or children of its slurmstepd; what they claim counts nothing); a job
-    that shows none may be anybody's.
+    ``steps``: jobs with steps here as slurmd's spool has them. A job belongs to the users of its
+    processes (those in its cgroup, or children of its slurmstepd; their environment proves
+    nothing); a job without any may be anybody's.
     """
     listed = list(processes)
     daemons = {p.pid: p.stepd for p in listed if p.stepd}
@@ -159,11 +159,10 @@ def _slurms(pid: int, above: dict[int, Process]) -> bool:
 
 
 def scan(uid: int) -> list[Process]:
-    """All processes, those of ``uid`` with what they claim, and of whom each slurmstepd is.
+    """List all processes: those of ``uid`` with the jobs they claim, slurmstepds with theirs.
 
-    One that ends between the list and the look at it, of which there may be a zombie by then, may
-    have forked another that was not in the list yet: then all is looked at again, a few times at
-    most.
+    A process that ended during the scan, perhaps now a zombie, may have forked another that the
+    scan missed: then it is repeated, a few times at most.
     """
     found, gone = _scan(uid)
     dead: set[tuple[int, int]] = set()
@@ -228,7 +227,7 @@ def _identity(pid: int) -> Process:
 
 
 def _claim(process: Process, until: float) -> int:
-    """The job in its environment. One that is stuck in the kernel might never answer."""
+    """The job in the process's environment, whose reading may hang if it is stuck in the kernel."""
 
     def read() -> int:
         try:

@@ -1,4 +1,4 @@
-"""The shape of what one NVML collection yields (nvml.py fills it, the GPU checks read it).
+"""The form of one NVML collection's result (nvml.py fills it, the GPU checks read it).
 
 Plain JSON, so that it can be recorded and replayed. A query that NVML refused is missing from the
 device and named in its ``errors`` ({"ecc": "NVML_ERROR_NOT_SUPPORTED"}); keys inside a group are

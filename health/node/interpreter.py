@@ -1,11 +1,11 @@
 """The files that a Python interpreter runs at start and import, and who can change them.
 
-Nothing of it is executed to find out: an interpreter that starts runs the ``import`` lines of every
-*.pth file of its environment. Looked at are the program with each link on the way to it,
-pyvenv.cfg, and the library directories of the environment and of the installation below it, with
-all files and with the directories that their *.pth files name. Too much rather than too little:
-every version of Python in a prefix counts. An editable install that names its source in code, not
-in a line of a *.pth file, is not followed.
+The interpreter is not started for this: it would run the ``import`` lines of every *.pth file of
+its environment. Checked are the program with each link on the way to it, pyvenv.cfg, and the
+library directories of the environment and of its base installation, with all files and with the
+directories that their *.pth files name. In doubt more is checked: every version of Python in a
+prefix counts. An editable install that names its source in code, not in a line of a *.pth file, is
+not followed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from health.node import rootfiles
 
 _LINKS = 40  # as the kernel's own limit
 _LIBRARIES = ("lib/python3*", "lib64/python3*", "lib/libpython3*", "lib64/libpython3*")
-_CODE = 0o022  # who may write here may run code as whoever imports it
+_CODE = 0o022  # write permission of others: it would let them run code as the importing user
 
 
 def trust(python: str) -> None:
-    """OSError, with the place and what is wrong with it, unless all of it is root's alone.
+    """Raise OSError, with the place and the reason, unless only root can change all of it.
 
     May take seconds, and hang with a file system.
     """
@@ -76,7 +76,7 @@ def _homes(config: str) -> list[str]:
 
 
 def _walk(top: str) -> list[str]:
-    """Check all that lies there; the places that links and *.pth files name beside it."""
+    """Check all that lies there; return the places that its links and *.pth files lead to."""
     info = os.lstat(top)
     _check(top, info)
     beside: list[str] = []

@@ -2,8 +2,8 @@
 
 Every slurmstepd listens on a socket in SlurmdSpoolDir, <node>_<job>.<step>, from before its step
 starts until its last process is gone (src/common/stepd_api.c: that is how slurmd itself finds its
-steps). A crash may leave a socket behind: then the node looks busier than it is, and less is held
-against it.
+steps). A crash may leave a socket behind: then the node looks busier than it is, and some checks
+report less.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Common parts of the checks of the kernel's log: windows of time and evidence. Pure.
 
-Whatever these checks look for must not be something that a user can make the kernel say. Some
+The patterns of these checks must not match a message that a user can make the kernel write. Some
 messages begin with the name of a process, 15 characters that its user chooses ("x invoked
-oom-killer", "x: page allocation failure"): every pattern is anchored at the beginning and asks for
-more than those.
+oom-killer", "x: page allocation failure"): every pattern is anchored at the beginning and longer
+than such a name.
 """
 
 from __future__ import annotations

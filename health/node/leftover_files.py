@@ -1,8 +1,8 @@
 """The owners of files that fill a file system: a look into directories that users can write.
 
-What lies there is hostile: no link is followed, no name is repeated, nothing is opened but
-directories, and each of them is read as a stream. A look whose time was over, or that could not
-enter a directory, decides nothing: the missing part may be a user's.
+The content may be hostile: no link is followed, no name is put into a message, only directories
+are opened, and each of them is read as a stream. A search that ran out of time, or could not enter
+a directory, proves nothing: the missing part may be a user's.
 """
 
 from __future__ import annotations

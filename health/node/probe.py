@@ -1,4 +1,4 @@
-"""Two things that can hang, done at arm's length: a look at a directory, and a command."""
+"""Two operations that can hang, each in a process of its own: a directory's probe, a command."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _probe(fd: int, path: str, write: bool) -> None:
 def _write(path: str) -> None:
     """Make a file, fill it, remove it: in the directory that was opened, whatever its name is."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    # Random: where users may write too, nobody is to be there before.
+    # Random: where users may write too, none of them can create the name first.
     name = f".robust-probe.{os.uname().nodename}.{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(name, flags, 0o600, dir_fd=directory)
@@ -92,9 +92,9 @@ def _write(path: str) -> None:
 def run(
     argv: Sequence[str], deadline_s: float, started: Callable[[int], None] | None = None
 ) -> CommandOutput:
-    """A program (absolute path) in its own session, without our environment and descriptors.
+    """Run a program (absolute path) in its own session, without our environment and descriptors.
 
-    ``started`` is called with its number.
+    ``started`` is called with its pid.
     """
     if not argv or not argv[0].startswith("/"):
         raise OSError(errno.ENOENT, "not an absolute path", argv[0] if argv else "")
@@ -145,7 +145,7 @@ def run(
 def _drain(child: Child, streams: dict[int, bytes], limit: float) -> int | None:
     """Read both streams until the program ends; its exit code, or None at the deadline.
 
-    What it left running may hold the streams open: its own end is what counts.
+    Processes that it left running may hold the streams open: only its own end counts.
     """
     poll = select.poll()
     for fd in streams:

@@ -1,4 +1,4 @@
-"""Files of root that nobody else may have had a hand in: opened by directories, links refused."""
+"""Files that only root can have changed: opened directory by directory, with links refused."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def _check(fd: int, name: str, *, sticky: bool) -> None:
 def lock(directory: int, name: str, *, wait: bool = True) -> int:
     """Take a lock file exclusively; held until the descriptor is closed.
 
-    BlockingIOError if it is taken and ``wait`` is false. flock also works over NFS. Root's alone:
-    whoever may read a file may lock it, and keep the gate from its records.
+    BlockingIOError if it is taken and ``wait`` is false. flock also works over NFS. Only root may
+    open the file: a user who can read it could lock it, and keep the gate from its records.
     """
     fd = open_file(directory, name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -117,7 +117,7 @@ def tail(fd: int, most: int) -> bytes:
 
 
 def whole_lines(raw: bytes, *, cut: bool) -> bytes:
-    """Without a torn last line, and with ``cut`` without the first, of which a part is missing."""
+    """Drop a torn last line, and with ``cut`` the first line, whose beginning is missing."""
     begin = raw.find(b"\n") + 1 if cut else 0
     return raw[begin : raw.rfind(b"\n") + 1]
 

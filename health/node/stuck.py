@@ -1,7 +1,7 @@
-"""A record of what earlier runs left behind in the kernel, so that no more piles up.
+"""A record of processes that hang in the kernel, so that no further run adds one.
 
-One small file per thing that hung, gone at the next boot: as long as the process that it names is
-still there, what it was doing still hangs, and doing it again would only lose another process.
+One small file per operation that hung, gone at the next boot. While the process that it names still
+exists, the operation still hangs, and a repetition would only lose another process.
 """
 
 from __future__ import annotations

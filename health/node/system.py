@@ -1,4 +1,4 @@
-"""The edge of the node: everything a check may look at, so that a recorded tree can stand in.
+"""The interface to the node: all that a check may read, so that a recorded tree can replace it.
 
 Paths are absolute ("/sys/class/net"). What cannot be read raises OSError with its errno, from the
 live node and from a recorded tree alike.
@@ -64,7 +64,7 @@ class CommandOutput(NamedTuple):
 
 
 class Context(NamedTuple):
-    """For whom the checks run: taken from Slurm's environment, empty outside a job."""
+    """The place, node and job of the run: from Slurm's environment, empty outside a job."""
 
     where: str  # "prolog", "epilog", "sweep", "deep"
     node: str

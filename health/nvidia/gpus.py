@@ -39,7 +39,7 @@ HARMLESS = frozenset(
         "NOT_FOUND",
     )
 )
-# The device as a whole is in trouble, whatever was asked: the family nvml says so, once.
+# The device as a whole has failed, whatever the query was: the family nvml reports it, once.
 WHOLE_DEVICE = frozenset(
     f"NVML_ERROR_{name}"
     for name in (
@@ -62,7 +62,7 @@ def configured(system: System) -> int | None:
 def wanted(system: System) -> bool:
     """True if NVML is to be asked at all.
 
-    It is where GPUs are configured; where nobody says, if one is on the PCI bus; where none is
+    True if GPUs are configured; if their number is unknown, if the PCI bus has one; if none is
     configured, if NVIDIA's driver has one.
     """
     count = configured(system)
@@ -130,7 +130,7 @@ def driver(system: System, address: str) -> str:
 
 
 def devices(system: System) -> list[Device]:
-    """The GPUs that NVML told of; empty when it told nothing (the family nvml says why)."""
+    """The GPUs that NVML reported; empty if it reported none (the family nvml says why)."""
     return system.nvml().get("devices", [])
 
 
@@ -148,7 +148,7 @@ def identity(device: Device) -> str:
 
 
 def refused(device: Device, *queries: str) -> str:
-    """The first of these queries that failed as it should not: "ecc: NVML_ERROR_UNKNOWN"; "".
+    """The first unexpected failure of these queries, as "ecc: NVML_ERROR_UNKNOWN"; "" if none.
 
     A query is "ecc" or "ecc.enabled"; "ecc" stands for its parts as well.
     """
@@ -196,7 +196,7 @@ def recorded(system: System, key: str, model: str | None = None) -> Any:
 
 
 def majority(values: list[int]) -> int | None:
-    """The value that more than half of them have; None: there is none, or nobody to compare."""
+    """The value that more than half of them have; None: there is none, or only one to compare."""
     if len(values) < 2:
         return None
     best = max(set(values), key=values.count)

@@ -5,7 +5,7 @@ of 144 to 150 looks like
 
     NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000 …)
 
-unit, severity, cross containment, injected or not, link, and the words: the first one tells unit
+unit, severity, cross containment, injected or not, link, and the words: the first one holds unit
 and detail (bits 20 to 25), the second one is the error status.
 """
 

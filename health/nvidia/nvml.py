@@ -1,7 +1,7 @@
-"""The collector: one process of its own asks NVML everything, so that a hang there stays there.
+"""The collector: a process of its own asks NVML everything, so that a hang stops only that process.
 
-It streams what it learns as JSON lines with the stage it is at. Past the deadline it is killed,
-or left behind if the driver holds it, and the snapshot says ``hung``, where, and which of both.
+It streams its results as JSON lines, with its current stage. Past the deadline it is killed, or
+left behind if the driver holds it; the snapshot then has ``hung``, the stage, and ``killed``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from health.node.stuck import Stuck
 
 _LIMIT = 8 << 20  # bytes of all answers together
 _STUCK = "nvml"
-# A call into the driver ends before the signal is heeded: the start of a GPU takes it seconds.
+# A killed process ends only when its call into the driver returns: starting a GPU takes seconds.
 _DIES_S = 10.0
 
 
 def _collect(fd: int, needed: Callable[[], bool] | None) -> None:
-    """The child: ask, and write each bit as a line."""
+    """Ask NVML, in the child, and write each result as a line."""
 
     def say(kind: str, value: Any) -> None:
         write_all(fd, json.dumps([kind, value]).encode() + b"\n")
@@ -112,7 +112,7 @@ class Collector:
                 self._died("too many answers" if data else "")
 
     def expire(self) -> None:
-        """The deadline is over: what there is must do. Not ``done`` yet: it is still to end."""
+        """Kill the process, as the deadline is over; ``done`` once it ended or is left behind."""
         child = self._child
         if child is None or self.done:
             return
@@ -148,7 +148,7 @@ class Collector:
             self._child = None
 
     def _give_up(self) -> None:
-        """Done if the killed process has ended, or had its time to."""
+        """Set ``done`` if the killed process has ended, or the time for that is over."""
         child = self._child
         if child is None:
             return
@@ -173,7 +173,7 @@ class Collector:
     def _finish(self) -> None:
         self.done = True
         if self._child:
-            self._child.stop(0.0)  # all is said; closing the driver may take it a while
+            self._child.stop(0.0)  # all results are here; closing the driver may take it a while
 
     def _died(self, why: str) -> None:
         """The pipe ended before the answers did."""

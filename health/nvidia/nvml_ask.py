@@ -1,7 +1,7 @@
 """Queries of one GPU over NVML: a value, a group of values, a field; and the meaning of errors.
 
-Runs in the collector's own process. Every call may fail or never return: before each query its
-name is said, so that a hang names its place; a failure is kept under the query's name.
+Runs in the collector's own process. Every call may fail or never return: the name of each query is
+written before the call, so that a hang names its place; a failure is kept under the query's name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Gone(Exception):
 def error_name(nv: Any, err: Any) -> str:
     """NVML's own name of an error: "NVML_ERROR_TIMEOUT".
 
-    A question that the driver's library does not know, being older, is "not supported".
+    A query that an older library of the driver does not know is "not supported".
     """
     value = getattr(err, "value", None)
     if value in (nv.NVML_ERROR_NOT_SUPPORTED, nv.NVML_ERROR_FUNCTION_NOT_FOUND):
@@ -80,7 +80,7 @@ class Asker:
     def failed(self, err: Exception) -> str:
         """The error's name; raises Gone when the device is."""
         if isinstance(err, AttributeError):
-            return NOT_SUPPORTED  # this pynvml is older than the question
+            return NOT_SUPPORTED  # this pynvml is older than the query
         name = error_name(self.nv, err)
         if name in _GONE:
             raise Gone(name) from None

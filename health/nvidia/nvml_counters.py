@@ -27,7 +27,7 @@ def main() -> None:
         return
     for counters in read(nv):
         _say(counters)
-    _say({})  # all is said
+    _say({})  # the end of the answer
     os._exit(0)  # to close the driver may take it a while
 
 
@@ -52,7 +52,7 @@ def read(nv: Any) -> Iterator[dict[str, int]]:
             _count(gpu, found)
         except (Gone, nv.NVMLError):
             if not found:
-                continue  # lost, or nothing to name it by; what it said before counts
+                continue  # lost, or without a name; counters read before the loss are kept
         if found:
             yield {f"{name} {what}": value for what, value in found.items()}
 
@@ -67,7 +67,7 @@ def _count(gpu: Asker, found: dict[str, int]) -> None:
         except (nv.NVMLError, AttributeError) as err:
             gpu.failed(err)
 
-    # Volatile ones: those of a board's life are in the board, and slow to read.
+    # Volatile counters: those over the board's life are stored on the board and slow to read.
     def ecc(kind: int) -> Callable[[], Any]:
         return lambda: nv.nvmlDeviceGetTotalEccErrors(h, kind, nv.NVML_VOLATILE_ECC)
 

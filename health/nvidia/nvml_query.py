@@ -259,13 +259,13 @@ def _temperature(gpu: Asker) -> None:
 
 
 def _margins(gpu: Asker, values: dict[str, Any]) -> None:
-    """Thresholds from T.Limit, which is what newer boards tell (Hopper and later).
+    """Compute the thresholds from T.Limit, which newer boards report instead (Hopper and later).
 
     T.Limit counts down to 0 at the highest operating temperature; slowdown and shutdown lie at
     negative margins (-2, -8): threshold = gpu + margin - limit. Source: nvml.h, T.Limit fields.
-    Healthy boards were seen to tell a margin of 0 and below (github.com/leptonai/gpud, pull request
-    1208), and whose it is, the core's or the memory's, is not said (1186): that gives no threshold.
-    A GPU that is hot slows down, which gpu_clocks sees.
+    Healthy boards have reported margins of 0 and below (github.com/leptonai/gpud, pull request
+    1208), of the core or of the memory, which is not documented (1186): they give no threshold.
+    A GPU that is too hot slows down, which gpu_clocks reports.
     """
     try:
         margin = int(gpu.nv.nvmlDeviceGetMarginTemperature(gpu.handle))

@@ -20,8 +20,8 @@ CODES = frozenset({13, 31})
 def of_job(events: Iterable[Event], gpus: Collection[str], since: float) -> dict[str, list[int]]:
     """The codes of programs' Xids after ``since``, by GPU of the job that ends.
 
-    The first epilog after an Xid whose job has the GPU is the one of the job that caused it; what
-    an earlier one wrote down is left out.
+    The job that caused an Xid is the one that has the GPU in the first epilog after it; Xids that
+    an earlier epilog recorded are left out.
     """
     known = list(events)
     told: dict[str, float] = {}

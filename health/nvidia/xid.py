@@ -31,7 +31,7 @@ def events_from_log(
     found: list[tuple[str, dict[str, Any]]] = []
     for record, line in lines(records):
         if line.kind == "driver":
-            open_now.clear()  # what is said after that is said by another driver
+            open_now.clear()  # later messages are of another load of the driver
         detail = _same(line)
         if detail is None:
             continue
@@ -141,10 +141,10 @@ def _span(event: Event) -> tuple[float, float]:
 
 
 def fresh(history: Iterable[Event], events: Iterable[Event]) -> list[Event]:
-    """The events of a log that the history does not hold yet: what is to be written to it.
+    """The events of a log that the history lacks, to be written to it.
 
-    The same incident read again, even where its beginning has left the kernel's buffer meanwhile,
-    is not fresh.
+    An incident that is read again is not fresh, even if its beginning has left the kernel's buffer
+    meanwhile.
     """
     old, new = [event for event in history if event.kind in KINDS], list(events)
     known = _Known([*old, *new])
@@ -161,7 +161,7 @@ def fresh(history: Iterable[Event], events: Iterable[Event]) -> list[Event]:
 def merge(history: Iterable[Event], events: Iterable[Event]) -> list[Event]:
     """History and log together, every incident once, oldest first.
 
-    Where both tell the same incident, the one with more messages stays.
+    Of an incident in both, the count and the last time are the higher ones.
     """
     old, new = list(history), list(events)
     added = fresh(old, new)

@@ -37,8 +37,8 @@ class Occurrence(NamedTuple):
     """One message (or many equal ones) and what it asks for.
 
     ``check`` is the id of a condition of the family xid. ``closes``: no new work before the
-    action. ``linked``: the driver is known to say by its recovery action whether this needs one.
-    ``fault`` names what counts as the same fault when it comes back.
+    action. ``linked``: the driver's recovery action says whether this needs one. ``fault``: the
+    name under which a recurrence counts as the same fault.
     """
 
     check: str
@@ -161,7 +161,7 @@ def _xid(
         if code != 48 and 48 in beside:
             return None
         if 94 in beside and not beside & {63, 64, 95, 140}:
-            return None  # contained: the program that was hit is all that has to go
+            return None  # contained: only the program that was hit has to end
     if code == 94:
         return asks(name)
     if code == 74 or nvlink5.FIRST <= code <= nvlink5.LAST:

@@ -1,8 +1,8 @@
-"""A live system whose every answer is kept, so that the same verdict can be had from the tree.
+"""A live system that records every answer in a directory tree, which replays to the same verdict.
 
 Checks run in several processes and may be killed at any point: each answer is on disk before the
-check gets it. The tree has serial numbers and names of processes in it: it is made for root only,
-and of the environment it holds nothing but Slurm's own variables.
+check gets it. The tree contains serial numbers and names of processes, so only root can read it; of
+the environment it has only Slurm's own variables.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _CHANGING = re.compile(r"/proc/\d+/")
 
 
 class RecordingSystem:
-    """``system`` with a memory in ``directory``, which must not exist or be empty and ours.
+    """``system``, recorded in ``directory``, which must not exist, or be empty and our own.
 
-    What cannot be kept (a full disk) is no business of the check that asked: ``finish`` raises it.
+    If an answer cannot be kept (a full disk), the check still gets it, and ``finish`` raises.
     """
 
     def __init__(self, system: LiveSystem, directory: str):
@@ -55,15 +55,15 @@ class RecordingSystem:
         self._system.take_nvml(snapshot)
 
     def saw(self, outcome: FamilyResult) -> None:
-        """Keep what the runner saw: a check that hung or died cannot do so again in a tree."""
+        """Keep the runner's outcome of a check that hung or died, which a replay cannot repeat."""
         if outcome.by_runner:
             findings = [finding.as_dict() for finding in outcome.findings]
             self._outcomes[outcome.check.name] = {"status": outcome.status, "findings": findings}
 
     def finish(self) -> None:
-        """Write what is known at the end; without it the tree is no recording.
+        """Write the final files, without which the tree is no recording.
 
-        Raises OSError when not everything could be kept: the tree is not complete then.
+        Raises OSError if an answer could not be kept: the tree is incomplete then.
         """
         self._raise_what_failed()
         calls: dict[str, dict[str, Any]] = {kind: {} for kind in tree.KINDS}

@@ -1,7 +1,7 @@
-"""A node out of a recorded tree, or of one built by hand: the same answers as the live one gave.
+"""A node read from a recorded tree, or from one built by hand: it answers as the live node did.
 
-What is not in the tree is not there: ENOENT. In a tree built by hand nearly everything may be
-left out: names and kinds come from ``files/`` then, the log is empty, NVML has no library.
+A path that is not in the tree gives ENOENT. A tree built by hand may leave out nearly everything:
+names and kinds then come from ``files/``, the log is empty, and NVML has no library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from health.run.runner import run_inline
 
 _NOW = 1_700_000_000.0  # for trees that do not say
 _UPTIME = 86_400.0
-# What a path that is not in the tree, or not as asked for, gives.
+# Errors of a path that is not in the tree, or is of another kind there.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -93,7 +93,7 @@ class ReplaySystem:
         """Run the checks of the place for which the tree was recorded. Raises BadTree."""
         where = cast(Where, self._context.where)
         report = run_inline(self, self._checks, where, self.settings, only, self._outcomes)
-        if self._bad:  # a check took what is wrong with the tree for the node's trouble
+        if self._bad:  # a check has reported an error of the tree as one of the node
             raise BadTree(self._bad)
         return report
 

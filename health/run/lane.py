@@ -1,7 +1,7 @@
-"""Checks in a row in one worker, and what its parent knows of them.
+"""A sequence of checks in one worker process, and their outcomes as the parent sees them.
 
-The worker is forked when the row starts. A check that overruns its deadline takes its worker with
-it: killed, or left behind if the kernel holds it; a new worker goes on with the rest.
+The worker is forked when the sequence starts. If a check overruns its deadline, its worker is
+killed, or left behind if the kernel holds it; a new worker runs the remaining checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LINE_LIMIT = 4 << 20  # bytes: MOST_FINDINGS of one line each stay far below
 
 
 class FamilyResult(NamedTuple):
-    """One family: ``status`` as in Ran; ``by_runner``: what the runner saw, not the check."""
+    """One family: ``status`` as in Ran; ``by_runner``: the runner made the findings, no check."""
 
     check: Check
     ms: float
@@ -133,7 +133,7 @@ class Lane:
             self._end_worker()
 
     def _take(self, line: bytes) -> bool:
-        """One line of the worker; False: it is not what should come now."""
+        """Take one line of the worker; False: it is not the one expected now."""
         check = self._pending[0] if self._pending else None
         try:
             kind, name, *values = json.loads(line)

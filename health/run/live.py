@@ -1,4 +1,4 @@
-"""The live node: what health/node/system.py promises, from the machine this runs on."""
+"""The live node: the interface of health/node/system.py, implemented on this machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STA_NANO = 0x2000
 
 
 def context(where: str, env: Mapping[str, str], node: str = "") -> Context:
-    """For whom the checks run, from the environment that slurmd gave."""
+    """Read the context of the run from the environment that slurmd gave."""
     own = {key: value for key, value in env.items() if key.startswith(("SLURM_", "SLURMD_"))}
     return Context(
         where=where,
@@ -138,14 +138,14 @@ class LiveSystem:
         return self._log
 
     def start_nvml(self, deadline_s: float) -> Collector:
-        """Begin to ask NVML; whoever calls this polls the collector to its end."""
+        """Start the collector of NVML; the caller polls it until it is done."""
         if self._collector is None:
             self._collector = Collector(deadline_s, self.stuck, self._nvml_needed)
         self._collector.deadline = time.monotonic() + deadline_s
         return self._collector
 
     def _nvml_needed(self) -> bool:
-        """True but on a node without GPUs, which need not have a driver."""
+        """False on a node without GPUs and without NVIDIA's driver; otherwise True."""
         if driver_loaded():
             return True
         from health.nvidia.gpus import wanted

@@ -1,7 +1,7 @@
-"""The checks' own process: runs them one after another and writes what they found as lines.
+"""The checks' own process: it runs them one after another and writes their results as lines.
 
 A line is a JSON list: ["start", family], then ["done", family, milliseconds, findings, error].
-Sizes are capped: what a user can grow must not grow here.
+Sizes are limited, because users can cause any number of findings, of any length.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def work(system: System, checks: Sequence[Check]) -> Callable[[int], None]:
 
 
 def attempt(system: System, check: Check) -> tuple[float, list[Finding], str]:
-    """Run one check: milliseconds, what it found, and what it raised instead ("": nothing)."""
+    """Run one check; return milliseconds, findings, and the exception as text ("": none)."""
     begin = time.monotonic()
     found: list[Finding] = []
     error = ""

@@ -1,7 +1,7 @@
 """Containers for a lab: an image, and stand-ins for the programs that enter one.
 
-Neither Pyxis nor Apptainer is needed here: what the stand-ins have of each, and what not, is
-written in them (``spank_image.c``, ``apptainer``), and docs/containers.md tells of the real ones.
+Neither Pyxis nor Apptainer is needed here. Each stand-in (``spank_image.c``, ``apptainer``) says
+what it has of the real program and what it lacks; docs/containers.md describes the real ones.
 """
 
 import shutil

@@ -12,13 +12,13 @@ from lab.slurm.releases import CACHE, _locked, _mirror, _prepare, _run, _unpack
 
 SUITES = ("bullseye", "trixie")  # Python 3.9, C library 2.31; where that is gone, 3.13 and 2.41
 _PACKAGES = ("python3", "coreutils", "dash")
-_RECIPE = 1  # a change of what an image holds: images of another recipe are not used
+_RECIPE = 1  # raise it when the content changes: images of another recipe are not used
 _SECONDS = 600.0
 _DIRECTORIES = ("dev", "proc", "sys", "tmp", "run", "root", "home")
 
 
 def build() -> Path:
-    """Return the image, built if there is none. Raises LabError with what every suite said."""
+    """Return the image, built if there is none. Raises LabError with the error of every suite."""
     wrong = []
     for suite in SUITES:
         image = CACHE / f"image-{suite}-{_RECIPE}"
@@ -51,7 +51,7 @@ def _build(suite: str, image: Path) -> None:
             _unpack(sorted(debs.glob("*.deb")), root)
             for name in _DIRECTORIES:
                 (root / name).mkdir(exist_ok=True)
-            for name in ("hosts", "passwd"):  # what runtimes show the host's own over
+            for name in ("hosts", "passwd"):  # runtimes bind the host's over these
                 (root / "etc" / name).touch()
             if not (root / "bin/sh").exists():
                 (root / "bin/sh").symlink_to("dash")

@@ -28,8 +28,8 @@ from lab.spec import HEAD, LabSpec, address
 _WAIT_S = 10.0
 _DIES_S = 25.0  # a killed process of the lowest priority dies when it gets a core
 _BATCH = 64  # nodes that boot at a time: each holds a descriptor and two processes meanwhile
-# Uptime of nodes as the lab comes up. slurmctld reckons a boot from it and from when the message
-# arrives: if that is late by more, it takes the node for rebooted, and kills its jobs.
+# Uptime of nodes as the lab comes up. slurmctld computes the boot time from it and from the arrival
+# of the message: one that is later by more makes it take the node for rebooted and kill its jobs.
 FIRST_AGE_S = 600.0
 
 
@@ -94,7 +94,7 @@ class Keeper:
         space = Path(f"/proc/{one.pid}/ns/pid").readlink()
         os.kill(one.pid, signal.SIGKILL)
         if one.gear and one.gear.mounts:
-            # Nothing dies while it waits for a mount, and nothing is to wake up unless to die.
+            # A process that waits for a mount cannot die, and when it wakes up it must not run on.
             inside.kill_all(space)
             one.gear.end()
         self._buried(one)

@@ -17,7 +17,7 @@ from lab.slurm import releases
 from lab.spec import HEAD, LabSpec
 
 OWN_DIRS = {"/tmp": 0o1777, "/dev/shm": 0o1777, "/run": 0o755}
-# What `fill` fills takes the machine's memory.
+# Limited, because what `fill` writes takes the machine's memory.
 _SIZES = {"/tmp": "size=256m"}
 _SPOOL_SIZE = "size=64m"
 
@@ -33,7 +33,7 @@ class Cover(NamedTuple):
 def plan_covers(
     visible: Iterable[str], is_closed: Callable[[str], bool], children: Callable[[str], list[str]]
 ) -> list[Cover]:
-    """Say which directories to cover so that an ordinary user reaches all of `visible`.
+    """Return the directories to cover so that an ordinary user reaches all of `visible`.
 
     `is_closed` tells whether others may not search a directory, `children` lists its entries.
     A visible path that is closed itself is shown entry by entry. Nested paths are shown once.

@@ -41,7 +41,7 @@ def spawn(
     sends b"ready" when its daemons run; anything else it sends is an error text.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # The pid has a pipe of its own: the process may well say b"view" before it is told.
+    # The pid has a pipe of its own: the process may send b"view" before its pid is written.
     pid_r, pid_w = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -82,7 +82,7 @@ def _main(spec: LabSpec, node: str, covers: Sequence[Cover], link: socket.socket
     linux.sethostname(node)
     build_view(spec, node, covers)
     link.send(b"view")
-    if link.recv(16) != b"go":  # the head's daemons are first, as long as they may take
+    if link.recv(16) != b"go":  # the head's daemons start first, however long that takes
         return
     linux.set_link("lo", True)
     linux.set_address("eth0", address(node), NETMASK)

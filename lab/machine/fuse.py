@@ -1,13 +1,13 @@
 """A small FUSE file system in memory that stops answering on command: a real stale mount.
 
-One process per mount (`serve`), started by the keeper outside the node. SIGUSR1 makes it stale: it
-goes on taking requests, as a server would that has hung, and never answers one again. Who asked is
-then in D state, and SIGKILL does not end it, for as long as this process lives; when it dies the
-kernel aborts the connection and all of them get an error.
+One server process per mount (`serve`), started by the keeper outside the node. SIGUSR1 makes it
+stale: like a server that hangs, it still takes requests but never answers one again. A process that
+sends a request is then in D state, and SIGKILL does not end it while the server lives; when the
+server dies, the kernel aborts the connection and all waiting processes get an error.
 
 A FUSE request can be interrupted by a signal unless the server said that it knows no interrupts.
-So `probe`, run once by the one that mounts, asks something, the server sends it a signal, and
-answers the INTERRUPT request that follows with ENOSYS; from then on all waits are uninterruptible.
+So the mounting process runs `probe` once: it sends a request, and the server sends it a signal and
+answers the INTERRUPT request that follows with ENOSYS. From then on waits are uninterruptible.
 """
 
 import errno
@@ -184,7 +184,7 @@ class _Server:
             raise _Refused(errno.ENOENT)
         if self.nodes[names[name]].names:
             raise _Refused(errno.ENOTEMPTY)
-        del names[name]  # the inode stays for who has it open
+        del names[name]  # processes that have it open keep the inode
         return b""
 
     def rename(self, node: int, body: bytes, _who: tuple[int, int]) -> bytes:

@@ -1,4 +1,4 @@
-"""A node's hardware in the keeper's hands: break it, mend it, say what is broken.
+"""A node's hardware in the keeper's hands: break it, mend it, report what is broken.
 
 The files are in the node's own tmpfs, reached through /proc/PID/root; what has to happen inside
 the node's mount namespace is done by a short-lived child.
@@ -48,13 +48,13 @@ class Gear:
         self.mounts: dict[str, Mount] = {}
 
     def booted(self, pid: int) -> None:
-        """The node's view is there; `pid` is its first process."""
+        """Begin work on a booted node: `pid` is its first process, and its view is built."""
         self.pid = pid
         if self.spec.scratch:
             self._mount(str(self.spec.scratch_dir))
 
     def end(self) -> None:
-        """The node is dying: let go what waits for its mounts."""
+        """End the mounts of a dying node, so that processes waiting for them can die."""
         for mount in self.mounts.values():
             mount.end()
         self.mounts.clear()
@@ -112,7 +112,7 @@ class Gear:
         self.log(change.log)
 
     def link(self, port: str, up: bool) -> None:
-        """The port of an HCA goes down or up."""
+        """Take the port of an HCA down or up."""
         if not self.spec.gpus:
             raise LabError("the lab has no InfiniBand; bring one up with --gpus N")
         if port not in HCAS:
@@ -133,7 +133,7 @@ class Gear:
         self.full[path] = self.full.get(path) or old
 
     def stale_mount(self, path: str) -> None:
-        """A mount at `path` that answers nothing any more."""
+        """Make the mount at `path` stop answering; if there is none, make one first."""
         if path not in self.mounts:
             self._mount(path)
         self.mounts[path].make_stale()
@@ -145,7 +145,7 @@ class Gear:
         return self.mounts[path]
 
     def heal_mount(self, path: str) -> None:
-        """End a stale mount; who waits for it gets an error. A node's scratch is mounted anew."""
+        """End a stale mount: waiting processes get an error. The scratch is mounted anew."""
         self.mounted(path).take_away(self.pid)
         del self.mounts[path]
         if self.spec.scratch and path == str(self.spec.scratch_dir):
@@ -201,7 +201,7 @@ class Gear:
                 self._write(target, value)
 
     def _write(self, target: Path, value: str | Link) -> None:
-        """Replace a file at one blow: no reader sees half of it."""
+        """Replace a file at once: no reader sees half of it."""
         fresh = self._own / "fresh"
         write_entry(fresh, value)
         fresh.rename(target)
@@ -214,9 +214,9 @@ class Gear:
         return str(self.spec.node_dir / "stuck")
 
     def _stuck(self) -> str:
-        """A file on a stale mount of its own, for NVML to hang on.
+        """Return a file on a separate stale mount, for NVML to hang on.
 
-        Of a type that nobody takes for a file system of the network.
+        Its type is not one that checks take for a network file system.
         """
         place = self._stuck_dir
         if place not in self.mounts:

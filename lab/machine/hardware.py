@@ -66,7 +66,7 @@ class Hardware:
         return self.nvml.get(f"gpu{index}.{name}", self.nvml.get(f"gpu.{name}", default))
 
     def number(self, index: int, name: str, default: int) -> int:
-        """The same of a number; `default` too where the name of an error is set."""
+        """Return such a setting as a number; `default` also if the name of an error is set."""
         text = self.key(index, name)
         return int(text) if text.isdecimal() else default
 
@@ -75,13 +75,13 @@ class Hardware:
         return self.nvml.get("driver", DRIVER)
 
     def with_nvml(self, changes: dict[str, str | None]) -> "Hardware":
-        """The same with some keys of the fake NVML set, or taken away (None)."""
+        """Return this hardware with some keys of the fake NVML set, or removed (None)."""
         merged: dict[str, str | None] = {**self.nvml, **changes}
         kept = {key: value for key, value in merged.items() if value is not None}
         return dataclasses.replace(self, nvml=kept)
 
     def with_port(self, hca: str, up: bool) -> "Hardware":
-        """The same with the port of an HCA up or down; each time down is counted."""
+        """Return this hardware with the port of an HCA up or down; each time down is counted."""
         if up:
             return dataclasses.replace(self, down=self.down - {hca})
         flaps = {**self.flaps, hca: self.flaps.get(hca, 0) + 1}
@@ -294,7 +294,7 @@ def _information(hardware: Hardware, index: int) -> str:
 
 
 def changes(old: Tree, new: Tree) -> Iterator[tuple[str, str | Link | None]]:
-    """Yield the paths to write (or remove: None) to make `new` of `old`."""
+    """Yield the paths to write (or remove: None) to turn `old` into `new`."""
     for path in old.keys() - new.keys():
         yield path, None
     for path, value in new.items():

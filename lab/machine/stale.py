@@ -51,7 +51,7 @@ class Mount:
         self.stale = True
 
     def stall(self, on: bool) -> None:
-        """Stop the server, or let it go on: who asked meanwhile waits, and is answered then."""
+        """Stop the server, or continue it: requests made meanwhile wait, and are answered then."""
         if self.stalled != on:
             os.kill(self.server, signal.SIGSTOP if on else signal.SIGCONT)
             self.stalled = on

@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 from lab.pages.markup import slug
 
 TOP = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
-# A search for a message, a setting or an option finds that before what was decided about it.
+# A search shows messages, settings and options before the decisions about them.
 BOOST = {"messages.md": 4, "settings.md": 3, "commands.md": 2, "decisions": 0.3, "bench.md": 0.3}
 # A block of code, a link, or code within a line: only a link that is in no code is changed.
 _LINK = re.compile(
@@ -52,7 +52,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def relinked(text: str, written: str, page: str) -> str:
     """Return the page's text with links of the site.
 
-    ``written``: where the text is in the repository, whose links it has; ``page``: its page.
+    ``written``: the text's path in the repository, to which its links are relative; ``page``: its
+    page on the site.
     """
     real = re.sub(r"^docs/checks/", "health/pages/", written)
 

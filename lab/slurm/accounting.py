@@ -55,7 +55,10 @@ def slurmdbd_conf(spec: LabSpec) -> str:
 
 
 def start(spec: LabSpec, daemon: Start) -> dict[int, str]:
-    """Start both in the head, and make the lab's account; their names by pid. Raises LabError."""
+    """Start both in the head and make the lab's account; return their names by pid.
+
+    Raises LabError.
+    """
     data = spec.dir / "db"
     for directory in (data, _SOCKET.parent):
         directory.mkdir(mode=0o700)
@@ -75,7 +78,7 @@ def start(spec: LabSpec, daemon: Start) -> dict[int, str]:
 
 
 def _make_tables(mariadbd: Sequence[str]) -> None:
-    """slurmdbd has procedures in the database: they need MariaDB's own tables."""
+    """Create MariaDB's own tables, which slurmdbd's procedures in the database need."""
     text = "create database mysql;\nuse mysql;\nset @auth_root_socket=NULL;\n"
     text += "set @skip_auth_anonymous=1;\n" + _TABLES.read_text()
     words = [*mariadbd, "--bootstrap"]
@@ -85,7 +88,7 @@ def _make_tables(mariadbd: Sequence[str]) -> None:
 
 
 def _sacctmgr(spec: LabSpec, line: str) -> str:
-    """Have it done; what it complains about, or ""."""
+    """Run one command of sacctmgr; return its complaint, or ""."""
     words = ["sacctmgr", "-i", *line.split()]
     try:
         done = subprocess.run(

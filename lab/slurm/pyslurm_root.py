@@ -2,7 +2,7 @@
 
 ``python -m lab.slurm.pyslurm_root [--source FILE] [COMMAND…]`` builds it at first use: of Debian's
 packages and of FILE, the source of pyslurm 24.11 (a tar.gz of its tag v24.11.0), in about 4 min;
-``make pyslurm`` installs debootstrap for it and has a FILE beside the clone built.
+``make pyslurm`` installs debootstrap for it, and has it built of a FILE beside the clone.
 Then it runs COMMAND in it, in the repository; by default the contract of the door to Slurm.
 pyslurm is GPL-2.0: it stays in that root, and no part of it is in this repository.
 """

@@ -26,7 +26,7 @@ VARIABLE = "ROBUST_LAB_SLURM"
 SUITES = {"22.05": ("bookworm",), "24.11": ("trixie",), "26.05": ("forky", "sid")}
 """The suites of Debian that serve a release, the likeliest first."""
 
-_RECIPE = 1  # a change of what a root holds: roots of another recipe are not used
+_RECIPE = 1  # raise it when the content changes: roots of another recipe are not used
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _PACKAGES = [
     "slurmctld",
@@ -197,7 +197,7 @@ def pick_mirror(lines: str, suites: set[str]) -> str:
 
 
 def _prepare(work: Path, mirror: str, suite: str) -> list[str]:
-    """Set up apt with a state of its own, as on a machine without packages; its command line."""
+    """Set up apt with a state of its own, as on a machine without packages; return its options."""
     for name in ("lists/partial", "archives/partial", "debs"):
         (work / name).mkdir(parents=True)
     (work / "status").touch()
@@ -264,7 +264,7 @@ def _merge(root: Path) -> None:
 
 
 def _patch(root: Path, final: Path) -> None:
-    """Have the programs use the loader and the libraries of `final`, where the root will be."""
+    """Make the programs use the loader and the libraries of `final`, where the root will be."""
     plugins = plugin_dir(root)
     inside = Path("/") / plugins.relative_to(root)
     paths = f"{final}{inside}:{final}{inside.parent}"
@@ -329,9 +329,9 @@ def programs_of(root: Path) -> dict[str, Path]:
 
 
 def overlays(root: Path) -> list[tuple[str, str]]:
-    """Return what to bind over what, so that a mount namespace has the root's Slurm.
+    """Return what to bind and over which path, so that a mount namespace has the root's Slurm.
 
-    A program that the host does not have stays away.
+    A program that the host does not have is left out.
     """
     pairs = [
         (str(source), str(Path(path).resolve()))

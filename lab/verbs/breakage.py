@@ -80,11 +80,11 @@ class Breakage(ABC):
         return float(self.ask("gpu", node=node, index=index, changes=changes)["time"])
 
     def link(self, node: str, up: bool, port: str = "mlx5_0") -> float:
-        """An InfiniBand port goes up or down, and the kernel says so."""
+        """Take an InfiniBand port up or down; the kernel logs it."""
         return float(self.ask("link", node=node, port=port, up=up)["time"])
 
     def kmsg(self, node: str, text: str, level: int = 4) -> float:
-        """The node's kernel logs a line; `level`: its severity, 0 emergency to 7 debug."""
+        """Log a line as the node's kernel; `level`: its severity, 0 emergency to 7 debug."""
         return float(self.ask("kmsg", node=node, text=text, level=level)["time"])
 
     def fill(self, node: str, path: str | Path = "/tmp", leave: int | str = 0) -> float:
@@ -97,10 +97,10 @@ class Breakage(ABC):
     def stale_mount(
         self, node: str, path: str | Path | None = None, *, heal: bool = False
     ) -> float:
-        """The mount at `path` (default `scratch`) answers nothing any more: callers hang in D.
+        """Make the mount at `path` (default `scratch`) stop answering: callers hang in D state.
 
-        If nothing of the lab is mounted there a mount is made. `heal`: it is ended, who waits
-        gets an error, and the mount is gone (`scratch`: mounted anew).
+        If the lab has no mount there, it makes one. `heal`: end it; waiting processes get an error,
+        and the mount is gone (`scratch`: mounted anew).
         """
         op, where = "heal_mount" if heal else "stale_mount", str(path or self.scratch)
         return float(self.ask(op, node=node, path=where)["time"])

@@ -15,7 +15,7 @@ Done = Callable[[str, float], None]
 
 
 def add_verbs(verb: Verb, lab: Open, done: Done) -> None:
-    """Add them with `verb`; `lab` opens a lab by name, `done` says what was done and when."""
+    """Add the verbs with `verb`; `lab` opens a lab by name, `done` prints what was done, when."""
 
     def gpu(args: argparse.Namespace) -> int:
         wanted = _gpu_arguments(args)

@@ -9,7 +9,7 @@ _ROOT = "/sys/fs/cgroup"
 
 
 def headroom(proc: str = "/proc", root: str = _ROOT) -> int:
-    """Bytes. What the kernel could take back (the cache of files) counts as free."""
+    """Return bytes. Memory that the kernel could take back (the cache of files) counts as free."""
     found = [_available(proc)]
     for line in _lines(f"{proc}/self/cgroup"):
         number, controllers, path = line.split(":", 2)

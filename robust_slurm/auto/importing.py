@@ -19,7 +19,7 @@ thread then. So no thread has to be trusted to survive a fork; Arrow frees pages
 _NOT_MAIN = ("main thread", "event loop in thread")
 _NEVER = ("__main__", "sitecustomize", "usercustomize")
 _OWN = "robust_slurm"
-"""The parts of it that ranks import know nothing of the rank when imported."""
+"""Our own package. The parts that ranks import do not depend on the rank when imported."""
 
 
 def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
     installed, threads = _installed(), _threads()
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
     usable: dict[str, bool] = {}
-    # First, or their threads would count as those of who imports them.
+    # These first: else their threads would count as those of a module that imports them.
     first = [m for m in modules if m[0].partition(".")[0] in _THREADS_END_AT_FORK]
     for name, origin in [*first, *modules]:
         top = name.partition(".")[0]
@@ -55,7 +55,7 @@ def import_all(modules: Sequence[Sequence[str]], named: Sequence[str]) -> None:
                 continue
         try:
             import_module(name)
-        except Exception as error:  # the rank's to see, if it imports this at all
+        except Exception as error:  # the rank sees it, if it imports this at all
             # In the main thread it would not have failed, and half of it has been done by now.
             if any(sign in str(error) for sign in _NOT_MAIN):
                 raise RuntimeError(f"importing {name} needs the main thread: {error}") from error

@@ -50,7 +50,7 @@ def _tell_imports() -> None:
 
 
 def ask(words: Sequence[str], environ: dict[str, str], files: Sequence[Any]) -> Launched | None:
-    """A rank with this command line and environment, forked; None: start it yourself."""
+    """Have robust-task fork a rank of this command line and environment; None: start it here."""
     import array
     import json
     import socket

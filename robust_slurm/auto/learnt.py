@@ -1,7 +1,7 @@
 """Tells the shim, at the rank's first step, what a process must have imported to get that far.
 
-The shim has the same imported ahead of the next start (``warm``). One small file in the directory
-of the heartbeat, written once; whatever goes wrong, the next start is a cold one.
+The shim has the same imported ahead of the next start (``warm``). The rank writes one small file
+into the directory of the heartbeat, once; whatever goes wrong, the next start is a cold one.
 
 Runs in the rank: standard library only, Python 3.9 syntax.
 """

@@ -16,7 +16,7 @@ _LENGTH = 8
 
 
 def receive(link: socket.socket) -> tuple[Any, list[int]]:
-    """A message and the descriptors that came with it; the end of the shim is our end."""
+    """Return a message and its descriptors. Ends this process if the shim has ended."""
     import array
     import json
     import socket

@@ -41,7 +41,7 @@ visits = False
 def hold(begin: float) -> None:
     """Wait until ``begin`` (time.monotonic) or until rank 0's store is there.
 
-    That is what is waited for: not at all where nobody will look for it. Raises nothing.
+    A process that will not look for that store does not wait. Raises nothing.
     """
     try:
         _hold(begin)

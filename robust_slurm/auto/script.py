@@ -2,14 +2,14 @@
 
 Python makes the script's path absolute when it starts, long before ``sitecustomize``. A rank that
 is forked for another version of the code has its script in another directory. What Python does
-with that path first, once ``site`` is through, is to look whether it can be imported from, as a
-directory or an archive can: ``run_instead`` says yes, and when Python then calls ``runpy``, the
-rank's own script is run in its place. It is run by the function that Python itself uses for
+with that path first, after ``site``, is to check if it can be imported from, as a directory or an
+archive can. ``run_instead`` makes that check succeed; when Python then calls ``runpy``, the rank's
+own script is run in its place. It is run by the function that Python itself uses for
 scripts, with no frame of ours below it, so that ``__main__``, ``sys.path[0]``, tracebacks and exit
 codes are those of a fresh start.
 
-What a script sets in its environment counts when modules are imported, so a script that sets it
-otherwise than the one that the interpreter was started with is another matter: it starts cold.
+Modules may read the environment when they are imported. So a script that sets it in another way
+than the script with which the interpreter was started gets a cold start.
 
 Standard library only, Python 3.9 syntax.
 """

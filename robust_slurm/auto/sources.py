@@ -46,7 +46,7 @@ class Sources:
                 raise RuntimeError(f"{path} has changed")
 
     def due(self) -> float:
-        """s until ``recheck`` has something to do again."""
+        """Seconds until ``recheck`` has something to do again."""
         return max(_SLICE, self._seen[0][2] + IDLE - time.monotonic())
 
     def recheck(self) -> None:
@@ -120,7 +120,7 @@ class Sources:
 
 
 def different(modules: Iterable[Sequence[str]]) -> str:
-    """A module of these pairs of name and origin that was found elsewhere here; else ''."""
+    """A module of these pairs of name and origin that has another origin here; '' if none has."""
     for name, origin in modules:
         here = _origin(sys.modules.get(name))
         if isinstance(here, str) and here != origin and name not in _NOT_OURS:
@@ -158,7 +158,7 @@ def _portions() -> Iterable[str]:
 
 
 def _real(paths: Iterable[str]) -> Iterable[str]:
-    """Yield what these are called without links, where that is another name."""
+    """Yield these paths without symbolic links in their folders, where that is another path."""
     folders: dict[str, str] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")

@@ -47,10 +47,10 @@ forked = False
 
 
 def serve(fd: int, known: Collection[str]) -> float:
-    """Return in a process that is to be a rank, and only there: when the script may go on.
+    """Return only in a process that is to be a rank: the time at which its script may go on.
 
-    That is for ``listening.hold``. ``fd``: a socket to the shim; ``known``: the modules that were
-    loaded before ours.
+    The time is for ``listening.hold``. ``fd``: a socket to the shim; ``known``: the modules that
+    were loaded before ours.
     """
     try:
         return _serve(fd, known)
@@ -66,7 +66,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
     global _ahead
     script = Script()
     shim, null = os.getppid(), os.open(os.devnull, os.O_RDWR)
-    for stream in (1, 2):  # what modules say when they are imported, the first rank has said
+    for stream in (1, 2):  # the first rank has printed what modules print when they are imported
         os.dup2(null, stream)
     os.close(null)
     link = socket.socket(fileno=fd)
@@ -117,7 +117,7 @@ def _serve(fd: int, known: Collection[str]) -> float:
 
 
 def _turn_deaf() -> dict[int, Any]:
-    """Signals for the job are for its ranks. Returns what was done with them before."""
+    """Ignore signals for the job: they are for its ranks. Return the handlers before."""
     import signal
 
     names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTERM", "SIGALRM", "SIGCONT")
@@ -126,7 +126,7 @@ def _turn_deaf() -> dict[int, Any]:
 
 
 def _hear(handlers: dict[int, Any]) -> None:
-    """In the rank, unless a module that was imported has its own handler there."""
+    """Restore these handlers in the rank, unless an imported module has set its own."""
     import signal
 
     for number, handler in handlers.items():
@@ -137,7 +137,7 @@ def _hear(handlers: dict[int, Any]) -> None:
 def _prepare(
     order: dict[str, Any], learnt: dict[str, Any], before: dict[str, str], known: Collection[str]
 ) -> Sources:
-    """Import. ``before``: the environment to restore."""
+    """Import the modules; return their files. ``before``: the environment to restore."""
     import gc
 
     room = headroom()
@@ -195,7 +195,10 @@ def _stand_in(
     sources: Sources,
     script: Script,
 ) -> tuple[dict[str, Any], list[int]]:
-    """Forked before it is wanted: what it is to be. ``link`` then leads to its own end."""
+    """Wait in a process that was forked before it is needed; return the request that it becomes.
+
+    ``link`` then leads to this process alone.
+    """
     send(link, {"pid": os.getpid(), "stand_in": request["stand_in"]})
     (fd,) = fds
     os.dup2(fd, link.fileno(), inheritable=False)
@@ -261,7 +264,7 @@ class _Ahead:
 
 
 def standby() -> None:
-    """The script's ``standby_point``: whoever runs ahead waits here until it is a rank."""
+    """The script's ``standby_point``: a process that runs ahead waits here until it is a rank."""
     global _ahead
     ahead = _ahead
     if ahead is None:
@@ -304,8 +307,8 @@ def merged(first: dict[str, str], changed: dict[str, str], rank: dict[str, str])
 def _wait(
     link: socket.socket, sources: Sources, script: Script | None = None
 ) -> tuple[dict[str, Any], list[int]]:
-    """The next request. Raises RuntimeError when a fresh start would be another one. ``script``:
-    the request may be for another one in its place; default: it runs already."""
+    """The next request. Raises RuntimeError when a fresh start would differ. ``script``: the
+    request may be for another script in its place; None: the script runs already."""
     from select import select
 
     while not select([link], [], [], sources.due())[0]:

@@ -1,9 +1,9 @@
 """Fault-aware checkpoints: every step in memory, a replica where the fault cannot reach.
 
-Two halves: what robust-task and the tools use is standard library only (``layout``, ``store``,
-``transfer``, ``placement``, ``plan``, ``durable``); what runs in the training process needs torch
-(``values``, ``state``, ``snapshot``, ``checkpointer``, ``writer``, ``reader``). Importing this
-package imports neither.
+Two halves. robust-task and the tools use the standard library only (``store``, ``transfer``,
+``planning``, most of ``format`` and ``durable``). The training process and the durable tier's
+writer need torch (``capture``, ``copying``, ``training``, ``durable.dcp``). Importing this package
+imports neither half.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _LONGEST = 4096  # characters of a path or a note
 
 
 def print_listing(found: Listing, out: Console) -> None:
-    """Steps, newest last, then snapshot files."""
+    """Print the steps, newest last, then the snapshot files."""
     if not found.steps and not found.files:
         out.print(f"No checkpoints in {one_line(found.directory, _LONGEST)}.")
     if found.steps:
@@ -61,7 +61,7 @@ def print_listing(found: Listing, out: Console) -> None:
 
 
 def print_checked(results: list[Checked], out: Console) -> None:
-    """One line for each, and one for each problem."""
+    """Print one line for each result, and one for each of its problems."""
     for each in results:
         word = Text("good", "green") if each.good else Text("BAD ", "bold red")
         if each.good and each.note:

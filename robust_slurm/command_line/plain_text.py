@@ -83,7 +83,7 @@ def output(stream: IO[str] | None) -> IO[str]:
 
 
 def abandon(stream: IO[str]) -> None:
-    """Send what is left in the buffer nowhere: Python writes it once more when it ends."""
+    """Discard what is left in the buffer: Python tries to write it once more when it ends."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError, AttributeError):  # no file behind it
@@ -100,7 +100,7 @@ def fit_locale(env: Mapping[str, str] | None = None) -> None:
 
 
 def is_ascii(env: Mapping[str, str]) -> bool:
-    """Return whether the locale is C or POSIX by the user's word.
+    """Return whether the user has set the locale to C or POSIX.
 
     Python runs such a locale in UTF-8, and sets LC_CTYPE=C.UTF-8 itself where LANG says C.
     """

@@ -96,7 +96,7 @@ class ProgressBar:
 
 @contextlib.contextmanager
 def line_above() -> Iterator[None]:
-    """Print a line within: the bar makes room, and comes back below it."""
+    """Let the ``with`` block print a line: the bar makes room, and is drawn again below it."""
     with ProgressBar._lock:
         if ProgressBar._shown is not None:
             ProgressBar._shown._put(_CLEAR)

@@ -1,4 +1,4 @@
-"""Accepting connections in a thread, which nothing ends but its maker."""
+"""Accept connections in a thread, which no error ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-PAUSE = 0.05  # s after what may well be so again at once: a limit of the user, the job or the node
+PAUSE = 0.05  # s after an error that may well recur: a limit of the user, the job or the node
 
 
 def accept_all(
@@ -17,8 +17,8 @@ def accept_all(
     begin: Callable[[socket.socket], None],
     closed: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Give each connection to ``begin``, until ``closed()``. One for which that raises OSError, or
-    RuntimeError for want of a thread, is closed."""
+    """Give each connection to ``begin``, until ``closed()``. If ``begin`` raises OSError, or
+    RuntimeError for want of a thread, the connection is closed."""
     listener.settimeout(1.0)
     while not closed():
         try:

@@ -1,6 +1,6 @@
-"""The first start of a training: all ranks must have the same plan, or their rows are others.
+"""Check at the first start of a training that all ranks have the same plan: else their rows differ.
 
-The first rank that comes writes its plan into torch.distributed's store; the others compare. No
+The first rank to get here writes its plan into torch.distributed's store; the others compare. No
 rank waits for another one. A loader that a rank makes later of the same plan is not compared: the
 files may have changed on all nodes since.
 """
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 _compared: dict[str, weakref.ref[Any]] = {}
-"""In which store each plan was compared by this process: after a rejoin it is another one."""
+"""The store in which this process compared each plan: after a rejoin it is another one."""
 
 
 def agree(name: str, world: str, identity: Callable[[], dict[str, Any]]) -> None:
     """Compare the plan ``name`` with that of the other ranks, if torch.distributed runs. ``world``:
-    what else makes it another one; ``identity``: returns ``Plan.identity``. Raises DataError."""
+    whatever else tells plans apart; ``identity``: returns ``Plan.identity``. Raises DataError."""
     store = _store()
     if store is None:
         return
@@ -48,7 +48,7 @@ def agree(name: str, world: str, identity: Callable[[], dict[str, Any]]) -> None
         there, theirs = json.loads(store.compare_set(f"robust_slurm.data/{key}", "", text))
     except Exception:  # noqa: BLE001 - of whatever store it is: then the training itself says why
         return
-    # In one order on whichever rank it is noticed: robust-srun knows an error again by its text.
+    # Sorted, so that any rank raises the same text: robust-srun recognises an error by its text.
     (one, left), (two, right) = sorted(
         ((there, theirs), (here, mine)), key=lambda each: str(each[1])
     )

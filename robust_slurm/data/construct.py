@@ -135,7 +135,7 @@ def _known(pad: Mapping[str, float], there: Collection[str]) -> None:
 
 
 def _fill(name: str, dtype: Any, pad: Mapping[str, float]) -> Any:
-    """Return what fills an array's end. Raises DataError for what would be another number in it."""
+    """Return what fills an array's end. Raises DataError if the array's dtype cannot hold it."""
     import numpy as np
 
     value = pad.get(name, 0)

@@ -53,9 +53,9 @@ class Loader:
     """Any rank, also of a world of another size, can go on with this loader's state."""
 
     def __init__(self, plan: Plan | str, *, ahead: int = 2, memory: int = MEMORY) -> None:
-        """``plan``: or its name, "module:plan", or that of a function which makes it: then the
-        node's data process prepares it under robust-srun, and holds about ``memory`` bytes of
-        steps. ``ahead``: steps that are ready in advance here. Raises DataError."""
+        """``plan``: a Plan, or the name "module:plan" of one, or of a function that makes one. A
+        plan given by name is prepared by the node's data process under robust-srun, which holds
+        about ``memory`` bytes of steps. ``ahead``: steps ready in advance here. DataError."""
         if type(ahead) is not int or ahead < 1:
             raise DataError(f"Loader: ahead is {ahead!r}; give a number of steps >= 1")
         if type(memory) is not int or memory < 1:
@@ -79,7 +79,7 @@ class Loader:
         self._last: Mapping[str, Any] | None = None  # handed out, in a world of fewer ranks
         self._keeps = this_world().resized
         self._skip = 0  # batches of the next step that were handed out before it was saved
-        self._rest: Any = None  # the digest of its other ones
+        self._rest: Any = None  # the digest of the other batches of that step
         self._owner = 0  # the process that the thread is in
 
     def __iter__(self) -> Loader:
@@ -233,8 +233,8 @@ _alive: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
 def let_go() -> None:
-    """Have the threads of all loaders end, and give back connections and buffers, without waiting
-    for it: nothing else would, of a loader that nobody uses any more. One that is used after all
+    """Have all loaders end their threads and release connections and buffers, without waiting for
+    it: else a loader that nobody uses any more would keep them. A loader that is used after all
     goes on where it was."""
     for loader in list(_alive):
         with loader._change:

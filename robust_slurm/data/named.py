@@ -1,4 +1,4 @@
-"""A plan by its name, module:attribute: the form in which another process can have it."""
+"""Import a plan by its name, module:attribute, as other processes can do, too."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _tokens(meta: Meta) -> float:
 
 
 def _sources(sources: Any) -> dict[str, Source]:
-    """Return the sources by name, in the order of the names: that of the dict is of no account."""
+    """Return the sources sorted by name, so that the order of the dict does not count."""
     given = _mapping("sources", sources)
     if not given:
         raise DataError("Plan: sources is empty")

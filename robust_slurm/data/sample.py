@@ -25,7 +25,7 @@ class Ref(NamedTuple):
 
 
 class Meta(NamedTuple):
-    """The planner's knowledge of a sample; a user's ``cost`` is given it."""
+    """The metadata of a sample, for the planner and the user's ``cost``."""
 
     ref: Ref
     tokens: int  # length of its arrays, in tokens; 1 for samples without

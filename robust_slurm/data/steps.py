@@ -1,4 +1,4 @@
-"""The steps of a plan with states as JSON has them: what a loader needs, wherever they are made."""
+"""The steps of a plan, with states as JSON values: what a loader needs, wherever they are made."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LocalSteps:
         made: Callable[[int], object] | None = None,
     ) -> None:
         """``dp``: number of all shares of a step. ``alone``, ``use``: as for Engine. ``made`` is
-        told each step's number. Lists the sources' parts."""
+        called with each step's number. Lists the sources' parts."""
         self._made = made
         self._plan = plan
         self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, _say, alone, use)

@@ -12,10 +12,11 @@ INTRODUCTION = 10.0  # s for a new connection to prove that it has the key
 
 
 class Framed(asyncio.Protocol, ABC):
-    """Connection that is closed, its data unread, without proof of the key within INTRODUCTION.
+    """Connection that is closed unless the peer proves within INTRODUCTION that it has the key.
 
-    ``peer`` is its address. ``received`` takes each payload. ``refused``: what is raised for a bad
-    frame, and by ``received`` for a payload that is not understood; it closes the connection.
+    Nothing is processed before the proof. ``peer``: its address. ``received`` is called with
+    each payload. ``refused``: the exceptions for a bad frame, and of ``received`` for a payload
+    that it does not understand; they close the connection.
     """
 
     refused: tuple[type[Exception], ...] = (WireError,)
@@ -50,7 +51,7 @@ class Framed(asyncio.Protocol, ABC):
     def write(self, payload: bytes) -> None:
         """Send one frame, if the peer has introduced itself. ValueError: too long for a frame."""
         if self._transport is None or self._transport.is_closing():
-            return  # what is written to a lost connection, asyncio would print on stderr
+            return  # asyncio would print a warning on stderr about a write to a lost connection
         if self._codec.ready:
             self._transport.write(self._codec.seal(payload))
 
@@ -58,14 +59,14 @@ class Framed(asyncio.Protocol, ABC):
         if self._transport is not None:
             self._transport.abort()
 
-    # -- what differs
+    # -- for subclasses to define
 
     def prepare(self, transport: asyncio.Transport, sock: socket.socket) -> None:
-        """Before the first byte: options of the socket, limits."""
+        """Set options of the socket and limits, before the first byte."""
 
     @abstractmethod
     def received(self, payload: bytes) -> None:
-        """One payload of a peer that has the key."""
+        """Process one payload of a peer that has proved that it has the key."""
 
     def misunderstood(self, err: Exception) -> None:
         """Handle a frame that is not ours, or was refused."""

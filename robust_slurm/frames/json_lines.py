@@ -1,4 +1,4 @@
-"""One JSON object a line on a unix socket between processes of a node: who speaks, and a line.
+"""Messages between processes of a node: one JSON object a line over a unix socket.
 
 Standard library only, Python 3.9 syntax.
 """
@@ -23,7 +23,7 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 
 
 def ours(uid: int) -> bool:
-    """Return whether a peer of this user may be talked to."""
+    """Return whether to trust a peer of this user: our own user, or root."""
     return uid in (os.geteuid(), 0)
 
 
@@ -33,7 +33,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Return the message of a line, an object with "op". Raises ValueError, which says why."""
+    """Return the message of a line: an object with "op". Raises ValueError with the reason."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as err:

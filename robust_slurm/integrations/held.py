@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Held:
-    """An object with a state, of two functions.
+    """An object with a state that is made of two functions.
 
-    Frameworks count a step before its optimizer steps, so the state is that of the newest
-    ``keep``: else it would look as if something of the last step came after save().
+    Frameworks count a step before its optimizer steps. So ``state_dict`` returns the state of the
+    newest ``keep``: else the count would seem to change after save().
     """
 
     def __init__(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
@@ -18,7 +18,7 @@ class Held:
         self._kept: Any = None
 
     def keep(self) -> None:
-        """Take the state as it is now."""
+        """Have ``state_dict`` return the present state from now on."""
         self._kept = self._get()
 
     def state_dict(self) -> Any:

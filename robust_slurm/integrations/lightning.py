@@ -167,7 +167,7 @@ class RobustCallback(Callback):
 
         def batch_ends(original: Callable[[Any], None]) -> Callable[[Any], None]:
             def inside(fetcher: Any) -> None:
-                if epoch._skip_next_val:  # no batch: the validation that was done is skipped
+                if epoch._skip_next_val:  # no batch was run: a validation that was done is skipped
                     epoch._skip_next_val = False
                     return
                 original(fetcher)
@@ -191,7 +191,7 @@ class RobustCallback(Callback):
         wrap(epoch, "on_advance_end", batch_ends)
 
     def _reposition(self, fetcher: Any, pending: dict[str, Any]) -> None:
-        """Bring the data to where they were: loaders that can by their state, others by reading."""
+        """Bring the data to their position: by a loader's state, or by reading up to it."""
         loaders = fetcher.combined_loader.flattened
         stateful = [each for each in loaders if _has_state(each)]
         for loader, state in zip(stateful, pending["loaders"], strict=True):
@@ -215,19 +215,19 @@ class RobustCallback(Callback):
     # -- saving
 
     def _save(self, trainer: Trainer, *, over: bool) -> None:
-        """``over``: the epoch is over as well."""
+        """Save the step that is done. ``over``: the epoch is over as well."""
         if self._checkpointer is not None and trainer.global_step > self._saved:
             self._saved, self._over = trainer.global_step, over
             self._held.keep()
             self._checkpointer.save(self._saved)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """No steps come for a while."""
+        """Enter a phase in which no steps are expected."""
         self._phase = phase("eval")
         self._phase.__enter__()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that steps come again."""
+        """Leave that phase."""
         if self._phase is not None:
             self._phase.__exit__()
             self._phase = None
@@ -258,8 +258,9 @@ def _others(trainer: Trainer) -> list[Callback]:
 def _at_its_end(state: Any) -> Any:
     """Return a loader's state at the end of an epoch, so that its next pass is a new one.
 
-    Lightning may end an epoch without asking for one batch too many (it counts them after a resume
-    amid it); then the loader has not seen the end, and the next epoch would have no batch.
+    Lightning may end an epoch without asking for a batch beyond the last one (after a resume within
+    an epoch it counts batches). Then the loader has not seen the end, and the next epoch would have
+    no batch.
     """
     known = isinstance(state, dict) and _FINISHED in state
     return {**state, _FINISHED: True} if known else state
@@ -270,7 +271,7 @@ def _has_state(loader: Any) -> bool:
 
 
 def _refuse(trainer: Trainer) -> None:
-    """Raise for what would not come back as it was."""
+    """Raise for whatever a resume could not restore exactly."""
     loops = {"fit_loop": trainer.fit_loop, "epoch_loop": trainer.fit_loop.epoch_loop}
     for name, methods in _WRAPPED.items():
         for method in methods:

@@ -75,7 +75,7 @@ class RobustCallback(TrainerCallback):
     # -- what is saved
 
     def _begin(self) -> None:
-        """Model and optimizer are wrapped: make the Checkpointer, and resume."""
+        """Make the Checkpointer, now that model and optimizer are wrapped, and resume."""
         trainer = self._trainer
         if trainer.is_deepspeed_enabled:
             raise TypeError("DeepSpeed is not supported; use FSDP2 (fsdp_version: 2) or DDP")
@@ -125,7 +125,7 @@ class RobustCallback(TrainerCallback):
         self._pending = state
 
     def _save(self, *, over: bool) -> None:
-        """``over``: the epoch is over as well."""
+        """Save the step that is done. ``over``: the epoch is over as well."""
         step = self._trainer.state.global_step
         if self._checkpointer is not None and step > self._saved:
             self._saved, self._over = step, over
@@ -180,7 +180,7 @@ class RobustCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Set what ``train`` has just set to its beginnings."""
+        """Restore the counters and the sum of losses, which ``train`` has just reset."""
         if self._pending is not None:
             for name, value in self._pending["counters"].items():
                 setattr(self._trainer, name, value)
@@ -256,14 +256,14 @@ class RobustCallback(TrainerCallback):
 
 
 def _exportable(trainer: Trainer) -> list[Any]:
-    """The callbacks that have a state. What ``control`` says is over when a step is saved."""
+    """The callbacks that have a state. That of ``control`` is not needed once a step is saved."""
     return [
         each for each in trainer.callback_handler.callbacks if isinstance(each, ExportableState)
     ]
 
 
 def _callback_states(trainer: Trainer) -> dict[str, Any]:
-    """Class name to the states of its callbacks."""
+    """Map each class name to the states of its callbacks."""
     states: dict[str, Any] = {}
     for each in _exportable(trainer):
         states.setdefault(type(each).__name__, []).append(each.state())

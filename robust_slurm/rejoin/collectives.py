@@ -45,7 +45,7 @@ def by_peers(error: BaseException) -> bool:
     kinds = [kind.__name__ for kind in type(error).__mro__]
     if any(kind in _DISTRIBUTED for kind in kinds):
         return True
-    # Of a subclass of RuntimeError that a program has made nothing is assumed.
+    # Nothing is assumed about a program's own subclasses of RuntimeError.
     return type(error) is RuntimeError and bool(_BROKEN.search(str(error)))
 
 
@@ -110,7 +110,7 @@ class Sockets:
             self._known |= _tcp() - before
 
     def shut(self) -> None:
-        """Shut them all down: what waits on them raises. From any thread."""
+        """Shut them all down, so that whatever waits on them raises. Any thread may call it."""
         known = self._known.copy()
         for before in list(self._before):
             known |= _tcp() - before
@@ -126,8 +126,9 @@ class Sockets:
     def next_round(self) -> None:
         """Forget the sockets. The groups are kept until those that follow have been in use.
 
-        Whoever lets go of one that gloo's thread is busy with holds the GIL and waits for that
-        thread, which may wait for the GIL (torch 2.13): so it must not be DDP.
+        To drop the last reference to a group that gloo's thread is busy with is to wait for that
+        thread with the GIL held, and that thread may wait for the GIL (torch 2.13). So DDP must not
+        be the one that drops it.
         """
         self._known.clear()
         _kept[:], self._made = self._made, []
@@ -146,7 +147,7 @@ def abort_nccl() -> bool:
 def _keep(c10d: Any) -> None:
     """Have the NCCL groups live on in memory, beyond the end of Python too.
 
-    The destructor of one that was aborted waits for torch's watchdog, at times for ever (seen with
+    The destructor of an aborted group waits for torch's watchdog, at times for ever (seen with
     torch 2.11 on a GPU).
     """
     for group in teardown.groups(c10d):

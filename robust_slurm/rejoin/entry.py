@@ -1,8 +1,8 @@
-"""State of the process, as the function found it when it began first.
+"""State of the process at the first call of the function that ``resilient`` marks.
 
-What a new process would have there, a rank that stays must have too. Weights and the like are the
-Checkpointer's; what is here comes before ``resume()``: a split of the data that is drawn there must
-be the same on all ranks.
+When the function runs again, it must find what it would find in a new process. Weights and the like
+are the Checkpointer's. The state here counts before ``resume()``: a random split of the data that
+is drawn there must be the same on all ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FirstEntry:
-    """Made in the training's thread, before the function begins."""
+    """Torch's modes and the random generators, noted in the training's thread."""
 
     def __init__(self) -> None:
         """Note the state of the thread's modes and generators. Raises anything."""
@@ -32,7 +32,7 @@ class FirstEntry:
             raise RuntimeError("torch computes no gradients or casts, as it did not at the start")
 
     def put_back(self) -> None:
-        """Have random numbers begin anew. Raises anything."""
+        """Restore the random generators to their first state. Raises anything."""
         if self._generators:
             from robust_slurm.checkpoint.capture import rng
 

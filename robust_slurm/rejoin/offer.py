@@ -25,9 +25,9 @@ READY = b"r"
 GOING = b"g"
 SUFFIX = ".rejoin"
 MOST = 1 << 20  # bytes of an environment
-ASKED = 1.0  # s for the word of whoever has connected
-SOON = 0.05  # s for an aborted collective to raise in the training's thread, before it is told to
-AGAIN = 0.25  # s
+ASKED = 1.0  # s for a peer that has connected to send its request
+SOON = 0.05  # s for an aborted collective to raise by itself, before Interrupted is raised
+AGAIN = 0.25  # s between two further attempts to interrupt the training's thread
 
 
 class Interrupted(BaseException):
@@ -40,14 +40,14 @@ def path_beside(beat_path: str) -> str:
 
 
 class RejoinOffer:
-    """One round: from the start of the function to its end, or to the order to rejoin."""
+    """One round of the function: from its start to its end, or to the order to rejoin."""
 
     def __init__(
         self, path: str, leave: Callable[[], None], silently: Callable[[], bool] = bool
     ) -> None:
-        """``leave``: get the training's thread out of a collective; may be called again.
-        ``silently``: what comes out of it then may look as if it had succeeded. Made in that
-        thread. Raises OSError."""
+        """Listen; called in the training's thread. ``leave``: gets that thread out of a collective;
+        it may be called again. ``silently``: returns True if an aborted collective may look as if
+        it had succeeded. Raises OSError."""
         self._leave = leave
         self._silently = silently
         self._thread = threading.get_ident()
@@ -64,7 +64,7 @@ class RejoinOffer:
     # -- in the training's thread
 
     def end(self) -> bool:
-        """The function is over. True if the rank is to rejoin; else no order is taken any more."""
+        """End the round. True if the rank is to rejoin; else no order is accepted any more."""
         while True:
             try:
                 with self._lock:
@@ -82,7 +82,7 @@ class RejoinOffer:
     def ready(self) -> None:
         """Tell robust-task that this rank waits. Raises OSError."""
         if self._robust_task is not None:
-            self._robust_task.settimeout(None)  # a node that replaces a lost one may be long
+            self._robust_task.settimeout(None)  # a replacement node may take long to start
             self._robust_task.sendall(READY)
 
     def wait(self) -> Mapping[str, Any] | None:
@@ -117,7 +117,7 @@ class RejoinOffer:
         try:
             while not self._asked(line):
                 pass
-        except OSError:  # over
+        except OSError:  # the round is over
             return
         finally:
             line.close()
@@ -130,7 +130,7 @@ class RejoinOffer:
         self._done.set()
 
     def _interrupt(self) -> None:
-        with self._lock:  # once it is out, nothing may be raised in it
+        with self._lock:  # nothing may be raised in the thread once it has left the function
             if not self._out.is_set():
                 _raise_in(self._thread)
 
@@ -151,7 +151,7 @@ class RejoinOffer:
 
     def _leave_now(self) -> None:
         try:
-            if self._silently():  # before the program can compute, or save, anything with it
+            if self._silently():  # before the program can compute with, or save, a wrong result
                 self._interrupt()
             self._leave()
         except Exception:  # noqa: BLE001 - then the rank does not answer, and is replaced

@@ -30,9 +30,9 @@ def checkpointers() -> list[Any]:
 
 
 def close_checkpointers() -> None:
-    """Finish the copies under way and flush nothing: as when a rank is ended.
+    """Close them: finish the copies under way, flush nothing, as when a rank is ended.
 
-    Raises RuntimeError where nothing will put the objects back to the step to go on from.
+    Raises RuntimeError if the objects will not be restored, as the script does not call resume().
     """
     for each in checkpointers():
         if each._session is not None and not each._resumed:
@@ -41,14 +41,14 @@ def close_checkpointers() -> None:
 
 
 def let_go_loaders() -> None:
-    """The loaders of the epoch that is over end; the function makes its own."""
+    """End the loaders of the epoch that is over; the function makes new ones."""
     loader: Any = sys.modules.get(_LOADER)
     if loader is not None:
         loader.let_go()
 
 
 def begin(order: Mapping[str, Any]) -> None:
-    """Be a rank of the next epoch. Raises KeyError, TypeError, ValueError for an odd order."""
+    """Become a rank of the next epoch. KeyError, TypeError, ValueError: the order is malformed."""
     for name in order["unset"]:
         os.environ.pop(str(name), None)
     for name, value in order["set"].items():
@@ -57,7 +57,7 @@ def begin(order: Mapping[str, Any]) -> None:
     if snapshot is not None:
         snapshot.halted.clear()
     listen.end()
-    flights.since = time.time_ns()  # what the collectives of before still wait for says nothing
+    flights.since = time.time_ns()  # ignore collectives that still wait in the epoch before
     _begin_heartbeat()
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PATIENCE = 5.0  # s that a rank whose peers' connections broke waits for the order; then it raises
 ENDED = 143  # exit code of a rank that cannot rejoin: robust-task starts another one in its place
 _called = False
-"""A new rank comes first to the first call, so that no other one may be run again."""
+"""True after the first call. A new rank starts at the first call: no later one may run again."""
 
 
 def resilient(train_fn: F) -> F:
@@ -81,7 +81,7 @@ def resilient(train_fn: F) -> F:
         except SystemExit:
             gc.unfreeze()
             raise
-        finally:  # after an error all stays frozen: else Python's last search takes a second
+        finally:  # after an error the heap stays frozen: Python's last collection takes a second
             sockets.unwatch()
 
     return run  # type: ignore[return-value]
@@ -110,7 +110,7 @@ def _rounds(
     offer: RejoinOffer,
     first: entry.FirstEntry,
 ) -> Any:
-    gc.freeze()  # a search for garbage takes as long as torch is large, else
+    gc.freeze()  # else each garbage collection walks through all of torch
     begin = 0.0
     while True:
         result, error = None, None
@@ -143,7 +143,7 @@ def _offer(sockets: collectives.Sockets) -> RejoinOffer:
 
 
 def _wait_for_order(offer: RejoinOffer) -> None:
-    """The peers are broken: robust-srun knows why, or soon will."""
+    """Wait for the order: connections to peers broke, and robust-srun may be about to recover."""
     try:
         with heartbeat.phase("rejoin"):
             offer.ordered.wait(PATIENCE)
@@ -157,9 +157,9 @@ def _rejoin(
     first: entry.FirstEntry,
     error: BaseException | None,
 ) -> tuple[RejoinOffer, float]:
-    """Become a rank of the next epoch, and learn when its script goes on (``listening.hold``).
+    """Become a rank of the next epoch. Return its offer, and when the function may begin.
 
-    A rank that cannot ends here, and is replaced.
+    The time is for ``listening.hold``. A rank that cannot rejoin ends here, and is replaced.
     """
     try:
         renew.close_checkpointers()
@@ -170,7 +170,7 @@ def _rejoin(
         sockets.next_round()
         first.check()
         offer.ready()
-        # Meanwhile the others start. DDP may be in a circle, and its hooks on the weights must go.
+        # The new ranks start meanwhile. A cycle may hold DDP, whose hooks on the weights must go.
         error = None
         gc.collect()
         gc.freeze()
@@ -178,7 +178,7 @@ def _rejoin(
         if order is None:
             os._exit(ENDED)
         renew.begin(order)
-        begin = time.monotonic() + float(order.get("wait", 0.0))  # an older robust-task: none
+        begin = time.monotonic() + float(order.get("wait", 0.0))  # older robust-tasks send none
         first.put_back()
         following = _offer(sockets)
         offer.going()
@@ -189,7 +189,7 @@ def _rejoin(
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Let go of what the function's frames hold: process groups, hooks, loaders."""
+    """Release what the function's frames hold: process groups, hooks, loaders."""
     found, seen = [error], set()
     while found:
         error = found.pop()

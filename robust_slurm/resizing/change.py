@@ -29,7 +29,7 @@ class Resize:
     origin: Mapping[int, int]
     """New rank -> the old one whose state it goes on with."""
     anew: frozenset[int]
-    """New ranks that were none before: only what all ranks share is theirs to take over."""
+    """New ranks that did not exist before: they take over only what all ranks share."""
     old: int
     new: int
     left: tuple[tuple[int, ...], ...] = ()

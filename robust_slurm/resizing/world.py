@@ -22,7 +22,7 @@ REPLICA = "ROBUST_REPLICA_RANKS"
 
 
 class _Pass:
-    """One of ``accumulate`` without a share of this rank's own."""
+    """A pass of ``accumulate`` without a share of this rank's own."""
 
     def __init__(self) -> None:
         self.repeats = False  # a loader has given its last batch again
@@ -127,9 +127,9 @@ def accumulate(model: Any = None, mesh: Any = None) -> Iterator[Any]:
 
     ``model``: a DistributedDataParallel, whose gradients are then summed up over the ranks at the
     last share only; or one of ``fully_shard``, whose passes need all ranks: if another rank has one
-    share more, the last is None, for any batch; ``scale`` is 0 then. RuntimeError after such a pass
-    with a loader's last batch again whose loss was not scaled by that: it would count twice.
-    ``mesh``: see ``world``.
+    share more, a last one is None, for a pass with any batch, and ``scale`` is 0. If a loader gives
+    its last batch again for that pass, and its loss is not scaled, the batch would count twice:
+    RuntimeError. ``mesh``: see ``world``.
     """
     _now.pass_of_others = None  # of a loop that an exception has ended, and whose frame is kept
     whole = world(mesh)

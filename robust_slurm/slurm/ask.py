@@ -67,8 +67,8 @@ class Questions(SlurmCommands):
         """All jobs that slurmctld still knows, finished ones too, filtered by owner and state.
 
         A name or comment may hold a newline and behind it a whole invented record, so each record
-        must agree in id and owner with squeue's list, which has no free text; a job told twice is
-        asked for alone. A job that still cannot be read in one way only is left out.
+        must agree in id and owner with squeue's list, which has no free text; a job that is printed
+        twice is asked for alone. A job that still cannot be read in one way only is left out.
         """
         until = self._until()
         argv = ("scontrol", "-a", "-o", "show", "job")
@@ -124,7 +124,7 @@ class Questions(SlurmCommands):
         return set(self._run(argv, retry=True).stdout.split())
 
     def allotted(self, name: str) -> list[Allotted]:
-        """The own jobs of that name, finished ones too, in the order of their ids."""
+        """Our own user's jobs of that name, finished ones too, in the order of their ids."""
         nodes = f"NodeList:.{_NODE_LIST}|"
         columns = ("JobID:.20|", "AllocSID:.20|", "State:.30|", "Reason:.60|", nodes)
         whose = ("-u", str(os.getuid()), "-n", name)
@@ -146,7 +146,7 @@ class Questions(SlurmCommands):
     def standby_claims(self, partition: str) -> list[StandbyClaim]:
         """Return all users' jobs of a partition that hold or await a standby node, by their names.
 
-        Anybody may name a job so, and for any training.
+        Any user can give a job such a name, for anybody's training.
         """
         argv = ("squeue", "-h", "-a", "-p", partition, "-o", "%A|%T|%u|%N|%j")
         found = map(_CLAIM.fullmatch, self._run(argv, retry=True).stdout.splitlines())

@@ -1,4 +1,4 @@
-"""The door to Slurm by pyslurm: the questions and orders that its process answers sooner.
+"""The client of Slurm by pyslurm, for questions and orders that pyslurm's process answers faster.
 
 Everything else, and everything once that process is lost, goes by Slurm's commands. Submissions
 always do: only sbatch runs a site's cli_filter, and reads every option. So do questions about few
@@ -29,7 +29,7 @@ from robust_slurm.slurm.run import Runner, query_env, run_command
 from robust_slurm.text import one_line
 
 T = TypeVar("T")
-PAYS_FROM = 3000  # nodes: below, a process with pyslurm starts no sooner than scontrol is read
+PAYS_FROM = 3000  # nodes; with fewer, scontrol has answered before a pyslurm process has started
 _HINT = "install the pyslurm of the cluster's release, or set slurm_backend = auto"
 
 
@@ -50,11 +50,11 @@ class PySlurm(Slurm):
         super().__init__(runner, deadline_s, environ, ping_first=ping_first)
         self._child = PyslurmChild(argv, query_env(self._environ))
         self._required = required
-        self._fits = ""  # the version whose release does
+        self._fits = ""  # the version of pyslurm that was found to fit the cluster
         self._counting = threading.Lock()
         self._size = -1  # nodes of the largest partition; -1: not counted
         self._lost = ""  # why the commands are used from now on
-        self._skew = False  # because its release is not slurmctld's
+        self._skew = False  # True: lost because pyslurm's release does not fit slurmctld's
 
     def backend(self) -> tuple[str, str]:
         until = self._until()
@@ -85,7 +85,7 @@ class PySlurm(Slurm):
         return {node.name: node for node in found}
 
     def _squeue(self, columns: str, until: float) -> dict[int, list[str]]:
-        if not self._required:  # squeue's few columns are read as soon, and beside the nodes
+        if not self._required:  # squeue is as fast for few columns, and runs while nodes are read
             return super()._squeue(columns, until)
         order = {"%U": 1, "%u": 2, "%T": 3, "%P": 4, "%N": 5}
         wanted = [order[column] for column in columns.split("|")]
@@ -109,7 +109,7 @@ class PySlurm(Slurm):
         argv = ("pyslurm", "requeue", str(job_id))
         job_argument(job_id)
         request = {"do": "requeue", "job": job_id}
-        # "120_4" has a number of its own for pyslurm.
+        # pyslurm knows an array task ("120_4") only by its own job number.
         by_it = isinstance(job_id, int) and self._ready_now()
         if not by_it or not self._order(argv, request, self._until(), again=False):
             super().requeue(job_id)
@@ -121,7 +121,7 @@ class PySlurm(Slurm):
         return self._required or self._child.running
 
     def _pays(self, until: float) -> bool:
-        """True if reading all nodes by pyslurm is worth its process."""
+        """True if reading all nodes by pyslurm is worth starting its process."""
         if self._ready_now():
             return True
         if self._lost:
@@ -134,7 +134,7 @@ class PySlurm(Slurm):
         return self._size >= PAYS_FROM
 
     def _ready(self, until: float) -> None:
-        """Start pyslurm's process, if it is the cluster's. Raises ChildLost."""
+        """Start pyslurm's process, and check that its release fits. Raises ChildLost."""
         if self._lost:
             raise ChildLost(self._lost)
         self._child.start(until)
@@ -184,7 +184,7 @@ class PySlurm(Slurm):
             self._ready(until)
             self._child.ask(request, until)
         except PyslurmRefusal as error:
-            # Slurm did not understand, or was lost while it answered: who knows if it is done?
+            # Slurm did not understand, or was lost while it answered: the order may be carried out.
             self._refused(argv, error, raises=not again)
             return False
         except ChildLost as error:
@@ -203,7 +203,7 @@ class PySlurm(Slurm):
     def _refused(
         self, argv: Sequence[str], refusal: PyslurmRefusal, *, raises: bool = False
     ) -> None:
-        """Raise Slurm's words, unless they mean that pyslurm does not fit and commands may."""
+        """Raise Slurm's error, unless it means that pyslurm does not fit; the commands may fit."""
         error = classify(argv, 1, "", str(refusal))
         assert error is not None  # 1 is no success
         if error.kind != "version":
@@ -223,7 +223,7 @@ class PySlurm(Slurm):
             raise SlurmError(kind, argv, f"pyslurm cannot be used: {why}", _HINT)
 
     def _forget(self, why: str) -> None:
-        """Use commands from now on, if there is a reason to, and keep no process for nothing."""
+        """If there is a reason ``why``, use commands from now on and end pyslurm's process."""
         self._lost = why
         if why:
             self._child.close()

@@ -1,4 +1,4 @@
-"""The process that has pyslurm: started when needed, asked with deadlines, killed at them."""
+"""The process that imports pyslurm: started when needed, asked with a deadline, killed at it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_S = 5.0  # Python and pyslurm may lie on a slow file system
 _REAP_S = 0.5
 _MOST = 1 << 26  # bytes of an answer: some 250,000 nodes
 _KEPT = 1 << 16  # bytes kept of what it prints to standard error about one question
-_SAID = 400  # characters of these that are shown
+_SAID = 400  # characters of its standard error that are shown
 
 
 class ChildLost(Exception):
@@ -56,7 +56,7 @@ class PyslurmChild:
         self._said = -1  # the file of its standard error; a pipe could fill up
         self._rest = b""
         self._number = 0  # of the last question: its answer has the same
-        self._why = ""  # the process is lost for
+        self._why = ""  # the reason why the process is lost
 
     @property
     def running(self) -> bool:
@@ -76,7 +76,7 @@ class PyslurmChild:
                 raise ChildLate("no time was left to ask pyslurm")
             self._number += 1
             line = json.dumps({**request, "number": self._number}).encode() + b"\n"
-            os.lseek(self._said, 0, os.SEEK_SET)  # its last words are to be about this question
+            os.lseek(self._said, 0, os.SEEK_SET)  # keep only what it prints about this question
             try:
                 self._write(process, line, until)
                 answer = self._read(process, until)
@@ -85,7 +85,7 @@ class PyslurmChild:
             except ChildLost as error:
                 error.sent = True
                 raise
-            except BaseException:  # an answer that is not read would be taken for the next one
+            except BaseException:  # else this answer would be taken for that of the next question
                 self._end()
                 raise
         if "slurm_error" in answer:
@@ -110,7 +110,7 @@ class PyslurmChild:
         if self._why:
             raise ChildLost(self._why)
         if self._process is not None:
-            if self._process.poll() is not None:  # killed for its memory, say: nothing was sent
+            if self._process.poll() is not None:  # killed for its memory, perhaps: nothing was sent
                 raise self._lose("")
             return self._process
         latest = time.monotonic() + START_S
@@ -193,7 +193,7 @@ class PyslurmChild:
             raise ChildLate("pyslurm did not answer in time, and its process was killed")
 
     def _lose(self, why: str) -> ChildLost:
-        """Kill the process. Without a reason its end is the reason, and the last that it said."""
+        """Kill the process. Without ``why``, its exit and its last output are the reason."""
         self._why = why or self._end_of_it()
         self._end()
         return ChildLost(self._why)
@@ -238,7 +238,7 @@ def _told(answer: Mapping[str, Any]) -> str:
 
 
 def _bounded_file(size: int) -> int:
-    """A file in memory that takes so many bytes from its start and refuses more."""
+    """Return a file in memory that takes ``size`` bytes and refuses more."""
     file = os.memfd_create("pyslurm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
@@ -246,7 +246,7 @@ def _bounded_file(size: int) -> int:
 
 
 class _Entered:
-    """The lock, or ChildLate at the deadline: another thread's question may take long."""
+    """Holds the lock; raises ChildLate if another thread's question holds it until the deadline."""
 
     def __init__(self, lock: threading.Lock, until: float) -> None:
         self._lock = lock

@@ -1,9 +1,9 @@
-"""The contract of the door to Slurm, the same for both ways: Slurm's commands and pyslurm.
+"""The contract that both clients of Slurm keep: that by Slurm's commands and that by pyslurm.
 
 - Every call ends by its deadline: SlurmError ``timeout``. ``shrink`` may take as
   long once more, to see what became of an order that failed.
-- Where no slurmctld answers, a client of ``connect()`` raises ``unreachable`` within a second (one
-  that answered a call less than a second ago is not asked again: there it may be the deadline).
+- Where no slurmctld answers, a client of ``connect()`` raises ``unreachable`` within a second. (A
+  slurmctld that answered less than a second ago is not pinged: then it may take the deadline.)
 - A client newer than slurmctld, or too old for it, raises ``version`` and names its own release.
 - No answer is taken from an exit code alone.
 

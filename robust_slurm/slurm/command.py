@@ -1,4 +1,4 @@
-"""One of Slurm's commands: pinged before, run within a deadline, its error named.
+"""Run one of Slurm's commands: ping slurmctld first, keep the deadline, classify the error.
 
 A call that fails raises SlurmError. With slurmctld down a command blocks 9-18 s by itself.
 """
@@ -18,11 +18,11 @@ from robust_slurm.text import one_line
 _RETRY_PAUSE_S = 0.2
 _PING_S = 0.8
 _PROBE = ("scontrol", "show", "partition")
-_PROBE_S = 0.7  # for an answer that is none: 0.01 to 0.45 s of three releases on a busy machine
-_SLOWER = 10  # times as long as the ping took
+_PROBE_S = 0.7  # for a protocol error: 0.01 to 0.45 s with three releases on a busy machine
+_SLOWER = 10  # times as long as the ping took, which the probe may take
 _LEAST_S = 0.1  # for a command that only explains an error
 _VERSION = ("scontrol", "version")  # which needs no slurmctld
-_HEARD_S = 1.0  # as long slurmctld is taken to be up, after it answered
+_HEARD_S = 1.0  # after an answer, slurmctld is taken to be up for so long
 
 
 class SlurmCommands:
@@ -134,8 +134,8 @@ class SlurmCommands:
     def _sure(self, argv: Sequence[str], until: float) -> None:
         """Raise ``unreachable`` if all slurmctlds are known to be down.
 
-        A slurmctld that is only slow, or whose host is silent, is left to the deadline. To one of
-        another release, which scontrol also calls DOWN, a question fails at once: ``version``.
+        A slurmctld that is only slow, or whose host is silent, is left to the deadline. scontrol
+        also calls a slurmctld of another release DOWN; a question to it fails with ``version``.
         """
         if not self._ping_first or time.monotonic() - self._heard < _HEARD_S:
             return

@@ -22,14 +22,14 @@ from robust_slurm.slurm.objects import Objects
 from robust_slurm.slurm.run import without_slurm
 from robust_slurm.text import one_line
 
-# Set by slurmctld on a node that stopped answering and cleared when it comes back: nobody's word.
+# Set by slurmctld on a node that stopped answering, cleared when it answers: nobody wrote it.
 _AUTOMATIC_REASONS = frozenset({"not responding"})
 _REASON_LENGTH = 200  # characters; more is unreadable in sinfo -R
 
 
 @dataclass(frozen=True)
 class DrainResult:
-    """Result of drain() or undrain(): if the order was given, and the node before it."""
+    """Result of drain() or undrain(): if the order was given, and the node as it was before."""
 
     done: bool
     before: Node
@@ -41,7 +41,7 @@ class Slurm(Objects):
     # ---- orders about jobs
 
     def shrink(self, job_id: int | str, keep: Sequence[str]) -> None:
-        """Release every node from a running job but ``keep``. It is no error if that is done.
+        """Release all nodes but ``keep`` from a running job. If that is done already, do nothing.
 
         Reads the job first: on a pending job the same order would pin it to these nodes.
         scontrol writes no resize scripts, because no variable says that it runs in the job.
@@ -65,7 +65,7 @@ class Slurm(Objects):
         except SlurmError as error:
             if error.kind in ("unreachable", "version", "denied"):
                 raise
-            try:  # a time-out may have come after the deed, and a lost node may be gone already
+            try:  # the order may have been carried out all the same, or a lost node be gone already
                 now = self._job(job_id, self._until())
             except SlurmError:
                 raise error from None

@@ -173,7 +173,7 @@ class SlurmError(Exception):
 
     @property
     def away(self) -> bool:
-        """True if Slurm has not judged the request: slurmctld, munge or the network is away.
+        """True if Slurm has not decided on the request: slurmctld, munge or the network is down.
 
         ``version`` counts: a slurmctld that is being started or upgraded, or whose own munged is
         down, answers with protocol and authentication errors, too. So does a stray refusal.
@@ -182,7 +182,7 @@ class SlurmError(Exception):
 
     @property
     def stray(self) -> bool:
-        """True if Slurm refused for no reason of the request's: the next try may succeed."""
+        """True if the refusal has nothing to do with the request: the next try may succeed."""
         return self.hint == _STRAY
 
     def __str__(self) -> str:
@@ -211,12 +211,12 @@ def classify(argv: Sequence[str], returncode: int, stdout: str, stderr: str) -> 
         if name == "sbatch" and stdout.strip():
             return None
         rule = _rule(stderr)
-        # "invalid …" is also how warnings begin; an errno may be of a try that was repeated.
+        # Warnings may also begin with "invalid …"; an errno may be of a try that Slurm repeated.
         if rule is None or rule[0] == "invalid" or rule[1] == _STRAY:
             return None
         return SlurmError(rule[0], argv, _message(stderr), rule[1])
-    # stdout speaks only when stderr does not: "Node nope not found" is printed there, behind the
-    # records of the nodes that were found, whose reasons and comments are no words of Slurm.
+    # stdout counts only if stderr is empty: "Node nope not found" is printed there, behind the
+    # records of the nodes that were found. Their reasons and comments are not Slurm's messages.
     text = stderr.strip() or "\n".join(x for x in stdout.splitlines() if not _RECORD.match(x))
     rule = _rule(text)
     kind, hint = rule if rule is not None else ("other", None)

@@ -46,8 +46,8 @@ _UNUSABLE = frozenset(
     }
 )
 
-# Flags that a reason is given for. From 24.11 without slurmdbd a reason outlives them: the node
-# keeps it, with its time, until Slurm gives it to the next job.
+# Flags that come with a reason. From 24.11 on, without slurmdbd, a reason outlives its flag: the
+# node keeps it, with its time, until Slurm gives the node to the next job.
 _NEED_REASON = frozenset(
     {"DOWN", "DRAIN", "ERROR", "FAIL", "FUTURE", "MAINTENANCE", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 )
@@ -103,7 +103,7 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """True if it runs; SIGNALING: it does, and Slurm is sending it a signal."""
+        """True if the job runs; in the state SIGNALING it does, and Slurm is sending a signal."""
         return self.state in ("RUNNING", "SIGNALING")
 
     @property
@@ -141,7 +141,7 @@ class Node:
 
     @property
     def reason_in_force(self) -> str:
-        """The reason of the state that the node is in; "" for one left over from an earlier."""
+        """The reason for the node's present state; "" if it is left over from an earlier state."""
         return (self.reason or "") if self.state & _NEED_REASON else ""
 
 
@@ -170,10 +170,10 @@ class JobPlacement:
 
 @dataclass(frozen=True)
 class Allotted:
-    """A job of the own user, as far as it says what became of a request for nodes."""
+    """A job of our own user that asked for nodes: how far it is, and which nodes it got."""
 
     id: int
-    session: int  # of the process that asked, as its own host numbers it
+    session: int  # session id of the process that asked, on its own host
     state: str
     reason: str
     nodes: tuple[str, ...]
@@ -181,7 +181,7 @@ class Allotted:
 
 @dataclass(frozen=True)
 class StandbyClaim:
-    """A job of somebody's that holds a standby node for a training ``of`` theirs, or awaits one."""
+    """A job of any user that holds, or waits for, a standby node for the training job ``of``."""
 
     id: int
     of: int

@@ -1,7 +1,7 @@
 """Orders about partitions and reservations: of root, SlurmUser and Slurm's administrators only.
 
-A name of a node that Slurm does not know is refused, but the partition is left with no usable
-node all the same (22.05): look names up before.
+Slurm refuses the name of a node that it does not know, but 22.05 leaves the partition with no
+usable node all the same: look names up first.
 """
 
 from __future__ import annotations
@@ -17,30 +17,34 @@ _VALUE = re.compile(r"[A-Za-z0-9_.,:\[\]-]*", re.ASCII)
 
 
 class Objects(Questions):
-    """Adds to the questions what makes, changes and removes partitions and reservations.
+    """Adds to the questions the orders that make, change and remove partitions and reservations.
 
     Partitions live in slurmctld's memory: a reconfigure or restart brings back slurm.conf's.
     Reservations outlive both.
     """
 
     def create_partition(self, name: str, settings: Mapping[str, str]) -> None:
-        """``settings`` as slurm.conf names them; never retried. ``denied`` without the right."""
+        """Create a partition; ``settings`` as slurm.conf names them. Never retried.
+
+        SlurmError ``denied`` without the right to do so.
+        """
         self._run(("scontrol", "create", *_words(name, settings)))
 
     def update_partition(self, name: str, settings: Mapping[str, str]) -> None:
-        """Change settings of a partition; Nodes="" takes all its nodes. Jobs there go on."""
+        """Change settings of a partition; Nodes="" removes all its nodes. Jobs on them go on."""
         self._run(("scontrol", "update", *_words(name, settings)), retry=True)
 
     def create_reservation(self, name: str, settings: Mapping[str, str]) -> None:
-        """``settings`` as scontrol names them (StartTime, Duration, Nodes, Users, Flags).
+        """Create a reservation; ``settings``: StartTime, Duration, Nodes, Users, Flags (scontrol).
 
-        Never retried. ``conflict`` where jobs run on the nodes, unless Flags say IGNORE_JOBS.
+        Never retried. SlurmError ``conflict`` if jobs run on the nodes and Flags do not say
+        IGNORE_JOBS.
         """
         words = _words(name, settings, "ReservationName")
         self._run(("scontrol", "create", *words))
 
     def delete_reservation(self, name: str) -> None:
-        """``conflict`` while jobs run in it. One that is gone is no error."""
+        """Delete a reservation; it may be gone already. ``conflict`` while jobs run in it."""
         words = _words(name, {}, "ReservationName")
         self._run(("scontrol", "delete", *words), retry=True, allow=("not_found",))
 

@@ -129,7 +129,7 @@ def fields(line: str, kind: Record) -> dict[str, str]:
         key, begin = match[1], match.end()
         end, resume = _value_end(line, key, begin, kind, rank, out)
         value = line[begin:end].strip()
-        # Before the free text the first of a name is Slurm's, after it the last.
+        # Of fields of one name, Slurm prints the first before the free text, the last after it.
         if key in rank or key not in out:
             out[key] = value
         position = resume

@@ -1,4 +1,4 @@
-"""A program that answers questions about Slurm by pyslurm, one JSON line for each that it reads.
+"""Program that answers requests about Slurm through pyslurm: one JSON line for each one it reads.
 
 It is the only code that imports pyslurm, and runs in a process of its own: importing pyslurm ends
 the process where Slurm has no configuration, a call to an absent slurmctld blocks 9 s and cannot
@@ -25,8 +25,9 @@ NOT_TEXT = "(not UTF-8)"  # in place of a comment or reason that pyslurm cannot 
 
 
 def nodes(pyslurm: Any, request: dict[str, Any]) -> list[list[Any]]:
-    """Name, hostname, port, state, partitions, gres, CPUs, comment, features, and the reason with
-    its author and time; each look-up of a user's name may be a request over the network."""
+    """Return name, hostname, port, state, partitions, gres, CPUs, comment and features of each
+    node, and the reason with its author and time. To look up an author's name may take a request
+    over the network."""
     return [_node(node) for node in pyslurm.Nodes.load().values()]
 
 
@@ -50,7 +51,7 @@ def _node(node: Any) -> list[Any]:
 
 
 def _text(node: Any, what: str) -> Any:
-    """People's words: one node's must not hide the others."""
+    """Return text that people wrote. If one node's cannot be decoded, the others still count."""
     try:
         return getattr(node, what)
     except UnicodeDecodeError:
@@ -135,11 +136,11 @@ def _pyslurm() -> Any:
 
 
 def main() -> int | None:
-    # A requeue signals the whole job, and Ctrl-C the terminal: our end is the end of our input.
+    # A requeue signals the whole job, Ctrl-C the whole terminal. This process ends with its input.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)  # what the libraries print is no answer
+        os.dup2(2, 1)  # what libraries print must not mix with the answers
 
         def say(answer: str) -> None:
             out.write(answer.encode() + b"\n")

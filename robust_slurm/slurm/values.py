@@ -48,7 +48,7 @@ class ParseError(ValueError):
 
 
 def optional(value: str | None) -> str | None:
-    """The value, or None for the many ways in which Slurm writes "nothing"."""
+    """Return the value, or None for the many ways in which Slurm writes "nothing"."""
     if value is None or value.strip().lower() in _NOTHING:
         return None
     return value

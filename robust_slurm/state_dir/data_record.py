@@ -1,4 +1,4 @@
-"""The data side of a job, read from its roster without trust; ``job/data.py`` is the writer."""
+"""The data side of a job, read from its roster without trust (``srun_wrapper/job/data.py``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads the state directory: rosters, incidents and reports.
 
 Any user may write there: links and pipes are not followed, sizes and counts are capped, and what
-could not be read is told, never raised.
+cannot be read is listed as a problem, never raised.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def read_jobs(
 
 
 def _withdrawals(job_dir: Path, problems: list[str]) -> list[NodeReport]:
-    """Return what takes reports back; what is wrong with reports themselves is told elsewhere."""
+    """Return the withdrawals of reports; malformed ones are listed by ``_node_reports``."""
     found = []
     for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems, WITHDRAWN):
         raw = _content(path, REPORT_BYTES, problems)

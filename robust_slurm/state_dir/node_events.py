@@ -50,7 +50,7 @@ class NodeEvent:
 
 
 def event_from(data: object, node: str) -> NodeEvent | None:
-    """An event of this node, or None for what is none, or tells of no suspicion."""
+    """An event of this node; None for what is no event, or is none that tells of a suspicion."""
     if not isinstance(data, dict) or (when := number(data.get("time"))) is None:
         return None
     kind, of = data.get("kind"), data.get("data")

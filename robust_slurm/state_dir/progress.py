@@ -1,4 +1,4 @@
-"""A job's ``progress.jsonl``, read without trust: its runs, worlds, first steps and points.
+"""A job's ``progress.jsonl``, read without trust: runs, their worlds, first steps and progress.
 
 robust-srun writes it (``srun_wrapper/job/reporting/chronicle.py``); the file belongs to the user.
 """
@@ -33,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Placing:
-    """The places of a world that changed with its epoch: place → node and its ranks, in words."""
+    """The places that changed with a new epoch's world: place → node and its ranks, as text."""
 
     time: float
     epoch: int
@@ -42,7 +42,7 @@ class Placing:
 
 @dataclass
 class JobRun:
-    """One robust-srun of the job, from its start to its last word."""
+    """One robust-srun of the job, from its start to the last line that it wrote."""
 
     started: float
     step_id: str = ""
@@ -51,7 +51,7 @@ class JobRun:
     gpus: int = 0  # 0: not known
     first_step: float | None = None
     ended: float | None = None
-    state: str = ""  # the last word
+    state: str = ""  # at its end; "" while it runs
     points: list[Point] = field(default_factory=list)
     placings: list[Placing] = field(default_factory=list)
     checks: list[tuple[float, float]] = field(default_factory=list)  # end and seconds of each

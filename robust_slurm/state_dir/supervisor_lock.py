@@ -1,4 +1,4 @@
-"""Tell if a robust-srun of the job runs: a lock in the job's directory, held while it lives."""
+"""Detect another robust-srun of the job by a lock in the job's directory, held while it runs."""
 
 from __future__ import annotations
 

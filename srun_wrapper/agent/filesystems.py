@@ -1,7 +1,7 @@
 """Shared file systems that do not answer: which mounts processes use, and which are silent.
 
-A stalled server makes every process that uses its mount wait in the kernel. That is nobody's
-fault on the node, so it has to be told from a hang, a dead node or a rank that survives SIGKILL.
+A stalled server makes every process that uses its mount wait in the kernel. The node is not at
+fault, so this must not be taken for a hang, a dead node or a rank that survives SIGKILL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHARED = frozenset(
         *("panfs", "pvfs2", "orangefs", "virtiofs", "glusterfs", "dvs", "mmfs", "fuse"),
     }
 )
-"""Types of file systems that are another machine's. A local disk that stalls is the node's."""
+"""Types of file systems that another machine serves. A stalled local disk is the node's fault."""
 MOST = 512  # processes of a node that are looked at
 _PATH_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
@@ -58,7 +58,7 @@ def _unescaped(text: str) -> str:
 
 
 def mount_of(path: str, mounts: Sequence[UsedMount]) -> UsedMount | None:
-    """Return the mount that an absolute path is on: the longest, of equals the last."""
+    """Return the mount that an absolute path is on: the longest match, of equals the last."""
     best: UsedMount | None = None
     for mount in mounts:
         below = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
@@ -129,8 +129,8 @@ def silent_mounts(
 ) -> tuple[str, ...]:
     """Return the mount points that do not answer within ``seconds``.
 
-    Those that the process trees below ``roots`` use, and those of ``paths``. Takes as long, at
-    least where one is silent: not for a loop's thread. ``mountinfo``: default this process's.
+    The mounts asked are those that the process trees below ``roots`` use, and those of ``paths``.
+    Blocks for ``seconds`` if one is silent: call it in a thread. ``mountinfo``: default our own.
     """
     try:
         mounts = parse_mounts(mountinfo or _own_mounts())

@@ -47,7 +47,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """The order to run a rank, with all that it needs, and the receiver of its end."""
+    """The order to run a rank, with its command, environment, heartbeat record and directory."""
 
     order: Start
     rank: RankStart
@@ -58,7 +58,7 @@ class RankLaunch:
 
 
 def begin_record(record: Path, order: Start, rank: RankStart) -> None:
-    """Make a rank's record of an epoch. What the slot's last rank has told in files is removed.
+    """Create a rank's heartbeat record of an epoch; remove the files of the slot's last rank.
 
     Raises OSError, ValueError.
     """
@@ -80,7 +80,7 @@ def world_fds(order: Start, env: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def check_snapshot(code: Code | None) -> None:
-    """Raise OSError if the code that the rank is to run is not on this node, in its own thread.
+    """Raise OSError if the code that the rank is to run is not on this node; call it in a thread.
 
     A rank would say only that it cannot open a file, which looks like the program's own error.
     An automounter may refuse at first, when all nodes ask their server at once.

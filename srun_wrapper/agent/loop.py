@@ -38,13 +38,13 @@ class Timer:
         self.call = None
 
 
-SPARED = 1.0  # s without a socket whose callback has failed, or that accept() finds no room for
+SPARED = 1.0  # s in which a socket is not watched: its callback failed, or accept() found no room
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _log = logging.getLogger("robust-task")
 
 
 class Loop:
-    """Runs callbacks until ``stop`` is called. One that raises is reported once, and goes on."""
+    """Runs callbacks until ``stop`` is called. An exception of a callback is reported once."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -79,10 +79,10 @@ class Loop:
             self._selector.register(sock, events, call)
 
     def accept(self, sock: socket.socket) -> socket.socket | None:
-        """The next connection, if there is one; where there is no room for it, wait a while."""
+        """Accept the next connection; None if there is none, or no room: then pause the socket."""
         try:
             return sock.accept()[0]
-        except OSError as err:  # else none is waiting any more, or it has gone
+        except OSError as err:  # mostly: no connection waits any more
             if err.errno in _NO_ROOM:
                 self._pause(sock)
             return None
@@ -174,7 +174,7 @@ class Loop:
             due = max(0.0, self._timers[0][0] - time.monotonic())
             wait = due if wait is None else min(due, wait)
         for key, mask in self._selector.select(wait):
-            # An earlier callback of this turn may have closed it, or its number may be another's.
+            # An earlier callback of this turn may have closed it, or given its number to another.
             now_there = self._selector.get_map().get(key.fd)
             if now_there is not None and now_there.fileobj is key.fileobj:
                 well = self._try(partial(now_there.data, mask))
@@ -187,7 +187,7 @@ class Loop:
                 self._try(timer.call)
 
     def _try(self, call: Callback) -> bool:
-        """False if it raised. An error of ours in one place must not cost the node its ranks."""
+        """Call it; False if it raised. One error of ours must not cost the node its ranks."""
         try:
             call()
         except Exception as error:  # noqa: BLE001

@@ -53,7 +53,7 @@ def place_from(env: Mapping[str, str]) -> Place:
 
 
 def job_of(place: Place, start: Start) -> int:
-    """The job that the ranks belong to; a standby allocation is another one."""
+    """Return the id of the job that the ranks belong to; a standby allocation has another id."""
     return int(start.env.get("SLURM_JOB_ID", place.job_id))
 
 

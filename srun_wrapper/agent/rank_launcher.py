@@ -41,11 +41,11 @@ _log = logging.getLogger("robust-task")
 
 
 class Launcher:
-    """``started`` gets each rank that runs; ``failed`` what could not be run, and why; ``ended``
-    a rank that has ended before it was known.
+    """Starts a slot's ranks. ``started`` gets each rank that runs; ``failed`` a launch that failed,
+    and why; ``ended`` a rank that ended before its pid was known.
 
-    ``cold`` gets a launch for which no warm interpreter answered: it may have forked after all, so
-    everything must be ended before ``spawn``.
+    ``cold`` gets a launch that the warm interpreter did not answer: it may have forked after all,
+    so everything must be ended before ``spawn``.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Launcher:
             self.spawn(launch)
 
     def renew(self, order: Start, rank: RankStart, pumps: list[Pump]) -> dict[str, str] | None:
-        """Prepare an epoch for a rank that goes on in it; what changes in its environment."""
+        """Prepare an epoch for a rank that goes on; its changed variables, None if that fails."""
         record = self._run_dir / f"{order.epoch}-{self._local}.beat"
         if self._store is not None:
             self._store.begin(order)
@@ -170,7 +170,7 @@ class Launcher:
         return env
 
     def spawn(self, launch: RankLaunch) -> None:
-        """A fresh process."""
+        """Start the rank as a fresh process."""
         if self.warm is not None:
             self.warm.cold()
 
@@ -201,7 +201,7 @@ class Launcher:
         self._starting = Starting(self._loop, make, done, failed)
 
     def _fork(self, launch: RankLaunch) -> None:
-        """Get a child of the warm interpreter, or a fresh process if it cannot be asked."""
+        """Start the rank as a child of the warm interpreter; as a fresh process if that fails."""
         self._forking = launch
         plan, rank, env = self._options.output, launch.rank.rank, launch.env
         if are_open(plan, rank, env):
@@ -281,7 +281,7 @@ class Launcher:
         environ: Mapping[str, str] = {},
         code: Code | None = None,
     ) -> None:
-        """This slot has no rank yet: import, and run, what the others' ranks have.
+        """Import and run what other nodes' ranks have: this slot has no rank yet.
 
         ``ranks``, ``environ``: see ``messages.Imports``.
         """
@@ -316,7 +316,7 @@ class Launcher:
             self.broker.reaped(ended)
 
     def rank_ended(self) -> None:
-        """Watch no process any more for what a rank imports."""
+        """Stop watching what the rank imports."""
         if self.warm is not None:
             self.warm.unwatch()
         if self.broker is not None:

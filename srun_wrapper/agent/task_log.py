@@ -27,7 +27,7 @@ class LineBound:
         self._dropped = 0
 
     def admit(self, now: float) -> int | None:
-        """None: leave this line out. Else how many have been left out since the last one."""
+        """Return the number of lines left out since the last one; None: leave this one out too."""
         if len(self._sent) == MOST and now - self._sent[0] < WINDOW:
             self._dropped += 1
             return None
@@ -47,7 +47,7 @@ class _ToSupervisor(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         dropped = self._bound.admit(time.monotonic())
         if dropped is not None:
-            # A file name of another time may not be UTF-8, and what cannot be sent stays unsent,
+            # An old file name may not be UTF-8. A message that cannot be encoded would fail again
             # at every new connection.
             text = record.getMessage()[:LONGEST].encode(errors="replace").decode()
             self._send(Logged(0, record.levelno, text, dropped))

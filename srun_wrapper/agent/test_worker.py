@@ -1,7 +1,7 @@
 """The slot's part in stop-time tests: a worker process, started while the ranks are down.
 
-What it tests and when is the supervisor's (``stop_tests.py``); here it is only started, and its
-end reported. The slot ends it like everything below itself when a rank is to be started.
+The supervisor decides what is tested and when (``stop_tests.py``); here the worker is only started,
+and its end reported. The slot ends it, like all processes below it, before it starts a rank.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from srun_wrapper.agent.processes.starting import Starting
 from srun_wrapper.protocol.messages import RunTests, WorkerEnded
 
 WORKER = "health.active.worker.main"
-TAIL = 2000  # bytes of what it said
+TAIL = 2000  # bytes of its output that are reported
 
 
 def session_key(step_key: bytes, token: int) -> bytes:
-    """The key of one session of tests; whoever learns it cannot speak for the step."""
+    """Return the key of one session of tests, which does not authenticate for the step."""
     return hashlib.blake2b(b"tests %d" % token, key=step_key[:64], digest_size=32).digest()
 
 
@@ -100,7 +100,7 @@ class SlotTests:
         self._starting = Starting(self._loop, make, started, failed)
 
     def cancel(self) -> None:
-        """Ranks are to run here: end a worker that is just being started."""
+        """Cancel the start of a worker: ranks are to run here."""
         if self._starting is not None:
             self._starting.cancel()
             self._starting = None

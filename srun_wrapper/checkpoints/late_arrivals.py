@@ -17,7 +17,7 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.protocol.checkpoint_messages import Enrolled
 from srun_wrapper.start_task import start_task
 
-GATHER = 0.1  # s for more such ranks to come up
+GATHER = 0.1  # s to wait for more such ranks, which are then served together
 
 Failed = set[tuple[str, int, int]]
 Fetch = Callable[[tuple[planner.Transfer, ...]], Awaitable[Failed]]

@@ -16,8 +16,8 @@ from robust_slurm.checkpoint.planning.alike import Outcome
 COMMIT = 60.0  # s for a step that all ranks have written to be committed
 SETTLE = 10.0  # s for all ranks of a group to report a step at which some differ
 CONFIRM = 900.0  # s for a second step; a slow write to disk may come in between
-RECENT = 86400.0  # s in which machines that spoil a rank's state are rare
-RARE = 2  # of them
+RECENT = 86400.0  # s; odd ranks on RARE other nodes within this time point to the program
+RARE = 2  # nodes
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class OddRankVerdict(NamedTuple):
     verdict: Literal["first", "node", "program", "unclear"]
     why: str = ""
     acquitted: tuple[str, ...] = ()
-    """Nodes that were evicted for what they have not done."""
+    """Nodes that were evicted although they were not at fault."""
 
 
 def judge(

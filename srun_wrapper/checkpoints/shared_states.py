@@ -59,7 +59,7 @@ class SharedStates:
             self._on_disk = step
         elif self._on_disk > step:
             self._on_disk = 0
-        self._named = False  # a rank of this epoch
+        self._named = False  # True once a rank of this epoch was named as the odd one
 
     def committed(self, step: int) -> None:
         """Note a step that is on disk, and at which all ranks that share a state held the same."""
@@ -196,7 +196,7 @@ class SharedStates:
         return self._members.get(lowest, ())
 
     def _find_groups(self) -> Mapping[int, tuple[int, ...]]:
-        """Return the ranks of each group: those that keep parts need each other, all need those."""
+        """Return the ranks of each group: those that keep parts, and all that need these."""
         found: dict[int, set[int]] = {}
         for rank, each in self._enrolments.ranks.items():
             needs = each.said.needs

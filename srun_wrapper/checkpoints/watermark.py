@@ -31,8 +31,8 @@ class Watermark:
         self.step = self.passed = -1
 
     def add(self, rank: int, safe: int, have: Sequence[int]) -> None:
-        """``safe``: the newest step that has a replica or can have none, whether or not it can be
-        used; ``have``: steps up to it that can be, those reported before left out or not."""
+        """Add a rank's report. ``safe``: the newest step that has its replica, or will have none,
+        usable or not; ``have``: usable steps up to it, with or without ones reported before."""
         before = self._safe.get(rank, -1)
         self._count.update({step for step in have if step > before})
         self._safe[rank] = max(before, safe)
@@ -48,6 +48,6 @@ class Watermark:
         self.passed = max(self.passed, min(self._safe.values()))
         full = (step for step, count in self._count.items() if count >= world)
         self.step = max(full, default=self.step)
-        # Every rank is past these: whoever has not reported one never will.
+        # Every rank is past these steps: a rank that has not reported one never will.
         self._count = Counter({s: n for s, n in self._count.items() if s > self.passed})
         return (self.step, self.passed) != was

@@ -33,7 +33,7 @@ class CopiedFile(msgspec.Struct, array_like=True, frozen=True):
     mode: int
     digest: str  # of the content; of a link: its target
     stamp: Stamp
-    seen: int  # ns, wall clock of the source's file system or ours, when it was read
+    seen: int  # ns, our wall clock when it was read; 0 for a link
     size: int = 0
 
 
@@ -66,7 +66,7 @@ class FileCopier:
                     self.entries[name] = entry
 
     def changed(self, paths: Iterable[str]) -> set[str]:
-        """Return what is not any more as it was copied, or is new, or is gone."""
+        """Return the files that have changed since they were copied, are new, or are gone."""
         now = set(paths)
         gone = self.entries.keys() - now
         known = now & self.entries.keys()
@@ -88,7 +88,7 @@ class FileCopier:
             return None
 
     def _one(self, name: str) -> CopiedFile | None:
-        """Copy one file. None: there is none any more, or nothing that can be copied."""
+        """Copy one file; None if it is gone, or is a socket, pipe or device."""
         path, target = f"{self.source}/{name}", f"{self.tree}/{name}"
         try:
             for _ in range(TRIES):

@@ -23,7 +23,7 @@ def start_with_code(
 ) -> tuple[Deployment | None, str]:
     """Return the job's code and one line about it; ``directory``: of srun's --chdir.
 
-    A job without records, which has waited for its nodes, runs without. Raises CodeError.
+    A job without records runs without a snapshot: it has waited for its nodes. Raises CodeError.
     """
     if records is None:
         return None, f"warning: no snapshot of {config.code}: the job has no record directory"

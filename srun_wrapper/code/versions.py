@@ -125,7 +125,7 @@ class Book(msgspec.Struct):
         return change
 
     def apply(self, change: Change, now: float) -> None:
-        """The ranks start with this change's version."""
+        """Note that the ranks start with this change's version."""
         before = self.in_force()
         if before is not None:
             before.state = "replaced"
@@ -142,7 +142,7 @@ class Book(msgspec.Struct):
             self.progressed = [v for v in self.progressed if v != failed.version]
 
     def progress(self) -> bool:
-        """The version in force has made progress; False if the book knows that already."""
+        """Note that the version in force has made progress; False if the book knows it already."""
         current = self.current
         if not current or self.progressed[-1:] == [current]:
             return False

@@ -100,7 +100,7 @@ def carried(own: OwnPython) -> CarriedPython:
 def in_image(
     command: SrunCommand, env: Mapping[str, str], output: OutputPlan, python: str
 ) -> tuple[SrunCommand, OutputPlan, CarriedPython | None]:
-    """Return these as they are to be where srun starts the tasks in an image, and our Python there.
+    """Return the command and output for tasks that srun starts in an image, and our Python there.
 
     ``python``: the user's choice for robust-task, which is the image's own. Raises UsageError.
     """

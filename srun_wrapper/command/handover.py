@@ -19,7 +19,7 @@ from srun_wrapper.command.srun_table import LONG
 from srun_wrapper.command.step_request import StepRequest
 
 BY_PLUGIN = "ROBUST_BY_PLUGIN"  # MODE:PATH-OF-SRUN, set by the plugin alone
-# Slurm's variable for the plugin's option: what each srun of the job takes it from.
+# Slurm's variable for the plugin's option, from which every srun of the job takes it.
 OPTION = "SLURM_SPANK__SLURM_SPANK_OPTION_robust_robust"
 MODES = ("full", "observe")
 SILENT = ("pty", "interactive")  # a person sees that this is a shell
@@ -88,7 +88,7 @@ def back(
     env: Mapping[str, str],
     say: Callable[[str], None],
 ) -> NoReturn:
-    """Give a line to srun that robust-srun cannot run; the error, if the plugin did not take it."""
+    """Run a line as plain srun if the plugin passed it; else raise the error."""
     if by is None:
         raise error
     if str(error):  # else a person sees it
@@ -106,10 +106,10 @@ def alone(
     *,
     observes: bool,
 ) -> None:
-    """Say so if another robust-srun of the job runs.
+    """Warn if another robust-srun of the job runs, or become plain srun.
 
-    Each restarts its own ranks in place, whatever the other does. A line of the plugin's, and one
-    that only observes, is plain srun beside another.
+    Each restarts its own ranks in place, whatever the other does. Beside another, a line that the
+    plugin passed, and one that only observes, runs as plain srun.
     """
     if records is None:
         return
@@ -128,7 +128,7 @@ def alone(
 
 
 def check(command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int) -> None:
-    """Raise UsageError if a line is srun's own; its text is why, "" if a person sees it."""
+    """Raise UsageError if a line is to run as plain srun; for its text see ``why_plain``."""
     why = why_plain(command, request, env, spares)
     if why is not None:
         raise UsageError(why)
@@ -137,7 +137,7 @@ def check(command: SrunCommand, request: StepRequest, env: Mapping[str, str], sp
 def why_plain(
     command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int
 ) -> str | None:
-    """Return why a line is srun's own; "": a person sees it; None: it is robust-srun's."""
+    """Return why a line runs as plain srun ("": a person sees why); None: robust-srun runs it."""
     given = request.given
     if given.intersection(SILENT):
         return ""

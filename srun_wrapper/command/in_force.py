@@ -73,5 +73,5 @@ def checkpoint_env(config: Config) -> dict[str, str]:
 
 
 def absolute(directory: str) -> str:
-    """The tasks may run in another directory (srun --chdir); "" stays ""."""
+    """Return the absolute path: tasks may run in another directory (--chdir). "" stays ""."""
     return str(Path(directory).expanduser().absolute()) if directory else ""

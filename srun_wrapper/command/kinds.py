@@ -1,4 +1,4 @@
-"""Kinds of jobs and steps that are not all that robust-srun is made for: taken, or refused."""
+"""Jobs and steps that robust-srun runs with restrictions, or refuses: MPI worlds, --clusters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def for_kind(config: Config, command: SrunCommand) -> Config:
 def accepted(
     command: SrunCommand, request: StepRequest, config: Config, env: Mapping[str, str]
 ) -> SrunCommand:
-    """Return the command less what says nothing. Raises UsageError for what cannot be run."""
+    """Return the command without redundant options. Raises UsageError if it cannot be run."""
     refuse_multi_prog(request)
     requeue_signals(config.requeue_on)
     clusters, own = command.get("clusters"), env.get("SLURM_CLUSTER_NAME", "")
@@ -89,7 +89,7 @@ def warning(command: SrunCommand, config: Config, env: Mapping[str, str]) -> str
 
 
 def _spares_in_a_world(command: SrunCommand, config: Config, env: Mapping[str, str]) -> str:
-    """Return what an MPI program would do with spares; a module's variable says not that it is one.
+    """Return a warning for an MPI program with spares; srun's variable does not prove it is one.
 
     Torch, under the same variable, needs no MPI and keeps its spares and restarts in place.
     """

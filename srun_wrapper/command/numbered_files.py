@@ -33,7 +33,7 @@ def task_count(request: StepRequest, plan: StepPlan, allocation_nodes: int) -> i
 def as_paths(
     command: SrunCommand, request: StepRequest, ntasks: int | None
 ) -> tuple[SrunCommand, StepRequest]:
-    """Give each number that is no task of the step as a path; all as it was for ``ntasks`` None."""
+    """Turn each number that is no task of the step into a path; none if ``ntasks`` is None."""
     streams = {"output": request.output, "error": request.error, "input": request.input}
     for name, value in streams.items():
         if ntasks is None or value is None or not re.fullmatch(r"\d+", value, re.ASCII):

@@ -208,7 +208,7 @@ class _Parser:
 
 
 def _is_plugins(word: str) -> bool:
-    """True for ``--robust`` and what srun takes for it: left to srun, it would start us again."""
+    """True for ``--robust`` and its abbreviations: passed to srun, they would start us again."""
     name = word[2:].partition("=")[0]
     return name.startswith("ro") and "robust".startswith(name)
 

@@ -122,7 +122,7 @@ def step_name(words: Sequence[str]) -> str:
 
 
 def with_export(command: SrunCommand, env: Mapping[str, str]) -> SrunCommand:
-    """``--export=NONE`` or a list would keep our variables from the shim: name them.
+    """Add our variables to ``--export=NONE`` or a list, which would keep them from the shim.
 
     ``env``: srun's; ``sbatch --export=NONE`` leaves SLURM_EXPORT_ENV=NONE there.
     """
@@ -168,7 +168,7 @@ def standby_argv(
 
 
 def of_job(job: Job) -> list[str]:
-    """Options that tell whose a standby allocation is."""
+    """Return the options that mark a standby allocation as this job's."""
     argv = [f"--job-name={standby_job_name(job.id)}", f"--comment=robust: standby of job {job.id}"]
     for name, value in (("account", job.account), ("qos", job.qos)):
         if value and value not in ("(null)", "N/A"):
@@ -205,7 +205,7 @@ async def start(
     own_session: bool,
     stdin: int | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start srun on our own stdin (or ``stdin``), stdout and stderr; it is told when we die."""
+    """Start srun on our stdin (or ``stdin``), stdout and stderr; it gets SIGTERM when we die."""
     # Found once: a directory of PATH may be on a file system that does not answer any more.
     program = _program(argv[0], env.get("PATH"))
     return await asyncio.create_subprocess_exec(
@@ -219,7 +219,7 @@ async def start(
 
 
 def raise_file_limit() -> None:
-    """One connection per node can be more than the usual soft limit of open files."""
+    """Raise the soft limit of open files: one connection per node can exceed it."""
     hard = _FILES[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

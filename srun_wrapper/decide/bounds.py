@@ -1,4 +1,4 @@
-"""The suspects to evict: no more than can be replaced and the snapshots survive (pure)."""
+"""Choose the suspects to evict: no more than can be replaced without losing a snapshot (pure)."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def likeliest(
 def bounded(suspects: Sequence[str], must: Collection[str], room: int, copies: Copies) -> Bounded:
     """Choose the suspects to evict beside ``must``. ``suspects``: the likeliest first.
 
-    ``room``: how many nodes can be had in all. What ``must`` takes with it does not count against
-    the suspects.
+    ``room``: number of replacement nodes in all. Snapshots that are lost with ``must`` do not
+    count against the suspects.
     """
     evict: list[str] = []
     stay: list[tuple[str, str]] = []
@@ -98,17 +98,18 @@ class Means:
     """Evidence of earlier runs of the job, by node: the higher, the stronger."""
     world: str = ""  # the --mpi under which the ranks cannot be started again in the step
     requeues: int = 0  # of the job, before this run
-    stepped: bool = False  # ranks have made steps in this step of the job: the command did run
+    stepped: bool = False  # ranks have made training steps in this job step: the command can run
     not_fewer: Callable[[tuple[str, ...]], str] = lambda _names: OFF
     """Why the job cannot go on without these nodes and with nothing in their places; "": it can."""
     resize_failed: bool = False  # the ranks have made no step in a world of this size
-    again: bool = False  # these ranks were not the first of this step of the job
+    again: bool = False  # ranks were started before in this job step
 
     def one_world(self, tail: str) -> str:
         """Return why ranks that ended so cannot be started again in the step; "": they can.
 
-        ``tail``: the last words of the first one. Where Slurm makes one MPI world of every step
-        (MpiDefault, SLURM_MPI_TYPE), torch's ranks can be, and those of an MPI program not.
+        ``tail``: the last output of the first one. Where Slurm makes one MPI world of every step
+        (MpiDefault, SLURM_MPI_TYPE), torch's ranks can be started again, those of an MPI program
+        cannot.
         """
         if self.world:
             return f"--mpi={self.world}: an MPI world cannot be started again in the step"

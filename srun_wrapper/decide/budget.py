@@ -27,7 +27,7 @@ class Budget:
     signatures: dict[str, int] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)  # root failures by node
     seen: dict[str, set[str]] = field(default_factory=dict)  # nodes by the signature they showed
-    # Suspects that left, and what came in their places, by the signature of the error.
+    # By the error's signature: each suspect that was evicted, and the node that replaced it.
     evicted: dict[str, dict[str, str]] = field(default_factory=dict)
     spent: tuple[str, tuple[str, ...]] | None = None  # the last failure's signature, its nodes
     traces: dict[str, list[Trace]] = field(default_factory=dict)  # by signature
@@ -48,7 +48,7 @@ class Budget:
         self.traces.setdefault(diagnosis.signature, []).append(trace)
 
     def refund(self) -> None:
-        """Undo the last ``spend``: nothing was tried. Which nodes showed the error stays known."""
+        """Undo the last ``spend``, as nothing was tried; ``seen`` stays as it is."""
         if self.spent is None:
             return
         signature, blamed = self.spent
@@ -76,8 +76,10 @@ class Budget:
         sure: Collection[str],
         kept: Iterable[str] = (),
     ) -> None:
-        """Note which nodes left on suspicion; ``sure``: those that are lost; ``kept``: suspects
-        that only their copies of snapshots held back."""
+        """Note the nodes that were evicted on suspicion.
+
+        ``sure``: the lost ones; ``kept``: suspects that stayed only for their copies of snapshots.
+        """
         self.kept = frozenset(kept)
         for old, new in swaps:
             if old not in sure and old not in diagnosis.proven:
@@ -87,11 +89,11 @@ class Budget:
 def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, ...]]:
     """Acquit the nodes of an error that others have shown as well since the last progress.
 
-    Then it is the program, its data or a shared service. Two nodes in turn acquit each other,
-    but where the error itself names the machine only a replacement with the same error acquits
-    the node before it. Of a hang nobody knows for sure where it began: the next one acquits the
-    nodes that were evicted for it, as does a NaN that ranks of another node have alone then; not
-    one that names none but suspects that had to stay: without them nothing is known yet.
+    Then the program, its data or a shared service is to blame. Two nodes that show the error in
+    turn acquit each other; if the error names the machine, only the same error on its replacement
+    acquits it. A hang acquits the nodes that were evicted for the one before it, as nobody knows
+    for sure where a hang began; not if it names only suspects that had to stay, as it says nothing
+    about the others then. Likewise a NaN that ranks of one node have alone.
     Returns the diagnosis, and the nodes whose reports are wrong.
     """
     evicted = budget.evicted.get(diagnosis.signature, {})
@@ -104,7 +106,7 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
         rest = bool(diagnosis.suspects) and budget.kept.issuperset(diagnosis.suspects)
         again = bool(evicted) and not rest
         why = f"the same hang without {', '.join(sorted(evicted))}"
-    elif diagnosis.symptom == "nan":  # one on all ranks may come of a state that is spoilt by now
+    elif diagnosis.symptom == "nan":  # a NaN on all ranks may come from an already spoilt state
         again = diagnosis.exchange and bool(evicted)
         why = f"a NaN of these ranks alone without {', '.join(sorted(evicted))}"
     elif diagnosis.cause == "node":
@@ -133,8 +135,8 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
 def follow(diagnosis: Diagnosis, traces: Iterable[Trace]) -> Diagnosis:
     """Judge by where the same failure was before: it follows the ranks, or stays on the node.
 
-    A NaN that all ranks had at once, twice at the same step, is the program's: what a machine
-    computes wrongly does not wait for the same step.
+    A NaN that all ranks had at once, twice at the same step, is the program's: a machine's error
+    does not come back at the same step.
     """
     node, ranks, step = diagnosis.root.node, frozenset(diagnosis.ranks), diagnosis.root.step
     evidence = diagnosis.evidence
@@ -162,14 +164,14 @@ def follow(diagnosis: Diagnosis, traces: Iterable[Trace]) -> Diagnosis:
 
 
 def unproven_nan(diagnosis: Diagnosis) -> bool:
-    """A NaN for which no machine is known to be the cause: nobody is blamed for it."""
+    """True for a NaN that no machine is known to have caused: no node is blamed for it."""
     return diagnosis.symptom == "nan" and diagnosis.cause != "node"
 
 
 def innocent(diagnosis: Diagnosis) -> bool:
     """True if the failure says nothing about any node.
 
-    Of ranks that died of another's death the first to notice is no more suspect than any other.
+    Of ranks that died because another one did, the first to notice is no more suspect than others.
     """
     echo = diagnosis.symptom == "crash" and diagnosis.cause == "transient"
     echo = echo or (diagnosis.tests == "only" and diagnosis.cause == "unknown")
@@ -192,9 +194,9 @@ def with_suspects(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> 
 def suspect_nodes(diagnosis: Diagnosis, failures_by_node: Mapping[str, int]) -> tuple[str, ...]:
     """Nodes to evict: blamed by the evidence, or failing twice without progress.
 
-    One that has just passed tests may fail once more: its program may be the cause; so may one
-    whose ranks died without a known cause, as they move to another node first. Of several suspects
-    of a hang all may be healthy but one: they are evicted the third time, if they can be spared.
+    A node that has just passed tests may fail once more, as the program may be the cause. So may
+    one whose ranks died without a known cause: they move to another node first. Of several suspects
+    of a hang all but one may be healthy: they are evicted the third time, if they can be spared.
     """
     if diagnosis.cause == "node":
         return diagnosis.suspects

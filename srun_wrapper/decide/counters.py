@@ -41,7 +41,7 @@ def lines(nodes: Sequence[NodeGrowth], suspects: Collection[str] = ()) -> tuple[
 
 
 def news(one: NodeGrowth) -> list[str]:
-    """Likewise of one node, for an event that names it."""
+    """Return the lines of one node, for an event that names the node itself."""
     grown = [(weight(name), -more, name, one.now[name]) for name, more in _more(one).items()]
     return [_line(name, -more, total) for _, more, name, total in heapq.nsmallest(OF_NODE, grown)]
 

@@ -1,7 +1,7 @@
-"""Rules for the ends of ranks: blame a node only for what no other node shows as well (pure).
+"""Rules for the ends of ranks: a node is blamed only for an error that no other node shows (pure).
 
-What a program, its data or a file server can cause as well blames nobody the first time; nor does
-a process limit, which may be the user's or the job's.
+An error that a program, its data or a file server can cause too blames no node the first time; nor
+does a process limit, which may be the user's or the job's.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def _reasons(unable: list[Failure]) -> list[str]:
 
 
 def _many(nodes: int, of: int) -> bool:
-    """True for so many nodes that what they lack is not theirs."""
+    """True if so many nodes lack something that none of them is to blame."""
     return common(nodes, of) or (nodes > 1 and 2 * nodes > of)
 
 
 def _cannot_start_here(case: Case) -> Diagnosis | None:
-    """A node that just joined is proven unfit: the same command ran elsewhere before."""
+    """Blame nodes that cannot start a rank; if they just joined, they are proven unfit."""
     unable, nodes = _unable(case)
     unfit = nodes if set(nodes) <= set(case.just_joined) else ()
     few = len(nodes) < case.world_nodes and not _many(len(nodes), case.world_nodes)
@@ -149,7 +149,7 @@ def _follows(case: Case) -> Diagnosis | None:
 
 
 def _named_peer(case: Case) -> Diagnosis | None:
-    """All failed transfers name one peer: a cause, or the victim of the others' links."""
+    """Suspect the peer that all failed transfers name; it may be the victim of other links."""
     root = read_end(case.root, case.catalogue)
     if root.hit is None or root.hit.signature.layer != "ib":
         return None
@@ -165,7 +165,7 @@ def _named_peer(case: Case) -> Diagnosis | None:
 
 
 def _gpu_in_use(case: Case) -> Diagnosis | None:
-    """A process of another job holds the GPU's memory; with one on each node it is the program."""
+    """Diagnose a GPU whose memory a foreign process holds; on several nodes it is the program."""
     taken = [f for f, end in case.ends if end.left_over]
     if case.root not in taken or len({f.node for f in taken}) > 1:
         return None

@@ -1,4 +1,4 @@
-"""Diagnose: of a table of rules the first that applies names cause and suspects (pure)."""
+"""Diagnose failures: the first rule of a table that applies names cause and suspects (pure)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def diagnose(
 ) -> Diagnosis:
     """Name the cause and the suspect nodes of failures that were seen together.
 
-    ``world_nodes``: on how many nodes ranks were to run. A command that cannot be run on some of
-    them only is those nodes' fault (a mount that is missing), on all of them the user's.
+    ``world_nodes``: number of nodes on which ranks were to run. If the command cannot be run on
+    some of them only, that is those nodes' fault (a missing mount); on all of them, the user's.
     ``just_joined``: nodes that have just taken a place; one that cannot start a rank is proven
     unfit, since the same command ran elsewhere before. ``catalogue``: the signatures of errors;
     None: the built-in ones. ``addresses``: names of the job's nodes by what logs may call them.
@@ -56,7 +56,7 @@ def _lost(case: Case) -> Diagnosis | None:
 
 
 def _differs(case: Case) -> Diagnosis | None:
-    """Tests have named the nodes, see ``verifying``."""
+    """Diagnose the nodes that tests have named, see ``checkpoints/verify``."""
     root = case.root
     if root.symptom != "differs":
         return None
@@ -82,7 +82,7 @@ def _odd_rank(case: Case) -> Diagnosis | None:
 
 
 def _hang_of_collectives(case: Case) -> Diagnosis | None:
-    """Ranks wait in one collective that they have entered with other arguments."""
+    """Diagnose a hang in a collective that ranks have entered with different arguments."""
     root = case.root
     if root.symptom != "hang" or not root.mismatch:
         return None
@@ -107,7 +107,7 @@ def _slow(case: Case) -> Diagnosis | None:
 
 
 def _nan_of_machine(case: Case) -> Diagnosis | None:
-    """A crash of a machine explains the NaN that was seen with it."""
+    """Diagnose a NaN that a machine's crash explains, as both were seen together."""
     if case.root.symptom != "nan" or not case.ends:
         return None
     ends = Case(crashes(case.failures), case.world_nodes, case.just_joined, case.catalogue)
@@ -141,7 +141,7 @@ def _local_nan(case: Case) -> Diagnosis | None:
     own = [f for f in _nonfinite(case) if f.step == local.step and f.node == local.node]
     if not own:
         return None
-    # A torchrun may give its ranks other numbers than their place says: they cannot be followed.
+    # torchrun may number its ranks in another order than their places: they cannot be followed.
     numbered = all(rank.startswith("rank ") for rank in local.ranks)
     return replace(
         found,
@@ -155,7 +155,7 @@ def _local_nan(case: Case) -> Diagnosis | None:
 
 
 def _nonfinite(case: Case) -> list[Failure]:
-    """NaNs, the first one first."""
+    """Return the NaN failures in the order of their steps."""
     return sorted(case.of("nan"), key=lambda f: (f.step is None, f.step or 0, f.rank or 0))
 
 

@@ -50,13 +50,13 @@ class Diagnosis:
     cleared: frozenset[str] = frozenset()  # nodes that have passed tests now
     seen: tuple[str, ...] = ()  # nodes on which ranks died of this very error
     unreported: frozenset[str] = frozenset()
-    """Lost by a shared cause, or suspects together with others: nothing is held against them."""
+    """Nodes that are not reported: lost by a shared cause, or suspects together with others."""
     rule: str = ""  # id of the rule that has decided
     tests: Literal["later", "now", "only", "never"] = "later"
-    """The time of the tests of the machines. only: at once, and nothing else counts against the
-    suspects; never: the node itself has said that it is the program."""
+    """Time of the machine tests. later: when the failure repeats; now: at once; only: at once, and
+    nothing else counts against the suspects; never: the node's own records blame the program."""
     exchange: bool = False
-    """The node is in doubt only because of its ranks: they move before it is evicted."""
+    """True if only the failures of its ranks speak against the node: they move before it goes."""
     ranks: tuple[str, ...] = ()
     """The ranks that have shown the symptom, where ``exchange`` is set."""
     held: tuple[str, ...] = ()
@@ -115,8 +115,8 @@ class Rule:
 def root_of(failures: Sequence[Failure], catalogue: Catalogue | None = None) -> Failure:
     """Return the failure that the others follow from.
 
-    Lost nodes come first; of ranks' ends, those that only follow from another come last, the
-    machine's own words first, and then the earliest.
+    Lost nodes come first. Of ranks' ends those that a message of the machine explains come first,
+    then the earliest; those that only follow from another rank's end come last of all.
     """
 
     def key(failure: Failure) -> tuple[bool, int, int, float]:
@@ -127,7 +127,7 @@ def root_of(failures: Sequence[Failure], catalogue: Catalogue | None = None) -> 
 
 
 def without_returned(diagnosis: Diagnosis, vacant: Sequence[str]) -> Diagnosis:
-    """The diagnosis without the lost nodes that have come back: only ``vacant`` ones are gone."""
+    """Return the diagnosis without lost nodes that answer again; only ``vacant`` ones are gone."""
     if diagnosis.symptom != "node_lost":
         return diagnosis
     suspects = tuple(node for node in diagnosis.suspects if node in vacant)

@@ -42,8 +42,8 @@ def exclusions(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Choose the nodes to exclude so that ``needed`` of the ``able`` ones remain (pure).
 
-    ``able``: nodes that could run the job. To exclude another node costs nothing. Returns the
-    excluded nodes and those that are not excluded for want of others.
+    ``able``: nodes that could run the job. Excluding any other node costs nothing. Returns the
+    excluded nodes, and those that are not excluded because too few others would be left.
     """
     bad = list(bad)
     room = len(able) - needed
@@ -64,8 +64,8 @@ def able_nodes(
 ) -> set[str]:
     """Names of the nodes that could run a job of these partitions, now or after others.
 
-    ``features``: the job's constraint. A node with none of its words cannot run the job, nor one
-    that lacks a word of a plain conjunction ("a&b").
+    ``features``: the job's constraint. A node that has none of its words cannot run the job; of a
+    plain conjunction ("a&b") it must have all words.
     """
     words = set(re.findall(r"[\w.-]+", features or ""))
     plain = re.fullmatch(r"[\w.&,-]*", features or "") is not None
@@ -103,7 +103,7 @@ def remembered(job_dir: Path | None) -> list[BadNode]:
             time = float(record["time"])
             strength = Strength.PROVEN if record.get("proven") else Strength.ONCE
         except (OSError, ValueError, TypeError, LookupError, AttributeError):
-            pass  # its name says enough
+            pass  # the file's name still names the node
         before = found.get(node)
         found[node] = before.again(strength, time) if before else BadNode(node, strength, time)
     return list(found.values())

@@ -12,7 +12,7 @@ Symptom = Literal[
 ]
 
 EXCEPTION = re.compile(r"^(\[rank\d+\]:?\s*)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
-WARNING = re.compile(r"(\[rank\d+\]:?\s*)?\[[WI]\d{3,4} ")  # as torch logs them: no cause of an end
+WARNING = re.compile(r"(\[rank\d+\]:?\s*)?\[[WI]\d{3,4} ")  # torch's warnings: no cause of an end
 
 
 OF_THIS_JOB = "belongs to this job"  # a node's fact about a process that a rank's output names
@@ -23,7 +23,7 @@ class Failure:
     """One observation that something is wrong. Times are monotonic seconds."""
 
     symptom: Symptom
-    at: float  # when it was seen here
+    at: float  # when the supervisor saw it
     last_good: float  # the last proof of health before it
     node: str
     rank: int | None = None
@@ -33,11 +33,11 @@ class Failure:
     launched: bool = True
     evidence: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
-    step: int | None = None  # of a NaN or a spoilt state, as the training numbers it
-    again: bool = False  # a spoilt state: on this node before, with other ranks
+    step: int | None = None  # step of a NaN or a spoilt state, by the training's own number
+    again: bool = False  # a spoilt state: this node had one before, with other ranks
     shared: bool = False  # the node is lost, by a cause that it shares with others
     mismatch: bool = False  # of a hang: flight recorders show that the ranks' collectives differ
-    facts: tuple[str, ...] = ()  # lines of the node about a rank's end: the machine's words
+    facts: tuple[str, ...] = ()  # lines that the node has recorded about a rank's end
 
 
 def last_error(tail: str) -> str:

@@ -1,4 +1,4 @@
-"""A flap: a node that was unreachable for moments, as its network was away and not the node."""
+"""Flaps: a node was unreachable for moments because its network was down, and not the node."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ NO_REBOOT = 10.0  # s; a machine that went down has not booted and brought its n
 
 
 class Flap(NamedTuple):
-    """Monotonic seconds."""
+    """A time in which a node was unreachable, in monotonic seconds."""
 
-    since: float  # the node's last word
+    since: float  # the node's last message
     until: float  # when it answered again
 
     def text(self, name: str, now: float) -> str:

@@ -30,15 +30,15 @@ class Incident:
     plan: Plan | None = None
     marks: dict[str, float] = field(default_factory=dict)
     swaps: list[tuple[str, str]] = field(default_factory=list)
-    step_before: int | None = None  # the newest that was seen
-    resume_step: int | None = None  # the first that was done after it
-    fresh: bool = False  # no step had been made before
+    step_before: int | None = None  # newest step that was seen before the recovery
+    resume_step: int | None = None  # first step that was done after it
+    fresh: bool = False  # no step had been made before the failure
     restored: tuple[str, ...] = ()  # what the ranks were restored from, in words
-    tests: tuple[str, ...] = ()  # what tests of the machines said
+    tests: tuple[str, ...] = ()  # results of the machine tests, in words
     counters: tuple[str, ...] = ()  # error counters of nodes that have grown, in words
-    ranks: int = 0  # that were started again
-    warm: int = 0  # of them with everything imported ahead
-    kept: int = 0  # of them in the process that they had before
+    ranks: int = 0  # ranks that were started again
+    warm: int = 0  # of these, started with all imports done
+    kept: int = 0  # of these, still in their old process
     stages: dict[str, float] = field(default_factory=dict)  # s of each stage of "stop"
     resized: tuple[int, int] | None = None  # numbers of ranks before and after, if they differ
     outcome: str = "open"
@@ -47,12 +47,12 @@ class Incident:
         self.wall = time.time() - (time.monotonic() - self.detected)
 
     def mark(self, phase: str) -> None:
-        """A phase has ended now; only replacements and tests may be tried again."""
+        """Note that a phase has ended now. Only tests and replacements may be marked again."""
         if phase in ("test", "replace") or phase not in self.marks:
             self.marks[phase] = time.monotonic()
 
     def started(self, ranks: int, *, warm: int, kept: int) -> None:
-        """The ranks of the next epoch have been started."""
+        """Note that the ranks of the next epoch have been started."""
         self.ranks, self.warm, self.kept = ranks, warm, kept
         if kept and self.plan is not None and self.plan.rung == "in-place":
             self.plan = replace(self.plan, rung=REJOIN)
@@ -70,7 +70,7 @@ class Incident:
 
     @property
     def lost_steps(self) -> int | None:
-        """Steps that had been done and were done again; None: not known, which is not 0."""
+        """Number of steps that had to be done again; None: not known, which is not 0."""
         if self.fresh:
             return 0
         if self.step_before is None or self.resume_step is None:

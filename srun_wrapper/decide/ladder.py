@@ -42,8 +42,8 @@ class Plan:
     why: str
     code: int = 0  # exit code for stop; 0: the failing rank's own
     rung: str = ""  # id of the rung that was chosen
-    exchange: str = ""  # a node that gives its ranks to another one for that one's
-    kept: tuple[str, ...] = ()  # suspects that stay for their copies of snapshots alone
+    exchange: str = ""  # a node that exchanges its ranks with another one
+    kept: tuple[str, ...] = ()  # suspects that stay only for their copies of snapshots
 
     @property
     def cause(self) -> str:
@@ -58,7 +58,7 @@ BACK = Plan("restart", (), "the lost nodes answer again", rung="back")
 
 @dataclass(frozen=True)
 class Situation:
-    """The question that the rungs answer; ``vacant``, ``budget``: see ``plan``."""
+    """Facts by which the rungs choose a plan; ``vacant``, ``budget``: see ``plan``."""
 
     diagnosis: Diagnosis
     vacant: tuple[str, ...]
@@ -110,8 +110,8 @@ class Rung:
 def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: Means) -> Plan:
     """Choose the next action: the first rung of ``RUNGS`` that applies.
 
-    ``vacant``: nodes that are gone and must be replaced whatever else is true; so must those that
-    are proven bad. ``budget`` already includes this failure.
+    ``vacant``: nodes that are gone. They and the nodes proven bad must be replaced in any case.
+    ``budget`` already includes this failure.
     """
     situation = Situation(diagnosis, vacant, budget, means)
     for rung in RUNGS:
@@ -170,7 +170,7 @@ def _same_error(now: Situation) -> Plan | None:
     if now.diagnosis.cause != "user" or now.repeats < 2:
         return None
     if now.diagnosis.symptom == "nan" or now.diagnosis.ranks:
-        return None  # a signal that follows a rank is no error that could be compared
+        return None  # a rank that a signal killed has no error text to compare
     why = "the same error twice without progress: it is the program's own"
     return Plan("stop", (), why, _own_code(now))
 
@@ -193,7 +193,7 @@ def _no_progress(now: Situation) -> Plan | None:
     if now.diagnosis.symptom == "sdc":
         return None  # training went on, and odd ranks are bounded where they are judged
     if now.budget.kept.intersection(now.bound.evict):
-        return None  # the nodes in doubt are not all out of the job: each such try removes one
+        return None  # each such try evicts a suspect that had stayed, so their number is limited
     return Plan("stop", (), f"{most} recoveries in a row brought no progress", _own_code(now))
 
 

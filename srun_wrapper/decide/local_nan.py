@@ -1,9 +1,9 @@
 """The machine whose ranks alone had a loss that is not finite, at the first such step (pure).
 
 Gradients are summed over the ranks after each rank has computed its own loss. So a NaN that comes
-up on one rank is on that rank alone for one step, and on all of them from the next step on. What is
-compared is the loss that each rank reports: where all report a loss that was averaged over the
-ranks, all have the NaN at once, and no rank is named.
+up on one rank is on that rank alone for one step, and on all of them from the next step on. The
+losses that the ranks report are compared: if they report a loss that was averaged over the ranks,
+all have the NaN at once, and no rank is named.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class LocalNan:
 def locate(losses: Sequence[Losses]) -> LocalNan | None:
     """Find the node; None unless every other rank is known to have had a finite loss at that step.
 
-    A rank that reports no loss (a stage of a pipeline but the last) may be the one that computed
-    wrongly, so with it nobody is named.
+    A rank that reports no loss (in a pipeline, any stage but the last) may be the one that
+    computed wrongly: then no node is named.
     """
     steps = [each.bad for each in losses if each.bad is not None]
     if not steps:

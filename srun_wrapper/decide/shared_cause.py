@@ -1,8 +1,8 @@
-"""Bad nodes, or one cause that many share? The verdict on nodes that fall silent (pure).
+"""Judge silent nodes: each is bad by itself, or all of them share one cause (pure).
 
 A switch, a file system, a paused machine or an outage of the supervisor's own link makes many
-nodes silent at once. None of them is bad, and to replace them costs more than to wait. A node
-whose silence is its own (one or two of many) is lost at once, as ever.
+nodes silent at once. None of them is bad, and to replace them costs more than to wait. Where only
+one or two nodes of many are silent, no shared cause is assumed: they are lost at once.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Generic, Literal, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 Kind = Literal["unreachable", "mute"]
 Verdict = Literal["wait", "lost", "replace"]
-"""``replace``: silent for as long as is waited, without evidence against the node itself."""
+"""``replace``: the time to wait is over, and there is no evidence against the node itself."""
 
 FEW = 2  # silent nodes that are taken for bad ones, however small the job
-SHARE = 0.05  # of the nodes: up to so many
+SHARE = 0.05  # of the nodes: likewise, in a large job
 AFTERMATH = 2.0  # s after the last return that one more node may need: ports come up one by one
 
 
@@ -25,28 +25,28 @@ AFTERMATH = 2.0  # s after the last return that one more node may need: ports co
 class Silence:
     """One node that is silent. Times are monotonic seconds.
 
-    ``kind``: no answer of its host to any attempt, or an answer of its kernel only.
-    ``proven``: when the attempt that failed for good was begun; None: its answer is still open.
+    ``kind``: ``unreachable``: its host answers no attempt; ``mute``: only its kernel answers.
+    ``proven``: start of the attempt that has proven it; None: no attempt has done so yet.
     """
 
     kind: Kind
-    since: float  # last word
+    since: float  # time of the last message
     proven: float | None = None
 
 
 @dataclass(slots=True)
 class SharedEvent(Generic[Key]):
-    """One shared cause at work, by what it does to nodes."""
+    """A shared cause at work, described by the nodes that it makes silent."""
 
     kind: Kind
     why: str
     began: float
-    noticed: float  # the time that is waited begins here: an outage as long as that costs nobody
+    noticed: float  # the limit for waiting counts from here
     nodes: set[Key]
     silent: set[Key]  # of its nodes, those that are silent still
-    ebbed: float | None = None  # when most of its nodes had come back, or one more of them
-    expired: bool = False  # it lasted longer than is waited
-    told: bool = False  # the user has been told so
+    ebbed: float | None = None  # when most of its nodes were back; later, when one more was
+    expired: bool = False  # it lasted longer than the limit
+    told: bool = False  # the user was told that it expired
 
 
 def common(affected: int, nodes: int) -> bool:
@@ -82,7 +82,7 @@ def shared(
 
 
 class SharedCauses(Generic[Key]):
-    """Remembers what is going on. ``limits``: s that each kind is waited for."""
+    """Follows the shared causes at work. ``limits``: s to wait for the end of each kind."""
 
     def __init__(self, limits: Mapping[Kind, float]) -> None:
         self.limits = limits
@@ -142,7 +142,7 @@ class SharedCauses(Generic[Key]):
         return event
 
     def slept(self, now: float) -> None:
-        """Begin anew: nobody was there to listen."""
+        """Count from now on: this process slept, and could hear no node."""
         for event in self.events.values():
             event.began = event.noticed = now
 

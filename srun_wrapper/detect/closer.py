@@ -1,7 +1,7 @@
 """The closer look at a job that makes no step, after the ranks have been located.
 
-All ranks give their flight recorders; few processes are looked at in depth. It decides nothing and
-nobody waits for it: what it has found when a hang is reported goes with the evidence.
+The flight recorders of all ranks are read; a few processes are looked at in depth. The report of a
+hang does not wait for this look: the findings until then are part of its evidence.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CloserFindings:
         return tuple(line for finding, line in pairs if finding.kind != ALL_IN)
 
     def mismatch(self) -> Located | None:
-        """Return the ranks whose collective differs, if that is why the job waits: their program
-        does, and no node is suspect."""
+        """Return the ranks whose collective differs from the others', None if there are none: then
+        their program differs, and no node is suspect."""
         for finding in self.found:
             if finding.kind == MISMATCH:
                 return Located(finding.ranks, (), finding.text)

@@ -14,7 +14,7 @@ Replies = Mapping[AgentKey, Inspected]
 
 
 def active(state: JobState, among: Replies | None = None) -> list[Node]:
-    """Return the connected nodes that have ranks; of those that have replied, if given."""
+    """Return the connected nodes that have ranks; of ``among``, only those that have replied."""
     found = [n for n in state.world.places if n.role is Role.ACTIVE and n.connection]
     return found if among is None else [node for node in found if node.key in among]
 
@@ -35,7 +35,7 @@ async def inspect(
     """
     epoch = state.world.epoch
     wanted = {(node.key, 0) for node in nodes}
-    # Not repeated: two debuggers at one rank keep each other out, and it looks frozen then.
+    # Not repeated: two debuggers at one rank exclude each other, and the rank would look frozen.
     with bus.ask(
         Inspected,
         lambda token: [(n, Inspect(token, window, signals, quick, machine)) for n in nodes],

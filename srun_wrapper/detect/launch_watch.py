@@ -21,8 +21,8 @@ def judge(
 ) -> Literal["wait", "tell", "lose"]:
     """Decide on ``late`` of ``nodes`` nodes that have not started their ranks (pure).
 
-    ``launch``: seconds that a node has (``launch_limit``). ``limit``: seconds after which nodes are
-    lost that have no excuse but a shared cause.
+    ``launch``: seconds that a node has (``launch_limit``). ``limit``: seconds after which late
+    nodes are lost even if they share a cause.
     """
     if not late or waited < launch:
         return "wait"
@@ -44,8 +44,8 @@ class LaunchWatch:
         self._state = state
         self._say = say
         self._excused = excused
-        self._held = 0.0  # until when they were excused
-        self._told = 0  # the epoch of which it has been said
+        self._held = 0.0  # time until which late nodes were excused
+        self._told = 0  # the epoch for which the message was printed
 
     def look(self, now: float) -> None:
         state, world = self._state, self._state.world

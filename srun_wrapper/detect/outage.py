@@ -1,4 +1,4 @@
-"""A shared cause at work: which other hosts still answer, and what the user is told."""
+"""Shared causes of silence: hosts outside the job that still answer, and messages to the user."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OutsideHosts:
         self.hosts = [host for host, alive in answers if alive]
 
     def ask(self, since: float) -> None:
-        """Set ``answered`` soon, if any host answers, unless one has since then."""
+        """Ask the hosts, unless one has answered after ``since``; an answer sets ``answered``."""
         busy = self._asking is not None and not self._asking.done()
         if self.hosts and not busy and self.answered <= since:
             self._asking = asyncio.create_task(self._ask())
@@ -106,7 +106,7 @@ def carriers(network: Path = NETWORK) -> set[str]:
     """Return the interfaces of this host that have a carrier."""
     found = set()
     for path in network.glob("*/carrier"):
-        with contextlib.suppress(OSError):  # it is switched off
+        with contextlib.suppress(OSError):  # the interface is switched off
             if path.parent.name != "lo" and path.read_text().strip() == "1":
                 found.add(path.parent.name)
     return found

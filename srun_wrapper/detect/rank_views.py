@@ -14,7 +14,7 @@ MOST_LOADERS = 64  # of a rank
 
 
 def rank_views(world: World, replies: Iterable[tuple[Node, Sequence[Sample]]]) -> list[RankView]:
-    """Return all ranks of which something was said, torchrun's under their own numbers."""
+    """Return all ranks that the nodes have described, torchrun's under their own numbers."""
     found: dict[int, RankView] = {}
     for node, samples in replies:
         for sample in samples:

@@ -1,6 +1,6 @@
-"""Evidence beside a slow rank: what a node's hardware and load have and others' lack (pure).
+"""Evidence about a slow rank's node: hardware and load that differ from other nodes' (pure).
 
-A fact that many nodes show is how these machines are, or one cause that they share: it is left out.
+A fact that many nodes show is left out: these machines are so, or the nodes share its cause.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Facts:
     """Lines about one node."""
 
     hardware: tuple[str, ...] = ()  # hot, throttled, a degraded link, errors of a link
-    load: tuple[str, ...] = ()  # others' work, memory, the hypervisor: these explain it, too
+    load: tuple[str, ...] = ()  # other causes of slowness: others' work, memory, the hypervisor
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The words of a node at the beginning and at the end of the looks."""
+    """The readings of a node at the beginning and at the end of the looks."""
 
     before: Machine
     after: Machine
@@ -47,7 +47,7 @@ class Seen:
 
 
 def facts_of(node: str, seen: Mapping[str, Seen]) -> Facts:
-    """Return what is special about a node; nothing where there is no other node to compare."""
+    """Return the facts that single a node out; none where there is no other node to compare."""
     mine = seen.get(node)
     others = [each for name, each in seen.items() if name != node]
     if mine is None or not others:

@@ -1,7 +1,7 @@
-"""The watch for jobs whose steps become slower: look at the ranks in rounds, and say who is slow.
+"""The watch for jobs whose steps become slower: look at the ranks in rounds, name the slow ones.
 
-Nothing is looked at while the steps come as fast as before. In start-up, in a phase, while ranks
-end or a file system stalls nobody can say what is slow, and the looks are given up.
+Ranks are not looked at while steps are as fast as before. In start-up, in a phase, while ranks end
+or while a file system stalls it cannot be said what is slow: then the looks are given up.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SlowFinding:
 
 
 class Hearer(Protocol):
-    """Hears what the watch has found."""
+    """Receives the findings of the watch."""
 
     def found(self, finding: SlowFinding, /) -> None: ...
 
@@ -105,7 +105,7 @@ class SlowWatch:
         ranks = max(state.world.size, len(state.world.inner))
         off = state.failures or state.stopped() or state.world.is_ending() or self._excused()
         alone = ranks < 2 or not state.config.rank_env  # they do not wait for each other
-        off = off or alone or state.world.uneven  # who has more shares than others takes longer
+        off = off or alone or state.world.uneven  # a rank with more shares than others is slower
         return not (off or state.pace.phase or state.pace.unknown)
 
     async def _rounds(self, slow: Slowdown) -> None:
@@ -134,7 +134,7 @@ class SlowWatch:
             await asyncio.sleep(wait)
             if number % LOOKS == 0:
                 rounds.append([])
-            if number == LOOKS:  # the counters have been read: those of long ago explain nothing
+            if number == LOOKS:  # the counters were read by now; older growth explains nothing
                 errors = {node.name: dict(node.counted) for node in active(state)}
             if not self._may() or state.world.epoch != epoch:
                 _log.info("the looks at a slow job are given up: something else came between")
@@ -156,7 +156,7 @@ class SlowWatch:
             rounds[-1].append(
                 [replace(v, stack=stacks.setdefault(v.stack, v.stack)) for v in views]
             )
-        # The usual step time of now would not do: the looks' own time is in it.
+        # Compared with the usual time from before the looks: these have made steps slower, too.
         if not state.pace.tempo.still_slow(slow.usual):
             _log.info("the job is not slow any more: no rank is named")
             return None

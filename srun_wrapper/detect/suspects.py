@@ -1,4 +1,4 @@
-"""Nodes whose report is late are asked at once, and by other nodes too if they do not answer."""
+"""Probe nodes whose report is late; if one does not answer, have other nodes probe it too."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from srun_wrapper.protocol.peer_messages import Reach, Reached
 from srun_wrapper.protocol.server import Answer, probe
 from srun_wrapper.start_task import start_task
 
-LATE = 0.1  # of an interval that a sign of life may be late before its node is asked
+LATE = 0.1  # share of an interval by which a sign of life may be late before its node is probed
 LATE_LEAST = 0.025  # s, at the least
-LOOKS = 0.1  # of an interval between two looks
+LOOKS = 0.1  # share of an interval between two looks
 LOOKS_LEAST = 0.02  # s, at the least
 EVERY = 0.025  # s between two attempts to connect
-ATTEMPTS = 40  # at the most, until it may be lost
+ATTEMPTS = 40  # at the most, until the node may be lost
 UNANSWERED = 0.05  # s; a host that lives answers in a tenth of this
-DOUBTED = 0.2  # s; longer than it takes to know of others that are cut off with it
+DOUBTED = 0.2  # s; by then it is known which other nodes are cut off with it
 Found = Literal["lost", "reached", "back", "open"]
 LOOK = 0.01  # s between two looks at what is known of a suspect
-HELD_UP = 0.1  # s that robust-srun may be late with a look; else it is no judge of who is late
+HELD_UP = 0.1  # s that a look may be late; beyond, robust-srun itself was late and judges no node
 SIGN = 0.5  # s for another node to give a sign of life
-LEFT = 0.75  # s after the limit in which what is missing may come; then silence alone decides
-VOUCHED = 1.0  # s for which a witness's word counts
+LEFT = 0.75  # s after the limit in which missing answers may come; then silence alone decides
+VOUCHED = 1.0  # s for which a witness's answer counts
 AGAIN = 0.5  # s between two questions to witnesses of a node that only they can reach
-MANY = 8  # unanswered nodes beside which one more is not followed: none of them is lost so
+MANY = 8  # unanswered nodes at which no further one is followed: none of them is lost this way
 
 
 @dataclass(slots=True)
 class _Case:
-    """One node that owes a sign of life."""
+    """A node whose sign of life is late."""
 
     node: Node
-    word: float  # its last
+    word: float  # time of its last message
     asked: float
     unanswered: bool = False  # for ``UNANSWERED`` seconds
     vouched: float = float("-inf")  # when a witness reached it
@@ -56,9 +56,9 @@ class Suspects:
         self._state = state
         self._lost = lost
         self._cases: dict[AgentKey, _Case] = {}
-        self._words: dict[AgentKey, float] = {}  # the last word of nodes that answered when asked
+        self._words: dict[AgentKey, float] = {}  # last message of nodes whose case is closed
         self._signs: dict[AgentKey, float] = {}  # when a node's kernel answered
-        self._given_up: dict[AgentKey, float] = {}  # the last word of nodes that were lost so
+        self._given_up: dict[AgentKey, float] = {}  # last message of nodes that were lost this way
         self._tasks: set[asyncio.Task[None]] = set()
         self._looked = float("inf")
         self.held_up = float("-inf")  # when this process was last late
@@ -89,7 +89,7 @@ class Suspects:
         self.patience.note(length, time.monotonic())
 
     def look(self, now: float) -> None:
-        """Ask every node whose report is late, once; called all the time."""
+        """Probe every node whose report is late, once; called all the time."""
         if self.patience.off:
             return
         self._notice(now)
@@ -114,13 +114,13 @@ class Suspects:
         return max(LOOKS_LEAST, LOOKS * (self._state.pulse or self._state.interval))
 
     def _notice(self, now: float) -> None:
-        """Notice that this process was late: then nobody else is."""
+        """Note when this process itself was late: then no node is to blame for being late."""
         if now - self._looked > self._tick() + HELD_UP:
             self.held_up = now
         self._looked = now
 
     def _learn(self) -> None:
-        """Note how long nodes were silent that were lost and have been taken back."""
+        """Note how long nodes were silent that were lost and then reinstated."""
         for key, word in list(self._given_up.items()):
             node = self._state.nodes[key]
             if not node.gone:
@@ -133,7 +133,7 @@ class Suspects:
 
     def _over(self, case: _Case) -> None:
         del self._cases[case.node.key]
-        self._words[case.node.key] = case.word  # what it does now is for silence alone to judge
+        self._words[case.node.key] = case.word  # from now on its silence alone decides
 
     # -- one suspect
 
@@ -142,7 +142,7 @@ class Suspects:
         limit = self.patience.limit(case.asked)
         seconds = max(EVERY, due + limit - case.asked)
         every = max(EVERY, seconds / ATTEMPTS)
-        seconds += LEFT  # to the last: it may answer again while others are waited for
+        seconds += LEFT  # it may answer again while the witnesses' answers are awaited
         again = [every * n for n in range(1, int(seconds / every))]
         direct = asyncio.create_task(probe(node.address, node.hello.probe_port, seconds, again))
         try:
@@ -178,7 +178,7 @@ class Suspects:
         witnesses: Sequence[Node],
         near: Sequence[Node],
     ) -> Found:
-        """Wait for what others say of the node. ``end``: when it may be lost."""
+        """Wait for the other nodes' answers. ``end``: time from which the node may be lost."""
         node, state = case.node, self._state
         able = sum(other.name != state.own_node for other in near)
         seconds = max(EVERY, end - time.monotonic())
@@ -203,14 +203,14 @@ class Suspects:
                     return "lost"
                 if verdict == "reached":
                     case.vouched, case.unanswered = now, False
-                    if all(reply.tried > 1 for reply in said):  # nobody could, for a moment
+                    if all(reply.tried > 1 for reply in said):  # no witness could at first
                         self.stumbled(now - case.word)
                     return "reached"
                 await asyncio.sleep(LOOK)
         return "open"
 
     async def _accompany(self, case: _Case) -> None:
-        """Ask again, as long as only other nodes can reach it."""
+        """Ask the witnesses again, as long as only they can reach the node."""
         node = case.node
         while not node.gone and node.last_word == case.word:
             await asyncio.sleep(AGAIN)

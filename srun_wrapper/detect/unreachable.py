@@ -16,7 +16,7 @@ Verdict = Literal["wait", "lost", "reached"]
 
 WITNESSES = 3  # nodes that are asked to reach a suspect
 AGREE = 2  # of them that must have failed, where the job has so many
-TRIED = 4  # attempts of a witness, or it was held up itself
+TRIED = 4  # attempts of a witness that count; with fewer it was held up itself
 NEIGHBOURS = 16  # nodes that must give a sign of life: those that may share a switch or a chassis
 REMEMBERED = 3600.0  # s for which the longest silence that ended counts
 FACTOR = 2.0  # a silence may be so many times as long as the longest that ended
@@ -24,10 +24,10 @@ FACTOR = 2.0  # a silence may be so many times as long as the longest that ended
 
 @dataclass(frozen=True, slots=True)
 class OverdueNode:
-    """A node that owes a sign of life, and the evidence. Times are monotonic seconds."""
+    """A node whose sign of life is late, and the evidence. Times are monotonic seconds."""
 
     end: float  # it may be lost from then on
-    able: int  # nodes that could be asked to reach it, were there no firewall and all well
+    able: int  # nodes that could be witnesses if there were no firewall and all were well
     failed: Sequence[int] = ()  # attempts of each witness that got no answer to any of them
     reached: bool = False  # a witness got an answer
     unheard: int = 0  # neighbours and witnesses without a sign of life since it was first asked
@@ -54,7 +54,7 @@ class SilencePatience:
         """``limit``: the setting; 0: off."""
         self.off = limit <= 0
         self._limit = limit
-        # When each ended, and how long it was: longer than those after it.
+        # End and length of past silences; each is longer than all that ended after it.
         self._ended: list[tuple[float, float]] = []
 
     def note(self, length: float, now: float) -> None:
@@ -72,7 +72,7 @@ class SilencePatience:
 def choose(nodes: Sequence[T], suspect: T, count: int = WITNESSES) -> list[T]:
     """Return the nodes that are asked to reach one of ``nodes``, which are in the job's order.
 
-    Far from it and from one another, so most likely on other switches.
+    They are far from it and from one another, so most likely on other switches.
     """
     others = _after(nodes, suspect)
     if len(others) <= count:

@@ -1,4 +1,4 @@
-"""Nodes that can tell whether another node is reachable: chosen, and proven while all is well."""
+"""Witnesses: nodes that can tell whether another node is reachable, tested while all is well."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from srun_wrapper.protocol.peer_messages import Reach, Reached
 
 PROOF = 0.75  # s for a node to reach another that is well
 SLACK = 1.0  # s for its answer to come
-AT_A_TIME = 32  # nodes to which ways are proven at a time
-ROUND = 1.0  # s between two looks at whose witnesses are missing
+AT_A_TIME = 32  # nodes for which witnesses are tested at a time
+ROUND = 1.0  # s between two looks for nodes that lack witnesses
 
 
 def job_order(node: Node) -> tuple[int, int]:
-    """Sort nodes as Slurm has, which numbers neighbours one after another."""
+    """Return the sort key for Slurm's order, in which neighbours have consecutive numbers."""
     return node.standby_request, node.key[2]
 
 
 class Witnesses:
-    """Knows who has reached whom: a failure of anybody else says nothing (a firewall between)."""
+    """Knows which node has reached which: only their failures count, others may be a firewall's."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
@@ -38,7 +38,7 @@ class Witnesses:
         return [one for one in found if not one.gone and one.connection is not None]
 
     def look(self, now: float) -> None:
-        """Have missing ways proven, a few at a time."""
+        """Test witnesses for the nodes that lack some, a few nodes at a time."""
         if now < self._next:
             return
         self._next = now + ROUND

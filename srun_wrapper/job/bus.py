@@ -22,7 +22,7 @@ class OpenRequest(Generic[R]):
 
     def __init__(self, token: int, kind: type[R], changed: Changes) -> None:
         self.token = token
-        self.orders: list[tuple[Node, Message]] = []  # that are repeated on a new connection
+        self.orders: list[tuple[Node, Message]] = []  # those to repeat on a new connection
         self.replies: list[tuple[Node, R]] = []
         self._kind = kind
         self._changed = changed
@@ -35,7 +35,7 @@ class OpenRequest(Generic[R]):
             self._from.add(address)
 
     def unanswered(self, node: Node) -> list[Message]:
-        """Return the orders to a node that may not have come, or whose reply was lost."""
+        """Return the orders that may not have reached the node, or whose reply was lost."""
         return [
             order
             for to, order in self.orders
@@ -53,7 +53,7 @@ class OpenRequest(Generic[R]):
 
 
 class Bus:
-    """Sends messages to nodes; whoever else wants to send one calls it."""
+    """Sends all messages to nodes; other parts of the supervisor send through it."""
 
     def __init__(self, nodes: Mapping[AgentKey, Node], changed: Changes) -> None:
         self._nodes = nodes
@@ -79,7 +79,7 @@ class Bus:
                 self.send(node, message)
 
     def resend(self, node: Node) -> None:
-        """Send again on a new connection what the node did not obey or answer."""
+        """Send again, on a new connection, the orders that the node did not obey or answer."""
         if node.order is not None and not _obeyed(node, node.order):
             self.send_once(node, node.order)
         for request in self._open.values():
@@ -97,7 +97,7 @@ class Bus:
         """Send a request to several nodes and collect the replies until the block ends.
 
         ``kind``: the class of the replies; ``orders``: the messages, given the request's token;
-        ``repeat``: send them again on a new connection, for nodes that know a repeated request.
+        ``repeat``: send them again on a new connection; the nodes recognize a repeated request.
         """
         request = OpenRequest(next(self._tokens), kind, self._changed)
         self._open[request.token] = request

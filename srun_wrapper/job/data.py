@@ -16,19 +16,19 @@ from srun_wrapper.job.model import Node, Role, World
 from srun_wrapper.protocol.data_messages import DataReport, SourceFigures, report_from
 from srun_wrapper.protocol.messages import Report
 
-WINDOW = 60.0  # s that waits are shown of
-LONGEST = 5.0  # s between two reports of a node that count as waited
+WINDOW = 60.0  # s for which waits are shown
+LONGEST = 5.0  # s, at the most, that count as waited between two reports of a node
 RANKS = 1024  # of a node, at most
 SHOWN = 20  # ranks and nodes by name
 SOURCES = 50  # by name
 RATED = 64  # nodes whose rates are averaged: all nodes make the same steps
-SHORT = 1.0  # s of the window; who waited less does not count as waiting
+SHORT = 1.0  # s of the window; a rank that waited less does not count as waiting
 
 Where = tuple[Node, int]  # and the rank's local id
 
 
 class JobData:
-    """Hears all reports. Times are monotonic seconds."""
+    """Collects the data figures of all reports. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._reported: dict[Node, float] = {}
@@ -44,7 +44,7 @@ class JobData:
         self._since = self._begun = now
 
     def hear(self, node: Node, report: Report, now: float) -> None:
-        """Take what a node reports."""
+        """Take in the report of a node."""
         if (news := report_from(report.data)) is not None:
             self._news[node] = news
         gap = min(LONGEST, now - self._reported.get(node, now))
@@ -83,7 +83,7 @@ class JobData:
         }
 
     def _last_window(self, now: float) -> tuple[dict[Where, float], float]:
-        """Return who has waited for how long, about, and how long the window is."""
+        """Return about how long each rank has waited, and the length of the window."""
         part = min(1.0, (now - self._since) / WINDOW)
         found = dict(self._waited)
         for at, seconds in self._before.items() if part < 1.0 else ():
@@ -127,8 +127,9 @@ def _processes(news: Mapping[Node, DataReport]) -> dict[str, Any]:
 def _sources(news: Mapping[Node, DataReport]) -> list[dict[str, Any]]:
     """Return the sources, those that are waited for first.
 
-    All nodes make the same steps, so rates are not added up. What was read is: each lane that
-    nodes share counts on one of them. Where each node reads all, one stands for all.
+    All nodes make the same steps, so rates are averaged. Numbers of records are added up, as of the
+    lanes that nodes share each is read on one of them; where each node reads all, one stands for
+    all.
     """
     rates: dict[str, list[SourceFigures]] = {}
     waits: dict[str, tuple[float, float]] = {}

@@ -17,11 +17,11 @@ class Membership:
     strict = False  # whether an impossible move of a node raises: in tests
 
     def __init__(self, on_slip: Callable[[str], None]) -> None:
-        """``on_slip``: told of impossible moves, which are slips of ours."""
+        """``on_slip``: gets the text of an impossible move, which is an internal error."""
         self._on_slip = on_slip
         self.nodes: dict[AgentKey, Node] = {}
         self.world = World(0, [], [])
-        self.stopping_epoch = 0  # exits of this epoch and older ones are of our own making
+        self.stopping_epoch = 0  # newest epoch whose ranks were told to stop
 
     # -- views
 
@@ -54,7 +54,7 @@ class Membership:
     def move(self, node: Node, role: Role) -> None:
         """Give a node another part in the job.
 
-        An impossible move is a slip of ours: it is reported and refused, and raises in tests.
+        An impossible move is an internal error: it is reported and refused, and raises in tests.
         """
         if role in MOVES[node.role]:
             _log.info("%s: %s -> %s", node.name, node.role.value, role.value)
@@ -81,7 +81,7 @@ class Membership:
         self.move(node, Role.ACTIVE)
 
     def resize(self, places: Sequence[Node], change: Resize) -> None:
-        """Give the world other places from the next epoch on; who has none becomes a spare."""
+        """Give the world other places from the next epoch on; nodes without one become spares."""
         before = list(self.world.places)
         self.world.resize(places, change.ranks, change.origin)
         self._follow(before)
@@ -93,7 +93,7 @@ class Membership:
         self._follow(before)
 
     def _follow(self, before: Sequence[Node]) -> None:
-        """Have the roles follow the places: who has lost one is a spare, who has one is active."""
+        """Make nodes that have lost their place spares, and nodes that have one active."""
         places = self.world.places
         for node in before:
             if node not in places and node.role is Role.ACTIVE:
@@ -110,5 +110,5 @@ class Membership:
         return self.world.epoch
 
     def stop_epoch(self) -> None:
-        """Note that the ranks of this epoch are told to stop: their ends are of our own making."""
+        """Note that the ranks of this epoch are told to stop: their exits are no failures."""
         self.stopping_epoch = self.world.epoch

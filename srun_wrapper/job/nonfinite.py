@@ -1,4 +1,4 @@
-"""Losses that are not finite: the failures that they are, and the saved states in doubt."""
+"""Losses that are not finite: the failures that they cause, and the saved states in doubt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NonfiniteLosses:
         self.first: int | None = None
         """The epoch's lowest step whose loss was not finite."""
         self._ranks: set[int] = set()
-        self._until = 0  # the step beyond which everything saved is of the new beginning
+        self._until = 0  # every state saved after this step is from the new beginning
 
     def note(self, rank: Rank, epoch: int, now: float, good: float) -> Failure | None:
         """Return the failure that a rank's newest beat shows, once for each rank of an epoch.
@@ -62,7 +62,7 @@ class NonfiniteLosses:
         self.bound, self._until = Bound(known, epoch), max(self._until, newest)
 
     def reached(self, step: int) -> None:
-        """Training has come to this step."""
+        """Note that training has reached this step."""
         if not self.since and step > self._until:
             self.bound, self._until = None, 0
 
@@ -74,7 +74,7 @@ class NonfiniteLosses:
         )
 
     def local(self, ranks: Iterable[Rank]) -> LocalNan | None:
-        """Return the ranks whose losses alone were not finite, if it is known of all others."""
+        """Return the ranks whose losses alone were not finite, if all others' are known."""
         if self.first is None:
             return None
         return locate([_losses(rank) for rank in ranks])

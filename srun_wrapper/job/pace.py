@@ -63,7 +63,7 @@ class Pace:
         self.tempo.new_epoch()
 
     def advance(self, at: float, steps: int) -> None:
-        """``steps`` more steps were done, the last of them at time ``at``."""
+        """Note that ``steps`` more steps were done, the last of them at time ``at``."""
         gap = at - self.last
         if self.steps >= WARM_UP and gap > 0 and not self._phase_touched():
             self.slowest = max(self.slowest, gap)
@@ -82,7 +82,7 @@ class Pace:
         self.phases[self.phase] = max(self.phases.get(self.phase, 0.0), took)
 
     def in_phase(self, name: str, since: float, now: float) -> None:
-        """The phase that some rank is in now ("" for none), entered at ``since``."""
+        """Note the phase that some rank is in now ("" for none), entered at ``since``."""
         if name == self.phase:
             return
         if self.phase:
@@ -119,12 +119,12 @@ class Pace:
 
     @property
     def warming(self) -> bool:
-        """No rhythm is known yet, or the epoch is in its first steps."""
+        """True if no rhythm is known yet, or the epoch is in its first steps."""
         return self.steps < WARM_UP or not self.slowest
 
     @property
     def waits_for_data(self) -> bool:
-        """A rank waits for its next batch, and the others for it: no machine is at fault."""
+        """True if a rank waits for its next batch, and the others for it: no machine's fault."""
         return self.phase == DATA_WAIT
 
     @property
@@ -149,7 +149,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class HangVerdict:
-    """``hung`` False: look again later."""
+    """The verdict on one inspection. ``hung`` False: look again later."""
 
     hung: bool
     why: str
@@ -170,8 +170,8 @@ def judge(
 
     ``samples`` by rank; ``frozen_rounds`` consecutive inspections (this one included) in which
     ranks worked but no stack moved, over ``frozen_for`` seconds. ``ending``: some ranks have ended
-    well. ``held``: rank → s that it has been in one collective, by its flight recorder. Where all
-    ranks are in one, their GPUs may still compute what comes before it: then it counts for nothing.
+    well. ``held``: rank → s that it has been in one collective, by its flight recorder. If all
+    ranks are in one, that proves nothing: their GPUs may still compute what comes before it.
     """
     silent = pace.silent(now)
     stopped = tuple(sorted(r for r, s in samples.items() if s.state == "T"))
@@ -187,7 +187,7 @@ def judge(
         return HangVerdict(True, f"{what} took longer than {pace.limit():.0f} s")
     if all(is_quiet(s, window) for s in samples.values()):
         return HangVerdict(True, f"no rank did anything for {silent:.1f} s")
-    # Entered since the last step: what is open for longer is no reason why there is none.
+    # Only collectives entered since the last step: older open ones did not prevent that step.
     least, most = pace.limit(), silent + pace.slowest + LATEST
     entered = {rank for rank, seconds in held.items() if least <= seconds <= most}
     waits = {rank for rank in entered & samples.keys() if in_place(samples[rank], window)}
@@ -203,7 +203,7 @@ def judge(
 
 
 def is_quiet(sample: Sample, window: float) -> bool:
-    """A rank that waits: no CPU, no I/O, not in a disk wait, its stack where it was."""
+    """True for a rank that waits: no CPU, no I/O, no disk wait, and its stack has not moved."""
     return (
         sample.state not in ("D", "R")
         and sample.cpu <= QUIET_CPU * window + 0.02
@@ -213,7 +213,7 @@ def is_quiet(sample: Sample, window: float) -> bool:
 
 
 def in_place(sample: Sample, window: float) -> bool:
-    """A rank that does nothing but use CPU: its stack is where it was."""
+    """True for a rank that does nothing but use CPU: its stack has not moved."""
     return sample.state in ("S", "R") and sample.io <= QUIET_IO * window and not sample.moved
 
 

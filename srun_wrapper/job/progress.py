@@ -23,9 +23,9 @@ class Progress:
     def since_failure(self) -> bool:
         """True if the epoch that ends now brought the job further than the last failure.
 
-        With counted steps (torch hook) the absolute step is unknown: the saved ones tell. Where
-        none are saved, an epoch that ends after as many steps as the one before it is taken for
-        the same spot.
+        If steps are only counted (torch hook), the absolute step is unknown: the saved steps
+        decide. Where none are saved, an epoch that ends after about as many steps as the one before
+        it is taken to have failed at the same step.
         """
         if self.numbered:
             return self.best is not None and (
@@ -40,7 +40,7 @@ class Progress:
         return abs(self.beats - self.beats_at_failure) > max(2, self.beats_at_failure // 10)
 
     def reached(self, step: int) -> bool:
-        """A rank has done this step; True if none had come so far."""
+        """Note that a rank has done this step; return True if no rank had come so far."""
         if self.ceiling is not None:
             step = min(step, self.ceiling)
         if self.best is not None and step <= self.best:
@@ -49,7 +49,7 @@ class Progress:
         return True
 
     def not_finite(self, step: int | None) -> None:
-        """A loss is not finite at this step: what ranks do beyond it is no progress."""
+        """Note that a loss is not finite at this step: steps beyond it are no progress."""
         if step is None:
             return
         self.ceiling = step if self.ceiling is None else min(step, self.ceiling)

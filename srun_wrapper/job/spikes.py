@@ -21,14 +21,14 @@ NOBODY = 1 << 31  # above all ranks
 
 
 class Spikes:
-    """Loss and gradient norm of the job, as the lowest rank that reports them has them."""
+    """Loss and gradient norm of the job: those of the lowest rank that reports them."""
 
     def __init__(self) -> None:
         self._series = {"loss": Series("loss"), "grad_norm": Series("gradient norm")}
-        self._last = NOBODY  # ranks above it have nothing to say: they are passed over at once
+        self._last = NOBODY  # ranks above it do not count: they are skipped at once
 
     def note(self, rank: Rank) -> list[str]:
-        """Take the values of a rank's new beat; return what is to be reported."""
+        """Take in the values of a rank's new beat; return the lines to report."""
         if not 0 <= rank.rank <= self._last or rank.step is None or rank.source != "explicit":
             return []
         values = ("loss", rank.loss), ("grad_norm", rank.grad_norm)
@@ -41,13 +41,13 @@ class Spikes:
         return [line for line in found if line]
 
     def new_epoch(self) -> None:
-        """Training resumes from before: a jump that was seen counts from its start again."""
+        """Forget jumps: training resumes from an earlier step, and sees them again."""
         for series in self._series.values():
             series.calm()
 
 
 class Series:
-    """One value of one rank. What jumps does not enter the median."""
+    """One value of one rank. Values that have jumped do not enter the median."""
 
     def __init__(self, name: str) -> None:
         self._name = name

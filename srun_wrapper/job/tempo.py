@@ -35,7 +35,7 @@ class Tempo:
 
     window: float = 60.0
     periods: list[float] = field(default_factory=list)  # seconds per step, the newest last
-    closed: int = 0  # periods that there were
+    closed: int = 0  # number of periods so far
     _reports: list[float] = field(default_factory=list)
     _seconds: float = 0.0
 
@@ -50,7 +50,7 @@ class Tempo:
         self.new_epoch()
 
     def add(self, gap: float, steps: int) -> None:
-        """``steps`` steps took ``gap`` seconds."""
+        """Note that ``steps`` steps took ``gap`` seconds."""
         self._reports.append(gap / steps)
         self._seconds += gap
         if self._seconds >= self.window / PERIODS and len(self._reports) >= REPORTS:

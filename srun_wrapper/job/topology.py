@@ -1,8 +1,8 @@
 """Assign nodes to places so that the job's groups spread least over the network.
 
-The decisions are ``standby.placement.choose`` (one of the standbys for a lost node) and
-``standby.placement.place`` (all nodes, with --robust-place); here is what they are asked with: the
-network as Slurm knows it, and the mesh as the training's Checkpointer has told it or the user.
+``standby.placement.choose`` (one of the standbys for a lost node) and ``standby.placement.place``
+(all nodes, with --robust-place) decide. This module gives them the network as Slurm knows it, and
+the mesh that the training's Checkpointer or the user has named.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from standby.placement.place import order
 from standby.placement.spread import Groups, Layout, Spread, check_alpha, groups, parse_mesh, spread
 from standby.placement.topology import minipods
 
-PATIENCE = 10.0  # s for Slurm to say how nodes are connected, and to think about it
+PATIENCE = 10.0  # s for Slurm to return its topology; likewise to compute an order
 
 
 def check(mesh: str, alpha: float) -> None:
@@ -57,7 +57,7 @@ def layout(
 
 
 class Topology:
-    """Knows how nodes are connected. Without that all nodes are alike, and none is preferred."""
+    """Knows how nodes are connected. If that is unknown, no node is preferred to another."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Topology:
             return
         chosen = [known[name] for name in names[:places]]
         if any(node.gone for node in chosen):
-            return  # meanwhile; that is the next recovery's
+            return  # lost meanwhile: the next recovery replaces it
         if any(n.slots < len(own) for n, own in zip(chosen, world.ranks, strict=True)):
             say("--robust-place: nodes stay where they are: they have different numbers of tasks")
             return

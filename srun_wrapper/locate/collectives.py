@@ -61,7 +61,7 @@ def findings(
 def held(recorded: Sequence[Recorded]) -> dict[int, float]:
     """Map the ranks in a collective to the s for which they have been in the newest such one.
 
-    An older one may be open for ever: nobody has waited for it.
+    An older one may stay open for ever, if no rank waits for it.
     """
     found: dict[int, float] = {}
     for one in recorded:
@@ -103,7 +103,7 @@ def _of_group(ranks: Mapping[int, RecordedGroup], silent: Sequence[int]) -> Open
         return OpenCollective(MISSING, missing, waiting, text)
     if silent:  # they may be missing in it, or in no such group
         text = f"{_ranks(waiting)} in {where} for {longest:.1f} s; {_ranks(silent)} did not answer"
-    elif len(waiting) < len(ranks):  # some have finished it, and the rest will or will not
+    elif len(waiting) < len(ranks):  # some have finished it; the others may only be slower
         text = f"{_ranks(waiting)} in {where} for {longest:.1f} s, which the others have finished"
     else:
         text = f"all {len(ranks)} ranks are in {where} for {longest:.1f} s: none is missing in it"

@@ -2,8 +2,8 @@
 
 After ByteRobust (arXiv 2509.16293, section 5.1): stacks are grouped by string; the dominant group
 is healthy, the rest are outliers, and the smallest parallel group that they share is suspect. Added
-here: the calls in which a rank waits for other ranks are known, so of the outliers those count that
-are in none, and one that many nodes show is a shared cause.
+here: the calls in which a rank waits for other ranks are known, so only outliers in no such call
+count; and an outlier that many nodes show has a shared cause.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUP_SHARE = 4  # a parallel group on more than a quarter of the nodes singles 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The answer. ``nodes`` is () where nothing singles a machine out."""
+    """The ranks and nodes that were located; ``nodes`` is () if nothing singles a machine out."""
 
     ranks: tuple[int, ...] = ()  # those for which the others wait, or that stand out
     nodes: tuple[str, ...] = ()  # suspects
@@ -106,7 +106,7 @@ def _late(views: Sequence[RankView]) -> _Odd | None:
 def _unlike(groups: Sequence[StackGroup]) -> _Odd | None:
     """Ranks in other calls than the dominant group.
 
-    Those that wait while the dominant group does not wait for it, and are no outliers.
+    If the dominant group does not wait, ranks that wait do so for it: they are no outliers.
     """
     healthy = dominant(groups)
     if healthy is None:

@@ -27,7 +27,7 @@ class RecordedGroup(msgspec.Struct, array_like=True, gc=False):
     description: str
     last: int  # number of the newest collective that was begun
     calls: tuple[RecordedCall, ...]  # the unfinished ones and some before them, by number
-    members: int = 0  # made of its ranks: torch may give one name to several groups; 0: not known
+    members: int = 0  # number made of its ranks, as torch may reuse a group's name; 0: not known
 
 
 class Recorded(msgspec.Struct, array_like=True, gc=False):

@@ -23,10 +23,10 @@ ROUNDS = 5
 LOOKS = 8  # of a round
 WINS = 4  # rounds in which a rank stands out, until it is named
 OUTSIDE = 0.75  # share of a round's looks in which such a rank is in no collective
-OTHERS = 0.7  # the median of all ranks is at most so
-MARGIN = 0.3  # and over all rounds at least so much less
+OTHERS = 0.7  # ... while the median share of all ranks is at most this
+MARGIN = 0.3  # ... and, over all rounds, at least this much below the rank's own
 SURE = 1.5  # standard deviations beyond the largest of so many ranks that are alike
-WAITING = 0.2  # all ranks wait: at most so, everywhere
+WAITING = 0.2  # all ranks count as waiting if each one's share is at most this
 STORED = 0.5  # share of the looks in which ranks wait for one file system, at least
 ELSEWHERE = 0.1  # ... and of the looks at the other nodes' ranks, at most
 KNOWN = 0.75  # share of the ranks of which a round must know
@@ -39,7 +39,7 @@ Kind = Literal["ranks", "communication", "all", "unclear", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """The answer. ``ranks``: those that stand out; ``nodes``: theirs, if it is one."""
+    """The verdict. ``ranks``: those that stand out; ``nodes``: the nodes that they are on."""
 
     kind: Kind
     why: str
@@ -88,7 +88,7 @@ def vote(found: Mapping[int, float]) -> tuple[int, ...]:
 
 
 def margin(typical: float, looks: int, ranks: int) -> float:
-    """Return how far above the typical share no rank comes by chance.
+    """Return the distance above the typical share that no rank reaches by chance.
 
     The largest of n normal deviates is about sqrt(2 ln n).
     """

@@ -1,7 +1,7 @@
 """Test the machines while the ranks are down and no machine is to blame (stop-time tests).
 
-Whether to test is decided here (pure); what is tested, and how the results are read, is
-``health.active``. The workers run in the slots that the job has (``tester.py``).
+``due`` decides whether to test (pure). The tests, and the judgement of what they measure, are in
+``health.active``. The workers run in the slots that the job has (``agent/test_worker.py``).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from srun_wrapper.job.topology import Topology
 from srun_wrapper.protocol.messages import RunTests, WorkerEnded
 
 START = 30.0  # s at most for the workers to start and import torch; part of the limit
-MARGIN = 30.0  # s over the limit after which a worker ends itself, whatever happened to us
+MARGIN = 30.0  # s over the limit after which a worker ends by itself, even without robust-srun
 SHOWN = 4  # lines of evidence of each node
 SHARED = re.compile(r"(^|[:/,])(shard|mps)[:=]")  # Slurm's generic resources that share a GPU
-ALONGSIDE = ("bitwise",)  # what may run beside another job
+ALONGSIDE = ("bitwise",)  # the tests that may run beside another job
 SLOW = re.compile(r"active-[a-z]+-slow\b")
 
-# What Python raises for a slip in a program, never for a machine that computes wrongly.
+# Exceptions that come from a mistake in a program, never from a machine that computes wrongly.
 PROGRAM_ERRORS = re.compile(
     r"^(\[rank\d+\]:?\s*)?(SyntaxError|IndentationError|NameError|ImportError|ModuleNotFoundError"
     r"|AttributeError|TypeError|FileNotFoundError|NotImplementedError|argparse\.\w+"
@@ -53,16 +53,16 @@ class MachineResults(NamedTuple):
     lines: tuple[str, ...]
     cleared: frozenset[str] = frozenset()
     idle: tuple[str, ...] = ()
-    """Bad ones without ranks: they made nothing go wrong, and must not take a place either."""
+    """Bad nodes without ranks: they did not cause the failure, but must not take a place."""
 
 
 def due(diagnosis: Diagnosis, failures: int, tested: bool) -> bool:
     """True if machines must be tested before the next rung (ByteRobust 4.1: "stop-time").
 
-    ``failures``: in a row without progress, this one included; ``tested``: since the last
-    progress. A loss that is not finite is asked about at once, a crash or hang without proof
-    against a node when it comes again, unless its rule wants a test at once: the first is mostly
-    transient, and a restart is quicker than a test.
+    ``failures``: number in a row without progress, this one included; ``tested``: True if machines
+    were tested since the last progress. They are tested at once after a loss that is not finite,
+    or if the rule says so; after a crash or hang without proof against a node only the second
+    time: the first is mostly transient, and a restart is quicker than a test.
     """
     if tested or diagnosis.cause in ("node", "shared") or not diagnosis.root.launched:
         return False
@@ -89,8 +89,8 @@ def with_bad_machines(diagnosis: Diagnosis, found: MachineResults, rule: str) ->
 def read(judged: Judged, active: Sequence[str], symptom: Symptom) -> MachineResults:
     """Find the nodes to blame for the symptom, and describe in words what else was seen.
 
-    ``active``: nodes that had ranks. What is only slow can make a job hang, but no NaN and no
-    crash: that is said, and stays.
+    ``active``: nodes that had ranks. A node that is only slow can make a job hang, but causes no
+    NaN and no crash: after these it is mentioned, and stays.
     """
     guilty = {
         name: tuple(line for line in why if symptom == "hang" or not SLOW.match(line))
@@ -231,7 +231,7 @@ class StopTests:
         return {node.name: node for node in (*active, *state.spares()) if node.connection}
 
     def _gpu_each(self) -> bool:
-        """True if each slot sees other GPUs, so that all slots must test."""
+        """True if each slot sees only GPUs of its own, so that all slots must test."""
         command, env = self._facts.launch.command, self._facts.env
         names = ("gpus-per-task", "gpu-bind", "tres-per-task", "ntasks-per-gpu")
         return any(command.get(name) is not None for name in names) or any(

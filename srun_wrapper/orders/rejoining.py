@@ -1,7 +1,7 @@
-"""Decide whether the ranks that are well may stay for the next epoch (pure).
+"""Decide whether healthy ranks may keep their processes in the next epoch (pure).
 
-Whether one can is decided where it runs: it must be in ``robust_slurm.resilient`` and answer in
-time. What is here is what only the supervisor knows. In doubt all ranks are restarted.
+These are the conditions that only the supervisor knows. The others are checked where a rank runs:
+it must be in ``robust_slurm.resilient`` and answer in time. In doubt all ranks are restarted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from srun_wrapper.decide.failure import Symptom
 
 FAULTS: frozenset[Symptom] = frozenset({"crash", "hang", "node_lost"})
 """The symptoms after which the processes of the other ranks are as good as new ones. After a loss
-that is not finite, or another state than the peers', what is wrong may be in any of them."""
+that is not finite, or a state that differs from the peers', any of them may hold the fault."""
 
 
 class RejoinCase(NamedTuple):
@@ -40,6 +40,6 @@ def why_not(case: RejoinCase) -> str:
 def may_go_on(*, from_memory: bool, step: int | None) -> bool:
     """True if all that a rank's process may have changed is put back from a snapshot.
 
-    A training that begins anew, or from disk, is begun by new processes.
+    A training that begins anew, or from disk, needs new processes.
     """
     return from_memory and step is not None and step > 0

@@ -25,7 +25,7 @@ def start_orders(
     restore_of: Callable[[Node], Restore | None] = lambda _node: None,
     rejoin: bool = False,
 ) -> list[tuple[Node, Start]]:
-    """Open the next epoch; every place's part of it.
+    """Open the next epoch, and return the order to each place's node.
 
     ``reason``: why, "" for the first epoch; ``extra``: more environment for all ranks;
     ``resume_step`` and ``restore_of`` (a node's part): what the ranks are restored from;
@@ -49,7 +49,7 @@ def start_orders(
     )
     cut = dict if state.config.rank_env else only_slurm
     if state.config.mode == "observe":
-        cut = only_ours  # the step is srun's, and so is what it has told its tasks
+        cut = only_ours  # srun has laid the step out, so the variables that it set are right
     peers = tuple(
         Peer(i, n.address, n.hello.probe_port) for i, n in enumerate(world.places[:PEERS])
     )
@@ -92,7 +92,7 @@ def data_nodes(index: int, nodes: Sequence[tuple[str, int]]) -> dict[str, str]:
 
 
 def finish_order(world: World, node: Node) -> Finish:
-    """Every shim ends as its rank did; one whose rank was stopped as if terminated."""
+    """Return the order by which each shim ends as its rank did; of a stopped rank, by SIGTERM."""
     exits = []
     place = world.place_of(node) if node.role is Role.ACTIVE else None
     ranks = 0 if place is None else len(world.ranks[place])

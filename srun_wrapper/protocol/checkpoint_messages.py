@@ -10,7 +10,7 @@ from robust_slurm.checkpoint.store.events import FetchOutcome, Holding, Target, 
 from srun_wrapper.protocol.base import Event, Message, Reply
 
 # ---------------------------------------------------------------- slot -> supervisor
-# A message with a namesake among the events of the store has the fields of that event, too.
+# A message that has the name of an event of the store has the fields of that event, too.
 
 
 MERGED = 256  # steps of a rank in a report at most
@@ -55,10 +55,10 @@ class Saved(Message):
     same: tuple[tuple[int, int], ...] = ()  # step, checksum of what its group shares
     cost: Cost = Cost(0.0, 0.0, 0.0, 0.0)
     safe: int = -1  # newest step that has a replica, or can have none
-    have: tuple[int, ...] = ()  # steps up to it that can be used, of which some were said before
+    have: tuple[int, ...] = ()  # steps up to it that can be used; some may be from earlier reports
 
     def after(self, older: Saved | None) -> Saved:
-        """This one, with what an older one says that nobody will hear."""
+        """Return this message with the facts of an older one that will not be sent."""
         if older is None or older.epoch != self.epoch:
             return self
         same, have = (*older.same, *self.same), tuple(sorted({*older.have, *self.have}))
@@ -139,7 +139,7 @@ class TakeStock(Message):
     """Request for the list of the store's snapshots."""
 
     token: int
-    step: int | None = None  # of this step only, every byte held against its digest
+    step: int | None = None  # of this step only, every byte checked against its digest
 
 
 class TakeSums(Message):
@@ -150,7 +150,7 @@ class TakeSums(Message):
 
 
 class StandAt(Message):
-    """The ranks wait after this step, until another one is named; -1: for none."""
+    """Order to the ranks to wait after this step, until another one is named; -1: for none."""
 
     step: int
 
@@ -170,20 +170,20 @@ class Fetch(Message):
 
 
 class MakeRoom(Message):
-    """Snapshots may have to be fetched: have memory for so many of ``size`` bytes in each slot."""
+    """Order to reserve memory in each slot for fetching ``files`` snapshots of ``size`` bytes."""
 
     size: int
     files: int
 
 
 class PersistAt(Message):
-    """The snapshot of this step goes to the durable tier when it comes."""
+    """Order to write the snapshot of this step to the durable tier when it comes."""
 
     step: int
 
 
 class Unshare(Message):
-    """These ranks no longer hold the same: each saves all of its own state from now on."""
+    """Notice that these ranks no longer hold the same: each saves all of its state from now on."""
 
     ranks: tuple[int, ...]
 
@@ -191,7 +191,7 @@ class Unshare(Message):
 class Complete(Message):
     """All ranks have ``step`` in memory, and their replicas: older ones may be overwritten."""
 
-    step: int  # -1: not known of any new one
+    step: int  # -1: no new one is known
     passed: int  # no rank has to be waited for up to this one; some may lack it
 
 

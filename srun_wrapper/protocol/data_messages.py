@@ -1,8 +1,8 @@
 """Figures of a node's data process, in its reports to the supervisor.
 
-The process runs the user's code and writes them (``data/service/figures.py``): whatever is not of
-these types and sizes is passed over as a whole. That is why a report holds them as bytes: a node
-is not cut off for them, nor for what a newer version says.
+The process runs the user's code and writes them (``data/service/figures.py``): figures that are not
+of these types and sizes are ignored as a whole. A report holds them as bytes, so that neither these
+nor the figures of a newer version cost the node its connection.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class SourceFigures(msgspec.Struct, array_like=True, frozen=True):
     name: Annotated[str, Meta(max_length=100)]
     tokens_s: _Amount
     samples_s: _Amount
-    waited_s: _Amount  # of the last minute, that the making of steps waited for it
-    silent_s: _Amount  # since when it has given nothing to steps that wait for it; 0: none does
+    waited_s: _Amount  # s of the last minute in which the making of steps waited for it
+    silent_s: _Amount  # s for which it has given nothing to steps that wait for it; 0: none does
     read: _Count  # records that this node has read
     bad: _Count  # of them, left out
 

@@ -58,7 +58,7 @@ class Hello(Message):
     epoch: int  # epoch its ranks run in; 0 when none was started yet
     seen: int = 0  # highest event number it has already had acknowledged
     life: int = 0  # how many agents of this node have died before it
-    vouches: bool = False  # it knows ``Reach``; an older one closes the connection on it
+    vouches: bool = False  # it knows ``Reach``; an older agent closes the connection on one
     data_port: int = 0  # where other nodes' data processes reach this one's; 0: nowhere
 
 
@@ -145,7 +145,7 @@ class Stalled(Event):
     """Shared file systems in use on this node do not answer; () when all of them do again."""
 
     mounts: tuple[str, ...]
-    starting: bool  # a rank is to be started and is not through exec
+    starting: bool  # a rank that is being started has not returned from exec
 
 
 class Logged(Event):
@@ -160,7 +160,7 @@ class Counted(Event):
     """Error counters of this node that have grown since its agent began, by how much."""
 
     grown: dict[str, int]
-    reading: bool = False  # what ``Stopped`` has promised is still to come
+    reading: bool = False  # the ``Counted`` that ``Stopped`` has announced is still to come
 
 
 class Sample(msgspec.Struct, array_like=True):
@@ -192,7 +192,7 @@ class Ack(Message):
 
     seen: int
     interval: float  # s between reports from now on
-    pulse: float = 0.0  # s between two signs of life besides; 0: none
+    pulse: float = 0.0  # s between two ``Pulse`` messages; 0: none are to be sent
 
 
 class RankStart(msgspec.Struct, array_like=True):
@@ -264,8 +264,9 @@ class Finish(Message):
 class Imports(Event):
     """Imports at the first step, sent by one rank of the job (``imports.pack``).
 
-    ``ranks``: how many ranks a launcher (torchrun) has started there, one of which it was; 0: it is
-    the command itself. ``environ``: what counted when such a rank's interpreter started.
+    ``ranks``: number of ranks that a launcher (torchrun) has started there, the sender's among
+    them; 0: it is the command itself. ``environ``: what counted when such a rank's interpreter
+    started.
     """
 
     learnt: bytes
@@ -281,7 +282,7 @@ class WarmRanks(Event):
 
 
 class Warmup(Message):
-    """A slot that has no rank yet: have the same imported (see ``Imports``)."""
+    """Order to a slot without a rank to import the same (see ``Imports``)."""
 
     learnt: bytes
     ranks: int = 0
@@ -296,7 +297,7 @@ class RunTests(Message):
     """Start a worker of the active tests in this slot; the ranks are down.
 
     It finds its coordinator at the supervisor's address and ``port``; its key is made of the
-    step's and ``token`` (``tester.session_key``), so that none goes over the wire.
+    step's and ``token`` (``test_worker.session_key``), so that no key is sent.
     """
 
     token: int
@@ -307,7 +308,7 @@ class RunTests(Message):
 
 
 class WorkerEnded(Event):
-    """A worker has ended: ``code`` as subprocess has it, ``tail`` the end of what it said."""
+    """A worker has ended. ``code``: as subprocess has it; ``tail``: the end of its output."""
 
     token: int
     local: int

@@ -58,7 +58,7 @@ class Connection(Framed):
             self._on_message(self, message)
 
     def _skip(self, kind: str) -> None:
-        """Leave out what only a newer robust-task says: this version can do without it."""
+        """Ignore a kind of message that only a newer robust-task sends; it is not needed here."""
         if kind not in self._skipped:
             self._skipped.add(kind)
             _log.warning(
@@ -97,11 +97,11 @@ async def listen(
 
 
 async def probe(host: str, port: int, timeout: float, again: Sequence[float] = ()) -> Answer:
-    """Second way to a silent node.
+    """Probe a silent node by a second connection.
 
     A live kernel answers a connection attempt at once, however busy the node's processes are.
-    ``again``: s from now at which one more attempt is made, beside those before, while nothing has
-    been answered; ``timeout`` is for all of them.
+    ``again``: s from now at which further attempts are made, beside the earlier ones, until one is
+    answered; ``timeout`` is for all of them.
     """
     attempts = {asyncio.create_task(_attempt(host, port, wait)) for wait in (0.0, *again)}
     answers, end = set[Answer](), time.monotonic() + timeout
@@ -111,7 +111,7 @@ async def probe(host: str, port: int, timeout: float, again: Sequence[float] = (
             done, waiting = await asyncio.wait(waiting, timeout=left, return_when=FIRST_COMPLETED)
             answers = _said(done)
         if not answers and time.monotonic() > end + HELD_UP:
-            # This process was held up: an answer may be there that it has not looked at.
+            # This process was held up: an answer may have come that it has not seen yet.
             done, _ = await asyncio.wait(attempts, timeout=HELD_UP)
             answers = _said(done)
     finally:

@@ -50,7 +50,7 @@ def ordered(change: Change, number: str, epoch: int) -> Incident:
 
 
 def _guarded(default: T) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a slip in a method logged, and ``default`` returned: the job goes on without it."""
+    """Have an exception in a method logged and ``default`` returned, so that the job goes on."""
 
     def guard(method: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(method)
@@ -110,7 +110,7 @@ class CodeUpdates:
 
     @_guarded(None)
     def close(self) -> None:
-        """The job's step ends; a requeued job goes on with the book."""
+        """End with the job's step; a requeued job goes on with the book."""
         if self._follower is not None and self._book is not None:
             self._follower.close()
             self._book.running = False
@@ -218,7 +218,7 @@ class CodeUpdates:
 
     @_guarded(None)
     def before_start(self, failed: str) -> None:
-        """Ranks are about to start: apply what waits, or go back to what worked.
+        """Apply the change that waits, or roll back, as ranks are about to start.
 
         ``failed``: why the program itself is to blame for the restart; "" if it is not.
         """
@@ -259,7 +259,7 @@ class CodeUpdates:
 
     @_guarded(None)
     def resumed(self) -> None:
-        """All ranks are past a step, or have lived long enough."""
+        """Note that the restart succeeded: all ranks are past a step, or have lived long enough."""
         change = self._book.in_force() if self._book is not None else None
         if change is None or change.seconds or change.kind == "start":
             return

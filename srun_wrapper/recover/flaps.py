@@ -1,4 +1,4 @@
-"""Nodes that were given up as unreachable are looked at: do they answer again?"""
+"""Probe nodes that were given up as unreachable, to see if they answer again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWER = 0.75  # s for a kernel to answer
 
 
 class Flaps:
-    """Looks for a while whether a node that was given up answers again, and knows who did.
+    """Probes nodes that were given up for a while, and remembers those that answered again.
 
     Whatever its kernel answers counts, a refusal as well: Slurm ends what is left of the step there
     as soon as it reaches the node.
@@ -60,9 +60,9 @@ class Flaps:
             await asyncio.wait(self._watches)
 
     async def close(self, hurried: Callable[[], bool]) -> None:
-        """Look to the end, which is ``NO_REBOOT`` after a node's last word, or until ``hurried()``.
+        """Wait for all watches, ``NO_REBOOT`` s from a node's last message, or until ``hurried()``.
 
-        The job is over by then. What is reported now stays so.
+        The job is over by then. A report that stands now is final.
         """
         if self._watches and not hurried():
             names = fold(sorted({watch.get_name() for watch in self._watches}))

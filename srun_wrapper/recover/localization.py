@@ -39,7 +39,7 @@ class FaultLocalization:
         self._tries = 0  # of tests that told nothing
 
     def forgive(self) -> None:
-        """The job came further, or what held it back is found: count from here."""
+        """Count failures anew: the job made progress, or the machine at fault was found."""
         self.budget.refill()
         self._tested = self._replayed = False
         self._tries = 0

@@ -48,7 +48,7 @@ class AvailableMeans:
         self._told_feed = False
 
     def unfit(self, names: tuple[str, ...]) -> None:
-        """Newcomers could not start a rank."""
+        """Note nodes that have joined and could not start a rank."""
         self._unfit.update(names)
 
     def _early(self) -> bool:
@@ -75,7 +75,7 @@ class AvailableMeans:
         batch = self._launch.env.get("SLURM_JOB_BATCH_HOST") or self._launch.env.get("ENVIRONMENT")
         requeue = self._config.requeue == "auto" and bool(batch)
         spares = len(self._members.spares())
-        if self._launch.observed is not None:  # where they all run ranks
+        if self._launch.observed is not None:  # in observe mode all nodes run ranks
             spares = self._config.spares
         before = {bad.node: int(bad.strength) for bad in self._reports.evidence()}
         means = Means(

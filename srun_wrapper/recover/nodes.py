@@ -1,4 +1,4 @@
-"""The parts that take nodes out of the job and bring others in, built."""
+"""Build the parts that take nodes out of the job and bring others in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from srun_wrapper.requeue.slurm_wait import Controller, SlurmWait
 
 
 class NodeParts(NamedTuple):
-    """Each does one thing to the job's nodes."""
+    """Parts of the supervisor, each of which does one thing to the job's nodes."""
 
     means: AvailableMeans
     reports: Reports
@@ -61,7 +61,7 @@ def node_parts(
     copies: Callable[[], Copies] = dict,
     enrolments: Enrolments | None = None,
 ) -> NodeParts:
-    """Build them; ``ended``: True if the job's srun has ended; ``copies``: see ``Means``."""
+    """Build the parts; ``ended``: True if the job's srun has ended; ``copies``: see ``Means``."""
 
     def ending() -> bool:
         return state.signalled > 0 or ended()

@@ -1,4 +1,4 @@
-"""The requeue that the user has asked for: on a signal, with what memory has on disk.
+"""Requeue the job on a signal, as the user asked, once the snapshots in memory are on disk.
 
 Slurm sends the signal before the time limit (``sbatch --signal=USR2@120``), or at the beginning of
 a preemption. The ranks get it from Slurm, too, and end as they would under srun.
@@ -21,7 +21,7 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.recover.last_rung import LastRung
 
-UNKNOWN = 60.0  # s that a job has left for all that Slurm says
+UNKNOWN = 60.0  # s that a job is taken to have left if Slurm does not say
 TO_END = 0.5  # of the time left, for the ranks to end by themselves
 MOST = 600.0  # s for that
 NO_LOOP = 60.0  # s: a run that was shorter and made no step would be requeued for ever

@@ -1,4 +1,4 @@
-"""Nodes that come in the place of those that left: spares first, then standby nodes."""
+"""Replace the nodes that have left: by spares first, then by standby nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Replacement:
         self._topology = topology
         self._reports = reports
         self._over = over
-        self._came: set[str] = set()  # took a place in the last recovery
+        self._came: set[str] = set()  # nodes that took a place in the last recovery
 
     def just_joined(self) -> set[str]:
         """Return the nodes that have just taken a place and have not started a rank."""
@@ -43,10 +43,10 @@ class Replacement:
     async def fill(self, incident: Incident) -> bool:
         """Put a node in every vacant place. False: not enough came in time, or a new failure.
 
-        A spare of the allocation comes before a standby node, also one that was in doubt and
-        answers while standby nodes are awaited. Where fewer come than are wanted, the nodes that
-        the plan names first are replaced. By a plan to shrink, places that no spare takes are given
-        up; a world that lacks nodes gets those that are idle.
+        Spares of the allocation are used before standby nodes, even one that was in doubt and
+        answers while standby nodes are awaited. Where fewer nodes join than are wanted, the nodes
+        that the plan names first are replaced. With a plan to shrink, places that no spare takes
+        are given up. A world that lacks nodes gets those that are idle.
         """
         self._came.clear()
         first = list(self._world.places)
@@ -119,7 +119,7 @@ class Replacement:
         return any(world.places[p].gone and spare.slots >= len(world.ranks[p]) for p in places)
 
     async def reinforce(self, count: int, slots: int) -> list[Node]:
-        """Nodes with so many slots, for places that the allocation has no nodes for."""
+        """Return nodes with so many slots, for places that the allocation has no nodes for."""
         came = await self._standby.take(dict.fromkeys(range(count), (slots, "")))
         return [came[place] for place in sorted(came)]
 

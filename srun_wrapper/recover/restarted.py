@@ -12,7 +12,7 @@ from srun_wrapper.job.state import JobState
 
 LIVED = 10.0  # s that ranks without steps live at least before they count as recovered
 LIVED_MOST = 600.0  # s; a command may run for days before it fails
-RESUMED = 1.0  # s for the ranks' word of what they resumed from, which goes another way than steps
+RESUMED = 1.0  # s for the ranks' reports of the step that they resumed from: not sent with steps
 
 
 def proving_time(lived: float) -> float:
@@ -69,7 +69,7 @@ class Restarted:
                 lambda: over() or world.all_exited() or bool(world.steppers), proving_time(lived)
             )
         if state.failures or self._other_code():
-            # Until it failed again it brought nothing; from then on it is the next incident's time.
+            # This incident lasts until the new failure; from then on it is the next one's time.
             until = min((f.last_good for f in state.failures), default=time.monotonic())
             incident.marks["first_step"] = max(until, incident.marks["launch"])
             return "failed"

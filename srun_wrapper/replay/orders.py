@@ -54,7 +54,7 @@ class WorldShape(NamedTuple):
 def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int, k: int = 0) -> WorldShape:
     """Divide a job. ``mesh``: {} for data parallelism alone; ``per_place``: with torchrun's ranks.
 
-    Raises LayoutError.
+    Raises ReplayLayoutError.
     """
     ranks = place_ranks(per_place, places)
     world = sum(map(len, ranks))

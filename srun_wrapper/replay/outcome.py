@@ -16,7 +16,7 @@ from srun_wrapper.orders.machine_tests import MachineResults
 SHOWN = 8  # nodes that are named one by one
 
 Losses = tuple[tuple[int, str], ...]
-"""For each rank that told a loss: its number, and the loss to the last bit."""
+"""For each rank that reported a loss: its number, and the loss to the last bit."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ def group_result(
 ) -> GroupResult | None:
     """Return a group's outcome; None while the group is not over (pure).
 
-    ``all_beat``: every rank tells its steps, not only some; ``nan``: losses that are not finite
+    ``all_beat``: every rank reports its steps, not only some; ``nan``: losses that are not finite
     count; ``sent``: signals that somebody sent the ranks.
     """
     for rank in ranks:
@@ -51,7 +51,7 @@ def group_result(
     if not asked or not all(rank.exit or rank.beats >= steps for rank in asked):
         return None
     if not any(rank.beats >= steps for rank in asked) and not all(rank.exit for rank in ranks):
-        return None  # those that tell steps may still be starting
+        return None  # the ranks that report steps may still be starting
     told = [(at, rank) for at, rank in enumerate(ranks) if rank.loss is not None]
     losses = tuple((at, float(rank.loss or 0.0).hex()) for at, rank in told)
     exact = told and all(rank.beats == steps for _, rank in told)

@@ -29,7 +29,7 @@ ALL_ROUNDS = 4.0  # limits of one round, for the whole search
 
 
 def due(diagnosis: Diagnosis, failures: int, blamed: Sequence[str], replayed: bool) -> bool:
-    """True if the job must be replayed before the next rung; arguments as ``stop_tests.due``."""
+    """True if the job must be replayed before the next rung; see ``machine_tests.due``."""
     if replayed or blamed or not diagnosis.root.launched:
         return False
     if diagnosis.cause in ("node", "shared") or diagnosis.tests == "never":

@@ -1,8 +1,8 @@
 """The last rung: the job goes back to the queue without its bad nodes, and starts at once.
 
 Plain ``scontrol requeue`` keeps the bad nodes eligible and forces the new start to about two
-minutes later. The owner may set ``StartTime=now`` only after the job's old run has completed,
-when nothing of it is left that could do so: a helper job of one CPU and a few seconds does.
+minutes later. The owner may set ``StartTime=now`` only after the job's old run has completed, when
+nothing of it is left that could do so: a helper job, of one CPU and a few seconds, does it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ done
 
 
 def helper_script(job: str, changes: Sequence[str], restarts: int) -> str:
-    """``restarts``: of the run that is about to end."""
+    """Return the helper's script; ``restarts``: that Slurm counts for the run that is ending."""
     return HELPER.format(job=shlex.quote(job), changes=shlex.join(changes), next=restarts + 1)
 
 
 def partitions_for(job: Job, standby: str) -> str:
-    """``train,standby``: the job's own partitions first."""
+    """Return the partitions, such as ``train,standby``: the job's own first."""
     names = job.partition.split(",")
     return ",".join([*names, *([standby] if standby and standby not in names else [])])
 
@@ -63,7 +63,7 @@ def helper_args(job: Job, name: str, exclude: Sequence[str]) -> list[str]:
 
 
 def known_partitions(slurm: Slurm, job: Job, standby: str) -> str:
-    """``partitions_for``, with the standby partition only if there is one."""
+    """Return ``partitions_for``, with the standby partition only if there is one."""
     return partitions_for(job, standby if standby in slurm.partitions() else "")
 
 
@@ -75,10 +75,10 @@ def limits_for(
     size: Mapping[str, str],
     report: Callable[[str], None] = lambda _text: None,
 ) -> Limits:
-    """Choose nodes to exclude and a delay that leave the job enough nodes to restart. SlurmError.
+    """Choose nodes to exclude, and a delay, so that the job has enough nodes to restart.
 
-    Where the evidence against a node must be dropped, Slurm gets the time to see by itself that
-    the node is dead: SlurmdTimeout.
+    If a node cannot be excluded, the delay lets Slurm see by itself whether the node is dead:
+    SlurmdTimeout. Raises SlurmError.
     """
     ours = set(names(bad))
     fixed = [node for node in job.exclude if node not in ours]
@@ -132,8 +132,8 @@ def put_back(
 
     Some releases take no second update of a job (see SlurmError). Requeued with a dead node in
     it, it would not complete for SlurmdTimeout: a copy of it is submitted instead, the job
-    itself cancelled, and the copy's id returned. Never of a job that does not run any more: it
-    is in the queue already, or somebody has ended it.
+    itself cancelled, and the copy's id returned. A job that no longer runs is never copied: it is
+    in the queue already, or somebody has ended it.
 
     It may be called again after an error with ``away``: what was done before is not done twice.
     """

@@ -1,7 +1,7 @@
-"""A job submitted a second time: the same script, size and options, without its bad nodes.
+"""Submit a job a second time: the same script, size and options, without its bad nodes.
 
-For where Slurm cannot requeue the job itself soon: its batch host is lost, or a lost node cannot
-be released from it.
+This is done where Slurm cannot requeue the job itself soon: its batch host is lost, or a lost node
+cannot be released from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZE = {
     "SLURM_GPUS_PER_TASK": "gpus-per-task",
     "ROBUST_BY_PLUGIN": "robust",
 }
-SCRIPT_WORDS = "script"  # and the words behind the script's name, as JSON
+SCRIPT_WORDS = "script"  # key, beside these, of the script's arguments as JSON
 
 
 class Limits(NamedTuple):
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 def submit_copy(
     slurm: Slurm, job: Job, limits: Limits, partition: str, size: Mapping[str, str]
 ) -> int:
-    """Submit it; returns the new job's id. ``size``: the variables ``SIZE``. SlurmError.
+    """Submit the copy; return its job id. ``size``: the variables ``SIZE``. Raises SlurmError.
 
     A copy that exists already is returned instead: slurmctld may have accepted an earlier request
     although the answer was lost.

@@ -118,7 +118,7 @@ class SlurmWait:
                 await asyncio.sleep(min(LOOK, left))
 
     async def insist(self, what: str, order: Callable[[], None]) -> None:
-        """Give Slurm an order, again while it cannot be carried out now; a refusal is said once."""
+        """Give Slurm an order, again while it cannot be carried out; print a refusal once."""
         for attempt in range(BUSY_TRIES):
             try:
                 await self.call(what, order)

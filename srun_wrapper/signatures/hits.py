@@ -12,8 +12,8 @@ from srun_wrapper.signatures.lines import LogLine
 
 KEPT = 6  # first and last lines per signature and node: enough for every rule
 HEALED = 3  # steps that a training makes after an error that did not end it
-WARNED = 4  # a line that its logger calls a warning or information weighs no more …
-CERTAIN = 90  # … but for the scheduler's and the machine's own words
+WARNED = 4  # greatest weight of a line that its logger calls a warning or information …
+CERTAIN = 90  # … unless its weight is at least this: a message of the scheduler or the machine
 ECHO = 15  # cascades from this weight on: ends that follow them are echoes
 WARNING = re.compile(
     r"\[?\bWARN(ING)?\b\]?(?!.*NCCL WARN)|^\[?W\d{0,4} |NCCL INFO|\| ?W(ARN\w*)? ?\|"
@@ -48,7 +48,7 @@ def find_hits(lines: Sequence[LogLine], catalogue: Catalogue) -> list[Hit]:
     found: list[Hit] = []
     steps: list[tuple[int, int]] = []
     warned: list[Hit] = []
-    files: set[tuple[int | None, int | None]] = set()  # whose last line was of a stack
+    files: set[tuple[int | None, int | None]] = set()  # those whose last line was part of a stack
     for line in lines:
         text = line.text.strip()
         quoted = (line.rank, line.task) in files and line.text[:1].isspace()

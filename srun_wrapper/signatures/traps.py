@@ -1,4 +1,4 @@
-"""Cases in which the plain reading of a log blames the wrong one, each as one rule (pure)."""
+"""Cases in which a plain reading of a log would blame the wrong party, one rule each (pure)."""
 
 from __future__ import annotations
 

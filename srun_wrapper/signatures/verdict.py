@@ -114,7 +114,7 @@ def _verdict(hit: Hit, hits: Sequence[Hit], rule: str, lines: Sequence[LogLine])
         suspects = (hit.node,)
     elif signature.evict != "no" and not nodes:
         named = {line.node for line in lines if line.node}
-        suspects = tuple(named) if len(named) == 1 else ()  # not said, but there is no other
+        suspects = tuple(named) if len(named) == 1 else ()  # the only node that the log names
     shown = sorted({h.number: h.line for h in [hit, *alike]}.values(), key=lambda x: x.number)
     return LogVerdict(
         signature.cause,

@@ -52,7 +52,7 @@ class Finishing:
         self._phase = phase
 
     async def step_ended(self) -> int:
-        """The step ended although ranks should be running: someone cancelled it."""
+        """Follow the end of a step whose ranks should be running: it was cancelled."""
         self._phase.name = "cancelled"
         for node in self._state.world.places:
             if node.role is Role.DEAD and node.refused:  # its shim went with the step
@@ -100,7 +100,7 @@ class Finishing:
         return min(flushing.SIGNALLED, flushing.OF_KILL_WAIT * wait)
 
     def dismiss(self, nodes: Iterable[Node] | None = None) -> None:
-        """Tell the shims of these nodes (None: all, later ones included) to end."""
+        """Order the shims of these nodes (None: all, later ones included) to end."""
         self._state.ending = True
         for node in self._state.nodes.values() if nodes is None else nodes:
             self._state.bus.send(node, finish_order(self._state.world, node))
@@ -257,7 +257,7 @@ class Life:
         return False
 
     async def _end(self, end: RecoveryEnd) -> int:
-        """Carry out what a recovery came to."""
+        """End the job as a recovery has decided; return the exit code."""
         if end.code is None:
             return await self._finishing.step_ended()
         await self._finishing.finish()

@@ -2,9 +2,9 @@
 
 The grid is that of ``fill``: R rows, C columns, room for so many cells in each minipod. A
 minipod that is in r rows and k columns has at most min(room, r * k) cells. With row spread P and
-column spread D the sums of r and k over all minipods are at most R * P and C * D. Whether so
-many cells fit at all is a small problem, of which the Lagrangian dual is solved here, roughly: any
-prices on r and k give a valid bound, good ones a tight one.
+column spread D the sums of r and k over all minipods are at most R * P and C * D. Whether all
+cells fit is then a small optimization problem. Its Lagrangian dual is solved here approximately:
+any prices on r and k give a valid bound, good prices a tight one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from math import ceil, sqrt
 from standby.placement.spread import weighted
 
 _EPSILON = 1e-9
-_FINEST = 1 / 16  # octaves to which the best prices are looked for
+_FINEST = 1 / 16  # smallest step of the search for the best prices, in octaves
 
 
 def check_room(rows: int, columns: int, room: Sequence[int]) -> None:
-    """ValueError if the grid is empty or does not fit."""
+    """Raise ValueError if the grid is empty or there is too little room for it."""
     if rows < 1 or columns < 1:
         raise ValueError(f"a grid of {rows} x {columns} groups has no cell")
     if sum(room) < rows * columns:
@@ -29,7 +29,7 @@ def check_room(rows: int, columns: int, room: Sequence[int]) -> None:
 
 
 def bound(rows: int, columns: int, room: Sequence[int], alpha: float) -> float:
-    """A weighted spread below which no layout is."""
+    """Return a lower bound: no layout has a smaller weighted spread."""
     check_room(rows, columns, room)
     if columns > rows:  # the other way round there is less to compute
         return bound(columns, rows, room, 1 - alpha)
@@ -47,7 +47,7 @@ def bound(rows: int, columns: int, room: Sequence[int], alpha: float) -> float:
 
 
 def fewest(cells: int, room: Sequence[int]) -> int:
-    """Minipods that so many cells need at least."""
+    """Return the smallest number of minipods that have room for so many cells."""
     most = accumulate(sorted(room, reverse=True))
     return next(count for count, free in enumerate(most, 1) if free >= cells)
 
@@ -65,10 +65,10 @@ class Relaxed:
         ]
 
     def excludes(self, p: int, d: int) -> bool:
-        """Return whether it is proven that nothing has these spreads.
+        """Return True if it is proven that no layout has these spreads.
 
-        The dual is convex in the prices. For minipods of equal room, of any shape, the best prices
-        are those from which the search begins; it goes on downhill in steps of octaves and less.
+        The dual is convex in the prices. The search begins at the prices that are best for minipods
+        of equal room and any shape, and goes downhill in steps of an octave or less.
         """
         rows, columns = self._rows * p, self._columns * d
         goal = self._cells * (1 - _EPSILON)

@@ -1,8 +1,8 @@
 """The choice of a standby for each lost node's place. Pure.
 
-Of all ways to fill the lost places, the one with the smallest weighted maximum spread of the job's
-groups (``spread``); of these the smallest total spread; of these the first by name, place
-by place. Candidates of one minipod differ in their names only, so the search is over minipods. It
+The choice has the smallest weighted maximum spread of the job's groups (``spread``); among equals,
+the smallest total spread; among those, it is the first by name, place by place. Candidates of one
+minipod differ in their names only, so the search is over minipods. It
 is exhaustive (branch and bound) within a budget that a few lost nodes never reach; beyond it the
 answer is a greedy choice improved by exchanges.
 """
@@ -16,7 +16,7 @@ from standby.placement.spread import ALPHA, Layout, check_alpha, groups
 from standby.placement.vacancies import Score, Vacancies
 
 UNKNOWN = "?"
-"""The minipod of nodes that the topology does not know: one more, together."""
+"""The one minipod of all nodes that the topology does not list."""
 
 _BUDGET = 5_000  # times that a minipod is tried for a place; about 0.1 s
 _ROUNDS = 20  # of exchanges; each makes the score smaller
@@ -31,12 +31,12 @@ def choose(
     switches: Mapping[str, str],
     alpha: float = ALPHA,
 ) -> dict[str, str]:
-    """Lost node → the standby that takes its ranks.
+    """Return, for each lost node, the standby node that takes its ranks.
 
     ``places``: the job's nodes in rank order, the lost ones included. ``mesh``, ``ranks_per_node``:
-    see ``spread.groups``. ``switches``: node → minipod (``topology.minipods``); {}
-    where nothing is known: then the first by name are taken. Candidates that are in the job
-    already are passed over. ValueError for a lost node without a place, and as ``groups``.
+    see ``spread.groups``. ``switches``: node → minipod (``topology.minipods``); with {} (nothing is
+    known), the first candidates by name are chosen. Candidates that are already in the job are
+    skipped. Raises ValueError for a lost node without a place, and where ``groups`` does.
     """
     check_alpha(alpha)
     at = {node: number for number, node in enumerate(places)}
@@ -109,14 +109,14 @@ class _Search:
             if self._tried > _BUDGET:
                 return
             self._set({index: pod})
-            # Until one is found, as good as the greedy choice will do: it is the first by name.
+            # An equal score is accepted for the first solution only: it is the first by name.
             now = self.job.score
             if now < self._best or (now == self._best and self._found is None):
                 self._exhaust(index + 1, short - (pod is None))
             self._set({index: None})
 
     def _exchange(self) -> None:
-        """Give a place another minipod, or two places each other's, while that helps."""
+        """Change a place's minipod, or swap those of two places, while the score improves."""
         for _ in range(_ROUNDS):
             start = self.job.score
             for index in range(len(self.chosen)):
@@ -151,5 +151,5 @@ class _Search:
         return [pod for pod, names in self._pools.items() if self._used[pod] < len(names)]
 
     def _next(self, pod: str) -> str:
-        """The candidate that the minipod would give."""
+        """Return the minipod's next unused candidate."""
         return self._pools[pod][self._used[pod]]

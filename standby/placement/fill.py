@@ -1,17 +1,17 @@
-"""Laying a job's grid of groups out over minipods: a heuristic. Pure.
+"""A heuristic that lays a job's grid of groups out over minipods. Pure.
 
 The grid: a row is a pipeline (PP) group, a column a data-parallel (DP) group, a cell the node (or
-the few nodes, where a tensor group is larger than a node) in both. Every cell gets a minipod, a
-minipod at most as many cells as it has room, and alpha * (most minipods of a column) +
-(1 - alpha) * (most minipods of a row) shall be small.
+the few nodes, where a tensor group is larger than a node) in both. Every cell gets a minipod, and a
+minipod gets at most as many cells as it has room for. The smaller alpha * (most minipods of a
+column) + (1 - alpha) * (most minipods of a row), the better.
 
 The heuristic cuts the columns into bands and stacks rectangles as wide as the band in each, one
 per minipod (or nearly rectangles, where not a cell can be wasted). So a row meets one minipod per
 band, and a column those of its band only; one band keeps pipelines whole, as many bands as columns
 keep DP groups whole, and between the two lie blocks that Arnold's program, which moves whole
 pipelines (``bench/placement/exact.py``), cannot find. Cells that no rectangle covers take the rest.
-It tries all numbers of bands, both ways round, then other widths and orders at random (but the same
-every time), until it has reached the bound or has looked long enough.
+It tries all numbers of bands, both ways round, then other widths and orders at random (with a fixed
+seed), until it has reached the bound or its limit of work.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import NamedTuple
 from standby.placement.bound import bound
 from standby.placement.spread import weighted
 
-_CELLS = 300_000  # cells laid out in all tries at random
+_CELLS = 300_000  # cells laid out in all random tries together
 _TRIES = 400
-_LOOKS = 4_000_000  # at a minipod, for a band or a cell, in all tries; well under a second
+_LOOKS = 4_000_000  # times that a minipod is examined, in all tries; well under a second
 _NONE = -1  # where a cell has no minipod yet
 
 Grid = list[list[int]]
@@ -55,7 +55,7 @@ def measured(grid: Grid) -> Filled:
 def fill(rows: int, columns: int, room: Sequence[int], alpha: float) -> Filled:
     """Lay the grid out over minipods with ``room`` for so many cells each.
 
-    ValueError if all together have not enough. The same input gives the same answer.
+    Raises ValueError if they have too little room together. The same input gives the same answer.
     """
     least = bound(rows, columns, room, alpha)
     best: Filled | None = None
@@ -83,7 +83,7 @@ _DEALINGS = ("chain", "deal", "finish", "snake", "pour")
 
 
 def _plans(rows: int, columns: int, room: Sequence[int], chance: random.Random) -> Iterator[_Plan]:
-    """Turned by 90 degrees or not, widths of the bands, order of minipods, how they are dealt."""
+    """Yield plans: turned by 90 degrees or not, band widths, order and dealing of minipods."""
     largest = sorted(range(len(room)), key=lambda j: (-room[j], j))
     pods = sum(1 for free in room if free)
     shapes = [
@@ -127,10 +127,12 @@ class _Bands:
         self.looks = 0
 
     def deal(self, order: Sequence[int], dealing: str) -> None:
-        """``chain``: band after band, the last of a band the smallest minipod that ends it;
-        ``deal``: each minipod to the band that lacks most; ``finish``: to one that it ends;
-        ``snake``, ``pour``: as chain and deal, but to the last cell, so that two minipods may share
-        a row of a band.
+        """Deal the minipods, in this order, to the bands.
+
+        ``chain``: fill band after band, each with the smallest minipod that completes it as its
+        last one. ``deal``: give each minipod to the band that lacks most cells. ``finish``: like
+        deal, but first to a band that the minipod completes. ``snake``, ``pour``: like chain and
+        deal, but to the last cell, so that two minipods may share a row of a band.
         """
         if dealing in ("chain", "snake"):
             whole = dealing == "chain"
@@ -143,7 +145,7 @@ class _Bands:
                     able.remove(pod)
             return
         whole = dealing != "pour"
-        for pod in order if whole else [*order, *order]:  # what was too much for a band comes again
+        for pod in order if whole else [*order, *order]:  # again for the room left over
             bands = [b for b in range(len(self._widths)) if self._fits(b, pod, whole)]
             if dealing == "finish":
                 ended = [b for b in bands if self._fits(b, pod) == self._missing[b]]
@@ -158,7 +160,7 @@ class _Bands:
             chance.shuffle(stack)
 
     def at_least(self) -> float:
-        """The weighted spread that the stacks alone come to."""
+        """Return the weighted spread of the stacks alone, without the cells beside them."""
         stacks = list(zip(self._stacks, self._widths, strict=True))
         column = max(len({pod for pod, n in stack if n >= width}) for stack, width in stacks)
         row = len({stack[0][0] for stack in self._stacks if stack})
@@ -176,7 +178,7 @@ class _Bands:
         self._room[pod] -= cells
 
     def grid(self) -> Grid:
-        """The stacks; each cell beside them to the minipod that adds least to its lines."""
+        """Return the stacks as a grid; other cells go to the minipod that adds least spread."""
         by_band = []
         for stack, missing, width in zip(self._stacks, self._missing, self._widths, strict=True):
             cells = [pod for pod, n in stack for _ in range(n)] + [_NONE] * missing

@@ -1,7 +1,7 @@
-"""In which order a job's nodes take its places. Pure.
+"""The order in which a job's nodes take its places. Pure.
 
-The job's groups as a grid (``fill``), the grid laid out over minipods, and then node after
-node: consecutive places in a minipod get nodes that come after each other in the list given.
+The job's groups form a grid, ``fill`` lays it out over minipods, and each place gets a node of its
+minipod: consecutive places in a minipod get nodes that follow each other in the given list.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def order(
     alpha: float = ALPHA,
     settled: bool = False,
 ) -> list[str]:
-    """The same nodes, in the order in which they take the job's places; what is left comes last.
+    """Return the nodes in the order in which they take the job's places, unused ones last.
 
-    The order given is kept where no better one is found. ``mesh``, ``ranks_per_node``: see
-    ``spread.groups``; as many places as make the mesh, or one per node without it.
-    ``settled``: every move costs something: none for the same weighted spread, and nodes stay
-    where they are if their minipod suits the place.
-    ValueError if a node comes twice or the nodes are too few.
+    The given order is kept unless a better one is found. ``mesh``, ``ranks_per_node``: see
+    ``spread.groups``; there are as many places as the mesh needs, or one per node without a mesh.
+    ``settled``: moving nodes has a cost: the order changes only for a smaller weighted spread, and
+    a node whose minipod suits its place stays there.
+    Raises ValueError if a node is listed twice or there are too few nodes.
     """
     check_alpha(alpha)
     if len(set(nodes)) != len(nodes):
@@ -100,7 +100,7 @@ def _plans(
             filled = fill(cells.rows, cells.columns, room, alpha)
             yield [names[filled.grid[row][column]] for row, column in cells.at]
             return
-    # Groups that are no grid, or tensor groups that must be torn: groups one after another.
+    # The groups form no grid, or tensor groups must be split: fill one group after another.
     every = [name for name in names for _ in pods[name]]
     for first, second in ((job.pp, job.dp), (job.dp, job.pp)):
         keys = [_of_place(first, places), _of_place(second, places)]
@@ -112,10 +112,10 @@ def _plans(
 
 
 def cells_of(job: Groups, places: int) -> Cells | None:
-    """The job as a grid. None if a node is in two different groups of a kind.
+    """Return the job as a grid, or None if a node is in two different groups of one kind.
 
-    That is so where the groups do not divide the nodes evenly, as with DP 4 of 3 ranks per node.
-    Places of one tensor group go together: they are in as many DP groups side by side.
+    That happens if the groups do not divide the nodes evenly, as with DP 4 and 3 ranks per node.
+    Places of one tensor group stay together: they are in as many DP groups side by side.
     """
     units = _of_place(job.tp, places)
     depth = {len(group) for group in job.tp}
@@ -138,7 +138,7 @@ def cells_of(job: Groups, places: int) -> Cells | None:
 
 
 def _of_place(some: Sequence[Sequence[int]], places: int) -> list[list[int]]:
-    """Numbers of the groups that each place is in."""
+    """Return, for each place, the numbers of its groups."""
     found: list[list[int]] = [[] for _ in range(places)]
     for number, group in enumerate(some):
         for place in group:

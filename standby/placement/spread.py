@@ -26,7 +26,7 @@ ALPHA = 0.3
 """Weight of the DP groups where nobody has profiled the model: Arnold's for mixtures of experts."""
 
 MOST_RANKS = 1_000_000
-"""More in a mesh are a slip, which would cost memory."""
+"""The most ranks of a mesh: more are a typing error, which would cost memory."""
 
 Layout = int | Sequence[Sequence[int]]
 """Ranks of each place: as many consecutive ones for every place, or listed place by place."""
@@ -58,13 +58,13 @@ def weighted(dp: int, pp: int, alpha: float) -> float:
 
 
 def check_alpha(alpha: float) -> None:
-    """ValueError unless 0 <= alpha <= 1."""
+    """Raise ValueError unless 0 <= alpha <= 1."""
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha {alpha}: must be from 0 (pipelines first) to 1 (DP groups first)")
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """``"pp=2,dp=8"`` -> ``{"pp": 2, "dp": 8}``. ValueError says what is wrong with it."""
+    """Parse ``"pp=2,dp=8"`` into ``{"pp": 2, "dp": 8}``. Raises ValueError with the reason."""
     mesh: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
@@ -83,8 +83,8 @@ def groups(mesh: Mapping[str, int], ranks_per_node: Layout, places: int) -> Grou
 
     ``mesh``: size of each dimension in DeviceMesh order, the last varies fastest. ``pp…`` and
     ``pipe…`` are pipeline dimensions, ``tp…`` and ``tensor…`` tensor ones, all others together
-    (dp_replicate, dp_shard, cp, …) data-parallel: gradients are reduced over them. A mesh that is
-    not this world's counts as one data-parallel group of everything.
+    (dp_replicate, dp_shard, cp, …) data-parallel: gradients are reduced over them. A mesh of
+    another number of ranks counts as one data-parallel group of all ranks.
     """
     of_place = place_ranks(ranks_per_node, places)
     place = {rank: number for number, ranks in enumerate(of_place) for rank in ranks}

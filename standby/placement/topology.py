@@ -50,7 +50,7 @@ def _parents(text: str) -> dict[str, str]:
 
 
 def _chain(switch: str, above: Mapping[str, str]) -> list[str]:
-    """The switch and all above it, lowest first. A circle ends where it closes."""
+    """Return the switch and all above it, lowest first. A cycle ends where it closes."""
     chain = [switch]
     while (upper := above.get(chain[-1])) is not None and upper not in chain:
         chain.append(upper)

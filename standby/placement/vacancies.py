@@ -12,17 +12,17 @@ Score = tuple[float, int]
 
 
 class Vacancies:
-    """Counts per group, so that filling a place costs as much as the place has groups."""
+    """The spread as counts per group, so that filling a place takes time for its groups only."""
 
     def __init__(
         self, job: Groups, minipod: Sequence[str], empty: Iterable[int], alpha: float
     ) -> None:
-        """``minipod``: of each place's node; what it says of ``empty`` places counts not."""
+        """``minipod``: that of each place's node; its entries for ``empty`` places are ignored."""
         self._alpha = alpha
         self._groups_of: dict[int, list[int]] = {place: [] for place in empty}
         self._members: list[Counter[str]] = []  # places by minipod, of each group
         self._kind: list[int] = []
-        # How many groups of a kind have which spread: the worst without a look at all groups.
+        # By kind, the number of groups with each spread: finds the worst without visiting all.
         self._spreads: tuple[Counter[int], ...] = (Counter(), Counter(), Counter())
         self._total = 0
         for number, some in enumerate(job):
@@ -47,7 +47,7 @@ class Vacancies:
         self._change(place, pod, 1)
 
     def clear(self, place: int, pod: str) -> None:
-        """Take it back."""
+        """Undo ``fill``."""
         self._change(place, pod, -1)
 
     def tried(self, place: int, pod: str) -> Score:

@@ -1,4 +1,4 @@
-"""Makes the pool: plans the changes, asks, gives the orders and records what was done."""
+"""Make the pool: plan the changes, ask for confirmation, order the changes and record them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from standby.pool.objects import (
 from standby.pool.show import notes, stock_of
 from standby.pool.stock import told
 
-_NOT_DONE = ("denied", "invalid", "not_found", "conflict")  # after any other answer it may be
+# Errors after which an order was not carried out; after any other error it may have been.
+_NOT_DONE = ("denied", "invalid", "not_found", "conflict")
 
 
 class PoolPlan(NamedTuple):
@@ -39,7 +40,7 @@ class PoolPlan(NamedTuple):
 
 
 def plan(slurm: Slurm, state_dir: str, wish: Wish, old: PoolRecord | None) -> PoolPlan:
-    """Plan the changes from all that is seen now. Raises SlurmError, BadInput."""
+    """Plan the changes from the current state. Raises SlurmError, WishError."""
     seen = observe(slurm, wish, state_dir)
     check(wish, seen, old)
     before, sight = old or PoolRecord(wish), seen.sight
@@ -93,7 +94,7 @@ def apply(
 
     ``told_to`` gets the result.
 
-    Exit code 0 done or nothing to do, 1 the answer was no. Raises SlurmError, PoolError, BadInput.
+    Exit code 0 done or nothing to do, 1 the answer was no. Raises SlurmError, PoolError, WishError.
     """
     pool_file.demand(state_dir)
     old = pool_file.load(state_dir)
@@ -150,9 +151,9 @@ def _wished(wanted: Callable[[Wish | None], Wish], old: PoolRecord | None) -> Wi
 def _carry_out(
     slurm: Slurm, directory: int, old: PoolRecord | None, wish: Wish, found: PoolPlan
 ) -> tuple[PoolRecord, PoolPlan]:
-    """Give all orders; what was done, and the plan as it became. Raises SlurmError.
+    """Give all orders; return the new record, and the plan as carried out. Raises SlurmError.
 
-    If nothing at all was done, the record is as it was.
+    If Slurm refused the first order, the old record is restored.
     """
     start = now = replace(old or PoolRecord(wish), wish=wish)
     sight, choice, goal = found.seen.sight, found.choice, found.goal
@@ -160,7 +161,7 @@ def _carry_out(
         first = [order for order in found.orders if takes(order, wish, sight.partitions)]
         for order in first:
             now = _do(slurm, directory, now, order)
-        if first:  # from here on nothing new starts on these nodes; what has, has to end first
+        if first:  # no new job can start on these nodes now; one that has started must end first
             sight = _again(slurm, sight)
             choice = demote(choice, wish, sight, now.admitted)
             on = preempts(found.seen.config)
@@ -187,7 +188,7 @@ def _again(slurm: Slurm, sight: Sight) -> Sight:
 
 
 def _same_objects(old: PoolRecord | None, wish: Wish) -> None:
-    """The names of partitions are not changed under way: what was done is kept by them."""
+    """Raise WishError if the name of a partition changes: the record has changes by its name."""
     if old is None or not old.done:
         return
     for key in ("partition", "source", "backfill", "lease"):
@@ -202,7 +203,7 @@ def _same_objects(old: PoolRecord | None, wish: Wish) -> None:
 
 
 def _do(slurm: Slurm, directory: int, now: PoolRecord, order: PartitionChange) -> PoolRecord:
-    """One order, written down before it is given, so that no kill can lose it."""
+    """Give one order, recorded before, so that it is not lost if this process is killed."""
     present = slurm.partitions().get(order.partition)
     planned = replace(now, done=record(now.done, order, present))
     pool_file.save(directory, planned)
@@ -216,7 +217,7 @@ def _do(slurm: Slurm, directory: int, now: PoolRecord, order: PartitionChange) -
 
 
 def _finished(now: PoolRecord, choice: Choice, sight: Sight) -> PoolRecord:
-    """The record after all orders: who was admitted when, and since when nodes are missing."""
+    """Return the record after all orders: times of admission, and since when nodes are missing."""
     admitted = {
         name: now.admitted.get(name, Admission(sight.now, name not in now.wish.nodes))
         for name in choice.members
@@ -229,7 +230,7 @@ def _finished(now: PoolRecord, choice: Choice, sight: Sight) -> PoolRecord:
 
 
 def _tell_lines(wants: list[Want], text: str, moved: bool, out: IO[str]) -> list[str]:
-    """Print and return what slurm.conf lacks; after a change what it has, too: it may be right."""
+    """Print and return the lines that slurm.conf lacks; after a change, also those to replace."""
     own = [w for w in wants if w.key == "PartitionName" and w.where == SLURM_CONF]
     there = [w for w in own if named_in(text, w.value)]
     lacking = [w for w in wants if w not in there and w.where == SLURM_CONF]

@@ -51,7 +51,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
 
 
 def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = None) -> int:
-    """``argv`` begins with the subcommand. The text for people goes to ``out`` (stdout)."""
+    """Run the subcommand that ``argv`` begins with, and print to ``out`` (stdout)."""
     door = slurm if slurm is not None else Slurm(deadline_s=SLURM_S, ping_first=True)
 
     def command(args: argparse.Namespace, out: IO[str]) -> int:
@@ -107,7 +107,7 @@ def _show(args: argparse.Namespace, place: PoolSettings, slurm: Slurm, out: IO[s
 
 
 def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
-    """Return the wish: the words given now over those given before. Raises BadInput."""
+    """Return the wish: options given now override the recorded ones. Raises WishError."""
     given: dict[str, Any] = {
         "partition": args.partition,
         "nodes": args.nodes,

@@ -1,4 +1,4 @@
-"""The edge to Slurm and the ledger: reads what decides, gives single orders."""
+"""The pool's access to Slurm and the gate's ledger: read the state, give single orders."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from standby.pool.members import Sight, Wish, uses
 from standby.pool.objects import NO_QOS, PartitionChange
 
 SLURM_S = 20.0
-_MOST_LOOKUPS = 64  # jobs, of which each is one call of scontrol
+_MOST_LOOKUPS = 64  # jobs; each look-up is one call of scontrol
 _CONF_LIMIT = 8 << 20  # bytes
 Confirm = Callable[[str], bool] | None  # None: do not ask
 
 
 class WishError(ValueError):
-    """A wish that cannot be met; the text says which can."""
+    """A wish that cannot be met; the text says what to wish instead."""
 
 
 class PoolView(NamedTuple):
@@ -32,7 +32,7 @@ class PoolView(NamedTuple):
 
 
 def observe(slurm: Slurm, wish: Wish, state_dir: str) -> PoolView:
-    """Read all that decides, as it is now. Raises SlurmError."""
+    """Read everything that a plan depends on, as it is now. Raises SlurmError."""
     alive(slurm)
     config, nodes = slurm.config(), slurm.nodes()
     partitions, jobs = slurm.partitions(), slurm.placements()
@@ -54,7 +54,7 @@ def alive(slurm: Slurm) -> None:
 
 
 def check(wish: Wish, seen: PoolView, old: PoolRecord | None) -> None:
-    """Raise BadInput for a wish that this Slurm cannot grant, or that takes what is not ours."""
+    """Raise WishError if this Slurm cannot grant the wish, or it changes a partition of others."""
     if wish.source and wish.source not in seen.sight.partitions:
         there = ", ".join(seen.sight.partitions)
         raise WishError(f"--from {wish.source}: no such partition in Slurm; it has {there}")
@@ -102,7 +102,7 @@ def slurm_conf(config: Mapping[str, str]) -> str:
 
 
 def not_permanent(now: PoolRecord, config: Mapping[str, str]) -> list[str]:
-    """The partitions that apply made and slurm.conf, where it can be read here, does not have."""
+    """Return a note for each partition that apply created and a readable slurm.conf lacks."""
     text = slurm_conf(config)
     made = [name for name, one in now.done.items() if one.created]
     lacking = [name for name in made if text and named_in(text, name) is False]

@@ -1,4 +1,4 @@
-"""robust-standby's wish and changes, in ``<state_dir>/standby/pool.json``: root's, under a lock."""
+"""The pool's record, ``<state_dir>/standby/pool.json``: owned by root, written under a lock."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ class PoolError(Exception):
 
 
 class PoolRecord(msgspec.Struct, frozen=True):
-    """Times are wall clock. ``short_since``: 0.0 while nothing is missing; ``checked``: when each
-    member was last seen well, as of ``applied``."""
+    """The wish, what was done for it, and the members. Times are wall clock.
+
+    ``short_since``: 0.0 while nothing is missing; ``checked``: when each member last passed a
+    check, as of ``applied``.
+    """
 
     wish: Wish
     done: dict[str, AppliedChanges] = {}
@@ -74,7 +77,7 @@ def load(state_dir: str) -> PoolRecord | None:
 
 
 def demand(state_dir: str) -> None:
-    """The state directory must be there: it is never made, it may only not be mounted."""
+    """Raise PoolError if the state directory is missing: not created, it may just be unmounted."""
     if not state_dir:
         raise PoolError(
             "no state_dir is set: name an absolute path on a shared file system, in robust.toml or "
@@ -88,7 +91,7 @@ def demand(state_dir: str) -> None:
 
 @contextmanager
 def locked(state_dir: str) -> Iterator[int]:
-    """The directory, made if need be, with the lock held. Raises PoolError."""
+    """Yield the record's directory, created if needed, while its lock is held. Raises PoolError."""
     place = f"{state_dir}/{DIRECTORY}"
     demand(state_dir)
     try:
@@ -135,8 +138,8 @@ def proofs(
 ) -> tuple[dict[str, Proof], str]:
     """Return the proofs of the gate's ledger for these nodes; and why it was unreadable, or "".
 
-    ``burn_ins``: old ones count too, not only those of the last hours. In a child with a
-    deadline: the file system may be dead.
+    ``burn_ins``: also read old burn-ins, not only those of the last hours. A child process with a
+    deadline does the reading: the file system may hang.
     """
     if not state_dir:
         return {}, "no state_dir is set"

@@ -1,4 +1,4 @@
-"""The lines of slurm.conf that let the pool outlive slurmctld. Pure."""
+"""The lines of slurm.conf that keep the pool when slurmctld restarts. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def preemption(wish: Wish, config: Mapping[str, str]) -> list[Want]:
 def partition_lines(
     wanted: Mapping[str, PoolTarget], done: Mapping[str, AppliedChanges]
 ) -> list[Want]:
-    """Return the lines of the partitions that apply created, and the words of those it changed."""
+    """Return the lines of partitions that apply created, and the settings of those it changed."""
     found = []
     for name, target in wanted.items():
         one = done.get(name)

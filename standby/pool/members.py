@@ -1,8 +1,8 @@
 """The nodes of the pool: which may join, which stay, which are on the way. Pure.
 
-A node joins when the node gate has seen it well within the last hours; what is recorded of it is
-the gate's, which is root's. A member stays until the pool is larger than wanted: a drained one
-keeps its place and is counted as missing, since it comes back by itself.
+A node joins if it has passed the node gate's checks within the last hours; only the gate, as root,
+writes those records. A member stays until the pool is larger than wanted: a drained one keeps its
+place and is counted as missing, since it comes back by itself.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _unburned(name: str, wish: Wish, proof: Proof, now: float) -> str:
 
 
 def refill(wish: Wish, proof: Proof, now: float) -> Refill:
-    """Return the place of a node of the source that the gate has undrained."""
+    """Return where a node of the source goes once the gate has undrained it."""
     fresh = 0 <= now - proof.undrained <= wish.proof_hours * HOUR
     return "pool" if wish.refill == "pool" and fresh else "train"
 
@@ -154,9 +154,9 @@ def refill(wish: Wish, proof: Proof, now: float) -> Refill:
 def choose(
     wish: Wish, sight: Sight, admitted: Mapping[str, Admission], taken: Sequence[str] = ()
 ) -> Choice:
-    """The pool as it should be now; ``taken``: nodes that left the source for it already.
+    """Return the pool as it should be now; ``taken``: nodes that already left the source for it.
 
-    Nodes in use are not counted: they are away, and ``size`` are to be there. Members come first
+    Nodes in use do not count: ``size`` nodes are to be free besides them. Members come first
     (nothing moves without need), then idle nodes, then busy ones.
     """
     use = uses(wish, sight.jobs)
@@ -172,7 +172,7 @@ def choose(
     away = [name for name in old if wish.size and not sight.nodes[name].usable]
     stay = [name for name in old if name in away or use.get(name, Use()).standby]
     ready = [name for name in old if name not in stay]
-    # One that the list no longer names leaves when its job is over.
+    # A member that --nodes no longer names leaves when its job is over.
     stay += [
         name
         for name in admitted
@@ -188,7 +188,7 @@ def choose(
             new.append(name)
         elif name in wish.nodes:
             refused[name] = why
-    # A node with a standby allocation is proven and at work: it only takes no free seat.
+    # A node with a standby allocation is proven and in use: it takes no place of a free node.
     held = [name for name in new if use.get(name, Use()).standby]
     idle = [name for name in new if name not in held and not use.get(name, Use()).other]
     busy = [name for name in new if name not in held and name not in idle]
@@ -201,7 +201,7 @@ def choose(
 
 
 def demote(choice: Choice, wish: Wish, sight: Sight, admitted: Mapping[str, Admission]) -> Choice:
-    """The choice without new nodes on which a job started meanwhile: they come later.
+    """Return the choice without new nodes on which a job has started meanwhile: they join later.
 
     In the pool's partition a standby allocation could end that job.
     """

@@ -47,7 +47,9 @@ class AppliedChanges(Struct, frozen=True):
 
 
 class PoolTarget(NamedTuple):
-    """A partition as it should be. ``initial``: only when made; ``made``: it may be made.
+    """A partition as it should be.
+
+    ``initial``: settings given only when apply creates it; ``made``: apply may create it.
 
     ``gone``: names that belong there and that Slurm does not know.
     """
@@ -60,9 +62,9 @@ class PoolTarget(NamedTuple):
 
 
 def known(names: Iterable[str], nodes: Container[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names that Slurm knows, and the others: what no order may name.
+    """Return the names that Slurm knows, and the others, which no order may contain.
 
-    A single unknown one, and 22.05 leaves the partition without a usable node.
+    With a single unknown name, Slurm 22.05 leaves the partition without a usable node.
     """
     listed = tuple(dict.fromkeys(names))
     here = tuple(name for name in listed if name in nodes)
@@ -83,11 +85,11 @@ def targets(
     done: Mapping[str, AppliedChanges],
     preempts: bool,
 ) -> dict[str, PoolTarget]:
-    """Every partition that the wish is about, the source first. ``nodes``: what Slurm knows.
+    """Return the target of each partition of the wish, the source first. ``nodes``: Slurm's.
 
     ``preempts``: slurm.conf lets higher tiers take nodes from lower ones. Without it no
-    low-priority partition is made: its jobs would only be in the way. One that was made before
-    is kept in step.
+    low-priority partition is created: its jobs would block trainings. One that was created before
+    is kept up to date.
     """
     found: dict[str, PoolTarget] = {}
     low = done.get(wish.backfill, AppliedChanges()).created and wish.backfill in partitions
@@ -163,7 +165,7 @@ def _same(partition: Partition, key: str, value: str) -> bool:
 
 
 def setting(partition: Partition, key: str) -> str:
-    """A setting as Slurm prints it; "" for its words for nothing."""
+    """Return a setting as Slurm prints it; "" where Slurm prints that there is none."""
     text = partition.raw.get(key, "")
     return "" if text in ("N/A", "NONE", "(null)") else text
 

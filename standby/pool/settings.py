@@ -1,7 +1,7 @@
 """The settings of the pool: where its record is, and the name of its partition.
 
-Root follows no file that others can write, and no variable that names another directory: it takes
-what the node gate takes, the site's file, and what stands on the command line.
+Root uses no file that others can write, and no variable that names another directory: it uses the
+site's file, as the node gate does, and the command line.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class View(NamedTuple):
 
 
 def applied(record: PoolRecord, nodes: Container[str]) -> Choice:
-    """The pool as apply left it; who is on the way, only if Slurm knows it still."""
+    """Return the pool as apply left it, without nodes on their way that Slurm no longer knows."""
     return Choice(tuple(record.admitted), known(taken(record), nodes)[0], {})
 
 

@@ -1,1 +1,1 @@
-"""``robust-standby simulate``: what a job of N nodes would lose to faults, and to what of them."""
+"""``robust-standby simulate``: the time that a job of N nodes would lose to faults, by cause."""

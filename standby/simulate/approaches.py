@@ -21,7 +21,7 @@ def seen(step_s: float) -> dict[str, Time]:
 
 
 def at(table: Mapping[int, float], nodes: int) -> float:
-    """Read a table by nodes, with straight lines between and through its ends, never below 0."""
+    """Interpolate a table by nodes linearly, past its ends too, never below its smallest value."""
     sizes = sorted(table)
     low = max((n for n in sizes[:-1] if n <= nodes), default=sizes[0])
     high = sizes[sizes.index(low) + 1]
@@ -99,7 +99,7 @@ def byterobust(nodes: int, step_s: float = STEP_S, most: bool = False) -> Approa
 
 
 def reschedule(nodes: int, step_s: float = STEP_S) -> Approach:
-    """ByteRobust without standby nodes: what leaves is allocated and installed anew."""
+    """ByteRobust without standby nodes: replacements are allocated and installed anew."""
     own = byterobust(nodes, step_s)
     return own._replace(
         name="reschedule",

@@ -1,8 +1,8 @@
 """Every number that the simulator uses, with its source. Pure data.
 
-MEASURED names a file of docs/bench and its metric (median and p95; a test compares them).
-PUBLISHED names the paper, of which a mean has no spread. SEEN: measured, but the record was lost.
-ASSUMED says why.
+The source of a MEASURED number is a file of docs/bench and its metric (median and p95; a test
+compares them); that of a PUBLISHED one is the paper, whose means have no spread. SEEN: measured,
+but the record was lost. ASSUMED: the source is the reason.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ RESTART = {
 }
 REQUEUE_TABLE = {128: 454.0, 256: 545.0, 512: 635.0, 1024: 768.0}  # table 7
 # Its WAS is within 5.19 % of an oracle's, and 1 % of the weight is the switch whose 32 machines
-# are rescheduled: 0.01 (R / S - 1) = 0.0519. What that says of the two other ratios is a test.
+# are rescheduled: 0.01 (R / S - 1) = 0.0519. A test compares the two other ratios with it.
 RESCHEDULE_RATIO = 1.0 + 0.0519 / 0.01
 UNPRODUCTIVE = 3000.0  # the longest: 50 min
 

@@ -1,10 +1,10 @@
 """A job on N nodes for some days, fault by fault: what each costs, by cause and by phase. Pure.
 
 Faults of each kind come as a Poisson process. An approach answers a fault with a list of phases in
-which nothing is trained; nodes that leave come from a pool of standby nodes, and another one comes
-back a refill time later. A fault during a recovery is handled after it. Every fault has random
-numbers of its own, so that two approaches meet the same faults, and a higher rate adds faults to
-those of a lower one.
+which nothing is trained; a node that leaves is replaced from a pool of standby nodes, which gets
+another node a refill time later. A fault during a recovery is handled after it. Every fault has
+random numbers of its own, so that two approaches meet the same faults, and a higher rate adds
+faults to those of a lower one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ DAY, HOUR = 86400.0, 3600.0
 SAVING, START_UP = "saving every step", "start of the job"
 MEASURED, SEEN, PUBLISHED, ASSUMED = "measured", "seen once", "published", "assumed"
 MACHINE, CODE, PASSING = "machine", "code", "passing"  # what is behind a fault
-WISH = "wish"  # Kind.shows of a stop that somebody wants: nothing is done again after it
+WISH = "wish"  # Kind.shows of a stop on purpose: no step is repeated after it
 
 
 class Time(NamedTuple):
     """Seconds at the median and at the 95th percentile, and where the two come from.
 
-    A half of the draws is the median; the others have an exponential tail through the p95. The
-    records hold no more than these two, and a median of 0 excludes a log-normal.
+    Half of the draws are the median; the others have an exponential tail through the p95. The
+    records hold only these two, and a median of 0 rules out a log-normal distribution.
     """
 
     median: float
@@ -50,7 +50,7 @@ class Time(NamedTuple):
         return self.median + max(0.0, self.p95 - self.median) * 0.5 / math.log(10.0)
 
     def times(self, factor: float, why: str = "") -> Time:
-        """Return this time ``factor`` times over, which nobody measured; ``why`` names it."""
+        """Return this time multiplied by ``factor``, as ASSUMED; ``why`` is added to its source."""
         return Time(self.median * factor, self.p95 * factor, ASSUMED, self.source + why)
 
 
@@ -84,9 +84,9 @@ class Approach(NamedTuple):
     """A way to answer faults; ``assumed.py`` has the times.
 
     ``tries``: restarts in place before a machine that no evidence names is replaced, and before
-    code is rolled back. ``evicts``: nodes that leave with a bad one, by Kind.shows. ``short``:
-    instead of ``replace`` where the pool has too few. ``interval``: seconds between two saves, 0:
-    each step.
+    code is rolled back. ``evicts``: healthy nodes evicted with a bad one, by Kind.shows. ``short``:
+    takes the place of ``replace`` if the pool has too few nodes. ``interval``: seconds between two
+    saves, 0: each step.
     """
 
     name: str
@@ -231,7 +231,7 @@ def respond(
     taken += int(wrong)
     several = kind.nodes > 1 and approach.durable > 0.0
     span = approach.durable if several else approach.interval
-    steps = (0.5 + dice.random()) * step_s  # the one at work, and often the one being copied
+    steps = (0.5 + dice.random()) * step_s  # the step under way, often also the one being copied
     phases["redo"] += dice.random() * span + steps if kind.shows != WISH else 0.0
     short = taken > free and approach.pooled
     if taken:

@@ -52,7 +52,10 @@ def mix(state_dir: Path, since_days: float | None) -> tuple[str, tuple[Kind, ...
 
 
 def kinds(incidents: list[Incident], node_days: float) -> tuple[Kind, ...]:
-    """Return a kind for each symptom. Every restart is an incident, so none is tried in vain."""
+    """Return a kind for each symptom.
+
+    Every restart is an incident of its own in the records, so no restarts in vain are added.
+    """
     by: defaultdict[str, list[Incident]] = defaultdict(list)
     for one in incidents:
         if one.symptom in SHOWS:

@@ -83,7 +83,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _list(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and what is to be said of them, which wraps below itself."""
+    """Return a table of names and their texts; a long text wraps within its column."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, text in rows:
         table.add_row(name, text)

@@ -119,7 +119,7 @@ def _mean(runs: Sequence[SimulatedTime], part: int) -> dict[str, float]:
 
 
 def _assumed(approach: Approach) -> Iterator[tuple[str, str]]:
-    """Say what of ours is in no record of ours."""
+    """Yield the numbers of our approach that are in no record of ours, each with its source."""
     for name, time in approach.times():
         if time.basis != MEASURED:
             yield f"{name} {time.median:.4g} s", time.source

@@ -18,7 +18,7 @@ from standby.size.count import (
 )
 from standby.size.observed import Observed
 
-RARE = 0.05  # events per 1,000 node-days; so few are more likely a slip of the unit
+RARE = 0.05  # events per 1,000 node-days; a lower rate is more likely in the wrong unit
 ESTIMATE, UPPER, GIVEN = "estimate", "upper end of the interval", "as given"
 
 
@@ -26,7 +26,8 @@ class Cause(NamedTuple):
     """A source of losses as people read it.
 
     ``per_1000``: events per 1,000 node-days; ``units``: how many groups of that size there are;
-    ``p``: that one of them goes within the refill time; ``days``: from one event to the next.
+    ``p``: probability that one of them is lost within the refill time; ``days``: mean time between
+    two events.
     """
 
     size: int
@@ -39,7 +40,7 @@ class Cause(NamedTuple):
 class SizeCase(NamedTuple):
     """One set of rates: the pool by single nodes alone, and by all causes.
 
-    Both are held against all causes.
+    Both are judged by the losses of all causes.
     """
 
     name: str
@@ -99,9 +100,10 @@ def from_rates(
 def from_ledger(
     nodes: int, seen: Observed, named: Sequence[LossSource], hours: float, quantile: float
 ) -> PoolSize:
-    """The estimate, and all rates at the upper ends of their 95 % intervals.
+    """Return the size of the pool by the estimated rates, and by high ones.
 
-    ``named``: groups that were named by a person; they replace the ones that were seen.
+    The high rates are the upper ends of the 95 % intervals.
+    ``named``: groups given on the command line; they replace the observed ones.
     Raises SizeError.
     """
     cases = []

@@ -108,7 +108,7 @@ def _size(args: argparse.Namespace, out: IO[str]) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Options that need or exclude each other. Raises _Usage."""
+    """Check the options that need or exclude each other. Raises _Usage."""
     given = {name for name, value in vars(args).items() if value is not None and value is not False}
     if args.nodes is None:
         raise _Usage("--nodes N is missing: the number of nodes of the training")
@@ -138,7 +138,7 @@ def _answer(args: argparse.Namespace) -> answer.PoolSize:
     if args.rate is not None:
         sources = [LossSource(1, args.rate / 1000.0), *groups]
         return answer.from_rates(args.nodes, sources, hours, quantile)
-    losses(args.nodes, groups, hours / 24.0)  # what is wrong with these is the user's
+    losses(args.nodes, groups, hours / 24.0)  # first: an error in these is bad input
     seen = _measure(args)
     try:
         return answer.from_ledger(args.nodes, seen, groups, hours, quantile)

@@ -15,8 +15,8 @@ Two things are added:
   the losses of one refill time, and only the mean refill time matters: Palm's theorem, for
   losses in groups by Feeney and Sherbrooke, "The (s-1, s) inventory policy under compound Poisson
   demand" (RAND RM-4176, 1966). So p = rate x size x refill time, which has no unit, instead of
-  the rate of a day. Binomial instead of Poisson as in the paper: the same for small p; a unit is
-  counted once in a window, so above UNSURE the result is too small.
+  the rate of a day. The distribution is binomial, as in ByteRobust's paper, and not Poisson: for
+  small p they are the same. A unit counts once per window, so above UNSURE the result is too small.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Distribution(NamedTuple):
 
 
 class PoolCount(NamedTuple):
-    """``standbys`` nodes against one distribution of losses.
+    """A pool of ``standbys`` nodes, judged by one distribution of losses.
 
     ``shortage``: P(K > standbys); ``shortfall``: E[max(0, K - standbys)] nodes; ``short_by``: the
     same given that there is a shortage, 0 where there is none.
@@ -121,13 +121,13 @@ def plus(one: Distribution, other: Distribution, size: int = 1) -> Distribution:
 
 
 def units(nodes: int, size: int) -> tuple[tuple[int, int], ...]:
-    """(how many, of what size): the units that N nodes are cut into, the remainder last."""
+    """Return (count, size) of the units that N nodes are divided into, the remainder last."""
     whole, rest = divmod(nodes, size)
     return tuple((n, s) for n, s in ((whole, size), (1 if rest else 0, rest)) if n)
 
 
 def probability(source: LossSource, days: float, size: int | None = None) -> float:
-    """p: that one unit goes within ``days`` days. Raises SizeError where it is above 1."""
+    """Return the probability that a unit is lost within ``days`` days. Raises SizeError above 1."""
     p = source.rate * (size or source.size) * days
     if p > 1.0:
         what = "a node" if source.size == 1 else f"every group of {source.size} nodes"
@@ -161,6 +161,6 @@ def pool(lost: Distribution, quantile: float = 0.99) -> PoolCount:
 
 
 def judge(lost: Distribution, standbys: int) -> PoolCount:
-    """Return the worth of a pool of this size."""
+    """Judge a pool of this size by a distribution of losses."""
     shortage, shortfall = lost.above(standbys), lost.excess(standbys)
     return PoolCount(standbys, shortage, shortfall, shortfall / shortage if shortage else 0.0)

@@ -1,8 +1,8 @@
 """The exact confidence interval of a rate from a count of events. Pure.
 
-Garwood's (Biometrika 28, 1936): the means at which the count, or more, resp. less, would be as
-rare as half of what the interval leaves out. Equal to half the chi-square quantiles with 2k and
-2k + 2 degrees of freedom, found here by bisection.
+Garwood's interval (Biometrika 28, 1936): at its lower end this count or more, at its upper end this
+count or less, has half of the probability that the interval leaves out. The ends equal half the
+chi-square quantiles with 2k and 2k + 2 degrees of freedom, and are found here by bisection.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 CONFIDENCE = 0.95
-_ENOUGH = 1e-17  # of the first term: what a series needs no more
+_ENOUGH = 1e-17  # of the first term: smaller terms of a series are left out
 
 
 def poisson_interval(count: int, confidence: float = CONFIDENCE) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Reads what a state directory holds about lost nodes: jobs' records, the node gate's histories.
 
-Links and pipes are not followed, sizes and numbers are capped, and what could not be read is
-told, never raised.
+Links and pipes are not followed, sizes and numbers are capped, and what could not be read becomes
+a note, never an exception.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Ledger:
         end = max((roster.updated for roster in rosters), default=0.0)
         chronicle = self._of_job(directory / "events.jsonl", CHRONICLE_BYTES)
         told = self._taken(chronicle_spans(chronicle, end))
-        if not told:  # lost, or from before there was one
+        if not told:  # the file is lost, or the job's release wrote none
             told = self._taken(span for roster in rosters for span in roster_spans(roster))
         spans = [span for span in told if believable(span, self._now)]
         if len(spans) < len(told):
@@ -129,7 +129,7 @@ class Ledger:
         return self._parsed(path, self._of_users(path, limit, tail=True))
 
     def _of_users(self, path: Path, limit: int, tail: bool = False) -> bytes | None:
-        """One of the files that count against the bound; None also if it is reached."""
+        """Read a user's file, which counts towards JOBS_BYTES; None also if that is reached."""
         if self._bytes < limit:
             self._bytes = 0
             return None

@@ -72,7 +72,7 @@ def rate(count: int, node_days: float) -> Rate:
 
 
 def merge(spans: Iterable[Span]) -> Watched:
-    """Every node's time, told twice or not, once."""
+    """Merge the spans of each node, so that time which several records tell of counts once."""
     out: Watched = {}
     for span in sorted(spans):
         times = out.setdefault(span.node, [])
@@ -98,7 +98,7 @@ def within(watched: Watched, node: str, when: float, near: float = 0.0) -> bool:
 
 
 def watched_losses(losses: Iterable[Loss], jobs: Mapping[int, Watched]) -> list[Loss]:
-    """Losses where somebody watched. ``jobs``: by job id."""
+    """Return the losses at watched times. ``jobs``: watched times by job id."""
     everywhere = merge(
         Span(node, begin, end)
         for watched in jobs.values()
@@ -155,7 +155,7 @@ def observe(
     given_node_days: float | None = None,
     since: float = 0.0,
 ) -> Observed:
-    """Count. ``given_node_days``: the time that was watched, where a person knows it better."""
+    """Count losses and watched time. ``given_node_days``: the watched time by a person's count."""
     recent = [loss for loss in losses if loss.time > since]
     watched = {job: merge(clip(spans, since)) for job, spans in jobs.items()}
     watched = {job: times for job, times in watched.items() if times}

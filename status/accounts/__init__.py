@@ -1,5 +1,5 @@
-"""Accounts of time: what each job's time and GPUs were spent on. Pure, but for two edges.
+"""Accounts of time: what each job's time and GPUs were spent on. Pure, except ``gather.py``.
 
-``sacct.py`` asks Slurm, ``gather.py`` reads the records; all else computes in whole milliseconds,
-so that sums by phase, cause, node, user and partition are equal to the last digit.
+``gather.py`` reads the records and asks sacct; all else computes in whole milliseconds, so that
+sums by phase, cause, node, user and partition are equal to the last digit.
 """

@@ -1,4 +1,4 @@
-"""Reads what accounts are made of: the records of jobs, and sacct where Slurm keeps accounts."""
+"""Read the sources of accounts: the records of jobs, and sacct where Slurm has accounting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UserOf = Callable[[int, str], str]
 
 
 def user_of(uid: int, claimed: str) -> str:
-    """The name of a directory's owner: a user may claim any name in the records."""
+    """Return the name of a directory's owner, since a user may claim any name in the records."""
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
@@ -110,7 +110,7 @@ def history(
 
 
 def _from_roster(roster: Roster, incidents: Sequence[Incident], live: bool) -> JobRun:
-    """The run of a roster of an older robust-srun: start-up is what its sum leaves."""
+    """Return the run of an older robust-srun's roster; start-up is the unexplained lost time."""
     started = roster.started or 0.0
     run = JobRun(started, roster.step_id, "", roster.ranks)
     run.ended = None if live else roster.updated
@@ -124,7 +124,7 @@ def _from_roster(roster: Roster, incidents: Sequence[Incident], live: bool) -> J
 
 
 def with_spans(found: Sequence[JobHistory], door: Slurm) -> tuple[list[JobHistory], str]:
-    """The histories with sacct's times; and why there are none."""
+    """Return the histories with sacct's times, and the reason if there are none."""
     try:
         spans: Mapping[int, list[tuple[float, float | None]]]
         spans = door.accounted([one.job_id for one in found])

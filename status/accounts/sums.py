@@ -104,7 +104,7 @@ def by_partition(job: JobAccount, one: Segment) -> Iterable[tuple[str, int, int]
 
 
 def by_node(job: JobAccount, one: Segment) -> Iterable[tuple[str, int, int]]:
-    """The nodes of a segment in equal parts; what does not divide goes to the first ones."""
+    """Share a segment equally among its nodes; the first ones get the remainder."""
     if not one.nodes:
         return ((NOBODY, one.ms, one.gpu_ms),)
     count = len(one.nodes)

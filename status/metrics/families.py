@@ -36,7 +36,7 @@ class Family:
     samples: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def add(self, value: float | None, *labels: object) -> None:
-        """Add a sample; of two with equal labels the first stays, or a scraper refuses them all."""
+        """Add a sample; a second one with equal labels is dropped: scrapers reject duplicates."""
         if value is not None:
             self.samples.setdefault(tuple(map(str, labels)), float(value))
 
@@ -115,7 +115,7 @@ def _jobs(found: Cluster) -> Iterable[Family]:
 
 
 def _data(rows: Sequence[JobRow]) -> Iterable[Family]:
-    """Give the data side of live jobs; of sources, whose names are the user's, the sums alone."""
+    """Yield metrics of live jobs' data; sums over the sources only, since users name those."""
     p, job = "robust_slurm_job_data_", ("job_id", "step_id")
     text = "Part of the last minute that ranks waited for data, on average."
     waited = Family(p + "wait_ratio", "gauge", text, job)

@@ -14,7 +14,7 @@ from status.source import RecordSource, ask_slurm
 
 
 def write_metrics(path: Path, source: RecordSource, out: IO[str], as_json: bool = False) -> int:
-    """Write the metrics; also while Slurm does not answer, which they then say."""
+    """Write the metrics, also while Slurm does not answer: robust_slurm_slurm_up is then 0."""
     made, wrong = collect(source)
     try:
         replace_text(path, exposition(made))

@@ -1,8 +1,8 @@
 """A sample cluster in files, for ``robust-status --demo``: no Slurm and no record is needed.
 
 ``state.jsonl`` holds the records that robust-srun and the node gate would have written,
-``slurm.json`` the answers of Slurm. All times are shifted so that the cluster is of now. Nodes,
-users and errors are made up; the records have the real form, and go the same way as real ones.
+``slurm.json`` the answers of Slurm. All times are shifted to the present. Nodes, users and errors
+are made up; the records have the real format and are read by the same code as real ones.
 """
 
 from __future__ import annotations
@@ -83,5 +83,5 @@ class _RecordedAnswers:
         keys = {"%A": "id", "%T": "state", "%U": "uid", "%P": "partition", "%u": "user"}
         keys["%N"] = "nodes"
         told = [str(job[keys[column]]) for column in columns.split("|")]
-        # The owners of the records are whoever runs the demonstration: Slurm names none.
+        # Whoever runs the demonstration owns the records, so Slurm must name no owner.
         return "" if "%U" in columns else "|".join(told)

@@ -38,7 +38,7 @@ KINDS = {  # colours of phases, see the template
 NAMES = {"first_step": "first step", "start_up": "start-up", "redone": "steps done twice"}
 NAMES |= {"degraded": "missing ranks", "queued": "in the queue", "script": "outside robust-srun"}
 MOST_PLACES = 2048
-NARROW = 2.5  # units: a stretch that is shorter is drawn so wide
+NARROW = 2.5  # units: the width at which a narrower stretch is drawn
 
 
 class Tile(NamedTuple):
@@ -159,7 +159,7 @@ def _few(value: float) -> str:
 
 
 def _bars(job: JobAccount, axis: Axis) -> tuple[Box, ...]:
-    """The timeline: training as a ground, everything else over it, at least NARROW wide."""
+    """Return the timeline: training as the background, the rest over it, at least NARROW wide."""
     boxes: list[Box] = []
     for one in sorted(job.segments, key=lambda s: (not s.productive, s.begin)):
         begin, end = axis.x(one.begin / 1000), axis.x(one.end / 1000)

@@ -38,7 +38,7 @@ def write_report(
 
 
 def rendered(found: OneJob, refresh_s: int = 0) -> str:
-    """The page as HTML. ``refresh_s``: the browser loads it anew; 0: it does not."""
+    """Return the page as HTML; the browser reloads it every ``refresh_s`` seconds, if not 0."""
     if found.account is None:
         raise ReportError(f"no record shows when job {found.report.job_id} ran")
     args = found.account, found.report, found.runs, found.recovering, version(), refresh_s > 0

@@ -12,7 +12,7 @@ SLOW = 0.2  # share of the time that ranks wait, from which on a job needs atten
 LONG = 30.0  # s that a rank waits, likewise
 LEAST = 10.0  # s that waits must have been looked at
 SHORT = 1.0  # s; shorter waits are not shown
-SILENT = 5.0  # s; a source that gives nothing for less is only waited for
+SILENT = 5.0  # s; a source that has given nothing for less is not called silent
 
 
 def data_lines(data: DataRecord, step: str) -> list[str]:
@@ -62,7 +62,7 @@ def _rank(wait: RankWait) -> str:
 
 
 def _reason(data: DataRecord) -> str:
-    """Return the source that is waited for, or that none is."""
+    """Return which source the job waits for, or that no source is slow."""
     named = [source for source in data.sources if source.name]
     silent = max(named, key=lambda source: source.silent_s, default=None)
     if silent is not None and silent.silent_s >= SILENT:

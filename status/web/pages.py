@@ -17,7 +17,7 @@ from status.show import JSON_VERSION, Cluster, NoRecordError, read_cluster, read
 from status.source import RecordSource
 from status.views.overview import duration, node_word
 
-FRESH_S = 5.0  # a page is made anew after so long, however often it is asked for
+FRESH_S = 5.0  # s for which a page is reused, however often it is requested
 MOST_CACHED = 64
 REFRESH_S = 15  # s after which a browser loads a page anew
 _JOB = re.compile(r"/job/([1-9]\d{0,9})", re.ASCII)
@@ -34,7 +34,7 @@ class Response:
 
 
 class Pages:
-    """Makes the pages, and keeps each for FRESH_S: visitors cannot make Slurm busy."""
+    """Makes the pages, and keeps each for FRESH_S, so that visitors cannot overload Slurm."""
 
     def __init__(
         self, source: RecordSource, encode: Encode, clock: Callable[[], float] = time.monotonic

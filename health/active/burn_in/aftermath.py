@@ -21,7 +21,7 @@ DRAIN_S = 20.0  # for each node
 
 
 def results(judged: Judged, nodes: Sequence[str], level: Level) -> dict[str, dict[str, Any]]:
-    """Data of each node's event. Pure. ``ok`` only if every test of a single node passed there."""
+    """Return the data of each node's event. ``ok`` only if every single-node test passed. Pure."""
     found = {}
     for node in nodes:
         mine = [one for one in judged.measured if one.node == node]
@@ -55,7 +55,7 @@ def verdicts(judged: Judged, nodes: Sequence[str], settings: Settings) -> dict[s
 
 
 def drain(settings: Settings, node: str, verdict: Verdict) -> tuple[DrainOutcome, list[Event]]:
-    """Drain another node, within the circuit breaker's limits; what to record of it."""
+    """Drain another node within the circuit breaker's limits; return the events to record."""
     system = LiveSystem(settings, context("burn-in", {}, node))
     outcome = Drainer(settings, system, time.monotonic() + DRAIN_S).drain(verdict.reason)
     if not outcome.drained or outcome.stood:
@@ -65,7 +65,7 @@ def drain(settings: Settings, node: str, verdict: Verdict) -> tuple[DrainOutcome
 
 
 def write(settings: Settings, events: Mapping[str, Sequence[Event]]) -> str:
-    """Into each node's shared history; why that failed, or ""."""
+    """Write the events into each node's shared history; return why that failed, or ""."""
     if not settings.state_dir:
         return "no state_dir is set in robust.toml"
     return records.tell(settings.state_dir, events, records.WRITE_S)

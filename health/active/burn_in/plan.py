@@ -73,13 +73,13 @@ def planned(
 
 
 def full_s(level: Level) -> float:
-    """Seconds in which every test of a level fits, with a fifth to spare; not NVIDIA's."""
+    """Seconds for all our tests of a level, with a fifth to spare; NVIDIA's tools not included."""
     whole = sum(rounds(test.name) * (test.seconds[level] + OVERHEAD_S) for test in TESTS)
     return 10.0 + 1.2 * whole
 
 
 def by_gpus(nodes: Iterable[Node]) -> dict[int, list[str]]:
-    """The nodes by how many GPUs Slurm gives to a job that has them whole. Pure."""
+    """Group the nodes by the number of GPUs that Slurm gives to an exclusive job. Pure."""
     found: dict[int, list[str]] = {}
     for node in nodes:
         count = sum(int(number) for number in _GPUS.findall(node.gres or ""))
@@ -107,7 +107,7 @@ def partition_of(slurm: Slurm, nodes: Sequence[str], asked: str | None = None) -
 def job_argv(
     plan: BurnInPlan, reservation: str, gpus: int, nodes: Sequence[str], words: Sequence[str]
 ) -> list[str]:
-    """A job of whole nodes, a command on each."""
+    """Return the srun command of a job on whole nodes that runs ``words`` once on each."""
     return [
         "srun",
         *(f"--reservation={reservation}", f"--partition={plan.partition}", "--exclusive"),

@@ -1,4 +1,4 @@
-"""Nodes for ourselves alone: a maintenance reservation, gone again whatever happens."""
+"""A maintenance reservation that keeps jobs off the nodes under test; removed in every case."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from health.commands import BadInput
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
 
-END_S = 40.0  # for its jobs to end, their epilogs too, and Slurm to let it go
+END_S = 40.0  # for its jobs and their epilogs to end, and for Slurm to delete it
 _TICK_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def refuse_busy(slurm: Slurm, nodes: Sequence[str]) -> None:
-    """BadInput unless each node could take a job now: Slurm's own words name no job."""
+    """Raise BadInput unless every node could take a job now; Slurm's refusal would name no job."""
     known, jobs = slurm.nodes(nodes), slurm.placements()
     wrong = []
     for name in nodes:
@@ -46,10 +46,10 @@ def refuse_busy(slurm: Slurm, nodes: Sequence[str]) -> None:
 def reserved(
     slurm: Slurm, nodes: Sequence[str], minutes: int, keep: bool, said: Callable[[str], None]
 ) -> Iterator[str]:
-    """The name of a reservation of ours over these nodes, from now on for ``minutes``.
+    """Reserve these nodes from now on for ``minutes``; yields the reservation's name.
 
-    SIGINT, SIGTERM and SIGHUP end what is inside with KeyboardInterrupt. At the end its jobs are
-    cancelled and, unless it is to be kept, it is removed. Raises SlurmError, BadInput.
+    SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt inside. At the end the reservation's jobs
+    are cancelled and, without ``keep``, it is deleted. Raises SlurmError, BadInput.
     """
     name = f"robust-burn-in-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}"
     settings = {
@@ -86,7 +86,7 @@ def _patience(number: int, frame: object) -> None:
 
 
 def _user() -> str:
-    """The user that Slurm sees in us, whatever the environment claims (sudo, cron)."""
+    """Return the user that Slurm sees, which the environment may not name (sudo, cron)."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -94,7 +94,7 @@ def _user() -> str:
 
 
 def _end(slurm: Slurm, name: str, keep: bool, said: Callable[[str], None]) -> None:
-    """Never raises: what cannot be removed is said, with what to do."""
+    """Cancel the reservation's jobs and delete it; report a failure instead of raising."""
     until = time.monotonic() + END_S
     error: SlurmError | None = None
     while True:

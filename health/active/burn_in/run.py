@@ -51,7 +51,7 @@ tested or Slurm failed, 2 bad input or busy nodes: nothing was started."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the command and return its exit code."""
 
     def command(options: argparse.Namespace, out: IO[str]) -> int:
         return _burn_in(options, Slurm(deadline_s=SLURM_S), out)
@@ -124,7 +124,7 @@ def _burn_in(options: argparse.Namespace, slurm: Slurm, out: IO[str]) -> int:
 def _follow(
     settings: Settings, judged: Judged, plan: BurnInPlan, level: Level, no_drain: bool
 ) -> None:
-    """Drain what is bad, and write everything down."""
+    """Drain the bad nodes, and record all results."""
     data = aftermath.results(judged, plan.nodes, level)
     events = {node: [aftermath.event(data[node])] for node in plan.nodes}
     for node, verdict in aftermath.verdicts(judged, plan.nodes, settings).items():
@@ -203,7 +203,7 @@ async def _tested(
 def _nvidia(
     plan: BurnInPlan, reservation: str, about: Mapping[str, About], ends: float
 ) -> dict[str, job_tools.ToolResults]:
-    """NVIDIA's tools, where Slurm has GPUs: a job of their own, when our workers have left them."""
+    """Run NVIDIA's tools on nodes with GPUs, in a job of their own after our workers ended."""
     env, found = without_slurm(os.environ), dict[str, job_tools.ToolResults]()
     for gpus, nodes in plan.gpus.items():
         if not gpus:

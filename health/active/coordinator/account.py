@@ -1,7 +1,7 @@
-"""The account of the processes that import torch, where root starts the tests: no root's.
+"""The unprivileged account of the processes that import torch when root starts the tests.
 
-torch and what it loads are millions of lines that no gate has checked, and a test needs of root
-nothing but the way to the devices.
+torch and its libraries are millions of lines that nobody has reviewed for use by root, and a test
+needs no privilege but access to the devices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pwd
 from pathlib import Path
 from typing import NamedTuple
 
-VARIABLE = "ROBUST_TEST_USER"  # to a task of a step
+VARIABLE = "ROBUST_TEST_USER"  # passes the account's name to the tasks of a step
 _DEVICES = ("nvidia*", "nvidia-caps/*", "infiniband/*")
 
 
@@ -26,7 +26,7 @@ class DeviceAccount(NamedTuple):
 
 
 def account(name: str, dev: Path = Path("/dev")) -> DeviceAccount | None:
-    """The account of this name; None: stay who we are. OSError: there is none."""
+    """Return the account of this name; None: keep the current one. OSError: no such account."""
     if not name or os.geteuid() != 0:
         return None
     try:
@@ -41,7 +41,7 @@ def account(name: str, dev: Path = Path("/dev")) -> DeviceAccount | None:
 
 
 def become(own: DeviceAccount) -> None:
-    """For good. What follows should be a new program: this one's memory was root's."""
+    """Switch to the account for good. Exec a new program then: this one's memory was root's."""
     os.setgroups(own.groups)
     os.setresgid(own.gid, own.gid, own.gid)
     os.setresuid(own.uid, own.uid, own.uid)

@@ -1,4 +1,4 @@
-"""Nodes at a test together: who listens, what all are told, what their answers come to."""
+"""Tests of several nodes together: choose who listens, send the tasks, merge the answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ GRACE_S = 10.0
 MOST_TIMES = 4
 # One all-reduce: large enough for the bandwidth, small enough to end on a link that is cut.
 BYTES = {"nccl": 64 << 20, "gloo": 4 << 20}
-# Of NCCL's for each two nodes of a ring: its steps are a part of the message for each GPU, and too
-# small ones measure the latency.
+# Most bytes of NCCL's message, which grows by BYTES with each two nodes of a ring: each step sends
+# one GPU's part of it, and small parts measure the latency.
 MOST_BYTES = 1 << 30
 
 
@@ -33,9 +33,9 @@ def patience(seconds: float, left: float = 0.0, tests: int = 1) -> float:
 
 
 class Meetings:
-    """Runs pairs or rings until ``until`` (of the loop's clock). ``measured``: what they answered.
+    """Runs pairs or rings until ``until`` (by the loop's clock).
 
-    ``task``: what is the same for all of them.
+    ``measured``: the answers so far. ``task``: the fields that all requests share.
     """
 
     def __init__(self, session: TestSession, task: Mapping[str, Any], until: float) -> None:

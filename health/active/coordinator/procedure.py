@@ -1,6 +1,6 @@
 """One run of active tests: devices first, all nodes at once, then pairs, then rings (asyncio).
 
-It is over when its time is, whatever the workers do: what did not run by then is said.
+A run ends at its time limit, whatever the workers do, and reports the tests that did not run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from health.active_tests import BY_NAME, Finding, Judged, Level, Measured, findi
 
 LAST_S = 0.2  # of the limit, for the judgement
 STATE_S = 45.0  # for two looks at the GPUs of a driver that keeps no state, and to put it back
-COMPARABLE = 3  # machines whose bits are compared name the one that differs; two do not
+COMPARABLE = 3  # machines from which on comparing bits shows which one is wrong
 
 
 class WantedTests(NamedTuple):
@@ -63,8 +63,8 @@ async def run(
 ) -> Judged:
     """Test the nodes whose workers the session has gathered, and judge.
 
-    ``reference``: recorded digests to compare with; ``said`` gets a line for each stage. Never
-    longer than ``wanted.limit`` seconds. KeyError for a test that is none.
+    ``reference``: recorded digests to compare with; ``said`` gets a line for each stage. Takes at
+    most ``wanted.limit`` seconds. KeyError for an unknown test.
     """
     known = {**baselines.digests, **reference}
     found = await measure(session, nodes, wanted, reference=known, baselines=baselines, said=said)
@@ -144,7 +144,7 @@ class _Run:
         )
 
     async def _states(self, nodes: Iterable[str]) -> list[str]:
-        """Have the workers of nodes with GPUs take their state: the second time, compare it."""
+        """Have the workers record their GPUs' state, and on the second call compare it."""
         asked = [n for n in nodes if n in self._with_gpu and self._session.idle(n)]
         wait = min(STATE_S, max(0.0, self._until - self._clock()))
         task = {"test": "state"}
@@ -164,7 +164,7 @@ class _Run:
         return took
 
     def _divide(self) -> dict[str, float]:
-        """Seconds of each test that will run; what cannot is left out, with the reason."""
+        """Return the seconds of each test that will run; list the others with the reason."""
         wanted = dict.fromkeys(self._wanted.tests)
         for name in wanted.copy():
             needs = BY_NAME[name].needs
@@ -204,7 +204,7 @@ class _Run:
         await asyncio.gather(*(self._chain(node, local, order) for node, local in places))
 
     async def _chain(self, node: str, local: int, order: Sequence[str]) -> None:
-        """A worker's tests, one after the other, until one is not answered or time is over."""
+        """Run a worker's tests in turn, until it leaves one unanswered or the time is over."""
         until = self._until
         for name in {"pair", "ring"} & self._shares.keys():
             until -= rounds(name) * (self._shares[name] + OVERHEAD_S)
@@ -267,7 +267,7 @@ class _Run:
         return pairing.verdict()
 
     async def _rings(self, pairs: PairVerdict | None) -> None:
-        """Run rings of nodes that passed so far; then one through all that passed these."""
+        """Run a ring per leaf switch with nodes that passed, then one through all still good."""
         if "ring" not in self._shares:
             return
         seconds = self._shares["ring"]
@@ -294,7 +294,7 @@ class _Run:
             self._left_out.append(f"ring: fewer than {rings.LEAST} nodes of one kind have passed")
 
     def _proven(self) -> tuple[set[str], set[str]]:
-        """Nodes that have shown wrong arithmetic, and those of which nobody knows who is wrong."""
+        """Nodes with proven wrong arithmetic, and nodes that disagree without such proof."""
         aligned = alignment.deviants(self._measured, self._reference)
         wrong = {m.node for m in self._measured if m.wrong}
         return wrong | set(aligned.named), set(aligned.undecided)
@@ -302,7 +302,7 @@ class _Run:
     def _those_that_fit(
         self, groups: dict[PairKind, list[str]], suspects: list[str], seconds: float
     ) -> dict[PairKind, list[str]]:
-        """All; the suspects and as many others where not all rounds of all can be run."""
+        """Return all nodes, or the suspects and as many others if the time is too short."""
         if not suspects or self._clock() + ROUNDS * (seconds + OVERHEAD_S) <= self._until:
             return groups
         chosen: dict[PairKind, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Dual-phase replay: which machine is bad, when only the whole job shows it. Pure.
+"""Dual-phase replay: find the bad machine when only the whole job shows the fault. Pure.
 
 ByteRobust (arXiv 2509.16293, section 6) replays the job in small worlds of m machines that keep
 its pipeline and tensor parallelism and have less data parallelism, twice, grouped in two ways:
@@ -7,7 +7,7 @@ the bad machine is where the bad group of one meets that of the other. Here
 - a machine keeps its stage of the pipeline in every round, so what it computes and with whom it
   talks stays as in the job: the second grouping is a diagonal, where the paper takes x mod n and
   has to give machines other stages. As there, two groups of the two rounds share one machine;
-- any number of replicas will do: those that make no whole group sit out, and come next;
+- the number of replicas need not be divisible: those left over sit out, and are tested next;
 - fewer groups than machines in a group (PP > DP) take more rounds, one for each digit of the
   machine's number in its group, in base n;
 - several bad machines: from the second round on all that are in question are put into different
@@ -20,10 +20,10 @@ the bad machine is where the bad group of one meets that of the other. Here
 What it cannot find: a fault that shows only with all machines (a full switch, the spine, one rank
 too many for the memory of a store) or only after more steps than are replayed; one that needs the
 data or the weights of the step at which it came; what makes every group fail, which is the
-program. Of one bad machine no other is ever blamed, whatever shows when. Of two that show by
-chance a healthy one may be, when it happens to meet them again and again: simulated with 24
-machines, in 2 % of the searches for two that show in four of five replays, in 8 % for two that
-show in every other one.
+program. With one bad machine, no other machine is ever named, however rarely its fault shows. With
+two whose faults show by chance, a healthy machine may be named if it meets them again and again:
+simulated with 24 machines, in 2 % of the searches for two that show in four of five replays, in
+8 % for two that show in every other one.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from typing import Any, NamedTuple
 from robust_slurm.text import counted
 
 Group = tuple[int, ...]
-MOST_FAILED = 16  # rounds that do not help
+MOST_FAILED = 16  # rounds with a failed group, after which the search ends undecided
 CONFIRMED = 2
-"""Bad results that name a machine: one alone could be a port that was taken. One more where not
-all failures can be of one machine: a healthy one may have met first the one, then the other."""
+"""Failed groups needed to name a machine: a single one may be an accident, such as a port in use.
+One more if no machine is in all of them: a healthy one may have met two bad ones in turn."""
 
 
 class ReplayLayoutError(ValueError):
@@ -95,10 +95,10 @@ class ReplayVerdict(NamedTuple):
 
 
 def layout(nodes: int, unit: int, k: int = 0) -> Layout:
-    """``unit``: machines that only together hold the model. ``k``: replicas in a group; 0: as few
-    as have two machines, so that they talk to each other. Few machines in a group make many
-    groups, little in question after the first round, and quick starts; a larger k is for models
-    whose optimizer state is spread over more replicas than one. Raises LayoutError.
+    """Divide the job into groups of ``k`` replicas. ``unit``: machines that only together hold
+    the model. ``k`` 0: as few as have two machines, so that they talk to each other. Small groups
+    leave few machines in question after the first round and start quickly; a larger k is for models
+    whose optimizer state is spread over more replicas than one. Raises ReplayLayoutError.
     """
     if unit < 1 or nodes < unit or nodes % unit:
         raise ReplayLayoutError(f"{nodes} machines cannot be divided into whole replicas of {unit}")
@@ -166,8 +166,9 @@ def _is_common(x: int, failed: Iterable[frozenset[int]], proof: int) -> bool:
 def next_groups(layout: Layout, rounds: Sequence[Round]) -> tuple[Group, ...]:
     """The groups of the next round; () when too few machines are left for one.
 
-    Machines in question are kept apart and get new company, none that was never tested; apart from
-    that, those come before proven ones. Named ones sit out.
+    Machines in question are put into different groups, without untested partners and, as far as
+    possible, without those that they failed with. Untested machines are placed before proven ones.
+    Named ones sit out.
     """
     if not rounds:
         return groups(layout, 0)
@@ -228,7 +229,7 @@ def _met(x: int, rounds: Iterable[Round]) -> Counter[int]:
 def over(layout: Layout, rounds: Sequence[Round], quiet: int) -> str:
     """The reason to run no further round; "" if one is worth its time.
 
-    ``quiet``: rounds in a row in which no group fails, after which it is given up.
+    ``quiet``: rounds in a row without a failed group, after which the search ends.
     """
     if not rounds:
         return ""
@@ -253,6 +254,6 @@ def over(layout: Layout, rounds: Sequence[Round], quiet: int) -> str:
 
 
 def least_chance(replays: int, confidence: float = 0.95) -> float:
-    """After so many replays without a failure: a fault there shows less often than this, or an
-    accident of chance 1 - ``confidence`` has happened."""
+    """The highest chance per replay, at this confidence, of a fault that none of ``replays``
+    showed."""
     return 1.0 - math.pow(1.0 - confidence, 1 / replays)

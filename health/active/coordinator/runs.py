@@ -1,4 +1,4 @@
-"""The two places that ``robust-health test`` runs tests: this machine, or the nodes of our job."""
+"""The two places where ``robust-health test`` runs: this machine, or the nodes of the job."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from health.active_tests import BY_NAME
 from health.finding import Finding
 from robust_slurm.text import counted
 
-START_S = 120.0  # for workers to come and to import torch, from a slow file system
+START_S = 120.0  # for workers to connect and to import torch from a slow file system
 
 
 class RunPlan(NamedTuple):
-    """``tools``: which of ``nvidia.TOOLS`` are wanted. ``log`` gets what the workers print.
+    """``tools``: the wanted ones of ``job_tools.TOOLS``. ``log`` gets what the workers print.
 
-    ``dcgm_level``: of dcgmi diag, other than the level's own. ``user``: the account of the workers
-    that root starts.
+    ``dcgm_level``: the level of dcgmi diag, if not the usual one of the test level. ``user``: the
+    account of the workers that root starts.
     """
 
     nodes: tuple[str, ...]
@@ -39,14 +39,14 @@ class RunPlan(NamedTuple):
 
 
 class RunResult(NamedTuple):
-    """``disturbed``: who used the GPUs when the tests ended, and had not when they began."""
+    """``disturbed``: processes that used the GPUs at the end of the tests, but not at the start."""
 
     outcome: Measurements
     disturbed: tuple[str, ...] = ()
 
 
 def on_job(plan: RunPlan) -> RunResult:
-    """The nodes of the job we are in, by one step. Raises OSError."""
+    """Run the tests on the nodes of the current job, in one step. Raises OSError."""
     ends = time.monotonic() + plan.wanted.limit
     wanted = plan.wanted._replace(leaf_of=_leaves(), states=True)
     outcome, about = asyncio.run(_tested(plan, wanted, on_step=True))
@@ -68,7 +68,8 @@ def tools_on_step(
     step_argv: Callable[[Sequence[str], Sequence[str]], list[str]],
     env: Mapping[str, str],
 ) -> dict[str, job_tools.ToolResults]:
-    """NVIDIA's tools on the plan's nodes; ``step_argv``: srun's words for nodes and a command."""
+    """Run NVIDIA's tools on the plan's nodes; ``step_argv`` makes the srun command from nodes and
+    words."""
     if seconds < job_tools.START_S:
         line = (
             f"{', '.join(plan.tools)}: {max(0.0, seconds):.0f} s left, but starting the step may "
@@ -87,7 +88,7 @@ def tools_on_step(
 
 
 def on_this_machine(plan: RunPlan) -> RunResult:
-    """One worker here, NVIDIA's tools, and the GPUs' state as it was before. Raises OSError."""
+    """Run the tests here, NVIDIA's tools too, and restore the GPUs' state. Raises OSError."""
     ends = time.monotonic() + plan.wanted.limit
     node, wanted = plan.nodes[0], plan.wanted
     before = gpu_state.take()
@@ -192,7 +193,7 @@ def _model(about: About | None) -> str:
 
 
 def _leaves() -> dict[str, str]:
-    """Node -> leaf switch, as far as Slurm knows one: pairs are then made within it first."""
+    """The leaf switch of each node that Slurm knows one of: pairs are made within it first."""
     from robust_slurm.checkpoint.planning.topology import leaves
     from robust_slurm.slurm import Slurm, SlurmError
 

@@ -1,4 +1,4 @@
-"""Workers' connections to the coordinator: frames in, JSON objects out, no meaning (asyncio)."""
+"""Workers' connections to the coordinator: JSON objects in frames, not interpreted (asyncio)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEEPALIVE = (
 
 
 class WorkerLink(Framed):
-    """One connection. ``broken``: what of it was not of our protocol, once it was trusted."""
+    """One connection. ``broken``: the invalid message that it sent after it authenticated."""
 
     refused = (WireError, ValueError, RecursionError)
 
@@ -52,7 +52,7 @@ class WorkerLink(Framed):
             self.write(json.dumps(message).encode())
 
     def end(self, message: dict[str, Any]) -> None:
-        """Say a last word and close."""
+        """Send a last message and close."""
         self.send(message)
         if self._transport is not None:
             self._transport.close()
@@ -65,7 +65,7 @@ class WorkerLink(Framed):
 
 
 class Server:
-    """Listens, and hands on what trusted connections say."""
+    """Listens, and passes on the messages of authenticated connections."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class Server:
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str) -> int:
-        """The port, of the kernel's choice. Raises OSError."""
+        """Listen on a free port and return it. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: WorkerLink(self), host, 0, backlog=4096)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self, message: dict[str, Any], patience_s: float) -> None:
-        """No new connections; a last word to those there are, then none."""
+        """Stop listening; send each connection a last message and close what stays open."""
         if self._server is not None:
             self._server.close()
         links = list(self.links)

@@ -1,7 +1,7 @@
-"""The coordinator's end of a run of active tests: who has come, and what they answer (asyncio).
+"""The coordinator's side of a run of active tests: workers, tasks and answers (asyncio).
 
-A worker is expected at a slot: a node and a local number. What is known of each slot only ever
-gets better known: it is waited for, or ready, or gone for a reason that can be shown.
+Each expected worker has a slot: a node and a local number. A slot goes from waiting to ready to
+gone, never back, and keeps the reason why it is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from health.active.coordinator.server import Server, WorkerLink
 from health.active_tests import Measured, measured
 
-GOODBYE_S = 2.0  # for workers to end after they were told to
+GOODBYE_S = 2.0  # for workers to end after the request to quit
 
 
 class WorkerError(Exception):
@@ -103,9 +103,10 @@ class TestSession:
             await asyncio.wait_for(self._settled.wait(), timeout)
 
     def lost(self, node: str, why: str, local: int | None = None) -> None:
-        """The launcher knows that no worker will come from there (any more); one, or all of them.
+        """Mark the node's workers as gone: the launcher reports that they ended or will not start.
 
-        One whose connection stands is not touched: that ends when the worker does.
+        ``local``: only this one. A connected worker is left alone: its connection ends when it
+        does.
         """
         for (name, number), slot in self._slots.items():
             if name == node and slot.link is None and local in (None, number):
@@ -183,14 +184,14 @@ class TestSession:
         self._ids += 1
         slot.id, slot.test = self._ids, test
         slot.answer = asyncio.get_running_loop().create_future()
-        # Whoever waits may be gone (Ctrl-C) when the worker is: nobody is to be told then.
+        # After Ctrl-C nobody awaits the answer, and asyncio would log its exception as unretrieved.
         slot.answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         slot.idle.clear()
         slot.link.send({**task, "id": slot.id})
         return await slot.answer
 
     async def close(self, patience: float = GOODBYE_S) -> None:
-        """Tell all to end, and close what does not within so many seconds."""
+        """Ask all workers to quit, and close the connections left after ``patience`` seconds."""
         await self._server.close({"quit": True}, patience)
         for slot in self._slots.values():
             slot.end(f"{slot.who} was asked to exit")
@@ -265,7 +266,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _measured(answer: dict[str, Any], node: str, test: str) -> list[Measured]:
-    """The measurements in an answer: of this node and this test, whatever it says it is."""
+    """Read the measurements of an answer, as of this node and test whatever names they carry."""
     rows = answer.get("measured")
     try:
         if not isinstance(rows, list) or not rows:

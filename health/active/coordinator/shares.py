@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from health.active_tests import BY_NAME, TESTS, Level
 
-OVERHEAD_S = 1.0  # of a test beyond its seconds: asking, preparing, answering
+OVERHEAD_S = 1.0  # of a test beyond its seconds: request, preparation, answer
 ROUNDS = 3  # of pairs: all, then the suspects with proven nodes, then the odd one out
 RINGS = 2  # of each leaf switch, then through all of them
-# What is given up last comes first: wrong bits are what nothing else shows, and a pair is the
-# only test of the way between nodes.
+# By worth: the last one is left out first. Nothing else shows wrong bits, and a pair is the only
+# test of the network between two nodes.
 _WORTH = ("bitwise", "gemm", "pair", "memory", "local", "links", "ring")
 
 
@@ -31,7 +31,7 @@ def share(wanted: Iterable[str], level: Level, limit: float) -> Shares:
     """Every test gets at least what "quick" gives it and at most what the level does.
 
     What does not fit into ``limit`` seconds is left out; what lies between is divided in
-    proportion. KeyError for a test that is none.
+    proportion. KeyError for an unknown test.
     """
     names = set(wanted)
     for name in names - set(BY_NAME):

@@ -1,9 +1,9 @@
-"""The same work must give the same bits everywhere: who differs, and who can say so. Pure.
+"""Compare the bits that nodes computed from the same work, and name the nodes that differ. Pure.
 
 A digest's key names all that may rightly change it, so equal keys mean equal bits on every healthy
 device. Two machines that break by chance do not break alike: an equal digest of two nodes is
 strong proof for both, and a whole group that differs from a reference is another software, not a
-row of broken machines. So nobody is named unless somebody present shows what is right.
+row of broken machines. So a node is named only if other results of the run show what is right.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _compare(key: _Key, right: str, source: str, tally: _Tally) -> None:
 
 
 def _among_themselves(key: _Key, whole: Mapping[str, str], tally: _Tally) -> None:
-    """Without anybody to ask: a node whose own devices differ, and nodes that disagree."""
+    """Judge without a right digest: nodes whose own devices differ, and nodes that disagree."""
     for node, devices in key.nodes.items():
         if node not in whole:
             _own_devices(key.key, node, devices, tally)

@@ -15,10 +15,10 @@ A node that was in a pair that passed is *proven* good. It takes two bad pairs w
 proven partners to name a node; if they were slow, two more than passed. One would do if a
 measurement could not err; a moment's congestion is not repeated with another partner. (With a
 chance e of a false "slow", a healthy node is named with about e²: (3e-7)² at half the median and
-10 % noise, but 2e-6 at 0.7 of it.) Who is in most such pairs is named first, and what it explains
-no longer counts against its partners: a proven node that was lent to two bad ones is not named for
-it. What can still name a healthy node is to meet two intermittently bad ones in a row, each of
-which passes with others; ``python -m bench.pairing`` says how often.
+10 % noise, but 2e-6 at 0.7 of it.) The node in most such pairs is named first, and those pairs no
+longer count against its partners: a proven node that was lent to two bad ones is not named for it.
+A healthy node can still be named if it meets two intermittently bad ones in a row, each of which
+passes with others; ``python -m bench.pairing`` says how often.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STANDARD = 3
 FEW = 0.25
 """Share of the nodes (at least one): if more would be named for speed, there are two kinds."""
 LEAF = 3
-"""The number of nodes of a leaf from which on, if most of it, the leaf is suspected instead."""
+"""Bad nodes of one leaf switch from which on, if they are most of it, the switch is suspected."""
 
 
 class Pair(NamedTuple):
@@ -115,7 +115,7 @@ class PairFacts:
         return max(wrong, len(partners) - len(self.passed.get(node, ()))) >= ENOUGH
 
     def unstartable(self, node: str) -> bool:
-        """True if it could not start with two partners, one of which can."""
+        """True if the node could not start with two partners, one of which passed elsewhere."""
         failed = self.errors.get(node, {})
         return (
             node not in self.passed

@@ -1,7 +1,7 @@
 """The verdict on a run's measurements: each node's findings, the nodes named and cleared. Pure.
 
-Named by proof only: a wrong result, other bits than everybody's, a speed below a floor, or what the
-pairs showed. What could not be run names nobody, neither does what all nodes show alike.
+A node is named only by proof: a wrong result, bits that differ from the others', a speed below a
+floor, or its pairs. A test that could not run names no node, nor does a fault that all nodes show.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _open(finding: Finding) -> bool:
 
 
 def _wrong(measured: Sequence[Measured], found: _Found) -> None:
-    """Wrong results. Of a pair's or ring's any side may be the cause; bitwise ones are aligned."""
+    """Report wrong results. Those of pairs, rings and bitwise are judged elsewhere."""
     by_test: dict[str, list[Measured]] = defaultdict(list)
     for one in measured:
         if one.test not in ("pair", "ring", "bitwise") and (one.wrong or not one.error):
@@ -154,7 +154,7 @@ def _errors(
     ran: dict[str, set[str]] = defaultdict(set)
     for one in measured:
         ran[one.node].add(one.test)
-        if one.error and one.test != "pair":  # a pair's: whose it is, its verdict says
+        if one.error and one.test != "pair":  # the pairs' verdict says whose error it is
             found.error(one.node, one.device, f"{one.test} could not be run: {one.error}")
     for node, tests in asked.items():
         for test in sorted(tests - ran[node] - {"pair"}):

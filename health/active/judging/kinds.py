@@ -1,4 +1,4 @@
-"""Pairs of like nodes only: what is usual between one kind says nothing of another. Pure."""
+"""Pairs of nodes of one kind only: bandwidths between different kinds do not compare. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from health.active.judging.fleet import Baselines, limit
 from health.active.judging.pairing import Pair, Pairing, PairResult, PairVerdict
 from health.active.judging.speed import FLEET_FAIL
 
-# What a pair must reach of what pairs typically do. NCCL's bandwidth between healthy nodes with
-# GPUs is steady; half of it is what a NIC leaves that is missing or half as wide.
+# The share of the pairs' typical bandwidth that a pair must reach. NCCL's bandwidth between healthy
+# nodes with GPUs is steady; a NIC that is missing or half as wide leaves half of it.
 SHARE_GPU = 0.5
 # Gloo's threads share their cores with whatever else runs on the node: healthy pairs were measured
 # to differ by a factor of 3. Less than a fifth is a link, not a busy core.

@@ -1,6 +1,6 @@
 """The pairs of nodes in each round, chosen to tell a bad node from its partner.
 
-Pure; standard library only; knows no time and no network. What proves what is in ``blame.py``.
+Pure; standard library only; knows no time and no network. The rules of proof are in ``blame.py``.
 
 Round 1 pairs everybody, inside a leaf switch first, so that a slow uplink is not blamed on a node,
 and suspects with others. From round 2 on only what is open is tested: a node of a bad pair, one
@@ -33,9 +33,9 @@ from health.active.judging.blame import (
 
 ROUNDS = 8
 BLIND = 3
-"""Rounds after which nobody proven is taken for the answer."""
+"""Rounds without a proven node after which no further round is run."""
 AGAIN = 3
-"""Passes after which a bad pair of two good nodes is let rest."""
+"""Passes of a node after which its bad pair with another good node is no longer retested."""
 
 Reach = Callable[[str], Iterable[str]]
 
@@ -88,7 +88,7 @@ class Pairing:
 
     ``floor_gbps`` (1e9 bytes/s): what a pair must reach; without it ``share`` of what is typical.
     A ``share`` of 0.5 does not see a link that runs at half its rate. The same ``seed`` and results
-    give the same rounds. ValueError for a share that is none.
+    give the same rounds. ValueError for a share that is not between 0 and 1.
     """
 
     def __init__(
@@ -163,7 +163,10 @@ class Pairing:
     def _match(
         self, ones: Iterable[str], pool: _Pool, reach: Reach
     ) -> tuple[list[Pair], list[str]]:
-        """A partner from the pool for each, and those that got none. They may be in it."""
+        """Pairs of ``ones`` with partners from the pool, and those without a partner.
+
+        ``ones`` may be in the pool.
+        """
         pairs: list[Pair] = []
         left: list[str] = []
         busy: set[str] = set()
@@ -180,7 +183,7 @@ class Pairing:
         return pairs, left
 
     def _among(self, nodes: list[str]) -> list[Pair]:
-        """Each other, inside a leaf as far as possible."""
+        """Pair these nodes with each other, inside a leaf switch as far as possible."""
         pool = self._pool(nodes)
         pairs, left = self._match(nodes, pool, pool.own)
         pool = self._pool(left)

@@ -18,9 +18,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-# What of the peak a healthy device stays above. The floor finds a broken device, not a slow
-# kernel: it lies under what healthy ones reach in any room temperature and library version, and
-# above half speed, which is what the usual faults leave (clocks locked low, half of a link).
+# Shares of the peak: the floors. A floor finds a broken device, not a slow kernel: it lies below
+# what healthy ones reach at any room temperature and library version, and above half speed, which
+# is what the usual faults leave (clocks locked low, half of a link).
 #
 # Products: cuBLAS reaches 0.65-0.8 of the dense peak on an SXM board, less as power draws near
 # the board's limit. A PCIe board draws its limit at a far lower clock: 0.5-0.65.
@@ -101,7 +101,7 @@ OF_LINKS = frozenset({"h2d_gbps", "d2h_gbps", "p2p_gbps", "nccl_tests_busbw_gbps
 
 
 class Floor(NamedTuple):
-    """The least that a healthy device gives, and whose word that is.
+    """The lowest value of a healthy device, and the source of that number.
 
     ``proof``: a device below it is bad; otherwise that is only worth a warning.
     """

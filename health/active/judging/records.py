@@ -1,6 +1,6 @@
 """The fleet's record: read before a run of active tests, and extended with its results after it.
 
-Only root writes: the ledger must not be anybody's who has a job. Nothing here decides anything.
+Only root writes: no job's user may change the ledger. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from health.settings import Settings
 
 READ_S = 20.0  # all nodes' files, on a file system that may not answer
 WRITE_S = 30.0  # all nodes' files
-PART = 8  # of the whole time, the most that either may take
+PART = 8  # reading and writing may each take this fraction (1/8) of the whole time
 
 
 def baselines(settings: Settings, deadline_s: float = READ_S) -> tuple[Baselines, str]:
-    """The fleet's record, and why there is none although the site keeps one ("" otherwise)."""
+    """Read the fleet's record; the text says why it could not be read ("": it could)."""
     deadline_s = min(READ_S, deadline_s)
     if not settings.state_dir:
         return fleet.NO_BASELINES, ""
@@ -55,10 +55,10 @@ def write(
     boot: str,
     deadline_s: float = WRITE_S,
 ) -> str:
-    """Each node's results into its history; why that failed, or "". Nothing if we are not root.
+    """Write each node's results into its history; return why that failed, or "". Root only.
 
-    ``here`` and ``boot``: this node's name and boot id. What is of other nodes goes to their
-    shared files only, from where their next sweep takes it over. ``deadline_s``: for all.
+    ``here`` and ``boot``: this node's name and boot id. Results of other nodes go to their shared
+    files, from which their next sweep fetches them. ``deadline_s``: for all.
     """
     if os.geteuid() != 0:
         return ""
@@ -91,7 +91,7 @@ def write(
 
 
 def tell(state_dir: str, events: Mapping[str, Sequence[Event]], deadline_s: float) -> str:
-    """Other nodes' events into their shared files; why that failed, or "".
+    """Write other nodes' events into their shared files; return why that failed, or "".
 
     One process and one deadline for all: a file system that hangs does so for each of them.
     """

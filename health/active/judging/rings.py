@@ -20,7 +20,7 @@ from robust_slurm.slurm.values import fold
 LEAST = 3
 """Nodes of a ring: two are a pair."""
 MOST = 128
-"""The same: a group of more takes longer to form than to test."""
+"""Most nodes of a ring: a larger group takes longer to form than to test."""
 
 Ring = tuple[str, ...]
 
@@ -34,7 +34,7 @@ class RingRemark(NamedTuple):
 
 
 def of_leaves(nodes: Sequence[str], leaf_of: Mapping[str, str]) -> list[Ring]:
-    """A ring of each leaf switch, in parts if it has more than MOST; none where there is one."""
+    """Make a ring of each leaf switch, or several of at most MOST; none if there is one switch."""
     leaves = _leaves(nodes, leaf_of)
     if len(leaves) < 2:
         return []
@@ -43,7 +43,8 @@ def of_leaves(nodes: Sequence[str], leaf_of: Mapping[str, str]) -> list[Ring]:
 
 
 def through_all(nodes: Sequence[str], leaf_of: Mapping[str, str]) -> list[Ring]:
-    """One ring, leaf by leaf, so that most neighbours share one; of each as many if too many."""
+    """Make one ring, leaf by leaf, so that most neighbours share a switch; beyond MOST nodes, an
+    equal number of each."""
     leaves = _leaves(nodes, leaf_of)
     in_turn = [node for turn in zip_longest(*leaves) for node in turn if node is not None]
     chosen = set(in_turn[:MOST])

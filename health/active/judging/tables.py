@@ -88,7 +88,7 @@ def rows(one: Measured, judged: Judged, baselines: Baselines, floors: Floors) ->
 
 
 def _result(one: Measured, judged: Judged) -> str:
-    """In a word. A pair's two nodes are not judged by one pair."""
+    """Return the result in a word; a pair that is slow is "ok", as it does not judge its nodes."""
     if one.error:
         return "error"
     if one.wrong:

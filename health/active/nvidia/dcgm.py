@@ -2,8 +2,8 @@
 
 The output's shape is that of DCGM's sources (dcgmi/Diag.cpp, nvvs/include/NvvsJsonStrings.h) from
 2.1 to 4.6: results by GPU number up to 3, by entity since 4; a warning was a text up to 3.1 and has
-an id, a category and a severity since (dcgmlib/dcgm_errors.h). A severity alone is not believed:
-where the category says that software was in the way, the GPU was not tested, and that is no fault.
+an id, a category and a severity since (dcgmlib/dcgm_errors.h). A severity alone proves nothing: if
+the category says that software prevented the test, the GPU was not tested, and that is no fault.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def run(
     run_level: int | None = None,
     directories: Sequence[str] = (),
 ) -> tuple[list[Finding], list[str]]:
-    """Run it, over within ``limit_s``; findings, and what was left out and why.
+    """Run it within ``limit_s``; return findings, and lines on what was left out and why.
 
-    ``run_level`` 4 is only run when asked for here. ``state``: of the GPUs before; what MIG or a
-    process holds is not tested.
+    ``run_level``: in place of that of ``level``; only here can it be 4. ``state``: of the GPUs
+    before; nothing is run while MIG is on or a process uses a GPU.
     """
     wanted = RUN_LEVELS[level] if run_level is None else run_level
     what = f"dcgmi diag -r {wanted}"
@@ -114,7 +114,7 @@ def run(
 
 
 def judge(out: str, err: str, what: str = "dcgmi diag") -> tuple[list[Finding], list[str]]:
-    """The verdict of what dcgmi wrote; pure."""
+    """Judge the output of dcgmi; return findings and lines on what was left out. Pure."""
     data = _json(out)
     bodies = [data[name] for name in _NAMES if isinstance(data.get(name), dict)]
     body: dict[str, Any] = bodies[0] if bodies else {}
@@ -184,7 +184,7 @@ def _warned(value: Any) -> Iterator[Warned]:
 
 
 def _devices(entry: Mapping[str, Any]) -> list[str]:
-    """ "gpu0" of what a result is about; one empty name for the node."""
+    """The devices of a result, as "gpu0"; one empty name for the node."""
     if "entity_id" in entry:
         return [f"{str(entry.get('entity_group', 'GPU')).lower()}{entry['entity_id']}"]
     numbers = re.findall(r"\d+", str(entry.get("gpu_ids", entry.get("gpu_id", ""))))

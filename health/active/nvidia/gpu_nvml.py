@@ -1,4 +1,4 @@
-"""The process that asks NVML for gpu_state.py, or sets what it is told to: a line of JSON each.
+"""The process that reads or sets the GPUs' state over NVML for gpu_state.py; prints JSON lines.
 
 Lines are ``[kind, value]``: "stage" (what is asked next: where it hangs, if it does), "gpu",
 "lost" ([index, error]), "failed" (a setting that was refused), "error" (nothing can be asked).

@@ -2,8 +2,8 @@
 
 NVIDIA's own field diagnostic once took a frequency lock away, and the machines were slow from
 then on (ByteRobust, section 9). NVML is asked in a process of its own: a driver that hangs holds
-only that one. NVML can set a lock of the clocks but not tell it: a lock is neither
-compared nor put back. Processes are recorded for ``busy``; they come and go, and are not compared.
+only that one. NVML can lock the clocks but does not report a lock, so a lock is neither compared
+nor restored. Processes are recorded for ``busy`` only, and not compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from health.nvidia.nvml import driver_loaded
 from robust_slurm import commands
 
 CHANGED, ERROR = "active-state-changed", "active-error"
-DEADLINE_S = 20.0  # to start eight GPUs whose driver keeps no state takes some 10 s
+DEADLINE_S = 20.0  # without persistence mode, eight GPUs take some 10 s to start
 _NOTHING_HERE = ("no-library", "no-pynvml", "NVML_ERROR_DRIVER_NOT_LOADED")
 _COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 
@@ -125,7 +125,10 @@ def differences(before: GpuState, after: GpuState) -> list[Finding]:
 
 
 def restore(before: GpuState, after: GpuState, deadline_s: float = DEADLINE_S) -> list[Finding]:
-    """Put back what differs, as far as root may; what stays different, and WARN for the rest."""
+    """Restore the values that changed, as far as root may; return findings on all changes.
+
+    A restored value is only a WARN.
+    """
     first = changes(before, after)
     if os.geteuid() != 0 or _unread(before, after) or not first:
         return differences(before, after)

@@ -1,4 +1,4 @@
-"""NVIDIA's own tools on the nodes of a job: one step, whose tasks print what they found.
+"""NVIDIA's own tools on the nodes of a job: one step, whose tasks print their findings.
 
 ``python -m health.active.nvidia.job_tools LEVEL SECONDS DCGM_LEVEL TOOL…`` is a task: dcgmi
 and nccl-tests where they are installed, between two looks at the state of the GPUs, as one
@@ -54,7 +54,7 @@ def on_machine(
     model: str = "",
     dcgm_level: int | None = None,
 ) -> ToolResults:
-    """Run them here, over at ``ends`` (monotonic); ``gpus``: how many this node has."""
+    """Run the tools here until ``ends`` (monotonic) at most; ``gpus``: how many the node has."""
     findings: list[Finding] = []
     rows: list[Measured] = []
     left_out: list[str] = []
@@ -114,9 +114,9 @@ def argv(
 def step(
     srun: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], seconds: float
 ) -> dict[str, ToolResults]:
-    """Run the step: by node what its task said, ERROR for one that said nothing.
+    """Run the step; return each node's results, an ERROR where its task printed none.
 
-    ``srun``: its whole argv, tasks included; over within ``seconds``. Raises nothing.
+    ``srun``: the whole command. Takes at most ``seconds``; raises nothing.
     """
     try:
         ran = tools.run(srun, seconds, env)

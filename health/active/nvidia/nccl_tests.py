@@ -1,8 +1,8 @@
 """NVIDIA's nccl-tests on one node's GPUs, where they are installed: run them, read what they print.
 
-Read is their text, which is the same from 2.9 to 2.19 but for spaces (src/common.cu, src/util.cu);
-their JSON (2.17 and later) goes to a file and has the whole environment in it. Bandwidths are in
-1e9 bytes/s, as ours, by their definition, which ours is too (doc/PERFORMANCE.md).
+Their text output is read, which is the same from 2.9 to 2.19 but for spaces (src/common.cu,
+src/util.cu); their JSON (2.17 and later) goes to a file and has the whole environment in it.
+Bandwidths are in 1e9 bytes/s and follow their definition (doc/PERFORMANCE.md), as ours do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs of others: where they are, and a run of one with a hard time limit."""
+"""Other vendors' programs: find one, and run it with a hard time limit."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ class ToolRun(NamedTuple):
 
 
 def find(name: str, directories: Sequence[str] = ()) -> str:
-    """The absolute path of a program; empty: it is not installed.
+    """Return the absolute path of a program; empty: it is not installed.
 
-    Looks in ``directories`` first, then where a distribution puts it; root does not ask PATH,
-    which is a user's where a job's environment came along, and takes only what nobody else can
-    have put there.
+    Looks in ``directories`` first, then where a distribution puts it. Root ignores PATH, which a
+    user's environment may have set, and accepts only files that no other user can have put there.
     """
     asked = [] if os.geteuid() == 0 else os.environ.get("PATH", "").split(":")
     for directory in (*directories, *asked, *FIXED):
@@ -63,7 +62,7 @@ def _roots_own(path: Path) -> bool:
 
 
 def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> ToolRun:
-    """Run it in a session of its own; over within ``limit_s`` (and _DIES_S) whatever it does.
+    """Run a program in its own session for at most ``limit_s`` plus _DIES_S, whatever it does.
 
     OSError: it could not be started.
     """
@@ -106,7 +105,7 @@ def _why(pid: int, seconds: float) -> str:
 
 
 def _kill(pid: int, number: int) -> None:
-    """The whole group; its number is ours as long as its first process was not waited for."""
+    """Signal the whole group; its id is not reused as long as its leader was not waited for."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:

@@ -60,7 +60,7 @@ class AllreduceProgress:
     group: Any = None
 
     def abort(self) -> None:
-        """Have NCCL give the GPU back (torch 2.6; before, it stays busy)."""
+        """Abort NCCL's group so that the GPU becomes free (torch 2.6; before, it stays busy)."""
         if abort := getattr(self.group, "abort", None):
             abort()
 
@@ -141,7 +141,7 @@ class _Rank:
         self._member.device.synchronize()
 
     def _all_to_all(self, count: int) -> None:
-        """Once: from every rank its own piece for each. Gloo gathers all: it lacks the other."""
+        """Exchange a piece between each two ranks, once; Gloo, which cannot, gathers them all."""
         world, rank = self._member.world, self._member.rank
         piece = max(1, count // world)
         if self._member.device.cuda:

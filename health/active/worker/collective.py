@@ -46,9 +46,9 @@ def backend(devices: Sequence[WorkerDevice]) -> str:
 
 
 def limit(seconds: float, wait: float = 0.0) -> float:
-    """Return the s that a test of ``seconds`` may take with all around it.
+    """Return the seconds that a test of ``seconds`` may take in all.
 
-    ``wait``: s that the coordinator waits.
+    ``wait``: seconds that the coordinator waits for the answer.
     """
     return max(2 * seconds + SPARE_S, wait - EARLIER_S)
 
@@ -61,7 +61,7 @@ def listen(host: str) -> TCPStore:
 def local(
     devices: Sequence[WorkerDevice], seconds: float, seed: int, wait: float = 0.0
 ) -> list[Measured]:
-    """Between all devices of this node; a node with a CPU only has two ranks on it."""
+    """Test between all devices of this node; without a GPU, between two ranks on the CPU."""
     chosen = list(devices) if devices[0].cuda else [devices[0]] * 2
     answer = Measured("local", "", model=devices[0].model)
     work = Work(BYTES[backend(chosen)], seconds, seed, limit(seconds, wait))
@@ -178,7 +178,7 @@ class _Side:
         return fewest
 
     def _leave(self) -> None:
-        """The store is on rank 0: that one goes last."""
+        """Leave the group; rank 0, which holds the store, leaves last."""
         try:
             self._store.set(f"done/{self._rank}", "")
             if self._rank == 0:
@@ -186,11 +186,11 @@ class _Side:
                 done = [f"done/{rank}" for rank in range(self._world)]
                 self._store.wait(done, timedelta(seconds=left))
         except DistError:
-            return  # the other one has gone, and has said why
+            return  # the peer has ended; its own answer says why
 
 
 def _together(ranks: Ranks, work: Work, answer: Measured) -> Measured:
-    """All ranks that are here, at once; what each raised or found is in the answer."""
+    """Run all ranks of this node at once; add what each raised or found to the answer."""
     ended: queue.Queue[Timed | Exception] = queue.Queue()
     all_progress = [AllreduceProgress() for _ in ranks.here]
     until = time.monotonic() + work.limit
@@ -233,7 +233,7 @@ def _together(ranks: Ranks, work: Work, answer: Measured) -> Measured:
 
 
 def _values(timed: Sequence[Timed], world: int) -> dict[str, float]:
-    """An all-reduce has taken what its slowest rank saw. One device alone has no bandwidth."""
+    """Compute the bandwidths; an all-reduce takes as long as its slowest rank measured."""
     if world < 2:
         return {}
     took = statistics.median(map(max, zip(*(one.took for one in timed), strict=True)))

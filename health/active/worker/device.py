@@ -90,7 +90,7 @@ class WorkerDevice:
 def devices() -> list[WorkerDevice]:
     """Return the devices that this process may use: every GPU, or without one the CPU.
 
-    RuntimeError where the node has GPUs that torch cannot use: the CPU would speak for them.
+    RuntimeError where the node has GPUs that torch cannot use: testing the CPU would clear them.
     """
     if torch.cuda.is_available():
         return [_gpu(index) for index in range(torch.cuda.device_count())]
@@ -124,7 +124,7 @@ def address(uuid: str, gpus: Path = Path("/proc/driver/nvidia/gpus")) -> list[in
 def number_on_node(
     pci: Sequence[int], index: int, bound: Path = Path("/sys/bus/pci/drivers/nvidia")
 ) -> int:
-    """The driver's (NVML's) number of a GPU: its place among all of the node's by PCI address.
+    """Return the driver's (NVML's) number of a GPU: its rank by PCI address among the node's GPUs.
 
     CUDA's ``index`` counts only what this process may use; it is the answer where /sys has none.
     ``pci``: domain, bus, device.
@@ -138,7 +138,7 @@ def number_on_node(
 
 
 def _unusable() -> str:
-    """A GPU that this process may open although torch has none; none was to be hidden from us."""
+    """Return a GPU that this process may open though torch sees none; "" if the job hides GPUs."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         return ""  # empty, or wrong: the job's wish
     for path in sorted(Path("/dev").glob("nvidia[0-9]*")):
@@ -151,7 +151,7 @@ def _unusable() -> str:
 
 
 def use_all_cores() -> None:
-    """One thread for each core that this process may use: the same number until the end."""
+    """Use one thread for each core that this process may use, the same number in all tests."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 

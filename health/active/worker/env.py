@@ -47,7 +47,7 @@ class WorkerSettings(NamedTuple):
 
 
 def take_environment() -> WorkerSettings:
-    """Read and forget it. ValueError if it is not as it should be."""
+    """Read the settings, and remove server and key from the environment. Raises ValueError."""
     server = os.environ.pop("ROBUST_TEST_SERVER", "")
     key = os.environ.pop("ROBUST_TEST_KEY", "")
     node = os.environ.get("ROBUST_TEST_NODE", "")
@@ -68,9 +68,9 @@ def take_environment() -> WorkerSettings:
 
 
 def prepare(host: str) -> None:
-    """The environment in which torch is imported, and as many open files as there may be.
+    """Prepare the environment in which torch is imported, and raise the limit of open files.
 
-    The first node of a ring has a connection of every node and GPU.
+    The first node of a ring has a connection from every node and GPU.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

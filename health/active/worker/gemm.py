@@ -26,9 +26,9 @@ from health.active.worker.bits import digest, environment
 from health.active.worker.device import MOST_WRONG, WorkerDevice, fractions, integers, on_each, raw
 from health.active_tests import Measured
 
-WINDOWS = 10  # of the load, of which the slowest is told: one product alone is noise
+WINDOWS = 10  # parts of the load; the slowest is reported, as a single product is noise
 RECIPE = 1  # to be raised with every change of the products that have a digest
-AT_ONCE_GPU = 4  # products that are timed together: the start of one is hidden by the one before
+AT_ONCE_GPU = 4  # products timed together: each one starts while the one before runs
 _ROWS = 1024  # of a matrix at a time, where int64 needs several times its memory
 _VECTOR = 1 << 15  # of Freivalds' vector: a wrong row passes with 1 : 65537
 
@@ -187,8 +187,8 @@ def whole(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """int64 factors whose sums of products stay within ``kind.exact``, in any order.
 
-    So |a|*|b|*(numbers in a row) <= exact; where even ones are too much, only every few-th number
-    of a row is not 0, each column in its turn.
+    So |a|*|b|*(numbers in a row) <= exact. Where even factors of 1 exceed that, only every n-th
+    number of a row is not 0, shifted by one column from row to row.
     """
     most = max(1, math.isqrt(kind.exact // n))
     most = min(most, 1 << kind.bits, 1 << 10)  # tf32 and fp16 hold these

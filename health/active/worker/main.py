@@ -6,7 +6,7 @@ that the coordinator may be silent, default 900). It ends with its parent, with 
 told to, and when its life is over, also in the middle of a test. Exit code 0, 1: the coordinator
 could not be reached, 2: not started as above.
 
-torch is imported only after the first message, so that the coordinator knows who is on the way.
+torch is imported after the first message, so that the coordinator knows which workers are coming.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Worker:
         }
 
     def serve(self, link: CoordinatorLink, life: float) -> None:
-        """Do what comes, one after the other, until told to quit. Raises what Link does."""
+        """Run the requested tests in turn, until asked to quit. Raises OSError, WireError."""
         while True:
             _live(life)
             asked = link.next()
@@ -199,7 +199,7 @@ class Worker:
         name = str(asked.get("test", ""))
         try:
             if name == "listen":
-                self._store = None  # of one that was not run
+                self._store = None  # end the one of a test that was not run
                 self._store = self._collective.listen(self._host)
                 return {"port": self._store.port}
             if name == "state":
@@ -230,7 +230,7 @@ class Worker:
             if self._devices[0].cuda:
                 self._torch.cuda.empty_cache()
         except RuntimeError:
-            return  # the GPU has failed: every test says so
+            return  # the GPU has failed, which every test reports
 
     def _together(self, task: WorkerTask) -> list[Measured]:
         own, self._store = self._store, None
@@ -240,7 +240,7 @@ class Worker:
 class WorkerTask(NamedTuple):
     """A requested test; ``seconds`` comes from the table of tests unless the request has its own.
 
-    ``wait``: s that the answer is waited for; 0: as long as it is usual.
+    ``wait``: seconds that the coordinator waits for the answer; 0: the usual time.
     """
 
     asked: Mapping[str, Any]
@@ -251,7 +251,7 @@ class WorkerTask(NamedTuple):
 
 
 def task_of(name: str, asked: Mapping[str, Any]) -> WorkerTask:
-    """ValueError for what cannot be one."""
+    """Read a request as a task. Raises ValueError."""
     level = asked.get("level", "quick")
     if level not in LEVELS:
         raise ValueError(f"level {level!r} is none of {', '.join(LEVELS)}")

@@ -2,7 +2,7 @@
 
 torch's TCPStore knows no password: whoever reaches its port can set any key, and a value of the
 wrong form aborts the process that reads it. Here names and values carry a MAC of the coordinator's
-secret for this meeting, and a value that does not verify is not there.
+secret for this test, and a value that does not verify is treated as missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The doctor's way to Slurm, which is the site's, and what it says about it."""
+"""The doctor's connection to Slurm, by the site's slurm_backend, and the remark on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wanted(path: str | None) -> str:
 
 
 def door(path: str | None, deadline_s: float) -> Slurm:
-    """Open the way that robust.toml wants; by commands where pyslurm is wanted and not there."""
+    """Connect as robust.toml asks; by commands where pyslurm is wanted and missing."""
     asked = wanted(path)
     return connect("auto" if asked == "pyslurm" else asked, deadline_s)
 
@@ -30,7 +30,7 @@ def door(path: str | None, deadline_s: float) -> Slurm:
 def remark(
     slurm: Slurm, path: str | None, toml: str, opener: Callable[[str], Slurm] = connect
 ) -> Remark:
-    """Name the way of robust-status. ``slurm`` is the doctor's own, which need not be pyslurm."""
+    """Name the backend that robust-status uses; ``slurm``, the doctor's own, may be another."""
     asked = wanted(path)
     used, why = _strict(opener) if asked == "pyslurm" else slurm.backend()
     name = f"slurm_backend = {asked}"
@@ -41,7 +41,7 @@ def remark(
 
 
 def _strict(opener: Callable[[str], Slurm]) -> tuple[str, str]:
-    """Return the way, and why, of a client for which nothing else will do."""
+    """Return the backend, and why, of a client that accepts only pyslurm."""
     try:
         slurm = opener("pyslurm")
     except SlurmError as error:

@@ -1,8 +1,8 @@
 """The values that the gate needs in slurm.conf, key by key, each with its reason. Pure.
 
-The doctor prints what differs, the installer writes the same values down as the lines to paste.
-What differs between releases was read in Slurm's source, 22.05 to 26.05. The rules of the scripts
-themselves are in script_rules.py; here are those of what becomes of jobs and nodes.
+The doctor prints the values that differ; the installer writes the same values as lines to paste.
+The differences between releases were read in Slurm's source, 22.05 to 26.05. The rules for the
+scripts themselves are in script_rules.py; here are those for requeues, drains and time-outs.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _settings(etc: str) -> settings.Settings:
 
 
 def _used(etc: str) -> str | None:
-    """robust.toml, also where only the copy of it is left; None: there is none."""
+    """The path of robust.toml, also if only its copy is left; None: there is neither."""
     path = _toml(etc)
     return path if os.path.lexists(path) or os.path.lexists(path + SUFFIX) else None
 
@@ -253,7 +253,7 @@ def _expected(found: settings.Settings) -> int:
 
 
 def runs(config: Mapping[str, str], keys: Sequence[str] = _SCRIPTS) -> dict[str, list[str]]:
-    """For each kind of script the files that Slurm runs, with those that they name themselves."""
+    """List, per kind of script, the files that Slurm runs and those that these name."""
     found: dict[str, list[str]] = {}
     for key in keys:
         files: list[str] = []

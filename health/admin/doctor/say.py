@@ -30,7 +30,7 @@ def as_json(remarks: Sequence[Remark], config: Mapping[str, str], out: IO[str]) 
 
 
 def as_text(remarks: Sequence[Remark], config: Mapping[str, str], out: IO[str]) -> None:
-    """Faults first; below each why, and the line to paste."""
+    """Print the faults first, and below each remark the reason and the line to paste."""
     if config:
         out.write(_head(config))
     for level, word in _WORD.items():

@@ -35,7 +35,7 @@ def scripts(facts: SiteFacts) -> Iterator[Want]:
 
 
 def _beside(want: Want, theirs: str) -> Want:
-    """Ours next to a script of the site's, where Slurm takes one value only."""
+    """Add our script to the site's own, where Slurm takes one value only."""
     key, ours = want.key, want.value
     where, _, pattern = theirs.rpartition("/")
     if not set(theirs) & set("*?["):

@@ -2,8 +2,8 @@
 
 Which GPUs should be free: in a job's prolog and epilog those of the job (SLURM_JOB_GPUS); all of
 them when no other job has a step on the node. A process of a job that runs here is no leftover,
-nor is a service of root's named in ``services``. Where it cannot be told whose a process is,
-nothing is said of it while other jobs run.
+nor is a service of root's named in ``services``. A process whose job is unknown is not reported on
+a GPU that need not be free.
 """
 
 from __future__ import annotations

@@ -84,10 +84,10 @@ def run(system: System) -> list[Finding]:
 
 
 def _named(system: System, snapshot: GpuSnapshot) -> list[Lost]:
-    """The lost GPUs, those without an address with the one that is left over on the PCI bus.
+    """Return the lost GPUs; one without an address gets the one that NVML did not report.
 
-    NVML numbers GPUs in the order of their addresses; where the numbers of both differ, or more
-    than the lost are missing, nothing is guessed.
+    NVML numbers GPUs in the order of their addresses. Nothing is guessed unless as many addresses
+    are left over on the PCI bus as lost GPUs lack one.
     """
     lost = snapshot.get("lost", [])
     if snapshot.get("stage") != "done" or all(gpu.get("pci") for gpu in lost):

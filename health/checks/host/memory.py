@@ -1,4 +1,4 @@
-"""Memory: as much as Slurm was told, not held by anybody while no job runs, and without errors.
+"""Memory: as much as slurm.conf states, free while no job runs, and without errors.
 
 Sources: /proc/meminfo, the EDAC counters (Documentation/driver-api/edac.rst), and on ZFS nodes the
 size of its cache, which the kernel does not count as available although it gives way.
@@ -61,7 +61,8 @@ def parse_meminfo(content: str) -> dict[str, int]:
 
 
 def judge_size(total: int, wanted: int, tolerance: float, source: str) -> list[Finding]:
-    """KiB. A kernel keeps some memory to itself, a little more with each release: ``tolerance``."""
+    """Judge the size in KiB; ``tolerance``: percent that the kernel may keep to itself, a little
+    more with each release."""
     if total >= wanted * (1 - tolerance / 100):
         return []
     said = f"{total // 1024} MiB, {source} says {wanted // 1024} MiB (tolerance {tolerance:g} %)"

@@ -1,8 +1,7 @@
 """Mounts: there, in the wanted mode, and answering within a deadline.
 
-A file system on the network hangs whoever touches it while its server is away, so only
-``System.probe``, a process of its own, ever touches one. Local file systems are judged by what the
-kernel says of them.
+Access to a network file system hangs while its server does not answer, so only ``System.probe``, in
+a process of its own, accesses one. Local file systems are judged by the kernel's table of mounts.
 """
 
 from __future__ import annotations
@@ -204,7 +203,8 @@ def _run(system: System) -> list[Finding]:
         found += probes.ask(one, point, mount)
     for mount in _others(mounts, seen, ignored):
         for finding in probes.ask(RequiredMount(mount.point), mount.point, mount):
-            # Nobody named it: when every node writes a checkpoint its server may take long.
+            # Neither `required` nor fstab names it, and its server may be slow while every node
+            # writes a checkpoint.
             slow = finding.check == HUNG.check
             unsure = slow or options["required"]
             found.append(finding._replace(status="WARN") if unsure else finding)
@@ -214,7 +214,7 @@ def _run(system: System) -> list[Finding]:
 
 
 class _Probes:
-    """Probes of several mounts, which share one bounded time: half as long again as one may."""
+    """Probes of several mounts, which share one time limit: 1.5 times that of one mount."""
 
     def __init__(self, system: System, deadline_s: float):
         self.system = system

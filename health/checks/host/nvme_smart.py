@@ -1,7 +1,7 @@
 """NVMe drives' reports on themselves: the SMART / health log (NVM Express Base 2.0, 5.16.1.3).
 
 Read by nvme-cli or smartctl, whichever is there, in a process that ends at its deadline. Only
-controllers that the kernel calls live are asked: a dying one may hold the question for a minute.
+controllers in the kernel's state "live" are asked: a dying one may delay its answer for a minute.
 Everything here is a WARN: the disk family closes the gate for a drive that no longer works.
 """
 

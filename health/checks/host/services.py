@@ -1,8 +1,8 @@
 """Services that must run and kernel modules that must be loaded.
 
-A unit that runs is seen in its cgroup, without a command. Only where that shows nothing is systemd
-asked, and only systemd's own word makes a FAIL: in a container neither its cgroups nor the host's
-processes may be in sight.
+The cgroup of a unit shows that it runs, without a command. systemd is asked only if the cgroup
+shows nothing, and only systemd's answer makes a FAIL: in a container neither its cgroups nor the
+host's processes may be visible.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _run(system: System) -> list[Finding]:
         elif down or (state == "missing" and condition is DOWN):
             found.append(condition.found(said, unit))
         elif state == "up" or (said == NO_SYSTEMD and condition is FABRIC_MANAGER):
-            continue  # nobody asked for this look; what NVML says of the fabric stands in nvlink
+            continue  # not in `required`; the family nvlink reports NVML's view of the fabric
         elif not _runs(system, unit):
             found.append(UNKNOWN.found(f"{said}; no process of its name", unit))
     return found + _modules(system, options["modules"], _listed(record, "modules"))

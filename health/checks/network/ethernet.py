@@ -77,7 +77,7 @@ def default_interfaces(route: str, route6: str) -> list[str]:
 
 
 def has_link(carrier: str, operstate: str) -> bool:
-    """An interface without a driver's word on it ("unknown") is taken to have one."""
+    """True if the interface has a link, or its driver does not report one ("unknown")."""
     if carrier in ("0", "1"):
         return carrier == "1"
     return operstate not in ("down", "lowerlayerdown", "notpresent")
@@ -126,7 +126,7 @@ def _run(system: System) -> list[Finding]:
 
 
 def _default(system: System, here: list[str], expected: dict[str, int]) -> list[Finding]:
-    """The interfaces of the default route are put into ``expected``; those without a link."""
+    """Put the interfaces of the default routes into ``expected``; report those without a link."""
     expected.update((name, 0) for name in _routed(system) if name in here)
     down = [name for name in expected if not _link(system, name)]
     if len(down) == len(expected):

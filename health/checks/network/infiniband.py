@@ -1,9 +1,9 @@
 """InfiniBand and RoCE: the ports that should be up are, at their full rate, and without errors.
 
-What should be up says the site (`expected`), else the fleet's record. Without either, a port that
-is down makes a FAIL only if it was up since boot: a port without a cable, down on the whole fleet,
-never was. Counters are since boot and make a WARN, not more: one bad hour last
-week would keep the node out until it is booted.
+The site (`expected`), else the fleet's record, says which ports should be up. Without either, a
+port that is down makes a FAIL only if it was up since boot: a port without a cable, down on the
+whole fleet, never was. Counters are since boot and only make a WARN: one bad hour last week would
+keep the node out until it is booted.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def judge(
 def judge_down(
     port: Port, want: PortRequirements | None, alike: Sequence[Port], others_wanted: bool
 ) -> list[Finding]:
-    """A port that is not ACTIVE. With a list of wanted ports the others are nobody's business."""
+    """Judge a port that is not ACTIVE; with a list of expected ports, others are ignored."""
     said = f"state {port.state}, physical {port.physical}"
     if want is None and (others_wanted or port.physical == "Disabled"):
         return []

@@ -1,8 +1,8 @@
 """Delays imports while they slow the steps of the rank beside which they run.
 
-At each import of a module, at any depth, the importing thread may pause. How long follows from the
-rank's own step time, read from its heartbeat's record: as long as it takes until what was felt is a
-small share of the whole time. What one import loads (a large library) cannot be interrupted.
+At each import of a module, at any depth, the importing thread may pause. The length follows from
+the rank's own step time, read from its heartbeat's record: the delay of its steps must be a small
+share of import and pause together. What one import loads (a large library) cannot be interrupted.
 
 Standard library only, Python 3.9 syntax.
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 FELT = 0.02
-"""Share by which steps may be slower while a rank's interpreter is made ready."""
+"""Share by which steps may be slower while a warm interpreter is prepared."""
 WINDOW = 0.1  # s of importing between two looks at the steps
-FEW = 4  # steps between two looks that tell something
+FEW = 4  # steps between two looks that are enough to judge
 BASE = 2 * FEW
 """Steps before the first import that tell how long a step takes without any."""
 PATIENCE = 1.0  # s to wait for them
@@ -32,9 +32,10 @@ _MOST = 15.0
 """Times as long as it ran that a thread may pause: steps may be slower for another reason."""
 _LONGEST = 2.0  # s of one pause
 IN_ALL = 5.0
-"""s of all pauses: then idle priority must do, and a noisy machine gets its warm interpreter."""
+"""s of all pauses; then only idle priority spares the rank, so that a noisy machine gets its warm
+interpreter, too."""
 _BIT = 0.05  # s between two looks in a pause
-_GONE = 10  # times a step's time without a step: there is no training to disturb, but a restart
+_GONE = 10  # times a step's time without a step: no training is disturbed; it may be restarting
 
 
 def pause_of(quiet: float, busy: float, ran: float) -> float:
@@ -69,7 +70,7 @@ class ImportPace:
     def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd, self._quiet = -1, 0.0  # who has kept it may ask it for ever
+            self._fd, self._quiet = -1, 0.0  # a module that has kept this finder may go on asking
             if self in sys.meta_path:  # a module may have made its own list
                 sys.meta_path.remove(self)
 

@@ -25,7 +25,7 @@ _FENV = 64  # bytes; fenv_t has 32 on x86-64, 16 at most elsewhere
 _GROUP = "/proc/self/autogroup"
 _TRIES, _TURN = 20, 0.11  # one change of an autogroup in 0.1 s is allowed, of all on the machine
 SHARES = ((0.0, 19), (2.0, 10), (4.0, 5), (6.0, 0))
-"""Niceness of the session from so many seconds on: others may leave it nothing at all."""
+"""Niceness of the session from so many seconds on: other ones may leave it no time at all."""
 
 
 def run_idle(work: Callable[[], Any], *, session: bool = False) -> Any:

@@ -143,14 +143,14 @@ class Assembly:
         return WholeTensor(entry, target[0], tuple(blocks), target[1])
 
     def _check_rows(self, ref: Ref, like: torch.Tensor | None) -> None:
-        """Raise StateError for a plain tensor of items that belongs to a tensor cut anew: if it
-        is of the rows that a rank had, as it may be, they are not those that it has now."""
+        """Raise StateError for a plain tensor of items that belongs to a tensor cut anew: it may be
+        of the rows that a rank had, which are not the rows that it has now."""
         cut = self.resized and not ref.placements and like is not None and shards.is_dtensor(like)
         if cut and shards.shard_of(like).mesh[1:] == () and self.find(ref.fqn).shape:
             raise StateError(f"{ref.fqn}: a plain tensor of a distributed one, for one mesh only")
 
     def into(self, live: torch.Tensor, ref: Ref, like: torch.Tensor | None = None) -> Fill:
-        """Check that the saved tensor fits a live one; what copies it there. ``like``: as for
+        """Check that the saved tensor fits a live one. Return the copy into it. ``like``: as for
         ``fresh``. Raises StateError that names the tensor."""
         self._check_rows(ref, like)
         local = local_part(live)
@@ -190,7 +190,7 @@ class Assembly:
         return tensor
 
     def later(self, ref: Ref, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Fill]:
-        """A new tensor, and the copy that brings the saved data into it. Raises StateError."""
+        """Return a new tensor, and the copy of the saved data into it. Raises StateError."""
         self._check_rows(ref, like)
         cut = like if like is not None and local_part(like) is not like else None
         anew = self.resized and bool(ref.placements) and cut is not None

@@ -62,7 +62,7 @@ class Leaf(NamedTuple):
     """The stand-in among the values."""
 
     def unchanged(self, tensor: torch.Tensor) -> bool:
-        """True if all of this holds for ``tensor`` too."""
+        """True if all that this leaf says holds for ``tensor`` now."""
         return (
             self.found is tensor
             and local_part(tensor) is self.local
@@ -114,13 +114,13 @@ class Leaves:
         self._names = set()
 
     def end(self) -> None:
-        """All are added. Where they are those of last time, so is the list."""
+        """End the search. If all leaves are those of last time, ``found`` is the same list too."""
         if len(self.found) == len(self._before) and all(map(is_, self.found, self._before)):
             self.found = self._before
         self._before, self._last = [], {}  # they would keep memory that is no longer used
 
     def add(self, path: str, tensor: torch.Tensor, *, own: bool = False) -> Encoded:
-        """Note a tensor at a dotted path below the prefix; what stands for it among the values.
+        """Note a tensor at a dotted path below the prefix. Return its stand-in among the values.
 
         ``own``: this one is not shareable, whatever the others are.
 
@@ -157,9 +157,9 @@ _DEVICES = ("cpu", "cuda", "mps")  # where torch has is_set_to
 
 
 class Batch:
-    """Many leaves, looked at together: a tenth of the time.
+    """Many leaves, checked together in a tenth of the time.
 
-    What takes time is to fetch what was not in the caches, so each tensor is touched little.
+    Most of the time goes into cache misses, so each tensor is touched as little as possible.
     """
 
     def __init__(self, leaves: Iterable[Leaf]) -> None:

@@ -1,8 +1,8 @@
 """The state of a torch module: parameters, buffers, extra state.
 
-``module.state_dict()`` makes a new tensor for each parameter at every call. Where nothing in the
-module asks for being called (no unknown hooks, no overridden methods), its tensors are taken from
-where they lie, after a check that the tree of modules is still the one of last time.
+``module.state_dict()`` makes a new tensor for each parameter at every call. If nothing in a module
+requires that call (no unknown hooks, no overridden methods), its tensors are taken from where they
+lie, after a check that the tree of modules is still the one of last time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ModuleState:
         self._saved_parameters: dict[str, Encoded] = {}
         self._saved_others: dict[str, Encoded] = {}
         self._encoded: Encoded = None
-        self._text = ""  # of the others in it
+        self._text = ""  # the others in it, as text
         self.names: dict[torch.Tensor, str] = {}
         """Parameter → its name; another object whenever these changed."""
         self._restored: dict[str, Encoded] = {}
@@ -63,7 +63,7 @@ class ModuleState:
         return [self._parameters.found, self._others.found]
 
     def collect(self) -> Encoded:
-        """Find the tensors (``leaves``); all else, encoded."""
+        """Find the tensors (``leaves``), and return all else, encoded."""
         before = self._saved_others
         same = self._same()
         if not same:
@@ -125,7 +125,7 @@ class ModuleState:
         self._batch = Batch(self._parameters.found)
 
     def _ask(self) -> None:
-        """Take what state_dict() says, where it does more than to list the tensors."""
+        """Call state_dict(), as it does more than list the tensors."""
         state = self.top.state_dict()
         clean = module_tree.clean_names(self.top, list(state))
         trained = set(module_tree.parameter_names(self.top).values())
@@ -167,7 +167,7 @@ class ModuleState:
             self._shape.note_buffers()
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
-        """Check that the saved state fits; what restores it. Raises StateError."""
+        """Check that the saved state fits. Return the steps that restore it. Raises StateError."""
         if not isinstance(encoded, dict) or not isinstance(encoded.get("d"), dict):
             raise StateError(f"{self.key}: saved from something that is no torch module")
         values: dict[str, Encoded] = encoded["d"]
@@ -210,8 +210,8 @@ class ModuleState:
         return isinstance(saved, dict) and saved.keys() == {*tensors, *extras}
 
     def unlike_saved(self) -> list[str]:
-        """Return what was otherwise when the restored state was saved, though its tensors are
-        alike. Asked once: the next answer is empty."""
+        """Return what differed when the restored state was saved, although its tensors fit: frozen
+        or tied parameters. A second call returns nothing."""
         saved, self._restored = self._restored, {}
         if not saved:
             return []

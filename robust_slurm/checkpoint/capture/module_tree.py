@@ -15,7 +15,8 @@ WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 """Names under which wrappers keep the module that they wrap: torch.compile, checkpoint_wrapper."""
 
 KNOWN_HOOKS = ("torch.distributed.fsdp.", "torch.distributed.algorithms._checkpoint.")
-"""Modules of torch whose hooks are known: shard the parameters first; take off a wrapper's name."""
+"""Modules of torch whose hooks are known: they shard the parameters first, or take off a wrapper's
+name."""
 
 OWN = ("torch.nn.", "torch.ao.nn.")
 """Modules of torch that override how they are loaded only to read what older versions saved."""
@@ -161,7 +162,7 @@ class Shape:
         self.note_buffers()
 
     def note_buffers(self) -> None:
-        """The buffers are right as they are now."""
+        """Record the buffers as they are now, for ``same_buffers``."""
         self._buffers = DictContents(
             [module._buffers for module in self._modules if module._buffers]
         )

@@ -31,7 +31,7 @@ class ObjectState:
         return [self._leaves.found]
 
     def collect(self) -> Encoded:
-        """Find the tensors (``leaves``); all else, encoded."""
+        """Find the tensors (``leaves``), and return all else, encoded."""
         return _collect(self.key, self.get(), self._leaves.add, self._leaves)
 
     def get(self) -> Any:
@@ -43,13 +43,13 @@ class ObjectState:
         self.found.load_state_dict(state)
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
-        """Check that the saved state can be read; what restores it. Raises StateError."""
+        """Decode the saved state. Return the step that restores it. Raises StateError."""
         state = decode(encoded, saved.fresh)
         self.note = self._other_schedule(state)
         return [partial(self._restore, state)]
 
     def _other_schedule(self, state: Any) -> str:
-        """A scheduler takes whatever another kind of scheduler has saved."""
+        """Return a note if a scheduler is given the state of another kind: it takes any."""
         if not (isinstance(self.found, LRScheduler) and isinstance(state, dict)):
             return ""
         fields = sorted(set(state) ^ set(self.get()))
@@ -71,9 +71,9 @@ class ObjectState:
 
 
 class ScalerState(ObjectState):
-    """A gradient scaler. Its state_dict() waits for the device; its tensors are saved as they are.
+    """A gradient scaler. Its tensors are saved as they are: its state_dict() waits for the device.
 
-    What it gives back is plain: a snapshot may hold either.
+    That state_dict() holds plain numbers, so a snapshot may hold either.
     """
 
     @staticmethod
@@ -132,7 +132,7 @@ class GeneratorState(ObjectState):
         self._kept: dict[str, torch.Tensor] = {}
 
     def collect(self) -> Encoded:
-        """Find the tensors (``leaves``); all else, encoded."""
+        """Find the tensors (``leaves``), and return all else, encoded."""
         return _collect(self.key, self.get(), self._add, self._leaves)
 
     def _add(self, path: str, tensor: torch.Tensor) -> Encoded:
@@ -162,7 +162,7 @@ class GlobalGenerators(GeneratorState):
 
 
 class ReturnedValue:
-    """A value that is given back, not restored in place; but a tensor is, if it still fits."""
+    """A value that is returned, not restored in place, unless it is a tensor that still fits."""
 
     def __init__(self, key: str, value: Any) -> None:
         self.key = key
@@ -176,7 +176,7 @@ class ReturnedValue:
         return [self._leaves.found]
 
     def collect(self) -> Encoded:
-        """Find the tensors (``leaves``); all else, encoded."""
+        """Find the tensors (``leaves``), and return all else, encoded."""
         return _collect(self.key, self.value, self._leaves.add, self._leaves)
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:

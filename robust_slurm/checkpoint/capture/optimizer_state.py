@@ -37,8 +37,8 @@ class OptimizerState:
         elsewhere: Callable[[], Collection[int]] = frozenset, *, trained: bool,
     ) -> None:  # fmt: skip
         """``names``: parameter → its name in the model, where it is in one; the same object as
-        long as nothing changed. ``elsewhere``: addresses of what has no name and is saved all the
-        same. ``trained``: it is the training's own, alike on all peers.
+        long as nothing changed. ``elsewhere``: addresses of parameters without a name that another
+        object saves. ``trained``: it is the training's own, alike on all peers.
         """
         self.key = key
         self.optimizer = optimizer
@@ -65,7 +65,7 @@ class OptimizerState:
         return [self._state.found, self._groups.found, self._own.found]
 
     def collect(self) -> Encoded:
-        """Find the tensors (``leaves``); all else, encoded."""
+        """Find the tensors (``leaves``), and return all else, encoded."""
         optimizer = self.optimizer
         if is_plain_to_save(optimizer):
             groups = optimizer.param_groups
@@ -90,7 +90,7 @@ class OptimizerState:
         return {"d": body}
 
     def _ask(self) -> tuple[list[dict[str, Any]], Mapping[Any, Any]]:
-        """The state of an optimizer with a state_dict() of its own, by parameter again."""
+        """Return the state that an optimizer's own state_dict() gives, by parameter again."""
         state = self.optimizer.state_dict()
         live = [p for group in self.optimizer.param_groups for p in group["params"]]
         try:
@@ -169,7 +169,7 @@ class OptimizerState:
                     yield f"{self.key}: {name}", local_part(parameter.grad)
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
-        """Check that the saved state fits; what restores it. Raises StateError."""
+        """Check that the saved state fits. Return the steps that restore it. Raises StateError."""
         try:
             state, groups = encoded["d"]["state"], encoded["d"]["param_groups"]
             parts = dict(state["d"]) if "d" in state else dict(state["m"])
@@ -253,7 +253,7 @@ class OptimizerState:
         saved: Assembly, encoded: Encoded, here: Any, like: torch.Tensor | None,
         made: dict[str, torch.Tensor], steps: list[Step],
     ) -> Any:  # fmt: skip
-        """The saved value; tensors that are there and fit are written in place, by ``steps``."""
+        """Return the saved value; ``steps`` write existing tensors that fit in place."""
 
         def fresh(ref: Ref) -> torch.Tensor:
             # Once per name: what was one tensor in two places is one again.
@@ -262,7 +262,7 @@ class OptimizerState:
             return made[ref.fqn]
 
         def later(ref: Ref) -> torch.Tensor:
-            """The same, its data copied by ``steps``: most of an optimizer's state is such."""
+            """Like ``fresh``, but ``steps`` copy the data: most of the state is restored so."""
             if ref.fqn not in made:
                 made[ref.fqn], fill = saved.later(ref, like)
                 steps.append(fill)
@@ -293,7 +293,7 @@ class OptimizerState:
         self, saved: Assembly, parts: dict[Any, Encoded], groups: list[dict[str, Encoded]],
         owners: dict[Any, torch.Tensor], names: list[list[str | int]],
     ) -> None:  # fmt: skip
-        """Give it to the optimizer's own load_state_dict, and put right what that casts."""
+        """Pass the state to the optimizer's own load_state_dict, and undo its casts."""
         ids = {name: i for i, name in enumerate(owners)}
         state = {}
         for name, part in parts.items():

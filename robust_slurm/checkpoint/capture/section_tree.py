@@ -1,4 +1,4 @@
-"""The sections of a state as its objects come: one, or a list or dict of them."""
+"""The sections of a state, in the structure of its objects: one, or a list or dict of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Section(Protocol):
         """The tensors that ``collect`` found; the same lists as long as they are the same."""
 
     def collect(self) -> Encoded:
-        """Find the tensors; all else, encoded."""
+        """Find the tensors, and return all else, encoded."""
 
     def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
-        """Check that the saved state fits; what restores it."""
+        """Check that the saved state fits. Return the steps that restore it."""
 
 
 def flat(tree: Any) -> Iterator[Section]:
@@ -36,7 +36,7 @@ def flat(tree: Any) -> Iterator[Section]:
 
 
 def each(tree: Any, encoded: Callable[[Section], Encoded]) -> Encoded:
-    """The sections' encoded states, in a list or dict encoded as the sections stand in one."""
+    """Return the sections' encoded states, in the structure of the sections."""
     if isinstance(tree, dict):
         return {"d": {name: each(part, encoded) for name, part in tree.items()}}
     if isinstance(tree, list):

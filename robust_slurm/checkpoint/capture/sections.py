@@ -46,7 +46,7 @@ class ParameterNames:
         self._others.append(other)
 
     def elsewhere(self) -> set[int]:
-        """Return the addresses of what those save."""
+        """Return the addresses of the tensors that the sections given to ``note`` save."""
         found = {
             local_part(parameter).data_ptr()
             for other in self._others

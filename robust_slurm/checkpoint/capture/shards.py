@@ -28,7 +28,7 @@ class Shard(NamedTuple):
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
-    """False as well where torch.distributed.tensor was never imported."""
+    """True for a DTensor; False as well if torch.distributed.tensor was never imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -1,4 +1,4 @@
-"""Divide the state that data-parallel ranks share among them, with the same result on all."""
+"""Divide the state that data-parallel ranks share into a part for each, equally on all ranks."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class SharedPart(NamedTuple):
 def divide(entries: Sequence[Entry], parts: int) -> list[list[SharedPart]]:
     """Cut the shared tensors into as many parts of about equal bytes.
 
-    All bytes in a row are cut at equal distances, each cut moved to the nearest border between
-    rows (along the first dimension longer than 1), so at most ``parts - 1`` tensors are cut and
-    each part has at most one block of a tensor.
+    The bytes of all tensors, one after the other, are cut at equal distances. Each cut is moved to
+    the nearest border between rows (along the first dimension longer than 1), so at most
+    ``parts - 1`` tensors are cut and each part has at most one block of a tensor.
     """
     total = sum(entry.nbytes for entry in entries)
     cuts = [total * i / parts for i in range(1, parts)]
@@ -126,8 +126,8 @@ class Fingerprint:
     """A checksum of the tensors that the ranks of a group should hold alike.
 
     At every step it covers two items of each tensor, which costs next to nothing: ranks that did
-    not do the same step differ in nearly all of them. Besides it covers a portion of all bytes,
-    another one at each step: a flipped bit shows in no items. At a durable step it covers all.
+    not do the same step differ in nearly all of them. A flipped bit hardly ever shows in these, so
+    it also covers a portion of all bytes, another one at each step; at a durable step, all of them.
     """
 
     def __init__(self, tensors: Sequence[tuple[Entry, torch.Tensor]]) -> None:
@@ -143,9 +143,10 @@ class Fingerprint:
     def take(
         self, *, whole: bool, sampled: list[torch.Tensor] | None = None, step: int | None = None
     ) -> Callable[[], int]:
-        """Begin in the training's thread; what ends it, in any thread. ``whole``: of all bytes.
-        What lies on a device is read there, in the order of its current stream. ``sampled``: their
-        sample, if it was taken. ``step``: which portion; None: none."""
+        """Begin a checksum in the training's thread. Return what ends it, in any thread.
+
+        ``whole``: of all bytes. Tensors on a device are read there, in its current stream.
+        ``sampled``: their sample, if it was taken. ``step``: chooses the portion; None: none."""
         parts: list[torch.Tensor] = []
         here: list[tuple[Entry, torch.Tensor]] = []
         if not whole:

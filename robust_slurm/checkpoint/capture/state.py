@@ -68,15 +68,15 @@ class State:
         self._tree = {key: sections(key, objects[key], names) for key in ordered}
 
     def release(self) -> None:
-        """Let go of all objects; this is of no use any more. Sections refer to it, so they would
-        stay until the garbage collector comes by."""
+        """Release all objects; the State cannot be used afterwards. Sections refer back to it, so
+        they would stay until the garbage collector runs."""
         vars(self).clear()
 
     def capture(self, *, trusting: bool = False) -> tuple[list[Item], dict[str, Encoded]]:
         """Return the state to save: tensors to copy, and everything else as JSON-able values.
 
-        ``trusting``: tensors that are the same objects are not looked at, which takes most of the
-        time; ``still_there`` looks at them later.
+        ``trusting``: tensors that are the same objects are not checked, which would take most of
+        the time; ``still_there`` checks them later.
 
         Neither may be changed by the caller: parts of both are the same objects as last time, and
         the list of tensors is the same object where nothing changed.
@@ -133,8 +133,8 @@ class State:
     def fingerprint(
         self, *, whole: bool, sampled: list[torch.Tensor] | None = None, step: int | None = None
     ) -> Callable[[], int]:
-        """Checksum of the shared tensors of the state last captured, as this rank holds them; -1:
-        none is shared. As ``Fingerprint.take``."""
+        """Return the function that computes the checksum of the shared tensors last captured, as
+        this rank holds them; -1: none is shared. See ``Fingerprint.take``."""
         if self.share is None:
             return lambda: -1
         return self._fingerprint.take(whole=whole, sampled=sampled, step=step)
@@ -168,8 +168,8 @@ class State:
         """Return what ``extra`` holds now, by key; but not the objects that a step begins with:
         loaders, samplers and generators.
 
-        ``foreign``: also what only code of the script's own can tell, modules included. It may talk
-        to other ranks, or wait for the GPU as a scaler does.
+        ``foreign``: look also at modules and at objects with code of the script's own. Such code
+        may talk to other ranks, or wait for the GPU as a scaler does.
         """
         found = {}
         for key, tree in self._tree.items():
@@ -230,8 +230,8 @@ class State:
         """crc32 over names, shapes and data of all that is shared, whole; None if nothing is.
 
         Ranks that share must get the same. It reads every byte: seconds for tens of GB.
-        ``restored``: nothing has changed since ``restore``, so that what was put together from the
-        peers' parts then is the same for all of them; of that names and shapes are enough.
+        ``restored``: nothing has changed since ``restore``. What it put together from the peers'
+        parts is the same on all of them, so only names and shapes of that are summed up.
         """
         if self.share is None:
             return None
@@ -250,7 +250,7 @@ class State:
     def restore(self, sources: Sequence[Source], taken: Taken | None = None) -> dict[str, Any]:
         """Restore all objects from this rank's snapshot and those of the ranks it shares with.
 
-        ``taken``: they are of a world of another size.
+        ``taken``: set if they are of a world of another size.
         Returns the values of "extra." that are no objects, by their keys. Whether models and
         optimizers fit is known before anything is changed. Raises StateError that names the key.
         """
@@ -270,11 +270,11 @@ class State:
             for section, encoded in pairs(key, tree, values[key])
             for step in _plan(section, saved, encoded)
         ]
-        # Other peers than those of now have put it together from other parts.
+        # If the peers have changed, each puts its state together from other parts.
         needs = self.share.needs(self.rank) if self.share is not None else ()
         same_peers = set(saved.own.needs) == set(needs)
         self._together = saved.together if same_peers else frozenset()
-        # Data first: what the others are given must be there.
+        # Data first: the other steps hand out tensors that must be filled by then.
         run_all([step for step in steps if isinstance(step, Fill)])
         for step in steps:
             if not isinstance(step, Fill):
@@ -326,7 +326,7 @@ class State:
 
 
 def _looks_at_itself(found: object) -> bool:
-    """True if its state_dict() is known to ask nothing else: a scheduler, or our own."""
+    """True if its state_dict() is known to call no other code: a scheduler, or our own."""
     ours = type(found).__module__.startswith("robust_slurm.")
     return ours or isinstance(found, torch.optim.lr_scheduler.LRScheduler)
 

@@ -28,7 +28,7 @@ class Taken(NamedTuple):
     shares: tuple[int, ...]
     """The shares of the global batch that are this rank's now."""
     anew: bool = False
-    """True if random generators stay as the script has made them, as it was no rank there."""
+    """True if random generators stay as the script has made them, as this rank is new."""
     positions: bool = True
     """False: loaders stay as the script has made them."""
 
@@ -112,8 +112,8 @@ def take_over(
     tree: Mapping[str, Any],
     shares: Sequence[int] | None = None,
 ) -> Any:
-    """Return the values that are restored: the origin's, with each share's loader of whoever had
-    it. Raises StateError, also if one of ``shares`` has no loader: nobody would read its data."""
+    """Return the values that are restored: the origin's, with each share's loader from the rank
+    that had it. Raises StateError, also if one of ``shares`` has no loader to read its data."""
     values = dict(saved.own.values)
     loaders = tree.get(LOADER)
     if loaders is None or is_global(loaders):

@@ -62,7 +62,7 @@ Save = Callable[[Path, torch.Tensor], Encoded]
 
 
 def encode_ref(ref: Ref) -> Encoded:
-    """A reference, as short as it can be."""
+    """Encode a reference, as short as it can be."""
     if not any(ref[1:]):
         return {"T": ref.fqn}
     return {"T": [ref.fqn, {k: v for k, v in ref._asdict().items() if v and k != "fqn"}]}
@@ -77,8 +77,8 @@ def _decode_ref(body: Encoded) -> Ref:
 
 
 def ref_of(encoded: Encoded) -> Ref | None:
-    """The reference that an encoded tensor is; None for any other value. Raises ValueError for one
-    that this version does not know."""
+    """Return the reference that stands for a tensor; None for any other value. Raises ValueError
+    for a reference that this version does not know."""
     if isinstance(encoded, dict) and encoded.keys() == {"T"}:
         try:
             return _decode_ref(encoded["T"])
@@ -225,7 +225,7 @@ _ENCODERS: Mapping[type, Callable[[Any, Path, Save], Encoded]] = {
 
 
 def decode(encoded: Encoded, tensor: Callable[[Ref], Any]) -> Any:
-    """The value that was encoded; ``tensor`` answers for each tensor.
+    """Return the value that was encoded; ``tensor`` returns the tensor of each reference.
 
     Raises ValueError for what is no encoded value.
     """

@@ -1,4 +1,4 @@
-"""Compares a finished copy with what save() found, as far as save() has the time to look."""
+"""Compare a finished copy with the part of the state that save() had time to read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Expected:
     def __init__(
         self, items: Sequence[torch.Tensor], order: Sequence[int], portions: Portions, turn: int
     ) -> None:
-        """``items``, ``order``: of a sample. The sums are read now; on a device, in the order of
-        its current stream, without a wait."""
+        """``items``, ``order``: of a ``TensorSample``. The sums are taken now; on a device, in its
+        current stream, without waiting for it."""
         self._items, self._order = items, order
         self._portion, self._sums = portions.runs[turn], portions.take(turn)
 
     def unlike(self, slot: Slot) -> list[int]:
-        """Indices of the tensors of which ``slot.late`` holds something else, ascending."""
+        """Return the indices of the tensors whose copies in ``slot.late`` differ, ascending."""
         if slot.sample is None or slot.sample.order != self._order:
             slot.sample = TensorSample(slot.late, self._order)
         found = set(slot.sample.differing(on_host(self._items), on_host(slot.sample.take())))

@@ -60,8 +60,8 @@ def device_of(tensor: torch.Tensor) -> torch.device | None:
 def memory(device: torch.device, first: int, size: int) -> torch.Tensor | None:
     """The device's memory from address ``first`` on, as uint8, whether all of it is in use or not.
 
-    None where torch cannot say it: without NumPy, which reads the description, or for a GPU of
-    another maker. Who reads where nothing is, makes every later call of CUDA fail.
+    None where torch cannot do that: without NumPy, which reads the description, or for a GPU of
+    another vendor. Reading an address that is not mapped makes every later CUDA call fail.
     """
     described = {"shape": (size,), "typestr": "|u1", "data": (first, False), "version": 3}
     try:
@@ -95,9 +95,9 @@ def stream(device: torch.device) -> Any:
 
 
 def event(on: Any, *, timed: bool = False) -> Any:
-    """An event behind all that stream ``on`` has been given; a thread that waits for it sleeps.
+    """Record an event behind all work queued in stream ``on``; a thread that waits for it sleeps.
 
-    ``timed``: the device notes when it comes so far.
+    ``timed``: the device notes the time at which it reaches the event.
     """
     made = cuda.Event(enable_timing=timed, blocking=True)
     made.record(on)
@@ -105,14 +105,17 @@ def event(on: Any, *, timed: bool = False) -> Any:
 
 
 def drain(devices: Collection[torch.device]) -> None:
-    """Wait until the current streams of ``devices`` have done all they have been given."""
+    """Wait until the current streams of ``devices`` have done all work that is queued now."""
     for each in [event(cuda.current_stream(device)) for device in devices]:
         each.synchronize()
 
 
 def register(address: int, size: int) -> tuple[Callable[[], None] | None, str]:
-    """Register host memory, so that a device copies into it by itself: what undoes that, and ""; or
-    None, and why it failed. A failure is no error of a later call."""
+    """Register host memory, so that a device can write to it by itself.
+
+    Returns the function that undoes this and "", or None and the reason why it failed. A failure is
+    not raised again by a later CUDA call.
+    """
     runtime = cuda.cudart()
     failed = runtime.cudaHostRegister(address, size, PORTABLE)
     if int(failed) == 0:
@@ -151,8 +154,8 @@ def loaded(maps: str) -> tuple[str, ...]:
 
 @contextmanager
 def nearby(pci: Path = PCI) -> Iterator[None]:
-    """Run the calling thread on CPUs beside its GPU meanwhile, as far as it may: pages come from
-    the memory of the node on which they are first touched."""
+    """Run the calling thread on CPUs beside its GPU meanwhile, if the job has any of them: a page
+    comes from the memory of the NUMA node on which it is first touched."""
     cpus = near(pci) if cuda.is_initialized() else set()
     before = os.sched_getaffinity(0)
     if not cpus & before:  # none known, or the job has none of them
@@ -166,7 +169,7 @@ def nearby(pci: Path = PCI) -> Iterator[None]:
 
 
 def near(pci: Path) -> set[int]:
-    """The CPUs beside this thread's GPU; none where that is not known."""
+    """Return the CPUs beside this thread's GPU; none where they are not known."""
     name, size = ctypes.create_string_buffer(32), ctypes.c_int(32)
     for runtime in runtimes():
         if runtime.cudaDeviceGetPCIBusId(name, size, ctypes.c_int(cuda.current_device())) == 0:

@@ -1,7 +1,8 @@
-"""Finds what changes tensors that are copied in the background, other than the optimizer's step.
+"""Find tensors that something other than an optimizer step changes after save().
 
-The first snapshots are copied inside save() and then watched. What changes nevertheless before the
-next optimizer step is copied inside save() from then on, all else in the background.
+The first snapshots are copied inside save(), and their tensors are then watched. A tensor that
+changes before the next optimizer step is copied inside save() from then on; all others are copied
+in the background.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from .watch import Watch, differing
 CAREFUL = 3
 """Snapshots of an incarnation that are copied inside save() and watched."""
 CHECK_SHARE = 0.005
-"""Share of the time since save() that a later comparison may take: the pause of an evaluation is
-checked, a step of a large model is not."""
+"""Share of the time since save() that a later comparison may take: tensors are compared after an
+evaluation, but not after a single step of a large model."""
 
 
 class Fate(NamedTuple):
@@ -34,8 +35,8 @@ class Fate(NamedTuple):
 
 
 class Guard:
-    """Belongs to the training thread. Every snapshot is given to ``took``; then comes one of
-    ``before_change``, ``before_save`` and ``before_end``, or ``drop``."""
+    """Judges snapshots, in the training thread. Call ``took`` for every snapshot, then one of
+    ``before_change``, ``before_save``, ``before_end`` and ``drop``."""
 
     def __init__(self, *, always: bool) -> None:
         """``always``: every snapshot is copied inside save() and watched."""
@@ -53,25 +54,26 @@ class Guard:
     def careful(self) -> bool:
         """True if the next snapshot is copied inside save() and watched.
 
-        So it is where no optimizer has stepped since the last one, though nothing is seen to have
-        changed: a GradScaler has left a step out, or a step that nobody sees (a CUDA graph's) came
-        before the copy. So is the next one: with accumulation, it may be the end of a step.
+        This is also True if no optimizer was seen to step since the last snapshot, even if nothing
+        changed: a GradScaler may have skipped the step, or a step that nobody sees (a CUDA graph's)
+        may have come before the copy. It then stays True for one more snapshot, which with gradient
+        accumulation may be the end of a step.
         """
         return self._always or self._left > 0 or self._skipped
 
     def suspect(self) -> None:
-        """A write was found that nothing announced: look as closely as at first for others."""
+        """Watch as closely as at first, because an unannounced write was found."""
         self._left = CAREFUL
 
     def took(self, copy: Copy, late: list[torch.Tensor]) -> Watch | None:
-        """A snapshot has begun; the copy thread runs the Watch, if any, when it is complete."""
+        """Note a new snapshot. Return the Watch, if any, that the copy thread runs afterwards."""
         self._copy, self._late, self._taken = copy, late, time.monotonic()
         self._watch = Watch(late) if self.careful and late else None
         self._left = max(0, self._left - 1)
         return self._watch
 
     def before_change(self, deadline: float) -> Fate:
-        """An optimizer is about to step. ``deadline``: s to wait for the copy thread."""
+        """Judge the newest snapshot before an optimizer steps. ``deadline``: s for the copy."""
         copy, late, watch = self._forget()
         self._skipped = False
         if copy is None:
@@ -88,7 +90,7 @@ class Guard:
         return Fate(_names(copy, changed), spoilt=bool(changed) and not copy.at_once)
 
     def before_save(self, deadline: float) -> Fate:
-        """save() is called again; if no optimizer has stepped, has something changed?"""
+        """Judge the newest snapshot if no optimizer has stepped between it and this save()."""
         copy, late, watch = self._forget()
         if copy is None:
             return Fate()
@@ -100,14 +102,14 @@ class Guard:
         return self._unseen(copy, late, deadline)
 
     def before_end(self, deadline: float) -> Fate:
-        """The newest snapshot is going to be written, and nothing comes after it."""
+        """Judge the newest snapshot, the last one of the training, before it is written."""
         copy, late, watch = self._forget()
         if watch is not None:
             watch.stop()
         return Fate() if copy is None else self._unseen(copy, late, deadline)
 
     def drop(self) -> None:
-        """Forget the newest snapshot: no more will be known of it."""
+        """Forget the newest snapshot without judging it."""
         _, _, watch = self._forget()
         if watch is not None:
             watch.stop()
@@ -119,7 +121,7 @@ class Guard:
         return Fate(_names(copy, changed), spoilt=bool(changed), unseen=bool(changed))
 
     def _forget(self) -> tuple[Copy | None, list[torch.Tensor], Watch | None]:
-        """Each snapshot is judged once."""
+        """Return the newest snapshot and forget it: each is judged once."""
         held = self._copy, self._late, self._watch
         self._copy, self._late, self._watch = None, [], None
         return held
@@ -128,7 +130,7 @@ class Guard:
         self, copy: Copy, late: list[torch.Tensor], which: Iterable[int], deadline: float
     ) -> set[int]:
         if not copy.wait(deadline) or copy.error is not None:
-            return set()  # that is said elsewhere
+            return set()  # reported elsewhere
         began = time.monotonic()
         chosen, saved = list(which), copy.slot.late
         found = differing([saved[i] for i in chosen], [late[i] for i in chosen])

@@ -1,9 +1,9 @@
-"""Moments of the training, and the time between two: on its device's clock where it has one.
+"""Measure the time between two moments of the training, on its device's clock if it has one.
 
-A call into CUDA only queues work, and may wait for work that was queued before: for room in a full
-queue, or for all of it. That time passes without the call too, so the host's clock would count
-the training's own work as the call's. Between the same two events of the training's stream passes
-what the calls between them have added.
+A call into CUDA only queues work, but it may wait for work that was queued before: for room in a
+full queue, or for all of it. The training would spend that time without the call too, so the host's
+clock would count the training's own work as a cost of the call. The time between two events in the
+training's stream contains only what the calls between them have added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WorkMark:
             self._event = gpu.event(gpu.cuda.current_stream(self._device), timed=True)
 
     def passed(self) -> bool:
-        """True if the device has come so far: ``since`` waits for nothing."""
+        """True if the device has reached this moment, so that ``since`` need not wait for it."""
         return self._event is None or bool(self._event.query())
 
     def since(self, other: WorkMark) -> float:

@@ -1,7 +1,8 @@
-"""Reads the bytes of many contiguous tensors once in at most PORTIONS saves, a portion at each.
+"""Sum up the bytes of many contiguous tensors, one portion at each save().
 
-A write to a few items of a tensor shows in no sample of it. To read all of it at each save() would
-take half as long as to copy it. A small state is one portion, and so is read at each save().
+All bytes have been read after at most PORTIONS saves. A sample of a tensor may miss a write to a
+few of its items, and reading all of it at each save() would take half as long as copying it. A
+small state is a single portion, which is read at each save().
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ PORTIONS = 64
 """Summing up a portion takes 1 % of a memcpy of all: 0.3 ms of 30 for 256 MB in 768 tensors."""
 LEAST = 2 << 20
 """Bytes of a portion, unless all tensors have less: 0.1 to 0.2 ms."""
-CALL = 64 << 10  # bytes that are summed up in the time that torch needs for the call
+CALL = 64 << 10  # bytes that torch sums up in the time that one call costs
 WORD = 8  # bytes; sums of shorter words take torch ten times as long
 
 
 class Run(NamedTuple):
-    """Words ``start`` to ``stop`` of the tensor with this index."""
+    """Words ``start`` to ``stop`` of the tensor with the index ``owner``."""
 
     owner: int
     start: int
@@ -29,7 +30,7 @@ class Run(NamedTuple):
 
 
 class Portions:
-    """The portions of ``tensors``, which keep their memory meanwhile."""
+    """The portions of ``tensors``, whose memory must not be replaced meanwhile."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
@@ -38,8 +39,8 @@ class Portions:
         self._views: dict[int, list[torch.Tensor]] = {}
 
     def take(self, turn: int) -> list[torch.Tensor]:
-        """The sums of ``runs[turn]`` as ``sums`` gives them."""
-        if turn not in self._views:  # to make them takes as long as to sum them up
+        """Return the sums of ``runs[turn]``, as ``sums`` does."""
+        if turn not in self._views:  # making the views takes as long as summing them up
             self._views[turn] = views(self._tensors, self.runs[turn])
         return sums(self._views[turn])
 
@@ -67,8 +68,8 @@ def divide(words: Sequence[int], count: int) -> list[list[Run]]:
 
 
 def turn(step: int, count: int) -> int:
-    """Return the portion of a step, the same on all ranks. All come in turn, whatever number all
-    saved steps are a multiple of. Pure."""
+    """Return the index of a step's portion, the same on all ranks. Every portion has its turn, even
+    if only the multiples of some number are saved. Pure."""
     return (step * 0x9E3779B1 % 2**32) * count >> 32
 
 
@@ -78,7 +79,7 @@ def views(tensors: Sequence[torch.Tensor], runs: Sequence[Run]) -> list[torch.Te
 
 
 def sums(of: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the sum of each, by device: computed there, in the order of its current stream."""
+    """Return the sum of each, one tensor per device, computed there in its current stream."""
     by_device = groupby((words.sum() for words in of), key=lambda one: one.device)
     return [torch.stack(list(those)) for _, those in by_device]
 
@@ -89,7 +90,7 @@ def differing(runs: Sequence[Run], one: torch.Tensor, other: torch.Tensor) -> li
 
 
 def _count(tensor: torch.Tensor) -> int:
-    """Whole words of a tensor, 0 where torch cannot read words without a copy."""
+    """Number of whole words of a tensor; 0 where torch cannot read words without a copy."""
     there = tensor.is_contiguous() and tensor.storage_offset() * tensor.itemsize % WORD == 0
     return tensor.nbytes // WORD if there else 0
 

@@ -39,7 +39,7 @@ class TensorSample:
         self._places = [-1]
 
     def take(self) -> list[torch.Tensor]:
-        """The bytes as they are now, by device: there, in the order of its current stream."""
+        """Return the bytes as they are now, one tensor per device, read in its current stream."""
         # share_memory_(), a queue of torch.multiprocessing or resize_() of a storage move them.
         places = list(map(_PLACE, self.tensors))
         if places != self._places:
@@ -70,7 +70,7 @@ class Joint:
         ]
 
     def take(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The two results of ``Sample.take``: of ``ones``, and of ``others``."""
+        """Return the two results of ``TensorSample.take``: of ``ones``, and of ``others``."""
         taken = list(zip(self._sample.take(), self._cuts, strict=True))
         ones, others = [part[:at] for part, at in taken], [part[at:] for part, at in taken]
         return [each for each in ones if len(each)], [each for each in others if len(each)]
@@ -100,7 +100,10 @@ def _items(owner: int, tensor: torch.Tensor) -> Iterable[_Item]:
 
 
 def _reader(device: torch.device, items: Sequence[_Item]) -> Callable[[], torch.Tensor]:
-    """Reads the bytes of items on one device. RuntimeError for a tensor whose memory is gone."""
+    """Return a function that reads the bytes of items on one device.
+
+    Raises RuntimeError for a tensor whose memory is gone.
+    """
     views = [t.as_strided((1,), (1,), t.storage_offset() + offset) for _, t, offset in items]
     places = [view.data_ptr() + byte for view in views for byte in range(view.itemsize)]
     first, size = min(places), max(places) - min(places) + 1

@@ -26,8 +26,8 @@ from .form import Form
 from .sample import TensorSample
 
 SPARE = 2 << 20
-"""Bytes, besides an eighth of it, that a file may lose when its form becomes known."""
-OWN = 3  # ranks are one step apart and copying takes time: two would leave no common step
+"""Bytes that may be cut off a reserved file, besides an eighth of its final size."""
+OWN = 3  # ranks are up to a step apart and copies take time: 2 could leave no common step
 
 
 class Slot:
@@ -60,18 +60,18 @@ class Slot:
         return self._form is form and self.plan is form.plan
 
     def reserve(self, size: int) -> None:
-        """Make and map a file of about ``size`` bytes before the form is known; one that is there
-        keeps its size. It is invalid afterwards. Raises OSError: no room."""
+        """Make and map a file of about ``size`` bytes before the form is known; an existing file
+        keeps its size. The slot is invalid afterwards. Raises OSError: no room."""
         self.step = None
         if self._map is None:
             found = 0
             with suppress(FileNotFoundError):
                 found = self.path.lstat().st_size
             self._open(found or size)
-            self._ahead = not found  # one of an earlier process may be read: it is never cut
+            self._ahead = not found  # an earlier process's file may have readers: never cut it
 
     def fit(self, form: Form) -> None:
-        """Make the file one for ``form``; it is invalid afterwards. Raises OSError: no room."""
+        """Make the file fit ``form``; the slot is invalid afterwards. Raises OSError: no room."""
         self.step = None
         size = form.plan.size
         if self._map is None or (self._size != size and not self._shorten(size)):
@@ -101,7 +101,7 @@ class Slot:
             self._on_unmap()
         self.late, self.early, self.plan, self._form = [], [], None, None
         self.sample = None
-        self._map, self._on_unmap, self.unpinned = None, None, ""  # gone with its last view
+        self._map, self._on_unmap, self.unpinned = None, None, ""  # unmapped with its last view
         self._size, self._ahead = 0, False
 
     def remove(self) -> None:
@@ -110,10 +110,10 @@ class Slot:
         self.path.unlink(missing_ok=True)
 
     def _shorten(self, size: int) -> bool:
-        """Cut off what was made ahead in excess; False if that is too much, or nothing.
+        """Cut a file that was reserved to ``size`` bytes; False if it is too short or far too long.
 
-        Nobody has read the file. The mapping stays, with memory after the new end that is not used:
-        another one would have to be registered with CUDA."""
+        Nobody has read the file. The mapping stays, with unused memory after the new end: a new
+        mapping would have to be registered with CUDA again."""
         ahead, self._ahead = self._ahead, False
         if not ahead or not size <= self._size <= size * 9 // 8 + SPARE:
             return False
@@ -141,7 +141,7 @@ class Slot:
             if about.st_size == size and about.st_nlink == 1:
                 os.pwrite(fd, bytes(8), 0)
             else:
-                # A new file, not a new size: who is reading the old one keeps it.
+                # A new file, not a new size: a process that reads the old file keeps it.
                 os.close(fd)
                 fd = -1
                 self.path.unlink()
@@ -159,7 +159,7 @@ class Slot:
         finally:
             if fd >= 0:
                 os.close(fd)
-        mapped.madvise(mmap.MADV_DONTFORK)  # data loader workers have no business in it
+        mapped.madvise(mmap.MADV_DONTFORK)  # data loader workers do not need it
         populate(mapped, 0, size)
         self._map, self._size = mapped, size
         if gpu.current() is not None:
@@ -202,10 +202,11 @@ class Ring:
             self.own, self._extra = own, extra
 
     def take(self, held: Collection[int], everywhere: int = -1) -> Slot | None:
-        """The slot to overwrite next, already invalid; None: all that could be are held.
+        """Return the slot to overwrite next, already invalid; None if all candidates are held.
 
-        An empty one first, else the one with the oldest step. Of three, two complete ones are left
-        alone; of two, the newest that all ranks have: ``everywhere`` is the newest such step.
+        Empty slots come first, then the one with the oldest step. Of three slots, two complete ones
+        are left alone. Of two, the newest step that all ranks have is left alone: ``everywhere`` is
+        the newest such step.
         """
         with self._lock:
             self._shed(held, everywhere)
@@ -215,15 +216,15 @@ class Ring:
             return slot
 
     def prepare(self, form: Form, held: Collection[int]) -> None:
-        """Make the file that ``take`` would give now fit, so that ``take`` finds it so."""
+        """Make the file of the slot that ``take`` would return now fit ``form``, ahead of time."""
         with self._lock:
             slot = self._ahead(held)
             if slot is not None and not slot.fits(form):
                 slot.fit(form)
 
     def reserve(self, size: int, held: Collection[int]) -> None:
-        """Make and map the file that ``take`` would give now, for a snapshot of about so many
-        bytes. Raises OSError: no room."""
+        """Make and map the file of the slot that ``take`` would return now, for a snapshot of about
+        ``size`` bytes. Raises OSError: no room."""
         with self._lock:
             slot = self._ahead(held)
             if slot is not None:
@@ -231,11 +232,11 @@ class Ring:
 
     def _ahead(self, held: Collection[int]) -> Slot | None:
         if len(self.slots) >= self.own and self.own < OWN:
-            return None  # the one that take() gives may be of use until then
+            return None  # its snapshot may be needed until take() is called
         return self._next(held, -1)
 
     def abandon(self, step: int) -> None:
-        """Steps after ``step`` belong to a past that training did not take: never use them."""
+        """Invalidate snapshots of steps after ``step``: their timeline was given up."""
         with self._lock:
             for slot in self.slots:
                 if slot.step is not None and slot.step > step:
@@ -292,7 +293,7 @@ class Ring:
             return self._add()
         if self.own < OWN:
             return oldest
-        # With less than two others, one would be overwritten that other ranks may still need.
+        # With fewer than two others, this would overwrite a step that other ranks may still need.
         return oldest if len(free) >= self.own - 1 else None
 
     def _add(self) -> Slot:
@@ -302,7 +303,7 @@ class Ring:
 
 
 def map_file(path: Path, plan: FileLayout) -> dict[str, torch.Tensor]:
-    """The tensors of a snapshot file by name: views of the file, not to be written to.
+    """Map a snapshot file. Return its tensors by name: views of the file, not to be written to.
 
     Raises OSError.
     """
@@ -313,7 +314,7 @@ def map_file(path: Path, plan: FileLayout) -> dict[str, torch.Tensor]:
         mapped = mmap.mmap(fd, plan.size, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
-    # Not populated: whole pages are mapped around each fault, which is quicker than one call here.
+    # Not populated: each fault maps several pages around it, which is quicker than one call here.
     return {
         entry.name: dtypes.view(mapped, at, entry)
         for entry, at in zip(plan.entries, plan.offsets, strict=True)

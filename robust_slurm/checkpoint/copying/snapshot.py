@@ -1,8 +1,9 @@
 """The background copy: live tensors into a slot, at native speed and without the GIL.
 
-One thread of the process does it, with one thread of its own (memory is the limit, not cores, and
-training needs the others). ``torch._foreach_copy_`` copies the whole list in one call that holds
-no GIL. What lies on a CUDA device goes on a stream of its own, behind an event of the training's.
+One thread of the process makes all copies, and torch starts no others for it: memory is the limit,
+and training needs the other cores. ``torch._foreach_copy_`` copies the whole list in one call that
+holds no GIL. Tensors on a CUDA device are copied in a stream of their own, behind an event of the
+training's stream.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from .one_thread import use_one_thread
 from .slots import Slot
 
 halted = threading.Event()
-"""Set while what a device computes may be wrong, as collectives were aborted: no copy that ends
-then is a snapshot."""
+"""Set after collectives were aborted, while a device may compute wrong values: a copy that ends in
+that time is discarded."""
 CHUNK = 64 << 20
-"""Bytes of a tensor that is not contiguous, copied at a time: a device makes it contiguous first,
-in memory that it may not have for all of it."""
+"""Bytes copied at a time of a tensor that is not contiguous: a device makes them contiguous first,
+and may lack the memory to do so with the whole tensor."""
 _VERSION = attrgetter("_version")  # for map(): a third less time than a loop in Python
 _NBYTES = attrgetter("nbytes")
 
@@ -60,15 +61,15 @@ class Copy:
         expected: Expected | None = None,
         at_once: bool = False,
     ) -> None:
-        """Call it in the training thread: ``early`` is copied before it returns (into the slot if
-        that fits already), and with ``at_once`` all else too. ``values`` gives the JSON for the
-        header, later, in the copy thread, and ``same`` the checksum for it, before anything may
-        change. ``expected``: of ``late``; the slot must hold that when all is copied."""
+        """Begin a copy, in the training thread. ``early`` is copied before this returns (into the
+        slot if that fits already); with ``at_once`` everything is. The copy thread calls ``values``
+        for the header's JSON and ``same`` for its checksum, before anything may change.
+        ``expected``: what the slot must hold of ``late`` when all is copied."""
         self.step, self.slot, self.form = step, slot, form
         self.late = late
         self.at_once = at_once
         self.seconds = 0.0
-        """Seconds that the copy took, from where its device could begin it."""
+        """Seconds that the copy took, from when its device could begin it."""
         self.same = -1
         self.error: BaseException | None = None
         """Reason why there is no snapshot: TornError, OSError or another error. Set with done."""
@@ -81,7 +82,7 @@ class Copy:
         self._done: dict[torch.device, Any] = {}
         """Device → the event of its copies; all are there when ``_issued`` is set."""
         self._begun: list[tuple[Any, Any]] = []
-        """Two events of each device: the copy is asked for, and the device has come so far."""
+        """Two events of each device: the copy was requested, and the device could begin it."""
         self._issued = threading.Event()
         self._checking = threading.Lock()
         self._versions = list(map(_VERSION, late))
@@ -113,14 +114,14 @@ class Copy:
         return self._copied.wait(timeout)
 
     def before_change(self, timeout: float) -> bool:
-        """Wait as ``wait`` does; what a device copies is waited for by its current stream."""
+        """Wait as ``wait`` does, but let each device's current stream wait for its own copies."""
         if self._copied.is_set():
             return True
         if not self._ready:
             return self._copied.wait(timeout)
         if not self._issued.wait(timeout):
             return False
-        self._check()  # the change comes before the copy is seen to be over
+        self._check()  # now: the change may come before the copy thread sees the end of the copy
         for device, event in self._done.items():
             gpu.cuda.current_stream(device).wait_event(event)
         return True
@@ -185,7 +186,7 @@ class Copy:
             _copy(self.slot.early, self._early)
 
     def _check(self) -> None:
-        # The first one counts, as a whole: the optimizer changes all of them after its own.
+        # Only the first check counts: after the one in before_change the optimizer changes them.
         with self._checking:
             if self._torn is None:
                 self._torn = _written(self.late, self._versions)
@@ -227,7 +228,7 @@ def _written(tensors: list[torch.Tensor], versions: list[int]) -> list[int]:
 
 
 def _copy(to: list[torch.Tensor], of: list[torch.Tensor], *, non_blocking: bool = False) -> None:
-    """Copy each; ``non_blocking``: what lies on a device, only once that has come so far."""
+    """Copy each tensor; ``non_blocking``: only queue the copies of tensors on a device."""
     if non_blocking and max(map(_NBYTES, of), default=0) > CHUNK:
         pairs = [each for pair in zip(to, of, strict=True) for each in pieces(*pair)]
         to, of = [one for one, _ in pairs], [other for _, other in pairs]
@@ -238,7 +239,7 @@ def _copy(to: list[torch.Tensor], of: list[torch.Tensor], *, non_blocking: bool 
 
 
 def pieces(to: torch.Tensor, of: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both in pieces that need no temporary memory over CHUNK; ``to`` is contiguous. Pure."""
+    """Yield both in pieces that need no temporary memory over CHUNK; ``to`` is contiguous. Pure."""
     if of.nbytes <= CHUNK or of.is_contiguous():
         yield to, of
         return
@@ -251,7 +252,7 @@ def pieces(to: torch.Tensor, of: torch.Tensor) -> Iterator[tuple[torch.Tensor, t
 
 
 class Copier:
-    """The copy thread. A daemon: who must not lose a copy waits for it."""
+    """The copy thread, a daemon: a caller that must not lose a copy waits for it."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

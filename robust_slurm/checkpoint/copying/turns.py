@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 DEADLINE = 1800.0
-"""Seconds. A save() may wait for 900 for robust-srun's word, and for 600 for a copy; one that waits
-for a lock of the script's that the stepping thread holds must not end a training."""
+"""Seconds. A save() may wait 900 s for robust-srun and 600 s for a copy. The limit ends a deadlock:
+a save() may wait for a lock of the script that the stepping thread holds."""
 
 
 class Turns:
-    """A step waits for a save() under way. A save() finds out that a step is under way."""
+    """Makes a step wait for a save() under way; a save() detects a step that is under way."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._stepping: set[int] = set()
 
     def step(self) -> bool:
-        """An optimizer begins to step in this thread. False if a save() still goes on."""
+        """Wait for a save() under way, then note a step of this thread. False if it timed out."""
         there = self._lock.acquire(timeout=DEADLINE)
         self._stepping.add(threading.get_ident())
         if there:

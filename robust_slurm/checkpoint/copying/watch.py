@@ -1,7 +1,7 @@
-"""Compares a snapshot with the live tensors, bit for bit: what changes them besides the optimizer?
+"""Compare a snapshot with the live tensors, bit for bit, to find writers besides the optimizer.
 
-A write through ``.data``, a view of numpy or a CUDA graph counts no version, and one after save()
-is no part of the snapshot: only the data shows either.
+torch counts no version for a write through ``.data``, a NumPy view or a CUDA graph, and a write
+after save() is not in the snapshot. Only a comparison of the data shows such writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def differing(saved: Sequence[torch.Tensor], live: Sequence[torch.Tensor]) -> se
 
 
 def same_bits(saved: torch.Tensor, live: torch.Tensor) -> bool:
-    """True if both hold the same bits; NaN is like itself, and 0.0 is not like -0.0."""
+    """True if both hold the same bits: NaN equals itself, and 0.0 differs from -0.0."""
     if saved.shape != live.shape or saved.dtype != live.dtype:
         return False
     if not saved.numel():
@@ -56,7 +56,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Watch:
-    """Looks at live tensors again and again, from save() to the next optimizer step."""
+    """Compares the live tensors again and again, from save() to the next optimizer step."""
 
     def __init__(self, live: Sequence[torch.Tensor]) -> None:
         self.live = live
@@ -67,8 +67,8 @@ class Watch:
         """Seconds that the last look took."""
 
     def run(self, saved: Sequence[torch.Tensor] | None) -> None:
-        """Look until ``stop``, in the copy thread. ``saved``: what save() copied of ``live``, in
-        its order; None if it failed. Raises nothing."""
+        """Compare until ``stop``, in the copy thread. ``saved``: the copies of ``live``, in the
+        same order; None if the copy failed. Raises nothing."""
         self._saved = saved
         try:
             while saved is not None and not self._stop.is_set():
@@ -83,7 +83,7 @@ class Watch:
         self._stop.set()
 
     def end(self, deadline: float) -> tuple[set[int], set[int]]:
-        """Stop. Indices of what was seen to differ at any time, and of what differs now."""
+        """Stop. Return the indices of tensors that ever differed, and of those that differ now."""
         self._stop.set()
         if not self._over.wait(deadline) or self._saved is None:
             return set(), set()

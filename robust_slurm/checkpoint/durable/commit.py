@@ -1,8 +1,8 @@
-"""Making a step of the durable tier count, once every rank has written its part.
+"""Commit a step of the durable tier, once every rank has written its part.
 
-The order is what makes it safe to be killed at any point: the data and the parts are on the disk
-already; then ``.metadata`` (for others) is replaced, and last of all ``manifest.json`` (for us),
-each by one rename. An older committed step is only removed after that.
+The order makes a kill at any point safe: the data and the parts are on the disk already; then
+``.metadata`` (for others) is replaced, and last of all ``manifest.json`` (for us), each by one
+rename. An older committed step is only removed after that.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CommitRequest(NamedTuple):
     world: int
     attempt: str
     wait: float
-    """Seconds for the ranks' parts to come."""
+    """Seconds to wait for the ranks' parts."""
     keep: int
     """Committed steps that stay."""
 
@@ -120,10 +120,10 @@ def _run_of(attempt: str) -> str:
 def _gather(
     request: CommitRequest, where: Path, stop: threading.Event
 ) -> tuple[list[Outline], list[tier.PartFile]]:
-    """All ranks' parts, as they come. Raises DurableError when one does not come in time.
+    """Collect all ranks' parts. Raises DurableError when one does not appear in time.
 
-    A shared directory cannot be watched: it is listed again and again, the less often the more
-    ranks there are.
+    A shared file system sends no notifications, so the directory is listed again and again: the
+    more ranks there are, the less often.
     """
     deadline = time.monotonic() + request.wait
     poll = min(2.0, max(0.2, 0.2 * request.world / 256))
@@ -254,7 +254,10 @@ def _publish(
     pinned: list[tier.PartFile],
     merged: Merged,
 ) -> list[str]:
-    """Returns notes. The point of no return is the last rename. Raises OSError."""
+    """Write ``.metadata``, then the manifest, whose rename commits. Returns notes.
+
+    Raises OSError, and DurableError if the parts do not fit together.
+    """
     scratch = where / f"{tier.METADATA}-{request.attempt}"
     notes, built = [], None
     size, digest = 0, list[int]()
@@ -281,8 +284,8 @@ def _publish(
             if t.name != t.fqn and t.kind != "private"
         ),
     )
-    # It stays: whoever finds a .metadata that is not the manifest's (this commit was cut off, or
-    # another attempt's came between) knows by it that the file is not damaged.
+    # This copy of the manifest stays. It shows that a .metadata which is not the manifest's is not
+    # damaged: this commit was cut off, or another attempt's came between.
     ready = where / (request.attempt + tier.COMMIT_SUFFIX)
     raw = tier.encode_manifest(manifest)
     write_whole(ready, raw)
@@ -304,7 +307,7 @@ def _publish(
 def _write_metadata(
     scratch: Path, about: StorageMeta, metadata: Metadata, results: list[WriteResult]
 ) -> tuple[int, list[int]]:
-    """Have DCP's metadata in the directory ``scratch``. Returns its size and digest."""
+    """Write DCP's metadata into the directory ``scratch``. Returns its size and digest."""
     scratch.mkdir(exist_ok=True)
     write_metadata(scratch, about, metadata, results)
     return digest_inside(scratch, tier.METADATA)
@@ -314,7 +317,7 @@ def _overtaken(where: Path, manifest: tier.Manifest) -> bool:
     """True if another attempt's commit put its .metadata between our two renames."""
     try:
         if tier.read_manifest(where) != manifest:
-            return False  # it has the manifest as well, and with it the last word
+            return False  # the other attempt has replaced the manifest too: its .metadata stays
         return digest_inside(where, tier.METADATA) != manifest.metadata
     except (OSError, DurableError):
         return False

@@ -108,7 +108,7 @@ def _safetensors(
     start = -(-(8 + len(raw)) // ALIGN) * ALIGN
     file = os.open(out, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        # All blocks at once: writing into a mapping on a full disk would be a signal.
+        # Allocate all blocks now: a write into a mapping on a full disk would raise SIGBUS.
         os.posix_fallocate(file, 0, start + at)
         os.pwrite(file, (start - 8).to_bytes(8, "little") + raw.ljust(start - 8), 0)
         with mmap.mmap(file, start + at) as memory:

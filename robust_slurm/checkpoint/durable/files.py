@@ -41,7 +41,7 @@ class DurableError(Exception):
 
 
 def explain(err: OSError, doing: str, path: str | Path) -> str:
-    """``doing`` names what failed, as in "writing rank 3's part of step 100"."""
+    """Describe an error. ``doing`` names what failed: "writing rank 3's part of step 100"."""
     said = os.strerror(err.errno) if err.errno else str(err)
     remedy = _REMEDY.get(err.errno or 0)
     return f"{doing}: {path}: {said}" + (f"; {remedy}" if remedy else "")
@@ -101,7 +101,7 @@ def digest_inside(directory: Path, name: str) -> tuple[int, list[int]]:
 
 
 def digest_of(raw: bytes) -> list[int]:
-    """The digest of what a file with this content would have."""
+    """Return the digest that a file with this content would have."""
     step = digest.CHUNK
     return [crc32(raw[at : at + step]) for at in range(0, len(raw), step)]
 
@@ -109,7 +109,7 @@ def digest_of(raw: bytes) -> list[int]:
 def write_whole(path: Path, raw: bytes, tmp: Path | None = None) -> None:
     """Make ``path`` hold ``raw``, or leave it as it was. On the disk when this returns.
 
-    ``tmp``: where it is written first; to be named if several may write the same path.
+    ``tmp``: the file that is written first; to be named if several may write the same path.
     """
     tmp = tmp or path.with_name(path.name + ".tmp")
     try:
@@ -125,7 +125,7 @@ def write_whole(path: Path, raw: bytes, tmp: Path | None = None) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Have the names in a directory on the disk, where the file system can do that."""
+    """Write the names in a directory to the disk, where the file system can do that."""
     at = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(at)
@@ -137,7 +137,7 @@ def sync_directory(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Unlink, if it can be."""
+    """Unlink a file; ignore a failure."""
     try:
         path.unlink()
     except OSError:

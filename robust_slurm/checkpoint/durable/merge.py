@@ -87,7 +87,7 @@ class Whole(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     blocks: tuple[Blocks, ...]
-    """Without empty ones."""
+    """The blocks, without empty ones."""
     path: tuple[str | int, ...]
     """Keys that lead to it in the nested state."""
     kind: str
@@ -214,7 +214,7 @@ def _lowest(blocks: Iterable[Blocks]) -> int:
 
 
 def _apart(found: list[Blocks]) -> list[list[Blocks]]:
-    """Blocks that are there several times belong to as many tensors of one name."""
+    """Split blocks that occur several times into as many tensors of one name."""
     seen: Counter[tuple[int, ...]] = Counter()
     copies: list[dict[int, list[Outline]]] = []  # by position in found
     each = [(part.rank, at, part) for at, b in enumerate(found) for part in b.parts]
@@ -263,7 +263,7 @@ def _incomplete(whole: Whole) -> str:
 def _is_grid(found: Sequence[Blocks]) -> bool:
     """True if each dimension is cut into pieces and there is one block for each choice of them.
 
-    So nearly all tensors are cut. Where it holds they are covered exactly once.
+    Nearly all tensors are cut like this, and such blocks cover the tensor exactly once.
     """
     full = [b for b in found if prod(b.entry.shape)]
     count, cells = sum(len(b.parts) for b in full), 1

@@ -34,7 +34,7 @@ _ERRORS = (
 
 
 class FileSpan(NamedTuple):
-    """Place of a record: ``file`` counts in ``Part.files``."""
+    """Place of a record: ``file`` is an index into ``Part.files``."""
 
     file: int
     offset: int
@@ -99,7 +99,7 @@ class CommonForm:
     def __init__(self, data: Any) -> None:
         """Parse the record. Raises what ``_ERRORS`` lists."""
         self.entries = tuple(_entry(*entry) for entry in data["entries"])
-        """With the offsets that an uncut tensor has."""
+        """The entries, each with the offsets of an uncut tensor: all 0."""
         self.paths = {text(fqn): _path(path) for fqn, path in data["paths"].items()}
         self.plain = tuple((text(name), _path(path)) for name, path in data["plain"])
         self.groups: Groups = tuple(
@@ -194,7 +194,7 @@ class Outline:
 
 
 def is_attempt(name: object) -> bool:
-    """Begins with a letter or digit: what DCP itself writes begins with ``__``."""
+    """True for an attempt's name. It begins with a letter or digit, DCP's names with ``__``."""
     return isinstance(name, str) and _ATTEMPT.fullmatch(name) is not None
 
 
@@ -265,8 +265,8 @@ def parse_part(raw: bytes) -> Part:
 
 
 def parse_outline(raw: bytes, known: dict[bytes, Any]) -> Outline:
-    """``known``: parts of other ranks' parts by their bytes, kept from call to call; not changed
-    by two threads at once. Raises ValueError."""
+    """Parse what merging needs. Raises ValueError. ``known``: a cache of parsed lines by their
+    bytes, kept from call to call; two threads must not use it at once."""
     try:
         return Outline(_split(raw), known)
     except _ERRORS as err:

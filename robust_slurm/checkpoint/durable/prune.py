@@ -19,15 +19,16 @@ _FOREIGN = re.compile(r"__.*")  # what torch.distributed.checkpoint calls its ow
 
 
 def prune(directory: str | Path, keep: int, protect: int) -> list[str]:
-    """Remove what is not kept, and return the names of the steps that are gone.
+    """Remove the steps that are not kept, and return the names of their directories.
 
-    ``protect``: the step that has just been committed. Kept are it, the ``keep`` (at least 1)
-    newest committed steps, those of the steps up to ``protect``, and the newest certified one. A
-    doubted step newer than the newest committed one stays, as it may be all that is left, and so
-    does an uncommitted one newer than ``protect``: it may still be written. Training that resumed
-    before a damaged step writes steps older than that one. Doubted steps do not count, nor do those
-    whose manifest cannot be read, which stay: a newer version may have written them. What cannot
-    be removed is left for the next time. Raises DurableError if the directory cannot be read.
+    ``protect``: the step that has just been committed. Kept are this step, the ``keep`` (at least
+    1) newest committed steps, the ``keep`` newest committed steps up to ``protect`` (training that
+    resumed before a damaged step writes steps older than that one), and the newest certified step.
+    A doubted step newer than the newest committed one stays, as it may be all that is left. An
+    uncommitted step newer than ``protect`` stays, as it may still be written. A step whose manifest
+    cannot be read stays, as a newer version may have written it. Neither doubted steps nor
+    unreadable ones count among the ``keep``. What cannot be removed is left for the next call.
+    Raises DurableError if the directory cannot be read.
     """
     dirs = tier.step_dirs(directory)
     found, unreadable = tier.list_steps(directory)
@@ -54,8 +55,8 @@ def _remove_step(path: Path) -> bool:
     ours = [name for name in names if _OURS.fullmatch(name)]
     if any(_FOREIGN.fullmatch(name) for name in names) or (names and not ours):
         return False  # somebody else's checkpoint
-    # Without its manifest it is not committed, whatever happens to the rest. A failing file system
-    # may refuse that, or lose it in a crash: a manifest without its data would be a damaged step.
+    # The manifest goes first: without it the step is not committed. A failing file system may
+    # refuse this, or lose it in a crash, and a manifest without its data would be a damaged step.
     remove(path / tier.MANIFEST)
     if tier.is_committed(path) or not _synced(path):
         return False

@@ -1,8 +1,8 @@
-"""Loading a step of the durable tier, in the training process, as it was saved.
+"""Load a step of the durable tier, in the training process, as it was saved.
 
-The same number of ranks on the same mesh: each rank gets back exactly what it saved. Of other
-replicas of the same pipeline a rank gets what one of its own stage saved. Any other is
-``dcp_read``'s. All data is verified before anything of it is handed out; where to find it is read
+With the same number of ranks on the same mesh, each rank gets back exactly what it saved. With
+other replicas of the same pipeline, a rank gets what one of its own stage saved. ``dcp.read`` loads
+all other cases. All data is verified before anything of it is handed out; where to find it is read
 from JSON, and records are read with ``weights_only``.
 """
 
@@ -46,7 +46,7 @@ def load(
 ) -> list[Loaded]:
     """This rank's snapshot of ``step``, then those of the other ranks that it needs.
 
-    Raises OtherShape if ``dcp_read.load_resharded`` is needed, and DurableError if anything that
+    Raises OtherShape if ``dcp.read.load_resharded`` is needed, and DurableError if anything that
     would be read is missing or damaged; try an older step then, on all ranks.
     """
     where = tier.step_dir(directory, step)

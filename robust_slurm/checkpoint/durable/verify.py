@@ -1,4 +1,4 @@
-"""Reading every byte of a durable checkpoint and comparing it with what was committed.
+"""Read every byte of a durable checkpoint and compare it with what was committed.
 
 Standard library only; nothing is unpickled.
 """
@@ -18,7 +18,7 @@ from .parts import File, Outline
 
 _THREADS = 4  # reading and summing release the interpreter's lock; more do not help one disk
 _TRIES = 3
-Read = Callable[[int], None]  # is told how many bytes more were read
+Read = Callable[[int], None]  # gets the bytes that were read since the last call
 
 
 class Problem(NamedTuple):
@@ -74,11 +74,11 @@ def _verify(path: Path, manifest: tier.Manifest, read: Read | None) -> list[Prob
 
 
 def _metadata(path: Path, manifest: tier.Manifest) -> list[Problem]:
-    """``.metadata`` is the manifest's, or that of another attempt that got as far as writing it.
+    """Check ``.metadata``: it is the manifest's, or that of another attempt that replaced it.
 
-    A checkpoint of very many blocks has none.
-    Such an attempt was complete before it touched anything, and its data is there as long as the
-    step is, so others load a good checkpoint of the same step.
+    Such an attempt was complete before it replaced anything, and its data stays as long as the step
+    does, so others load a good checkpoint of the same step. A checkpoint of very many blocks has no
+    ``.metadata``.
     """
     if not manifest.metadata[0]:
         return []

@@ -1,12 +1,12 @@
-"""The writer's process: snapshots into the durable tier, beside the run.
+"""The writer's process, which writes snapshots into the durable tier beside the run.
 
-One JSON object a line comes in on stdin and one goes out on stdout for each: ``write`` and
-``commit`` (see ``_write`` and ``_commit``). Writes are done one after the other; commits, which may
-have to wait for other ranks, run beside them until ``give_up``, which has no answer. Lives until
-stdin is closed, or SIGKILL: the signals of a job that ends reach it too, and that is when the last
-step is written. Runs without touching a GPU, and at the lowest priority once it has imported what
-it needs: a training that keeps all cores busy would hold up the imports until its first steps on
-disk are late. A request that fails is answered with why, and ends nothing.
+It reads requests from stdin, one JSON object a line, and answers each with one on stdout: ``write``
+and ``commit`` (see ``_write`` and ``_commit``). Writes are done one after the other; commits, which
+may have to wait for other ranks, run beside them until ``give_up``, which has no answer. It lives
+until stdin is closed or SIGKILL arrives, and ignores other signals: those of a job that ends reach
+it too, and the last step is written just then. It touches no GPU, and runs at the lowest priority
+only after its imports: a training that keeps all cores busy would delay them until the first
+durable steps are late. A request that fails is answered with the reason, and ends nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Writer:
         self._known: set[Path] = set()
 
     def handle(self, line: bytes) -> None:
-        """One request. Returns when it is answered, or, for a commit, under way."""
+        """Handle one request. Returns when it is answered; a commit is only started."""
         request: Reply = {}
         try:
             found = json.loads(line)
@@ -90,7 +90,7 @@ class Writer:
             self._send(request, done)
 
     def _write(self, request: Reply) -> Reply:
-        """source, directory, attempt and, if it is known, the digest of the source."""
+        """Write a snapshot. Fields: source, directory, attempt and, if known, the digest."""
         from .dcp.write import write
 
         digest = request.get("digest")
@@ -99,7 +99,7 @@ class Writer:
         return {"op": "written", **done._asdict()}
 
     def _commit(self, request: Reply, stop: threading.Event) -> Reply:
-        """directory, step, world, attempt, wait (seconds), keep."""
+        """Commit a step. Fields: directory, step, world, attempt, wait (seconds), keep."""
         from .commit import CommitRequest, commit
 
         wait = float(request["wait"])
@@ -120,8 +120,8 @@ class Writer:
     def _base(self, request: Reply) -> Path:
         """The directory of the durable tier, made when it is first used.
 
-        Only then: if it is gone later, its file system is, and writing below the mount point would
-        fill the node's own disk.
+        It is not made again: if it is gone later, its file system is no longer mounted, and writing
+        below the mount point would fill the node's own disk.
         """
         path = Path(text(request["directory"]))
         if not path.is_absolute():
@@ -175,7 +175,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
                 pass  # whoever asked is gone; what was written is written
 
     writer = Writer(reply)
-    gc.disable()  # what is imported is no garbage; looked through, it takes twice as long
+    gc.disable()  # imports make no garbage; with collections they take twice as long
     try:
         import torch
 

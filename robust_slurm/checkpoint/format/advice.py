@@ -16,7 +16,7 @@ _POPULATE_WRITE = 23  # madvise(2), Linux 5.14; not in Python's mmap module
 def populate(mapped: mmap.mmap, begin: int, size: int) -> bool:
     """Make these bytes of a writable mapping writable without a fault; ``begin`` is on a page.
 
-    False where it cannot be done, as on older kernels: then they come one by one.
+    False where it cannot be done, as on older kernels: then each page costs a fault.
     """
     held = ctypes.c_char.from_buffer(mapped, begin)
     done = madvise(ctypes.addressof(held), size, _POPULATE_WRITE)

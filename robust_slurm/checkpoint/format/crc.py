@@ -1,6 +1,6 @@
-"""CRC-32 as zlib has it, several times as fast where isal is there; both give the same numbers.
+"""CRC-32 as in zlib, several times as fast where isal is installed; both give the same numbers.
 
-Neither holds the interpreter's lock while it sums up much.
+Neither holds the interpreter's lock while it sums up a large buffer.
 """
 
 try:

@@ -112,7 +112,7 @@ def _is_alike(fd: int, other: int, at: int, left: int, one: bytearray, two: byte
 
 
 def describe(chunks: Sequence[int], size: int) -> str:
-    """For people: which bytes do not agree."""
+    """Describe, for a message, which bytes do not agree."""
     begin, length = span(chunks[0], size)
     more = f" and {len(chunks) - 1} more" if len(chunks) > 1 else ""
     return (
@@ -122,5 +122,5 @@ def describe(chunks: Sequence[int], size: int) -> str:
 
 
 def workers(most: int) -> int:
-    """Number of threads that may share a sum without taking the node from the ranks."""
+    """Number of threads for a checksum, at most ``most``: half of the CPUs are for the ranks."""
     return max(1, min(most, len(os.sched_getaffinity(0)) // 2))

@@ -72,7 +72,7 @@ def view(memory: Any, offset: int, entry: Entry) -> torch.Tensor:
 
 @cache
 def _silence() -> None:
-    """Let torch say now, unheard, what it says once in a process: that memory is read-only."""
+    """Suppress the warning on read-only memory, which torch gives once per process: provoke it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.frombuffer(b"\0", dtype=torch.uint8)

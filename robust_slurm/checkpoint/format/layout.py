@@ -2,8 +2,8 @@
 
 A file is ``u64 length | JSON header, padded with spaces | tensor data without gaps``. While it is
 being written its first eight bytes are zero, so a torn snapshot is no safetensors file at all; the
-length is stored last. What safetensors does not say stands as JSON in ``__metadata__["robust"]``
-(``Snapshot``). Standard library only; what is read is treated as hostile.
+length is stored last. Facts for which safetensors has no field stand as JSON in
+``__metadata__["robust"]`` (``Snapshot``). Standard library only; input is treated as hostile.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Contents of a snapshot file, but for the tensors' bytes."""
+    """Contents of a snapshot file, except the tensors' bytes."""
 
     step: int
     rank: int
@@ -102,8 +102,8 @@ def lay_out(
 ) -> FileLayout:
     """Plan a file whose header is about ``header_bytes`` long now (see ``encode_header``).
 
-    ``frozen``: names of tensors that lie together, as they hardly ever change: chunks of nothing
-    else are not sent again."""
+    ``frozen``: names of tensors that hardly ever change. They lie together, so that chunks with
+    only such tensors need not be sent again."""
     ordered = tuple(sorted(entries, key=lambda e: (-ITEM_SIZE[e.dtype], e.name in frozen)))
     start = -(-(8 + header_bytes + ROOM) // ALIGN) * ALIGN
     offsets, at = [], start
@@ -116,7 +116,7 @@ def lay_out(
 def encode_header(snapshot: Snapshot) -> bytes:
     """The header of a snapshot whose entries are in a FileLayout's order, without padding.
 
-    Raises LayoutError when it is larger than any reader takes.
+    Raises LayoutError when it is larger than readers accept.
     """
     about = {"same": snapshot.same, **snapshot._asdict()}  # before any name: see form.Form
     about["version"] = VERSION
@@ -163,7 +163,7 @@ def parse_header(raw: bytes | memoryview, file_size: int) -> tuple[Snapshot, Fil
         if about["version"] != VERSION:
             raise LayoutError(f"snapshot of version {about['version']}, this reads {VERSION}")
         entries, offsets, at = [], [], 8 + length
-        # All numbers are looked at together; shapes before anything is multiplied.
+        # All numbers are checked together, but the shapes before anything is multiplied.
         _check_whole(chain.from_iterable(item["shape"] for item in header.values()))
         numbers: list[Any] = []
         for name, (fqn, global_shape, starts, kind) in about["entries"].items():

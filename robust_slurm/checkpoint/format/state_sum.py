@@ -1,9 +1,9 @@
 """Checksums of all the state in a snapshot, the same whatever file it lies in. Standard library.
 
 The digest of a file (``digest``) covers its header as well: the incarnation, the room that it keeps
-free, the order of its tensors. Here each tensor counts under its name, and what is no tensor as
-JSON with sorted keys, so that the same state of two incarnations has the same checksums. They
-depend on who keeps which part of a shared state: ``parts`` tells whether that is the same.
+free, the order of its tensors. These checksums cover each tensor under its name, and all other
+values as JSON with sorted keys, so that the same state of two incarnations has the same checksums.
+They depend on which rank keeps which part of a shared state: ``parts`` shows whether that is equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .digest import piece, range_crc
 from .layout import Entry, parse_header
 from .threads import read_each
 
-PHASE = "check"  # heartbeat's, of a rank that waits for its state to be compared
+PHASE = "check"  # heartbeat phase of a rank that waits while its state is compared
 
 
 class StateSum(NamedTuple):

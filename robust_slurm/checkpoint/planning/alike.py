@@ -41,9 +41,9 @@ def differ(checksums: Iterable[int]) -> bool:
 
 
 def apart(claims: Mapping[int, Claim]) -> list[int]:
-    """The ranks that no state may be put together for, ascending: what it would be made of is not
-    alike, or is kept by ranks that do not count themselves to the same group. ``claims``: of the
-    ranks, of one step; one that is missing is not looked at."""
+    """Return the ranks whose state must not be put together, ascending: its parts are not alike, or
+    are kept by ranks that do not count themselves to the same group. ``claims``: by rank, of one
+    step; a missing one is not looked at."""
     found = []
     for rank, claim in sorted(claims.items()):
         others = [claims[each] for each in claim.needs if each in claims and each != rank]
@@ -70,7 +70,7 @@ class Outcome(NamedTuple):
 
 
 class _Votes:
-    """The checksums of one step. It may wait long for a rank: none takes more than a bit."""
+    """The checksums of one step. It may wait long for some ranks, so a rank takes only a bit."""
 
     def __init__(self) -> None:
         self._ranks = 0  # a bit for each that has reported

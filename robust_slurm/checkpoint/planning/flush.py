@@ -1,7 +1,7 @@
 """Choose the stores that write the snapshots to the durable directory before the job ends. Pure.
 
-Before a requeue or an end the memory of the nodes is about to go: the newest complete step is
-written, each rank's snapshot once, by whoever has it.
+A requeue or the end of the job takes the nodes' memory. Before it, the newest complete step is
+written: each rank's snapshot once, by a store that has it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-SAMPLES = 5  # of a rank, of which the median counts: an evaluation or a busy core is no link
+SAMPLES = 5  # of a rank; their median counts, as an evaluation or a busy core is no slow link
 FEWEST = 3
 WIDEN = 10.0  # s for which a rank must want more before all save less often
 NARROW = 30.0  # s for which all must want less
@@ -58,7 +58,7 @@ def _median(costs: Iterable[Cost]) -> Cost:
 
 
 class Interval:
-    """Fed with what snapshots cost; times in s of any clock."""
+    """The interval between saves, from what snapshots cost; times in s of any clock."""
 
     def __init__(self, overhead: float) -> None:
         """``overhead``: 0 for every step, whatever it costs."""
@@ -66,7 +66,7 @@ class Interval:
         self.begin()
 
     def begin(self) -> None:
-        """The ranks start anew, with every step."""
+        """Save every step again, as the ranks start anew."""
         self.every = 1
         self.first = 0
         """Step from which it holds."""
@@ -80,12 +80,15 @@ class Interval:
         self._less_since: float | None = None
 
     def hear(self, rank: int, step: int, cost: Cost) -> None:
-        """``step`` of a rank has been saved."""
+        """Note the cost of a ``step`` that a rank has saved."""
         if self._overhead and step > self.first and cost.step_s > 0:
             self._costs.setdefault(rank, deque(maxlen=SAMPLES)).append(cost)
 
     def adjust(self, now: float, first: int) -> bool:
-        """True if the interval changes now, from ``first`` on: all ranks learn of it in time."""
+        """Change the interval from step ``first`` on, if needed; True if it changes.
+
+        ``first`` must be late enough for all ranks to learn of it in time.
+        """
         known = {r: _median(costs) for r, costs in self._costs.items() if len(costs) >= FEWEST}
         if not known:
             return False
@@ -107,7 +110,7 @@ class Interval:
         return True
 
     def text(self) -> str:
-        """For people: how often, and why."""
+        """Describe, for people, how often steps are saved, and why."""
         if self.worst is None:
             return ""
         rank, cost = self.worst

@@ -11,9 +11,9 @@ ByteRobust's (no common group, another machine) with the switch added, in this o
 4. ``node``           another node
 5. ``none``           there is one node only: nobody holds a replica
 
-At 1 and 2, first with no group at all that has ranks on both nodes, then with none that has both
-ranks. The level is what every rank reaches. Every rank holds one replica, or the fewest that can
-be where more than half of the ranks run on one node.
+Levels 1 and 2 are tried first with no group that has any ranks on both nodes, then with no group
+that has both ranks. The level is what every rank reaches. Every rank holds one replica, or the
+fewest that can be where more than half of the ranks run on one node.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RankLayout:
     def _spans(self) -> list[int]:
         """For each node the nodes that it shares any group with, as bits.
 
-        A group that runs on all nodes counts not: whoever loses it has lost the job.
+        A group that runs on all nodes does not count: its loss is the loss of the job.
         """
         spans = [0] * self.node_count
         everything = (1 << self.node_count) - 1

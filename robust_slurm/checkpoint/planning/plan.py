@@ -2,10 +2,9 @@
 
 A step counts only if each rank of the world has a copy whose digest was verified, all saved in the
 same epoch (a node that was cut off may hold a later step of a timeline that was abandoned), and in
-the last timeline within it that has the step. Each
-snapshot is needed on the nodes of the ranks that name it in their ``needs``; sources, best first:
-memory of that node, memory of a peer, a disk of that node, a disk of another node. A newer step in
-the durable directory wins over all of them.
+the last timeline within it that has the step. Each snapshot is needed on the nodes of the ranks
+that name it in their ``needs``. Sources, best first: memory of that node, memory of a peer, a disk
+of that node, a disk of another node. A newer step in the durable directory wins over all of them.
 """
 
 from __future__ import annotations
@@ -108,9 +107,9 @@ def plan(
 
     ``durable``: (step, world) of the committed steps. ``failed``: (store, owner, step) of copies
     that turned out to be of no use in this recovery. ``before``, ``trust``: see ``sound``.
-    ``asked``: where ranks of another number than ``world`` go on with it, for each of them the
-    owners whose own snapshots it needs. Odd holdings are passed over; ValueError only if a rank of
-    the world has no seat.
+    ``asked``: if a world of another size goes on with the step, for each of its ranks the owners
+    whose own snapshots it needs. Odd holdings are passed over; ValueError only if a rank of the
+    world has no seat.
     """
     if asked is None:
         asked = {rank: (rank,) for rank in range(world)}
@@ -213,7 +212,7 @@ def usable(
 
 
 def _set_apart(copies: Copies) -> list[Passed]:
-    """Take out what ranks would be restored from that share a state, but do not hold the same."""
+    """Take out the copies of ranks that share a state but do not hold the same."""
     first = {owner: found[0].holding for owner, found in copies.items()}
     passed = []
     for owner in apart({o: Claim(held.needs, held.same) for o, held in first.items()}):
@@ -223,7 +222,7 @@ def _set_apart(copies: Copies) -> list[Passed]:
 
 
 def newest_complete(sets: Sets, world: int) -> tuple[tuple[int, int] | None, list[str]]:
-    """The newest (step, epoch) that all ranks have, and what is said of newer ones."""
+    """The newest (step, epoch) that all ranks have, and a line for people on each newer one."""
     lines: list[str] = []
     for (step, epoch), copies in sorted(sets.items(), reverse=True):
         if len(copies) == world:
@@ -288,7 +287,7 @@ def _sources(
 
 
 def _nearness(copy: UsableCopy, stores: Collection[str] = ()) -> tuple[object, ...]:
-    """Orders copies on one node: own ones first (they outlive fetched ones); then by name."""
+    """Sort key of copies on one node: own ones first (they outlive fetched ones); then by name."""
     place, held = copy
     own = held.file.startswith("own-")
     return held.tier, not own, place.store not in stores, place.store, held.file

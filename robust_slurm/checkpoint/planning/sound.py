@@ -19,7 +19,7 @@ class Bound(NamedTuple):
     step: int
     """Step of that state; below 1: none was proven."""
     epoch: int
-    """In which the loss stopped being finite: later ones began anew, from before."""
+    """Epoch in which the loss stopped being finite; later ones began from an earlier state."""
 
 
 class Trust(NamedTuple):
@@ -68,9 +68,9 @@ def sound(
 ) -> tuple[Sets, list[tuple[int, int]], str]:
     """The copies and the durable steps (step, world) to choose from, and what to tell people.
 
-    Those that are known to be sound. Where none is, the oldest one that there is: it may be sound
-    all the same, and a long training is not begun anew for a doubt. Nothing at all only where
-    memory has nothing proven and the disk has nothing.
+    These are the states known to be sound. If there is none, it is the oldest state: it may be
+    sound all the same, and a long training is not begun anew for a doubt. The result is empty only
+    if memory has nothing proven and the disk has nothing.
     """
     good = {key: copies for key, copies in sets.items() if _is_sound(*key, before)}
     disk = [entry for entry in durable if entry[0] <= before.step]
@@ -93,7 +93,7 @@ def sound(
 
 
 def only_sound(places: Sequence[Holder], before: Bound | None) -> list[Holder]:
-    """The places with those copies alone that are known to be sound."""
+    """Return the places with only those copies that are known to be sound."""
     if before is None:
         return list(places)
     return [

@@ -39,7 +39,7 @@ def survives(
     """Try every single node, leaf switch and parallel group, and every two nodes.
 
     Arguments as of ``place``, for any placement. A group is lost with all nodes it has ranks on.
-    The death of processes alone is not looked at: their snapshots outlive them.
+    The death of processes alone is not counted as a loss: their snapshots outlive them.
     """
     numbers = {name: i for i, name in enumerate(dict.fromkeys(nodes))}
     node = [numbers[name] for name in nodes]

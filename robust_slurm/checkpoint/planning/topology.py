@@ -7,7 +7,7 @@ import re
 from robust_slurm.slurm.values import ParseError, expand
 
 MAX_NODES = 1_000_000
-"""A text that names more nodes is not believed."""
+"""A text that names more nodes is rejected."""
 
 _WORD = re.compile(r"(\w+)=(\S*)", re.ASCII)
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")

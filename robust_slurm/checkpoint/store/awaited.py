@@ -1,8 +1,8 @@
-"""The files that a store's ranks are restored from, and waiting for those that are to come.
+"""The files that a store's ranks are restored from, and the wait for those that are missing.
 
-robust-srun brings them before an epoch begins to where it expects the ranks. A launcher may number
-the nodes otherwise (torchrun with c10d): then robust-srun learns where a rank is as it enrols, and
-has its store fetch what it lacks while the rank waits for its welcome.
+Before an epoch begins, robust-srun brings the files to the nodes where it expects the ranks. A
+launcher may number the nodes otherwise (torchrun with c10d): then robust-srun learns a rank's node
+when the rank enrols, and has its store fetch the missing files before it welcomes the rank.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from robust_slurm.checkpoint.store.door import Message, RankConnection
 from robust_slurm.checkpoint.store.events import FetchOutcome, Restore
 from robust_slurm.checkpoint.store.shelf import Shelf
 
-ORDER = 15.0  # s for the order to fetch to come
-TELL = 5.0  # s between two words to a rank that waits: its patience is longer
+ORDER = 15.0  # s to wait for the order to fetch
+TELL = 5.0  # s between two messages to a rank that waits: its time-out is longer
 
 
 class Awaited:
@@ -50,7 +50,7 @@ class Awaited:
         return not restore.shards.keys() >= {owner, *needs}
 
     def plan(self, rank: int) -> Message | None:
-        """Return the restore plan as it is told to a rank that enrols; None: there is none."""
+        """Return the restore plan for a rank that enrols; None: there is none."""
         restore = self._restore
         if restore is None:
             return None
@@ -61,7 +61,7 @@ class Awaited:
         return plan
 
     def wait(self, connection: RankConnection, rank: int, epoch: int) -> None:
-        """Wait until they are here, or no order to get them has come, or the epoch is over."""
+        """Wait until the rank's files are here, no order to fetch them came, or the epoch ended."""
         give_up_at = time.monotonic() + ORDER
         while True:
             with self._change:
@@ -76,7 +76,7 @@ class Awaited:
             connection.send({"op": "wait"})
 
     def fetch(self, work: Callable[[], Sequence[FetchOutcome]]) -> list[FetchOutcome]:
-        """Do it; who waits for what it brings goes on."""
+        """Run a fetch, then wake the ranks that wait for its files."""
         outcomes: list[FetchOutcome] = []
         with self._change:
             self._fetching += 1

@@ -39,9 +39,9 @@ MAX_ALARMS = 100  # of one connection
 
 
 class Desk:
-    """``due()``: an event of a rank is to be reported later; ``prune(oldest)``: replicas older
-    than this step are no use; ``replica_slots(count)``: so many of each owner find room;
-    ``anew(first, line)``: see Store."""
+    """Calls ``due()`` if an event of a rank is to be reported later, ``prune(oldest)`` if replicas
+    older than this step are useless, ``replica_slots(count)`` if only so many of each owner find
+    room, and ``anew(first, line)``: see Store."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class Desk:
             if anew:  # somebody else (torchrun) has started all ranks anew within the epoch
                 self._everywhere = -1
                 self._anew(-1, 0)
-                self._shelf.remove_unknown(number)  # it could be taken for one that is yet to come
+                self._shelf.remove_unknown(number)  # a leftover could be taken for a new file
             if again:
                 rank.restart(self._epoch, anew=anew)
             rank.enrol(enrolment, connection)
@@ -225,7 +225,7 @@ class Desk:
             with contextlib.suppress(OSError), open(self._shelf.open(record), "rb") as file:
                 if not self._shelf.overwritten(file.fileno(), record):
                     own.append({"slot": record.slot, "step": record.step})
-        if again:  # a write goes on, and orders were given, whoever heard of them
+        if again:  # repeat what it may have missed: slots that are held, and orders
             rank.held_changed()
             self.orders.repeat(rank, after=self._everywhere)
         connection.send(
@@ -243,7 +243,7 @@ class Desk:
         """Forget what a rank that begins anew had saved from step ``first`` on, and what others had
         here from then on in older timelines. ``line``: 0 if the ranks did not agree on one."""
         with self._lock:
-            moved = line > rank.line and not rank.pusher.waits  # here it is new
+            moved = line > rank.line and not rank.pusher.waits  # the timeline is new here
             if rank.connection is not connection or not (moved or rank.pusher.waits):
                 return
             epoch = self._epoch
@@ -296,7 +296,7 @@ class Desk:
                         epoch=enrolment.epoch, size=size, inode=inode,
                         digest=digest.take(fd, size, digest.workers(4)), same=same, line=rank.line,
                     )  # fmt: skip
-                # A rank that does not wait may have come round to this file during the digest.
+                # A rank that does not wait may have overwritten this file during the digest.
                 torn = "" if shelf.complete(fd) else shelf.TORN
                 why = self._shelf.overwritten(fd, record) if record is not None else torn
                 if why:

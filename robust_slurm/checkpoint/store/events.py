@@ -12,7 +12,7 @@ from robust_slurm.checkpoint.planning.interval import Cost
 
 
 class Target(NamedTuple):
-    """Target of an owner's replica."""
+    """The store that keeps an owner's replica."""
 
     rank: int
     """Rank of the peer, for messages to people."""
@@ -34,7 +34,7 @@ class Restore(NamedTuple):
     origins: dict[int, int] = {}  # noqa: RUF012 - a default
     """Rank → owner of the snapshot that it goes on with, in a world of another size."""
     anew: tuple[int, ...] = ()
-    """The ranks of these that were none before: no random generators are theirs."""
+    """Ranks among these that did not exist before: no saved generators are theirs."""
 
 
 class Holding(NamedTuple):
@@ -53,7 +53,7 @@ class Holding(NamedTuple):
     """The digest verified now agrees with the one taken when it was complete."""
     why: str
     epoch: int = 0
-    """In which it was saved: snapshots of one step belong together only if this is equal too."""
+    """Epoch of the save: snapshots of one step belong together only if this is equal too."""
     same: int = -1
     line: int = 0
     """See ``Snapshot``."""

@@ -1,4 +1,4 @@
-"""Outside robust-srun: a store inside the training process, for the sake of the durable tier."""
+"""A store inside the training process, which serves the durable tier outside robust-srun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class OwnStore:
     """A Store with a directory of its own in shared memory, which goes when this one is closed."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """``say`` gets every trouble as text, in any thread. Raises OSError."""
+        """``say`` is called with every problem as text, in any thread. Raises OSError."""
         self._say = say
         self._newest = -1  # step that is committed
         self._memory = MemoryDir(f"ckpt-{os.getuid()}")
@@ -41,5 +41,5 @@ class OwnStore:
                 self._newest = max(self._newest, event.step)
         elif event.why.startswith("passed over"):
             self._say(f"not all steps go to the checkpoint directory: {event.why}")  # once
-        elif event.step > self._newest and event.why != NEWER:  # whose own word may come later
+        elif event.step > self._newest and event.why != NEWER:  # its Committed may come later
             self._say(f"step {event.step} is not in the checkpoint directory: {event.why}")

@@ -9,7 +9,7 @@ from robust_slurm.checkpoint.store.ranks import Rank
 from robust_slurm.checkpoint.store.reserve import free
 from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, Shelf, ShelfRecord
 
-USELESS = 4  # saves; so far behind the store's ranks none is part of a common step
+USELESS = 4  # saves; a snapshot so far behind the store's ranks is part of no common step
 
 
 def superseded(
@@ -18,8 +18,8 @@ def superseded(
     """Return the test for snapshots that can be part of no common step any more. Pure.
 
     ``here``: ranks of this store that are connected, with their newest steps. ``everywhere``: the
-    newest step that all ranks of the job have. ``oldest``: up to this step all had the time to save
-    a newer one, where nobody reports that they have.
+    newest step that all ranks of the job have. ``oldest``: snapshots up to this step go even
+    without a report that all ranks have a newer one, as all had the time to save it.
     """
     latest: dict[int, int] = {}
     for record in records:

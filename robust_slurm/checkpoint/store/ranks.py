@@ -178,7 +178,7 @@ class Rank:
             connection.send(message)
 
     def answer(self, op: str, step: int) -> None:
-        """``replicated`` or ``alone``."""
+        """Note that a step is ``replicated`` or ``alone`` (``op``), and send that to the rank."""
         with self.lock:
             if op == "replicated":
                 self._replicated = max(self._replicated or 0, step)
@@ -211,8 +211,8 @@ class Rank:
         return self.persister.held | self.pusher.held
 
     def held_changed(self) -> None:
-        """Say so to the rank, if it is true."""
-        with self.lock:  # in this order: the rank must hear of sets in the order they came true
+        """Send the rank the held slots, if they have changed."""
+        with self.lock:  # the rank must receive the sets in the order in which they were true
             held = self.held
             if held == self._told_held or self.connection is None:
                 return
@@ -262,8 +262,8 @@ class Rank:
 
 
 def took_a_place(enrolment: RankEnrolment, ranks: Iterable[Rank]) -> bool:
-    """True if a rank of another number ran in its place before, in this epoch: ranks that a
-    launcher starts anew may be numbered otherwise. ``ranks``: those of the store."""
+    """True if a rank of another number ran in this rank's place before, in this epoch: a launcher
+    that starts ranks anew may number them otherwise. ``ranks``: those of the store."""
     return any(
         rank.number != enrolment.rank
         and rank.enrolled == enrolment.epoch

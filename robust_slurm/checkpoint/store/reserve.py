@@ -1,9 +1,9 @@
-"""Memory made ready for snapshots that may have to be received: files whose pages are there.
+"""Prepare memory for snapshots that this node may receive: files whose pages are allocated.
 
-New pages cost the receiver more than the network does (the kernel clears each of them, and each
-costs a fault where it is mapped). A node that waits without ranks has the time to do both before.
-Its room files are torn, as all files that are being written, and have no record: nobody takes one
-for a snapshot.
+New pages cost the receiver more than the network does: the kernel clears each page, and each mapped
+page costs a fault. A node that waits without ranks has the time to do both in advance. Room files
+are torn, like all files that are being written, and have no record: no process takes one for a
+snapshot.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from robust_slurm.auto.headroom import headroom
 from robust_slurm.checkpoint.format.advice import populate
 from robust_slurm.checkpoint.format.layout import SUFFIX
 
-SNAPSHOTS = 7  # of a rank that a node has room for: its own, replicas, one being written to disk
-_PIECE = 16 << 20  # bytes made ready at once; whoever needs the room waits for that long
+SNAPSHOTS = 7  # of one rank, for which a node has room: own, replicas, one being written to disk
+_PIECE = 16 << 20  # bytes prepared at once; a caller that needs the room waits for one piece
 _NICE = 19
 _PATIENCE = 2.0  # s for one piece
 _MAPPED = 64  # files: each costs a descriptor of robust-task, and there may be one for each rank
@@ -37,10 +37,10 @@ class Room(NamedTuple):
     """One file that is ready."""
 
     size: int
-    """Bytes that are there; fewer than were asked for where it was stopped."""
+    """Bytes that are allocated; fewer than requested if the preparation was stopped."""
     inode: int
     mapped: mmap.mmap | None
-    """All of them, its pages in place; None where that could not be done ahead."""
+    """A mapping of all of them, with its pages in place; None if that was not possible."""
 
     def is_whole(self, fd: int, size: int) -> bool:
         """True if the open file is still this one, with all pages of its first ``size`` bytes."""
@@ -77,9 +77,9 @@ class Reserve:
             return sorted(room.size for room in self._files.values())
 
     def prepare(self, size: int, files: int) -> None:
-        """Make so many files of ``size`` bytes in the background, as far as there is room.
+        """Make ``files`` files of ``size`` bytes in the background, as far as there is room.
 
-        Nothing if it was asked before and not given up since.
+        A second call does nothing until ``clear``.
         """
         with self._lock:
             if self._closed or self._thread is not None:
@@ -91,10 +91,10 @@ class Reserve:
             self._thread.start()
 
     def take(self, size: int, path: Path) -> Room | None:
-        """Give up a file for ``size`` bytes, which is at ``path`` then. None if there is none.
+        """Move a prepared file to ``path``, for ``size`` bytes. None if there is none.
 
-        The smallest that is large enough, else the largest: then less is missing. What is still
-        being prepared is left at that. The mapping is the caller's.
+        It is the smallest that is large enough, else the largest, which lacks the least. This stops
+        the preparation. The mapping is the caller's.
         """
         self._settle()
         with self._lock:
@@ -107,7 +107,7 @@ class Reserve:
         return None
 
     def clear(self) -> None:
-        """Give everything up."""
+        """Stop the preparation and remove all files."""
         with self._lock:
             self._stop.set()
             thread, self._thread = self._thread, None
@@ -120,7 +120,7 @@ class Reserve:
             _remove(path)
 
     def close(self) -> None:
-        """Give everything up, for good."""
+        """Stop the preparation for good and remove all files."""
         with self._lock:
             self._closed = True
         self.clear()
@@ -157,7 +157,7 @@ class Reserve:
 
 
 def _make(path: Path, size: int, stop: threading.Event, *, mapped: bool) -> Room | None:
-    """A file of fewer than ``size`` bytes when it was stopped, None if of none. Raises OSError."""
+    """Make a file; shorter than ``size`` if stopped, None if stopped at once. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     try:
@@ -174,7 +174,7 @@ def _make(path: Path, size: int, stop: threading.Event, *, mapped: bool) -> Room
 
 
 def _map(fd: int, size: int, stop: threading.Event) -> mmap.mmap | None:
-    """The whole file with its pages in place; None where that cannot be, or it was stopped."""
+    """Map the whole file with its pages in place; None if that fails or was stopped."""
     try:
         mapped = mmap.mmap(fd, size)
     except (OSError, ValueError):  # a limit of address space; somebody has cut the file

@@ -52,10 +52,10 @@ class ShelfRecord:
         self.line = line
         """See ``Snapshot``."""
         self.marks: tuple[int, ...] = ()
-        """Number of each chunk's content: equal ones mean equal bytes (see ``Pusher._mark``); none
-        are known: ()."""
+        """A number for each chunk's content: equal numbers mean equal bytes (see ``Pusher._mark``).
+        Empty: unknown."""
         self.header = b""
-        """Hash of its header, once that was read and found right: to read it is milliseconds."""
+        """Hash of its header, once that was parsed and found right: parsing takes milliseconds."""
         self.bad = ""
 
     @property
@@ -103,23 +103,23 @@ class Shelf:
         self._records: dict[str, ShelfRecord] = {}
 
     def put(self, record: ShelfRecord) -> None:
-        """The file is complete; what it held before is forgotten."""
+        """Record a complete file, in place of what it held before."""
         with self._lock:
             self._records[record.file] = record
 
     def forget(self, file: str) -> None:
-        """The file is going to be something else."""
+        """Forget a file that is going to be overwritten."""
         with self._lock:
             self._records.pop(file, None)
 
     def discard(self, record: ShelfRecord) -> None:
-        """Forget this one, but not what has taken its place in the same file."""
+        """Forget this record, but not one that has taken its place for the same file."""
         with self._lock:
             if self._records.get(record.file) is record:
                 del self._records[record.file]
 
     def give_up(self, first: int, which: Callable[[ShelfRecord], bool]) -> None:
-        """Forget these from step ``first`` on. Their files stay: they may be being written to."""
+        """Forget these records from step ``first`` on. Their files stay: a rank may be writing."""
         for record in self.all():
             if record.step >= first and which(record):
                 self.discard(record)
@@ -164,7 +164,7 @@ class Shelf:
         return min(found, key=lambda r: (-r.epoch, -r.line, kinds.index(r.kind)), default=None)
 
     def open(self, record: ShelfRecord) -> int:
-        """FileNotFoundError when the file is not the one of the record any more,
+        """Open a record's file. FileNotFoundError when it is not the record's any more,
         FileChangedError when it was cut short or made longer."""
         fd, size, inode = open_snapshot(self.directory / record.file)
         if inode != record.inode or size != record.size:
@@ -188,9 +188,10 @@ class Shelf:
     def unchanged(
         self, fd: int, record: ShelfRecord, older: ShelfRecord, threads: int
     ) -> list[int]:
-        """Chunks of a snapshot (open as ``fd``) that hold the same bytes in an older one, as both
-        files say now; a CRC proves nothing here. None of one that is overwritten meanwhile, also
-        by the same step: a rank that began anew may have written it into the same file."""
+        """Return the chunks of a snapshot (open as ``fd``) that are the same in an older one.
+
+        Both files are read: equal CRCs prove nothing here. Empty if either is overwritten meanwhile
+        (even by the same step: a rank that began anew may have written it into the same file)."""
         if record.size != older.size:
             return []
         digests = enumerate(zip(record.digest, older.digest, strict=True))
@@ -232,7 +233,7 @@ class Shelf:
             why = str(err.strerror or err)
         finally:
             os.close(fd)
-        if why == TORN and threads:  # who only looks has not said yet that it is no use
+        if why == TORN and threads:  # without threads, a look keeps the record
             self.discard(record)
         return self._holding(record, why)
 

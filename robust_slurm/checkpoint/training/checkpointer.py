@@ -34,7 +34,7 @@ NOT_FINITE = (
     "ROBUST_NAN=ignore saves at any loss)"
 )
 FORKED = "this Checkpointer belongs to the process that made it, not to its forks. Make one there"
-CRASH_DEADLINE = 60.0  # s for that when the script ends by an exception
+CRASH_DEADLINE = 60.0  # s for the same when the script ends by an exception
 
 
 class Checkpointer:
@@ -132,9 +132,9 @@ class Checkpointer:
         ``resume`` returns it.
 
         Call it after ``optimizer.step()``, on all ranks. It returns at once; the copy is made
-        beside the next forward and backward. Never raises because of a failure to save: it says
-        so and training goes on. While the newest loss told to ``beat`` is not finite, nothing is
-        taken: what was saved before is what a restart needs.
+        beside the next forward and backward. A failure to save is reported, never raised, and
+        training goes on. While the newest loss passed to ``beat`` is not finite, nothing is saved:
+        a restart needs the steps from before.
         """
         if self._closed or heartbeat._ended:
             self._say_unless(step)
@@ -207,11 +207,11 @@ class Checkpointer:
         return self._session
 
     def _rivals(self, place: str) -> bool:
-        """True if another one of this process saves there."""
+        """True if another Checkpointer of this process saves to ``place``."""
         return any(each._place == place != "" for each in _open() if each is not self)
 
     def _hook(self, optimizers: Iterable[Any]) -> list[Any]:
-        """Have every given optimizer tell before it changes anything."""
+        """Have every given optimizer call this object before and after its step."""
         me = weakref.ref(self)
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -257,7 +257,7 @@ class Checkpointer:
             self._session.saver.leave_out()
 
     def _say_unless(self, step: SupportsIndex) -> None:
-        """Say that a step is not saved because nothing can be any more, once."""
+        """Report once that this step and later ones cannot be saved."""
         if os.getpid() != self._pid:
             self._session = None  # the parent's
             self._say(f"step {step} is not saved: {FORKED}")
@@ -296,7 +296,7 @@ class Checkpointer:
         session = self._session
         try:
             if session is not None:
-                # The last step that was taken may be what the loss that is not finite came from.
+                # A loss that is not finite may have been computed from the last step saved.
                 session.close(0.0 if heartbeat._nan else flush_deadline)
         except Exception as error:  # noqa: BLE001 - as in save()
             self._say(f"the last step may not be saved: {type(error).__name__}: {error}")
@@ -324,8 +324,8 @@ def _open() -> list[Checkpointer]:
 
 
 def _close_dropped(but: Checkpointer) -> None:
-    """Close those to which the script has no reference left: a function has raised that made one,
-    and is called again, as accelerate does with a smaller batch."""
+    """Close Checkpointers to which the script has no reference left: a function that made one has
+    raised and is called again, as accelerate does with a smaller batch."""
     gc.collect()
     found = [each for each in _open() if each is not but]
     (none,) = _references([object()])

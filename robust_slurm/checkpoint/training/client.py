@@ -36,7 +36,7 @@ class Client:
         self._held: frozenset[int] = frozenset()
         self._unanswered: dict[int, int] = {}  # step → slot, until the store has its digest
         self._wanted: set[int] = set()
-        self._every = [(0, 1)]  # from which step, every so many
+        self._every = [(0, 1)]  # (first step, steps between two saves)
         self._said_at = (-1, 0.0)  # step, time of the newest saved
         self.everywhere = -1
         """Newest step that all ranks are known to have, and their replicas."""
@@ -55,7 +55,7 @@ class Client:
             self._socket.connect(path)
             self._file = self._socket.makefile("rb")
             self._write({"op": "enrol", **enrol})
-            # "wait" comes while that is brought which it restores from; others are news for all.
+            # "wait" comes while the store fetches the rank's files; others are news for all ranks.
             while (message := self._read()).get("op") not in ("welcome", "refused"):
                 self._hear(message)
             self.welcome = message
@@ -79,7 +79,7 @@ class Client:
             self._die(f"{self.path}: {error}")
 
     def saved(self, step: int, slot: int, *, persist: bool, **fields: Any) -> None:
-        """A snapshot is complete; its slot is held until the store has answered."""
+        """Report a complete snapshot; its slot is held until the store has answered."""
         with self._state:
             self._unanswered[step] = slot
             self._newest = step
@@ -88,7 +88,7 @@ class Client:
         self.say("saved", step=step, slot=slot, persist=persist, **fields)
 
     def skipped(self, step: int) -> None:
-        """This step is left out: no rank needs to wait until this one has it."""
+        """Report that this step is left out: no rank needs to wait until this one has it."""
         with self._state:
             self._newest = max(self._newest, step)
         self.say("skipped", step=step)
@@ -131,12 +131,12 @@ class Client:
         return self._wait(lambda: len(self.held()) < slots, timeout)
 
     def stands_at(self, step: int) -> bool:
-        """True if robust-srun compares the state at this step, and the rank waits for its word."""
+        """True if robust-srun compares the state at this step, and the rank must wait for that."""
         with self._state:
             return self._stand == step
 
     def stand(self, step: int, timeout: float) -> None:
-        """Wait for that word, or until the store is gone."""
+        """Wait until robust-srun has compared this step, or the store is gone."""
         self._wait(lambda: self._stand != step, timeout)
 
     def flush(self, step: int, timeout: float) -> str:

@@ -33,7 +33,7 @@ def is_distributed() -> bool:
 
 
 def world() -> RankIds:
-    """Ask torch.distributed if it is initialised, else the environment; else it is one rank."""
+    """Read rank and world from torch.distributed, else the environment; without both, one rank."""
     rank, size = _env("RANK", "SLURM_PROCID"), _env("WORLD_SIZE", "SLURM_NTASKS")
     if is_distributed():
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -102,7 +102,7 @@ def find_share(models: Iterable[Any], mesh: Mapping[str, int], rank: int) -> Sha
         found = groups.pop()
     elif groups:
         return None
-    elif blocks:  # what they hold alike is what all parameters are alike on
+    elif blocks:  # the ranks that hold the same part of every parameter
         alike = {shards.holders(p) if shards.is_dtensor(p) else named for p in parameters}
         found = tuple(sorted(set.intersection(*map(set, alike))))
     else:
@@ -114,7 +114,7 @@ class Cut(NamedTuple):
     """Parameters in blocks, as a world of another size has to know them."""
 
     why: str
-    """Reason why none could go on with them; empty: it could."""
+    """Reason why no world of another size could go on with them; empty: it could."""
     lengths: tuple[int, ...] = ()
     shards: int = 0
     """See ``Enrolled`` for both."""

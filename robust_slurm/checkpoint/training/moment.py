@@ -1,4 +1,4 @@
-"""The state at the moment of a save(): which tensors, which of them later, and all else as JSON."""
+"""The state at the moment of a save(): tensors to copy now or later, and all else as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..copying.sample import Joint
 from ..format.layout import Snapshot
 
 SMALL = 1 << 20  # bytes of a tensor that is cloned at each step that is not saved
-WHOLE = 1 << 16  # bytes on the host that are all summed up at such a step; of more, a few items
+WHOLE = 1 << 16  # bytes on the host that are summed up at such a step; of more, only a few items
 
 
 class Moment(NamedTuple):
@@ -34,7 +34,7 @@ class Moment(NamedTuple):
 
 
 class HeldMoment:
-    """A moment that may be saved later, while nothing has changed what of it is live."""
+    """A moment that may be saved later, as long as its live tensors have not changed."""
 
     def __init__(self, moment: Moment, fingerprint: Fingerprint, *, whole: bool) -> None:
         self.moment = moment
@@ -83,7 +83,7 @@ class Moments:
         """Find what there is to save now. ``trusting``: see ``State.capture``. Raises TypeError."""
         items, values = self._state.capture(trusting=trusting)
         known, form = self._form, self._form_of(items)
-        if form is not known:  # a file that turned out too short would take the room of two
+        if form is not known:  # if a file proves too short, it and the new one take up room
             form.reserve(len(form.header(0, self.encode(values))))
         return Moment(form, values, self._late, self._early)
 
@@ -107,9 +107,9 @@ class Moments:
     def read(
         self, late: list[torch.Tensor], step: int, *, whole: bool, copied: bool
     ) -> tuple[Callable[[], int], Expected | None]:
-        """Read the state that was looked at last: what gives the checksum of all that is shared
-        (see ``Fingerprint``), and what a copy of ``late`` will be compared with; that is None if
-        they are ``copied`` inside save(). In that case only, ``whole`` may be true."""
+        """Read the state that was captured last. Return the function that computes the checksum of
+        all that is shared (see ``Fingerprint``), and what the copy of ``late`` is compared with:
+        None if ``late`` is ``copied`` inside save(). Only then may ``whole`` be true."""
         if copied:
             return self._state.fingerprint(whole=whole, step=step), None
         shared, joint = self._state.shared_tensors(), self._joint
@@ -154,17 +154,17 @@ class Moments:
         self._late = [items[i].tensor for i in form.late]
         self._early = [items[i].tensor for i in form.early]
         if not {*map(id, self._live)} <= {*map(id, self._late), *map(id, self._early)}:
-            self._live, self._fingerprint = [], Fingerprint([])  # nobody keeps their memory
+            self._live, self._fingerprint = [], Fingerprint([])  # nothing keeps their memory alive
         if not _same(self._late, self._joint.others):
             self._joint, self._portions = Joint((), ()), Portions([])
         return form
 
     def follow(self, about: Snapshot) -> None:
-        """Describe the next snapshots so."""
+        """Describe the next snapshots by ``about``."""
         self._about, self._form = about, None
 
     def encode(self, values: dict[str, Any]) -> str:
-        """JSON within a JSON string. What State gave before, by identity, is not done again."""
+        """Return JSON within a JSON string. The same object is not encoded in a second call."""
         parts = []
         for key, value in values.items():
             known = self._encoded.get(key)

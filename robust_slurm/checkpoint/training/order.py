@@ -1,4 +1,4 @@
-"""Warns of calls in an order that saves a state which never was the end of a step.
+"""Warn of an order of calls by which save() saves a state that was never the end of a step.
 
 save() must be the last call of a step: what the script changes after it is not in the snapshot.
 """
@@ -32,17 +32,17 @@ class Order:
         self._handles: list[Any] = []
 
     def resumed(self) -> None:
-        """All optimizer steps are seen from now on."""
+        """Note that all optimizer steps are seen from now on."""
         self._used = {}
 
     def stepped(self) -> None:
-        """An optimizer has stepped: the gradients that are there now are used."""
+        """Note that an optimizer has stepped, which used the gradients that are there now."""
         if self._used is not None:
             for name, gradient in self._state.gradients():
                 self._used[name] = (weakref.ref(gradient), gradient._version)
 
     def saving(self, step: int) -> list[str]:
-        """save() begins; what is wrong."""
+        """Return what is wrong as save() begins."""
         self._step, self._extra = step, self._state.look_at_extra()
         tensors = {name: t for one in self._extra.values() for name, t in one.tensors.items()}
         self._versions = {n: t._version for n, t in tensors.items() if not t.is_inference()}
@@ -82,11 +82,11 @@ class Order:
         ]
 
     def saved(self, computing: Callable[[], object]) -> None:
-        """save() is over: call ``computing`` once, when the next gradient is there.
+        """Call ``computing`` once, when the first gradient after this save() is there.
 
-        A backward pass belongs to the next step even where no optimizer is seen to step, and
-        evaluation does without one. It is seen by a hook on a few parameters: one on a module would
-        be traced, scripted and pickled with it.
+        A backward pass belongs to the next step even if no optimizer is seen to step, and an
+        evaluation has none. A hook on a few parameters detects it: a hook on a module would be
+        traced, scripted and pickled with the module.
         """
         self.release()
         if not self._extra:
@@ -111,18 +111,18 @@ class Order:
         self._extra = {}
 
     def release(self) -> None:
-        """No gradient is waited for any more."""
+        """Wait for no gradient any more."""
         self._awaited = False
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def computing(self, saved: Callable[[int], Mapping[str, torch.Tensor]]) -> list[str]:
-        """A backward pass has begun. ``saved``: gives the tensors of extra as save() of this step
-        copied them; asked only where torch has counted a write. What is wrong.
+        """Return what is wrong as a backward pass begins. ``saved``: returns the tensors of extra
+        as save() of this step copied them; called only if torch has counted a write.
 
-        No code of the script's own runs in a backward pass: with pipeline stages a collective there
-        would wait for ever.
+        This runs no code of the script: with pipeline stages, a collective in a backward pass would
+        wait for ever.
         """
         if not self._extra:
             return []
@@ -140,8 +140,8 @@ class Order:
         )
 
     def changing(self, saved: Mapping[str, torch.Tensor]) -> list[str]:
-        """An optimizer is about to step. ``saved``: the tensors of extra by name, as save() copied
-        them; what is wrong."""
+        """Return what is wrong before an optimizer steps. ``saved``: the tensors of extra by name,
+        as save() copied them."""
         self._awaited = False  # the hooks stay: an optimizer may step inside of a backward pass
         if not self._extra:
             return []
@@ -152,7 +152,7 @@ class Order:
     def _say_changed(
         self, now: Mapping[str, Glimpse], saved: Mapping[str, torch.Tensor], until: str
     ) -> list[str]:
-        """Say it once of each: it is not compared again."""
+        """Report each change of ``extra`` once: the object is not compared again."""
         names = [
             key
             for key, was in self._extra.items()

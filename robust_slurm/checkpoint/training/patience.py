@@ -15,7 +15,7 @@ class Patience:
     def __init__(
         self, client: Client, stats: Stats, say: Callable[[str], None], *, replica_wait: float
     ) -> None:
-        """``replica_wait``: s, at most, for each."""
+        """``replica_wait``: s to wait for each replica, at most."""
         self._client, self._stats, self._say, self._most = client, stats, say, replica_wait
         self._lags = False
         self._unsafe = -1
@@ -26,7 +26,7 @@ class Patience:
         return 0.0 if self._lags else self._most
 
     def begin(self, step: int) -> None:
-        """A snapshot is complete; before the next one its replica is waited for."""
+        """Note a complete snapshot, for whose replica ``end`` waits before the next one."""
         self._unsafe = step
 
     def end(self) -> None:

@@ -30,7 +30,7 @@ from .room import RoomRung, SnapshotRoom, is_full
 from .spoilt import Spoilt
 from .stats import Meter, Stats
 
-EXPOSED = 20  # with one slot, memory holds nothing for at most one part in so many of the time
+EXPOSED = 20  # with one slot, memory holds no snapshot for at most 1/EXPOSED of the time
 COPY_DEADLINE = 600.0  # s; a copy does not take so long unless a device hangs
 
 
@@ -53,8 +53,8 @@ class Saver:
     ) -> None:
         """``patient``: the optimizer waits for the replica too. ``steady``: the optimizers tell
         before they change anything, so it can be copied in the background. ``expected``: bytes of
-        a snapshot by estimate; ``room``: for how many snapshots of a size there is room, on a rung
-        below one that had none after all, and what to tell the user."""
+        a snapshot by estimate; ``room``: returns the rung for snapshots of a size, below a rung for
+        which there was no room after all, and what to tell the user."""
         self._state, self._client, self._about, self._options = state, client, about, options
         self._patient, self._stats, self._say = patient, stats, say
         self.durable = Chosen(client, options.every, asked=patient)
@@ -74,19 +74,19 @@ class Saver:
         self._taken = -1
         self._persisted = -1
         self._held: HeldMoment | None = None
-        """Findings of the last save() that were not saved, while they still can be."""
+        """State that the last save() found but did not copy, while it can still be saved."""
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
         self._newest: Copy | None = None
         self._spoilt = Spoilt(client, self._moments, self._guard, self._room, stats, say)
 
     def follow(self, line: int) -> None:
-        """The next snapshots are of this timeline (see ``Snapshot.line``)."""
+        """Put the next snapshots on this timeline (see ``Snapshot.line``)."""
         self._about = self._about._replace(line=line)
         self._moments.follow(self._about)
 
     def abandon(self, step: int, *, at_once: bool = False) -> None:
-        """Steps after ``step`` are no longer this training's past.
+        """Give up the steps after ``step``, from which this training goes on.
 
         ``at_once``: the next one goes to the durable tier, as only memory has ``step``.
         """
@@ -110,7 +110,7 @@ class Saver:
         self._room.leave_memory(why)
 
     def leave_out(self) -> None:
-        """A step is not saved: what follows is compared with no older one."""
+        """Note that a step is not saved: nothing later is compared with an older one."""
         self._order.forget()
 
     def save(self, step: int) -> None:
@@ -155,7 +155,7 @@ class Saver:
 
         The rest stays live; where nothing can tell whether it is still the same, there is nothing
         to keep."""
-        # To save less often makes it no cheaper: it says nothing of the interval.
+        # Saving less often does not make this cheaper, so the interval does not count it.
         with self._meter.uncounted():
             self._held = self._moments.to_hold()
 
@@ -213,7 +213,7 @@ class Saver:
         self._copier.submit(lambda: self._finish(copy, persist, over, cost, watch))
 
     def before_change(self) -> None:
-        """An optimizer is about to change what is being copied. Raises nothing."""
+        """Wait, before an optimizer steps, for the copy of what it changes. Raises nothing."""
         if gpu.capturing():
             return  # it changes nothing yet, and a wait would become part of the graph
         before = self._stats.blocked_s
@@ -227,7 +227,7 @@ class Saver:
         self._stats.waited_s += self._stats.blocked_s - before
 
     def _computing(self) -> None:
-        """A step begins, and no optimizer was seen to end the last one. Raises nothing."""
+        """Compare extra as a backward pass begins; no optimizer was seen. Raises nothing."""
         if gpu.capturing():
             return
         try:
@@ -259,7 +259,7 @@ class Saver:
                 self._patience.wait(copy.step)
 
     def settle(self) -> None:
-        """Wait for the copy under way; see to what went wrong."""
+        """Wait for the copy under way, and act on its failure."""
         copy = self._copy
         if copy is None:
             return

@@ -1,4 +1,4 @@
-"""Acts on snapshots whose tensors something else than an optimizer has changed."""
+"""Act on snapshots whose tensors something other than an optimizer has changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .stats import Stats
 
 
 class Spoilt:
-    """Withdraws them, names the tensors, and has those copied inside save() from then on."""
+    """Withdraws them and names their tensors, which are copied inside save() from then on."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Spoilt:
         self._room, self._stats, self._say = room, stats, say
 
     def torn(self, copy: Copy, error: TornError) -> None:
-        """A copy was never completed, because it differs from what save() found."""
+        """Report a copy that was not completed, because it differs from what save() found."""
         names = [copy.form.entries[copy.form.late[i]].name for i in error.indices]
         self._stats.torn += 1
         self._copy_at_once(names, f"step {copy.step} was discarded: ")
@@ -54,7 +54,7 @@ class Spoilt:
         )
 
     def withdraw(self, copy: Copy) -> None:
-        """Have nobody use a snapshot that is complete."""
+        """Withdraw a complete snapshot, so that no process uses it."""
         self._stats.torn += 1
         if self._room.ring is not None and not self._room.on_disk:
             self._room.ring.spoil(copy.slot)

@@ -55,7 +55,7 @@ class _Window:
         self.stood_s = 0.0
         """Time that training stood still, by the spans that are added up."""
         self.spans: deque[tuple[int, WorkMark, WorkMark]] = deque()
-        """The others: 1 or, of what does not count, -1; begin; end."""
+        """Spans that are not added up yet: 1, or -1 for what does not count; begin; end."""
 
     def add(self, *, all_of_them: bool) -> None:
         """Add up all spans, after a wait for the device, or those that it has passed."""
@@ -84,7 +84,7 @@ class Meter:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Training stands still meanwhile, for a snapshot."""
+        """Count the time of the block, in which training stands still for a snapshot."""
         begin = WorkMark()
         try:
             yield
@@ -94,7 +94,7 @@ class Meter:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Training stands still meanwhile, which is no cost of a snapshot."""
+        """Leave the time of the block out of the cost of a snapshot."""
         begin = WorkMark()
         yield
         self._add(-1, begin)
@@ -104,8 +104,8 @@ class Meter:
             self._now.spans.append((sign, begin, WorkMark()))
 
     def cost(self, replica_s: float) -> Callable[[], Cost]:
-        """Another snapshot begins now: what gives the cost of the last one, in the copy thread.
-        ``replica_s``: see ``Cost``."""
+        """Begin another snapshot. Return the function that computes the cost of the last one, in
+        the copy thread. ``replica_s``: see ``Cost``."""
         was, now = self._then, self._now
         self._then = now
         return lambda: _cost(was, now, replica_s)

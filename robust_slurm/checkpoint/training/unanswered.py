@@ -1,4 +1,4 @@
-"""Deals with a shared directory whose file system does not answer."""
+"""Detect a shared directory whose file system does not answer, and report it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class FileLook:
         self._over.set()
 
     def finds(self, path: Path) -> bool:
-        """True if it is there, or was when its file system last answered within ``ANSWER`` s. While
-        a question is open, no other is put and nothing is waited for."""
+        """True if it is there, or was when its file system last answered. Waits ``ANSWER`` s at
+        most; while an earlier question is open, it neither asks again nor waits."""
         if self._over.is_set():
             self._over.clear()
             args = (path,)
@@ -45,7 +45,7 @@ class FileLook:
 def reported(directory: str, what: str, say: Callable[[str], None]) -> Iterator[None]:
     """Report, meanwhile, that ``what`` waits for ``directory``, and when it answers again.
 
-    The question is one of its own: to read a large checkpoint may take long and is no stall.
+    It asks by a call of its own (statvfs), as reading a large checkpoint may take long.
     """
     over = threading.Event()
     if directory:

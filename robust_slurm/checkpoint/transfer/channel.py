@@ -1,7 +1,7 @@
 """One authenticated connection between two stores: sealed JSON messages, bulk data between them.
 
-Blocking, one thread; only ``close`` may be called from others, and wakes it. Time-outs are the
-kernel's (SO_RCVTIMEO, SO_SNDTIMEO), so that a system call moves as much as it can.
+A channel blocks and belongs to one thread; others may only call ``close``, which wakes that thread.
+Time-outs are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO), so that a system call moves all that it can.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Message = dict[str, Any]
 
 
 class BrokenError(Exception):
-    """The connection ended, or stood still for too long, or was nobody of ours."""
+    """The connection ended, stood still for too long, or the peer broke the protocol."""
 
 
 class NotListeningError(BrokenError):
@@ -188,7 +188,7 @@ def connect(
     idle: float,
     opened: Callable[[Channel], None] = lambda _channel: None,
 ) -> Channel:
-    """``opened`` gets the channel before the peer has said anything. Raises BrokenError."""
+    """Connect and authenticate. ``opened`` gets the channel before that. Raises BrokenError."""
     try:
         sock = socket.create_connection((host, port), timeout=idle)
     except ConnectionRefusedError:

@@ -1,4 +1,4 @@
-"""The receiving side of a transfer: a file that grows chunk by chunk, each held against its CRC."""
+"""The receiving side of a transfer: a file that grows chunk by chunk, each checked by its CRC."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from robust_slurm.checkpoint.transfer.channel import BrokenError, Channel, numbe
 from robust_slurm.checkpoint.transfer.sending import ROUNDS, AbandonedError, Offer
 
 _ROOM = 1 << 30  # bytes made room for at once
-_GROUP = 64  # chunks, between two signs of life
+_GROUP = 64  # chunks between two calls of ``busy``
 _PIECE = 1 << 20  # received, summed and written at once
 
 
 class Incoming:
     """A file that is being received; torn (first eight bytes zero) until it is complete.
 
-    What comes is received straight into a mapping whose pages are there, that of the replica before
-    or of prepared room. What is received once and without such room is written instead: the first
-    touch of a mapped page costs more than copying it.
+    Chunks are received straight into a mapping whose pages exist: that of the previous replica, or
+    of prepared room. A file that is received only once, without such room, is written instead: the
+    first touch of a mapped page costs more than copying it.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Incoming:
         return crc
 
     def close(self) -> None:
-        """Let go of the file; it stays."""
+        """Close the descriptor and the mapping; the file stays."""
         if self._map is not None:
             with contextlib.suppress(BufferError):  # a traceback still has a view: freed with it
                 self._map.close()

@@ -14,7 +14,7 @@ _GLOBAL = "00"
 
 
 def address(name: str) -> str:
-    """IPv4 before IPv6. Raises OSError where there is no such interface, or it has neither."""
+    """Return an interface's IPv4 address, else its IPv6 address. Raises OSError without either."""
     socket.if_nametoindex(name)  # raises, and names of more than 15 bytes are no names
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:

@@ -21,7 +21,7 @@ REFUSED_PAUSE = 10.0  # s before a peer without room is asked again
 
 
 class _RefusedError(Exception):
-    """The peer cannot take it; to ask again soon is no use."""
+    """The peer cannot take the snapshot, and will not be able to soon."""
 
 
 class Pusher:
@@ -65,7 +65,7 @@ class Pusher:
     def _reset(self) -> None:
         self._version += 1
         self._peer_step = -1  # the newest that this target has
-        self._withdrawn: list[int] = []  # steps that it must not use
+        self._withdrawn: list[int] = []  # steps that the target must not use
         self._lost = False
         self._last_good = time.monotonic()
         self._failures = 0
@@ -88,7 +88,7 @@ class Pusher:
 
     @property
     def waits(self) -> bool:
-        """True until it is known where a rank begins that begins anew."""
+        """True while the rank begins anew and its first step is not known yet."""
         with self._change:
             return self._waits
 
@@ -101,7 +101,7 @@ class Pusher:
             self._change.notify_all()
 
     def place(self, target: Target | None) -> None:
-        """Replicate there from now on. None: nowhere, and the rank is told at once."""
+        """Replicate to ``target`` from now on. None: nowhere; the rank gets ``alone`` at once."""
         with self._change:
             if target == self._target:
                 return
@@ -133,7 +133,7 @@ class Pusher:
 
     @property
     def held(self) -> set[int]:
-        """The slot that must not be overwritten because it is being sent, late."""
+        """The slot that must not be overwritten: it is still being sent, behind a newer one."""
         with self._change:
             record, newest = self._sending, self._newest()
         late = record is not None and newest is not None and newest.step > record.step
@@ -260,8 +260,8 @@ class Pusher:
                 self._failures = 0
 
     def _still(self, fd: int, record: ShelfRecord, sent: int) -> str:
-        """Reason why the transfer must end now; empty if it may go on. Asked before each chunk, and
-        so a sign of progress: not for ever, as a transfer that breaks starts over."""
+        """Reason why the transfer must end now; empty if it may go on. Each call counts as progress
+        until BREAKS failures: a transfer that breaks starts over."""
         with self._change:
             if sent and self._failures < BREAKS:
                 self._last_good = time.monotonic()

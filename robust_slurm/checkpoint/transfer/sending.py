@@ -1,10 +1,10 @@
-"""Moving one snapshot over a Channel: the same few messages for a replica and for a fetch.
+"""Move one snapshot over a Channel: the same few messages for a replica and for a fetch.
 
-The side that has the file offers it with its digest. The side that gets it (``incoming``) says
-``go``, with the chunks that it wants: all that it does not have (see ``ShelfRecord.marks``), and
-then those that came wrong. The sender sends a
-sealed ``chunk`` message and then the bytes of each, and ``end`` after the last one. When all are
-what the digest says the answer is ``done``. A transfer that breaks starts over: it costs seconds.
+The sender offers the file with its digest. The receiver (``incoming``) answers ``go`` with the
+chunks that it wants: first all that it does not have (see ``ShelfRecord.marks``), then those that
+arrived wrong. The sender sends a sealed ``chunk`` message and the bytes of each, and ``end`` after
+the last one. When all chunks are what the digest says, the receiver answers ``done``. A transfer
+that breaks starts over: it costs seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARK = 48  # bits
 
 
 class AbandonedError(Exception):
-    """The sender has something better to send, or nothing good any more."""
+    """The transfer is given up: the snapshot was overwritten, is damaged or is not there."""
 
 
 class Offer(NamedTuple):
@@ -97,9 +97,9 @@ def send(
 ) -> None:
     """Send what the peer asks for (``reply``: its answer to the offer) until it has all.
 
-    ``still(bytes sent)`` is asked before each chunk and before the end: what it answers ends the
-    transfer. Raises BrokenError; AbandonedError when ``still`` said so, or the file itself is not
-    what its digest says; FileChangedError, OSError of the file.
+    ``still(bytes sent)`` is called before each chunk and before the end: a reason that it returns
+    ends the transfer. Raises BrokenError; AbandonedError for such a reason, or if the file itself
+    is not what its digest says; FileChangedError, OSError of the file.
     """
 
     def drop(why: str) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Samples = Future[list[Sample]]
 
 SILENCE = float(os.environ.get("ROBUST_TEST_DATA_SILENCE", "2"))
-"""Seconds without a word of a node until its lanes are read elsewhere."""
+"""Seconds without a message of a node until its lanes are read elsewhere."""
 RETRY = 2.0  # s until a node that is away is tried again
 SOON = 0.2  # the same, while it may be starting: for twice SILENCE
 
@@ -59,7 +59,7 @@ class LaneLink(Protocol):
         """Ask what follows ``after``; all before ``passed`` is not needed any more."""
 
     def take(self, lane: Lane, refs: Sequence[Ref]) -> Samples:
-        """Ask for samples, of which the first are answered, or all."""
+        """Ask for samples; the answer has all of them, or only the first ones."""
 
     def passed(self, lane: Lane, position: Position) -> None:
         """Tell how far this node is, so that the other can go on from there."""

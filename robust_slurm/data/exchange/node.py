@@ -26,7 +26,7 @@ _LEAST = 1 << 20  # bytes of room for a lane
 
 
 class Exchange:
-    """Until ``place`` is called, this process reads all lanes itself.
+    """The exchange of lanes with other nodes. Until ``place`` is called, this one reads all lanes.
 
     ``open_lane``: makes a Feed that reads a lane in this process, as often as it is asked to.
     ``plan``: what all nodes' processes have to agree on. ``memory``: bytes for samples that wait
@@ -54,8 +54,8 @@ class Exchange:
         self._server = LaneServer(listener, key, self._plan, self._numbers, self._shelf)
 
     def place(self, own: int, nodes: Sequence[tuple[str, int]]) -> None:
-        """Say who is in the job now: the addresses of all by their places, of which ``own`` is
-        this one. Port 0: a node without this."""
+        """Note the nodes of the job: the addresses of all by their places, of which ``own`` is
+        this node's. Port 0: a node without an exchange."""
         with self._lock:
             before, self._peers = self._peers, {}
             found: list[LaneLink | None] = []

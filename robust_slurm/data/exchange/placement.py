@@ -1,8 +1,8 @@
 """Pure: the placement of lanes, each on a node that reads it and another that is its shadow.
 
 Nodes are named by their places in the job, 0 to n - 1. Each lane has an order of all places: the
-first that is there reads it, the second is its shadow. Nothing depends on this for being right: a
-node reads any lane that it is asked for.
+first that is there reads it, the second is its shadow. The samples are right whatever the places:
+a node reads any lane that it is asked for.
 """
 
 from __future__ import annotations

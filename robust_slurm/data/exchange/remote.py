@@ -35,11 +35,11 @@ class _Asked(NamedTuple):
 class RemoteFeed:
     """A Feed (``lanes/feed.py``) of a lane that the first of some nodes reads.
 
-    ``links``: the nodes in the lane's order of preference, this one among them; the first that
-    answers is asked, and the second is told how far this node is: it has read as far ahead when it
-    is asked. ``own``: this process, which is asked when neither can give an answer; alone, once
-    samples have values that cannot be sent. All of them have the same samples in the same order, so
-    that any may follow any other at any sample.
+    ``links``: the nodes in the lane's order of preference, this one among them. The first that
+    answers is asked. The second, its shadow, is told how far this node is, so that it has read as
+    far ahead when it is asked. ``own``: this process, which is asked when neither answers, and
+    always once samples have values that cannot be sent. All nodes have the same samples in the same
+    order, so that any may follow any other at any sample.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class RemoteFeed:
     # -- inside
 
     def _present(self) -> list[LaneLink]:
-        """Return who is to read the lane, and its shadow: the first two that can."""
+        """Return the node that is to read the lane and its shadow: the first two that can."""
         now, found = time.monotonic(), []
         for link in self._links():
             if link.up and self._avoided.get(link, 0.0) <= now:
@@ -185,7 +185,7 @@ class RemoteFeed:
             link.leave(self.lane)
 
     def _tell(self) -> None:
-        """Tell the shadow how far this node is; and who neither reads nor follows, to stop."""
+        """Tell the shadow how far this node is, and nodes that are not needed any more to stop."""
         self._untold = 0
         passed = next(iter(self._open.values()), self._given)
         present = self._present()

@@ -52,7 +52,7 @@ class _Answer(NamedTuple):
 
 
 class LaneServer:
-    """``listener``: a socket that listens; ``plan``: who has another is turned away."""
+    """``listener``: a socket that listens; ``plan``: peers with another one are turned away."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class LaneServer:
             raise
 
     def _admit(self, line: FrameSocket) -> bool:
-        """It has shown the key. Return whether it may stay."""
+        """Note that a peer has shown the key. Return whether it may stay."""
         with self._lock:
             self._new.pop(line, None)
             if self._closed or len(self._open) >= MOST:
@@ -178,7 +178,7 @@ class LaneServer:
 
     def _send(self, line: FrameSocket, answers: queue.Queue[_Answer | None]) -> None:
         with contextlib.suppress(BrokenLine):
-            line.send({"op": "here"})  # you are welcome
+            line.send({"op": "here"})  # so the peer knows that it is admitted
             while True:
                 try:
                     answer = answers.get(timeout=BEAT)
@@ -202,7 +202,7 @@ class LaneServer:
                 size += size_of(sample.values)
                 if size > _GROUP:
                     break
-            while not _sent(line, head, chosen):  # values within values
+            while not _sent(line, head, chosen):  # size_of() does not see values within values
                 del chosen[len(chosen) // 2 :]
         except (DataError, CannotSend) as err:
             why = f"{type(err).__name__}: {err}"[:1000]

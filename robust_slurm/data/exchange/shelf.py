@@ -3,8 +3,8 @@
 Users of a lane are named by any object. Each has a position up to which it has passed the lane;
 what all have passed is forgotten. Memory: ``room`` bytes and one sample for each reader, and no
 more than MOST samples; READERS of a lane, and more only while a user waits for each of them. When
-it is full and a user waits for more, the oldest samples go although another has not passed them:
-who asks for one of them by its name gets it read again.
+it is full and a user waits for more, the oldest samples are dropped although another user has not
+passed them: if one of them is asked for by its name, it is read again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LaneReader:
         return not self.over and position in self._numbers
 
     def next(self, user: object, after: Position, passed: Position, most: int) -> Metas:
-        """Answer with what comes after a position that is held, at least one, when it is there."""
+        """Answer with the samples after a held position, as soon as there is at least one."""
         answer: Metas = Future()
         with self.change:
             if not self.holds(after):
@@ -107,7 +107,7 @@ class LaneReader:
         return self._samples.get(ref)
 
     def passed(self, user: object, position: Position) -> None:
-        """Note how far a user is, here or further than has been read."""
+        """Note how far a user is, which may be further than has been read."""
         with self.change:
             self.users[user] = position
             self._low = min(self.users.values())
@@ -280,7 +280,7 @@ class LaneShelf:
         found = next((each for each in readers if each.holds(position)), None)
         self._leave(user, lane, but=found)
         if found is None:
-            free = [each for each in readers if not each.awaited]  # else users end one another's
+            free = [each for each in readers if not each.awaited]  # users must not end each other's
             free.sort(key=lambda each: (bool(each.users), each.used))
             for unused in free[: max(0, len(readers) + 1 - READERS)]:
                 unused.end("the lane is read elsewhere now")

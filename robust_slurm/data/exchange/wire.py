@@ -32,7 +32,7 @@ _DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,9}(\[[0-9a-zA-Z]{1,9}\])?\Z")
 
 
 class BrokenLine(Exception):
-    """The connection ended, or stood still for too long, or brought what is not understood."""
+    """The connection ended, was silent for too long, or brought a malformed message."""
 
 
 class CannotSend(Exception):
@@ -66,7 +66,7 @@ class FrameSocket:
             self._more(until)
 
     def send(self, message: dict[str, Any], body: Sequence[bytes] = ()) -> None:
-        """Raises BrokenLine; CannotSend, and nothing is sent, for what is too long."""
+        """Send a message. BrokenLine; CannotSend, and nothing is sent, if it is too long."""
         size = sum(map(len, body))
         head = json.dumps({**message, "body": size}, separators=(",", ":")).encode()
         if size > MOST_BODY or len(head) > 4 * PIECE - 64:
@@ -97,7 +97,7 @@ class FrameSocket:
         return message, bytes(body)
 
     def close(self) -> None:
-        """End it; who waits in it gets BrokenLine."""
+        """End it; a thread that waits in it gets BrokenLine."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -118,7 +118,7 @@ class FrameSocket:
         return self._frames.pop(0)
 
     def _more(self, until: float) -> None:
-        """Take what has come. Raises BrokenLine at the end, and when the time for it is over."""
+        """Take what has come. BrokenLine: the connection ended, or no frame came ``until`` then."""
         try:
             data = self._sock.recv(_RECEIVE if self._codec.trusted else _FIRST)
         except (BlockingIOError, InterruptedError):
@@ -167,7 +167,7 @@ def pack_metas(given: Iterable[tuple[Meta, Position]]) -> bytes:
 
 
 def unpack_metas(lane: tuple[str, int], body: bytes) -> list[tuple[Meta, Position]]:
-    """Raises BrokenLine."""
+    """Return what ``pack_metas`` was given. Raises BrokenLine."""
     if len(body) % _NEXT.size:
         raise BrokenLine("half an entry of metadata")
     return [
@@ -207,7 +207,7 @@ def pack_samples(samples: Iterable[Sample]) -> tuple[Any, list[bytes]]:
 
 
 def unpack_samples(lane: tuple[str, int], described: object, body: bytes) -> list[Sample]:
-    """Raises BrokenLine."""
+    """Return what ``pack_samples`` was given. Raises BrokenLine."""
     if isinstance(described, dict):
         return _unpack_alike(lane, described, body)
     source = _Bytes(body)
@@ -228,7 +228,7 @@ def unpack_samples(lane: tuple[str, int], described: object, body: bytes) -> lis
 
 def _pack_alike(samples: Sequence[Sample]) -> tuple[Any, list[bytes]] | None:
     """Pack samples that all have one-dimensional arrays of the same names and types, as tokenized
-    text has: in a quarter of the time. None: they have not."""
+    text has: in a quarter of the time. None: they are not alike."""
     names = list(samples[0].values) if samples else []
     forms = [(name, getattr(samples[0].values[name], "dtype", None)) for name in names]
     if not names or not all(
@@ -296,7 +296,7 @@ class _Bytes:
 
 
 def _describe(value: Any, body: list[bytes]) -> list[Any]:
-    """Describe a value so that the same comes out, of the same type."""
+    """Describe a value so that ``_restore`` returns the same, of the same type."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return ["v", value]

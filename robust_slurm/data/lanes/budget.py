@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 READERS = 4  # windows that one process reads at once: more would only fight for its interpreter
-SLOW = 1.0  # seconds after which a read is waiting, for a file or for good, and takes no turn
+SLOW = 1.0  # seconds after which a read is taken to wait for its file, and holds no turn
 
 
 class ReadClaim:
-    """Bytes that a feed wants to fill: granted when there is room, to the one that is ``due``
-    first: when its feed will have nothing left. Those that are due at once go by turns.
+    """Bytes that a feed wants to fill. When there is room, the claim that is ``due`` first gets it.
 
-    ``start`` is called then: a feed's thread that has not begun yet. A thread that starts waits
-    for those that run, so who begins many feeds must not start one for each of them.
+    ``due``: when the feed will have nothing left; claims that are due at the same time are granted
+    in the order of asking. ``start`` is called with the grant, and starts the feed's thread. To
+    start a thread is to wait for those that run, so many feeds must not start theirs at once.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ReadBudget:
                 self._give(claim)
 
     def settle(self, claim: ReadClaim, size: int) -> None:
-        """End a claim, granted or not: so many bytes were filled, and are to be given back."""
+        """End a claim, granted or not. ``size``: bytes that were filled, to be given back later."""
         with self._lock:
             if claim in self._waiting:
                 self._waiting.remove(claim)
@@ -79,7 +79,7 @@ class ReadBudget:
             self._grant()
 
     def regrant(self) -> None:
-        """Let others go on if one that reads is slow; whoever asks next sees that, too."""
+        """Grant further claims if a read has become slow; the next ``ask`` does so, too."""
         with self._lock:
             self._grant()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds before a part is opened again after an error; then the last
 GONE = 10.0  # seconds to wait for a file that is not there
-STOPPED = 10.0  # seconds by which a pause is longer if the job was suspended amid it
+STOPPED = 10.0  # seconds; a pause that takes so much longer: the job was suspended meanwhile
 
 
 class _Window(NamedTuple):
@@ -42,7 +42,7 @@ class SourceLane:
     the arguments, the pass and the part alone (``order.py``).
 
     A lane has no thread, lock or process of its own, and none of its state is needed elsewhere:
-    who has the same arguments and a position gives the same samples. So it may run in a thread
+    a lane with the same arguments gives the same samples from a position. So it may run in a thread
     (``local.py``), in a child process, or on another node. ``tally`` and ``where``
     are those of this process. Memory: the records of one window, and one more.
     """

@@ -156,8 +156,8 @@ class _Reader:
                     self._changed.notify_all()  # a consumer that waits forces it
 
     def _due(self) -> float:
-        """Return when what is ready will have been given, if that goes on as lately; without it a
-        lane that is drawn from seldom would be read ahead as far as others, in their room."""
+        """Return when all that is ready will have been given, at the recent rate. Without it, a
+        lane that is seldom drawn from would be read ahead as far as others, in their room."""
         now = time.monotonic()
         lasted, given = now - self._since, self._given
         self._since, self._given = now - lasted / 2, given / 2
@@ -243,7 +243,7 @@ class LocalFeed:
 
 
 def _within_patience(lane: SourceLane, read: Callable[[], list[Sample]]) -> list[Sample]:
-    """Call ``read`` in a thread: whoever hangs in it is left behind."""
+    """Call ``read`` in a thread, which is left behind if it hangs."""
     done: list[list[Sample]] = []
     failed: list[BaseException] = []
 

@@ -54,8 +54,8 @@ def window_order(
 ) -> list[int]:
     """Return the order of a window's records, by their index in the window.
 
-    It is one of ``size`` records also where the part's last window has fewer, or some are left
-    out: those that are missing do not change the order of the others.
+    The order is always that of ``size`` records, also if the part's last window has fewer or some
+    are left out: missing records do not change the order of the others.
     """
     if size == 1:
         return [0]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from robust_slurm.data.sources.base import Bad, Options
 
-LEAST = 1000  # records that "most_bad" is a share of at the least
+LEAST = 1000  # "most_bad" is a share of at least so many records
 
 
 class Figures(NamedTuple):

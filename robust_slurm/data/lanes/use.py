@@ -20,7 +20,10 @@ class Used(NamedTuple):
 
 
 class SourceUse:
-    """The thread that makes steps counts; any other may look, and sees what is a sample behind."""
+    """Counts of each source. Only the thread that makes steps counts; any other may read.
+
+    Figures that are read meanwhile may be one sample behind.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}  # samples, tokens, seconds
@@ -28,8 +31,8 @@ class SourceUse:
         self._since = 0.0
 
     def waits(self, source: str) -> None:
-        """Note that the source is asked for a sample. Asked again, without an answer, it is still
-        the same wait."""
+        """Note that the source is asked for a sample. If it is asked again without an answer, that
+        is still the same wait."""
         if self._asked != source:
             self.gives_up()
             self._since = time.monotonic()

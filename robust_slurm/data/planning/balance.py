@@ -1,4 +1,4 @@
-"""Balance: equal cost for all data-parallel ranks, and as far as it goes for their rows (pure).
+"""Balance: equal cost for all data-parallel ranks, and as far as possible for their rows (pure).
 
 ``into_rows`` is greedy (longest processing time first) with rows of limited length;
 ``into_groups`` is Karmarkar and Karp's differencing for groups of equally many samples.

@@ -18,7 +18,7 @@ class RankMesh:
     """Named dimensions of the ranks; the last one varies fastest, as in torch's DeviceMesh."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        """Raises DataError."""
+        """Take the number of ranks along each dimension. Raises DataError."""
         for name, size in sizes.items():
             if not isinstance(name, str) or not name:
                 raise DataError(f"mesh: {name!r} is not the name of a dimension")

@@ -13,7 +13,7 @@ from typing import Any
 from robust_slurm.data.errors import DataError
 
 WHOLE = 1 << 30
-"""The sum of all weights, in which a weight is rounded to a whole number."""
+"""The sum of all parts: each weight is rounded to a whole number of them."""
 
 
 def parts_of(weights: Any, sources: Sequence[str], where: str) -> dict[str, int]:

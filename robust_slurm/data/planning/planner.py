@@ -51,11 +51,11 @@ class PlannedStep(NamedTuple):
 
     number: int
     rows: tuple[Rows, ...]
-    """By share, 0 first."""
+    """The rows of each share, 0 first."""
     drawn: tuple[Meta, ...]
     """Whole samples that were drawn for it; ``state.carried`` has those without a place."""
     costs: tuple[float, ...]
-    """By share."""
+    """The cost of each share's rows."""
     state: PlanState
     """After it."""
 
@@ -193,7 +193,7 @@ def pieces_of(meta: Meta, pack: int | None, long: str) -> list[Meta]:
 
 
 def describe(meta: Meta) -> str:
-    """Return words for a sample."""
+    """Return the source, part and record of a sample, for messages."""
     ref = meta.ref
     return f"source {ref.source}: part {ref.part}, record {ref.record}"
 

@@ -1,7 +1,7 @@
 """The state of a plan between two steps, from which all later steps follow (pure).
 
-It is a part of every checkpoint, so it is small, and plain values can be made of it. These may
-come from a file that anybody has written: what is read back is checked.
+It is a part of every checkpoint, so it is small, and can be saved as plain values. These may come
+from a file that anybody has written, so they are checked when they are read.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def to_plain(state: PlanState, fingerprint: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_plain(plain: Any, fingerprint: dict[str, Any], lanes: dict[str, int]) -> PlanState:
-    """Return the state that ``to_plain`` has written down. Raises DataError that says what is
-    wrong, or which part of the plan is another."""
+    """Return the state that ``to_plain`` has returned as plain values. Raises DataError that says
+    what is wrong, or which part of the plan differs."""
     if not isinstance(plain, dict) or "version" not in plain:
         raise DataError("the saved state is not one of robust_slurm.data")
     if plain["version"] != VERSION:

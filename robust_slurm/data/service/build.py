@@ -1,4 +1,4 @@
-"""The plan that the ranks of a data process have named, as it makes steps of it."""
+"""The plan that the ranks of a data process have named, from which the process makes steps."""
 
 from __future__ import annotations
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 START = 180.0  # s for a data process to start: its interpreter may be on a slow file system
 SILENCE = 30.0  # s without a word of one that runs, which says something every second
-TURN = 5.0  # s of these that are waited at a time: both may be stopped for hours meanwhile
+TURN = 5.0  # s that are waited at a time: both processes may be stopped for hours meanwhile
 PATIENCE = 60.0  # s for it to be back after its death, in all
 DOOR = "data.sock"
 
 
 class ProcessGone(Exception):
-    """There is no data process for this rank, and why: it is to prepare its data itself."""
+    """This rank has no data process, and must prepare its data itself. The text says why."""
 
 
 def door() -> str:
@@ -74,7 +74,7 @@ class NodeSteps:
         self._line: wire.Line | None = None
         self._welcomed = False  # on this line
         self._failed = False  # the plan cannot be made: raised when nothing is in hand
-        self._due = False  # the answer to a request is not here as a whole yet
+        self._due = False  # a request is not answered completely yet
         self.shares: tuple[int, ...] = ()
         """This rank's; told to a process that comes after another, before it has the plan."""
         self._retry(self._connect)
@@ -153,16 +153,16 @@ class NodeSteps:
         self._lease = _open(path)
         self._lease.send(self._request)
         there = Path(path).with_name(self._socket)
-        try:  # it is there, but for the very first rank: ask both
+        try:  # it exists already, except for the very first rank: ask both
             self._line = _open(str(there))
             self._greet()
         except OSError:
-            if self._line is not None:  # of half a greeting, it would wait for the rest
+            if self._line is not None:  # after half a greeting it would wait for the rest
                 self._line.close()
                 self._line = None
 
     def _finish(self) -> None:
-        """Wait until both have answered."""
+        """Wait until robust-task and the data process have answered."""
         if self._lease is None:
             raise wire.Closed("not connected")
         answer = self._lease.receive(SILENCE)
@@ -192,7 +192,7 @@ class NodeSteps:
         self._say({**self._hello, **more})
 
     def _collect(self) -> None:
-        """Take what has come, without waiting. What is wrong can wait until nothing is in hand."""
+        """Take what has come, without waiting. Errors count only once nothing is in hand."""
         try:
             while self._line is not None and self._listen(0.0) is not None:
                 pass
@@ -201,8 +201,8 @@ class NodeSteps:
             self._failed = isinstance(err, DataError)  # another process would say the same
 
     def _keep_up(self) -> None:
-        """Note which step of those in hand is taken now, and ask for further ones. Without
-        waiting, likewise."""
+        """Tell which step of those in hand is taken now, and ask for further ones, also without
+        waiting."""
         try:
             if self._line is None and not self._failed:
                 self._begin()
@@ -302,8 +302,8 @@ def _socket_of(request: dict[str, Any]) -> str:
 
 
 def code_of(name: str) -> str:
-    """Return what changes with the job's version of the code, and with the plan's own file: the
-    same on all nodes."""
+    """Return a text that changes with the job's version of the code and with the plan's own file,
+    and is the same on all nodes."""
     version = os.environ.get("ROBUST_CODE_VERSION", "")
     try:
         from importlib.util import find_spec

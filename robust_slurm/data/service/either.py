@@ -45,7 +45,7 @@ def steps_of(
 
 
 class _Either:
-    """Steps of the data process, and from its end on the same ones of this process."""
+    """Steps of the data process; once that is gone for good, the same steps from this process."""
 
     def __init__(self, node: NodeSteps, own: Callable[[], Opened]) -> None:
         self._steps: Steps = node

@@ -98,5 +98,5 @@ class FiguresFile:
 
 
 def _short(value: float) -> float:
-    """Return the number with as many digits as are read."""
+    """Round a number to four digits."""
     return float(f"{value:.4g}") if isinstance(value, float) else value

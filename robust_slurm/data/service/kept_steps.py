@@ -77,13 +77,13 @@ class KeptSteps:
             self.clear()
 
     def drop(self, before: str) -> None:
-        """Let the oldest step go, if it is this one."""
+        """Drop the oldest step, if it is this one."""
         if self._queued and self._queued[0][0] == before:
             self._queued.popleft()
             _close(self._take() or [])
 
     def clear(self) -> None:
-        """Let all go."""
+        """Drop all steps."""
         while (fds := self._take()) is not None:
             _close(fds)
         self._queued.clear()
@@ -102,7 +102,7 @@ class KeptSteps:
 def _step(fds: list[int]) -> tuple[str, MadeStep]:
     """Return a plan's identity, and a step. Raises OSError, ValueError, LookupError, TypeError."""
     with open(fds[0], "rb") as file:
-        file.seek(0)  # the one who wrote it has the same place in it
+        file.seek(0)  # its position is where the process that wrote it has left it
         plan, before, number, heads, state, after = json.load(file)
     if len(heads) != len(fds) - 1:
         raise ValueError("descriptors are missing")

@@ -21,7 +21,7 @@ FAILED = 3
 """The exit code when the plan cannot be made, or a source hangs: its ranks have been told, and the
 next one that asks gets another process."""
 NICE = 5
-_SCORE = 300  # it goes first when memory is short: nothing is lost with it
+_SCORE = 300  # the kernel ends it before ranks when memory is short: nothing is lost with it
 _FILES = 1 << 14
 _SWITCH = 0.0005  # s for a thread that answers a rank to get the interpreter
 

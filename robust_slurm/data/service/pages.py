@@ -33,7 +33,7 @@ class SealedPage(NamedTuple):
         return {"size": self.size, "arrays": self.arrays}
 
     def close(self) -> None:
-        """Let go of it; the mappings of others stay."""
+        """Close the file; the mappings of others stay."""
         os.close(self.fd)
 
 

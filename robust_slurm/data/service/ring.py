@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from robust_slurm.data.service.made_step import MadeStep
 
 AHEAD = 8  # steps that are made before anybody asks
-SMALL = 32  # the same of small ones, which are soon used up: an eighth of the memory at the most
-BACK = 16  # steps that were handed out: a rank comes back to its newest snapshot, of the last few
-KEPT = 4  # steps that were handed out and are kept, however large: ranks are not all at the same
+SMALL = 32  # the same for small steps, which are soon used up; at most an eighth of the memory
+BACK = 16  # steps kept after they were handed out: a restarted rank goes back a few steps
+KEPT = 4  # of these, kept however large they are: the ranks are not all at the same step
 MEMORY = 256 << 20  # bytes in all; half of them for steps ahead
 TEXT = 1 << 16
 """Bytes of states that a rank is sent before it asks for them: less than a socket holds, since it
@@ -34,7 +34,7 @@ class Level(NamedTuple):
 
 class StepRing:
     """Consecutive steps. ``memory``: bytes; exceeded by large steps, see KEPT, and one ahead.
-    ``kept``: where the next process finds them, and this one finds those of the one before."""
+    ``kept``: holds them for the next process, and for this one those of the process before."""
 
     def __init__(
         self,
@@ -46,19 +46,19 @@ class StepRing:
     ) -> None:
         self._memory, self._ahead, self._small, self._back = memory, ahead, small, back
         self._made: list[MadeStep] = []
-        self._served = 0  # how many, from the front, are not ahead: of this process nobody has any
+        self._served = 0  # how many, from the front, were handed out: by this process none yet
         self._kept = kept
         if kept is not None:
             self._made = kept.inherit()
         self.inherited = bool(self._made)
-        """There were steps of the process before this one."""
+        """True if there were steps of the process before this one."""
 
     def last(self) -> MadeStep | None:
         """Return the newest step."""
         return self._made[-1] if self._made else None
 
     def expect(self, plan: str) -> None:
-        """Hold steps of the plan with this identity alone."""
+        """Hold only steps of the plan with this identity from now on."""
         if self._kept is not None and self._kept.plan != plan:
             self.clear()
             self._kept.plan = plan
@@ -69,8 +69,8 @@ class StepRing:
         return made if made is not None and made.pages.keys() >= set(shares) else None
 
     def follow(self, before: str, shares: Collection[int], most: int) -> list[MadeStep]:
-        """Return the steps from this state on that are here for all these shares: at most so many,
-        and as a rank may have on the way to it."""
+        """Return the steps from this state on that are here for all these shares: at most ``most``,
+        and no more than may be under way to a rank."""
         found: list[MadeStep] = []
         room, fds = TEXT, HAND_FDS
         while len(found) < most and (made := self.find(before, shares)) is not None:
@@ -82,7 +82,7 @@ class StepRing:
         return found
 
     def serve(self, before: str) -> None:
-        """Note that the training is here; what is after it counts as ahead."""
+        """Note that the training takes the step after this state; later ones count as ahead."""
         for place, made in enumerate(self._made):
             if made.before == before:
                 self._served = place + 1

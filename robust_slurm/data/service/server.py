@@ -103,7 +103,7 @@ class RankServer:
                 self._spare += 1
 
     def wait_told(self) -> None:
-        """Return when no rank is there any more that has to be told, or after some time."""
+        """Return when no connected rank has to be told any more, or after 5 LINGER."""
         until = time.monotonic() + 5 * LINGER
         time.sleep(LINGER)
         while time.monotonic() < until and self._lines:
@@ -143,7 +143,7 @@ class RankServer:
                 at = wanted_after(message.get("state"))
             elif message["op"] == "identity" and shares:
                 line.send({"op": "identity", "plan": self._producer.identity()})
-            elif message["op"] == "ping":  # of robust-task, which has not to be told of an end
+            elif message["op"] == "ping":  # from robust-task, which need not be told of an end
                 with self._lock:
                     self._lines.discard(line)
                 line.send({"op": "pong"})
@@ -181,7 +181,7 @@ class RankServer:
 
     def _take(self, line: wire.Line, wanted: Wanted, message: dict[str, Any]) -> Wanted:
         """Note which step the rank takes of those that it has in hand, and answer at once with
-        those that it has not."""
+        further ones that are made."""
         self._producer.take(str(message.get("name")))
         made = self._producer.made(wanted.name, wanted.shares, _whole(message, "more"))
         return _send_steps(line, wanted, made)

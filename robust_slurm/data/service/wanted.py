@@ -14,7 +14,7 @@ class Wanted(NamedTuple):
     state: str
     shares: tuple[int, ...]
     number: int = 0
-    """Its number, as far as it is known: it says which one comes first, and no more."""
+    """The step's number, as far as it is known: used only to find which step comes first."""
 
 
 def as_text(state: Any) -> str:

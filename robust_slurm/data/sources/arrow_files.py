@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from robust_slurm.data.sources.common import Decode, Patterns
     from robust_slurm.data.sources.files import SourceFile
 
-ROWS = 1 << 16  # a part's, of the file's: a dataset often has few files, and lanes need parts
+ROWS = 1 << 16  # rows of a part: a dataset often has few files, and lanes need several parts
 
 
 def arrow(

@@ -33,7 +33,7 @@ class Options(NamedTuple):
     bad: str = "error"  # or "skip": bad records are counted and left out
     most_bad: float = 0.01  # the share of bad records at which "skip" ends in an error
     patience: float = 300.0  # seconds without a record until SourceStalled
-    stalled: str = "error"  # the planner's answer to SourceStalled, or "wait", "hold back"
+    stalled: str = "error"  # on SourceStalled: "error", "wait" or "hold back"
 
 
 class Source(Protocol):

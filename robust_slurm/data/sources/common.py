@@ -74,7 +74,7 @@ class FileSource(ABC):
             yield at, Bad(found.name, at, f"the file cannot be read from here on: {error}", True)
 
     def fingerprint(self) -> str:
-        """Return a digest of the parts' names, as of their common folder, and sizes."""
+        """Return a digest of the parts' names, relative to their common folder, and sizes."""
         parts = self.parts()
         folder = len(os.path.commonprefix([part.name for part in parts]).rpartition("/")[0])
         text = json.dumps([[part.name[folder:], part.size, part.records] for part in parts])
@@ -119,8 +119,8 @@ class FileSource(ABC):
             return self._parts, self._places
 
     def _all_named(self, files: list[SourceFile]) -> list[list[tuple[Part, SourceFile, int]]]:
-        """Return ``_named`` of each. The threads are no pool's, for whose end a process waits at
-        its own: a file system may never answer."""
+        """Return ``_named`` of each. Not with a pool of threads: at its end a process waits for
+        those, and a file system may never answer."""
         found: list[list[tuple[Part, SourceFile, int]]] = [[] for _ in files]
         failed: dict[int, BaseException] = {}
         places = iter(range(len(files)))

@@ -49,6 +49,6 @@ def long_decode() -> str:
 
 
 def told(place: str, began: float) -> str:
-    """Return those words for a decode that runs since ``began``."""
+    """Return the words of ``long_decode`` for a decode that has run since ``began``."""
     lasts = time.monotonic() - began
     return f"; decode has run for {lasts:.0f} s on {place}" if lasts >= LONG else ""

@@ -13,13 +13,13 @@ from srun_wrapper.protocol.messages import Ack
 from srun_wrapper.protocol.peer_messages import Pulse, Reach, Reached
 
 EVERY = 0.025  # s between two attempts
-OPEN = 16  # attempts at a time; what has had no answer for this long was lost on its way
+OPEN = 16  # attempts at a time; an older one without an answer counts as lost on its way
 MOST = 5.0  # s of attempts, whatever is asked for
 ANSWERS = (0, errno.ECONNREFUSED)
 
 
 class Signs:
-    """``send`` takes what is said to the supervisor."""
+    """``send`` takes the messages to the supervisor."""
 
     def __init__(self, loop: Loop, send: Callable[[Message], None]) -> None:
         self._loop = loop
@@ -28,7 +28,7 @@ class Signs:
         self._next: Timer | None = None
 
     def takes(self, order: Message) -> bool:
-        """Return whether the order was for it alone."""
+        """Take an order; return True if it needs nothing else done, as for ``Reach``."""
         if isinstance(order, Ack):
             self._set(order.pulse)
         if not isinstance(order, Reach):

@@ -1,7 +1,7 @@
 """The GPUs' error counters, read by a process of its own: NVML may hang, even in the kernel.
 
-The slot neither kills that process nor waits for it when it ends what is below it: it is no rank's,
-and must not make a stop slow. If it cannot be killed it is left behind, and NVML is asked no more.
+When the slot ends the processes below it, it neither kills this one nor waits for it: it belongs to
+no rank and must not delay a stop. If it cannot be killed it is left, and NVML is not asked again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The growth of this node's error counters since its agent began, told whenever it matters."""
+"""The growth of this node's error counters since its agent began, reported when it changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from srun_wrapper.agent.counters.read import read
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.looking_messages import Machine
 
-MOST = 64  # counters that are told
+MOST = 64  # counters that are reported
 UNREAD: dict[str, int] = {}
 Got = Callable[[dict[str, int]], None]
 
@@ -22,7 +22,7 @@ class CounterReader:
     """One way to read counters; one reading at a time, also where a device does not answer."""
 
     def __init__(self, begin: Callable[[Got], None], got: Got) -> None:
-        """``begin``: starts a reading, and has its result given to what it is called with."""
+        """``begin(got)`` starts a reading, whose result is passed to ``got``."""
         self._begin = begin
         self._got = got
         self.reading = False
@@ -64,7 +64,7 @@ class Counters:
         self._last: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self._told: dict[str, int] = {}
-        self.promised = False  # one more is told, when what is being read has been read
+        self.promised = False  # True: the reading in progress is reported, whatever it shows
         self._sources = [
             CounterReader(lambda got: loop.run_in_thread(reader, got, UNREAD), self._read),
             *([CounterReader(gpus, self._read)] if gpus is not None else []),
@@ -85,14 +85,14 @@ class Counters:
             source.start_reading()
 
     def promise(self) -> bool:
-        """True if a reading goes on: its end is told, whatever has grown."""
+        """Return True if a reading is in progress: its result is then reported in any case."""
         self.promised = self.reading
         return self.promised
 
     def inspect(self) -> None:
         """Read the counters, and the node's hardware and load."""
         self.start_reading()
-        self.machine = None  # one of long ago would make all growth since look new
+        self.machine = None  # with an old reading all growth since then would look new
         if not self._inspecting:
             self._inspecting = True
             self._loop.run_in_thread(self._machines, self._inspected, None)
@@ -125,7 +125,7 @@ def grown(
 ) -> dict[str, int]:
     """Add what each counter has grown since it was read last (pure).
 
-    One that is smaller now was set to zero in between: that adds nothing, and hides nothing.
+    A counter that is smaller now was reset in between: it adds nothing, and keeps its sum so far.
     """
     out = dict(so_far)
     for name, value in now.items():
@@ -135,6 +135,6 @@ def grown(
 
 
 def gravest(counters: Mapping[str, int]) -> dict[str, int]:
-    """Return those to tell if there are many (pure)."""
+    """Return the ``MOST`` gravest counters (pure)."""
     items = counters.items()
     return dict(heapq.nsmallest(MOST, items, key=lambda item: (weight(item[0]), -item[1], item[0])))

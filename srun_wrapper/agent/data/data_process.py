@@ -61,8 +61,8 @@ class AskedData(msgspec.Struct, frozen=True):
     environ: dict[str, str]
 
     def key(self) -> str:
-        """Return what makes it another process, as the name of its socket; the ranks'
-        environments differ."""
+        """Return the name of its socket, equal for all requests that one process can serve: the
+        environment is left out, as it differs between ranks."""
         plan = (self.name, self.original, self.code, self.memory)
         return socket_name(*plan, self.python, self.main, self.path, self.directory)
 
@@ -107,7 +107,7 @@ class DataProcess:
         return self._start is not None and self._pings.answered
 
     def run(self) -> None:
-        """Have it run, if it may and does not."""
+        """Start the process, unless it runs, waits for its restart, or is off for good."""
         if self._start is not None and _is_half_dead(self._start.pid):
             self._start = None
         if self._start is not None or self._timer is not None or self.off:
@@ -116,7 +116,7 @@ class DataProcess:
         figures, steps = str(self.figures), self._steps
 
         def make(start: Starting[int]) -> int:
-            """Wait for its end, too, in the thread that the kernel takes for its parent."""
+            """Start it and wait for its end in this thread, its parent for the kernel."""
             try:
                 return _ended(_begin(start, asked, listener, exchange, figures, steps))
             finally:
@@ -140,7 +140,7 @@ class DataProcess:
         return self._start.pid if self._start is not None else 0
 
     def _dead(self) -> None:
-        """Kill one that is stopped, or waits for itself; another one goes on."""
+        """Kill a process that is stopped or deadlocked; another one is started in its place."""
         silent = f"has not answered for {EVERY * MOST:.0f} s and does nothing"
         _log.warning(f"the data process of {self._name} {silent}; killing it")
         self._kill()
@@ -207,9 +207,9 @@ class DataProcess:
 
 
 def _pair() -> tuple[socket.socket, ...]:
-    """Return sockets that hold a data process's steps for the next one: their queue lives as long
-    as one of their ends, which nobody reads or writes here. None, and it holds none, if there
-    are no descriptors left."""
+    """Return a socket pair whose queue keeps a data process's steps for the next process. The
+    queue lives while an end is open; robust-task neither reads nor writes it. (), and no steps are
+    kept, if there are no descriptors left."""
     try:
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError:

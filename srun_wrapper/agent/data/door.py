@@ -1,7 +1,7 @@
 """The socket on which the ranks of a node ask for its data process.
 
-A rank holds its connection for as long as it wants the process. One that no rank wants is kept:
-the ranks that follow may. It is ended when they want another one: other code, another plan.
+A rank keeps its connection open as long as it wants the process. A process that no rank wants is
+kept for the next ranks; it is ended if those want another one (other code, another plan).
 """
 
 from __future__ import annotations

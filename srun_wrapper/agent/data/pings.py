@@ -1,5 +1,4 @@
-"""Asks a data process every few seconds if it is there: one that is stopped, or waits for itself
-for ever, is none."""
+"""Pings a data process every few seconds, to find one that is stopped or deadlocked."""
 
 from __future__ import annotations
 
@@ -19,11 +18,12 @@ _UTIME, _STIME = 11, 12  # fields of /proc/PID/stat, counted from the state
 
 
 class Pings:
-    """``path``: of its socket; ``pid`` returns 0 while it does not run; ``dead`` is called when it
-    is there no more, as long as that is so. In the loop's thread.
+    """``path``: of its socket; ``pid`` returns 0 while it does not run; ``dead`` is called after
+    ``MOST`` pings without an answer or a sign of work, and again after as many more. In the
+    loop's thread.
 
-    Turns are counted, not seconds: where robust-task is stopped as well, or gets no time, no turn
-    goes by. One that has never answered is at its start.
+    Turns are counted, not seconds: none passes while robust-task itself is stopped or gets no CPU
+    time. A process that has never answered is still starting, and is not called dead.
     """
 
     def __init__(
@@ -31,20 +31,20 @@ class Pings:
     ) -> None:
         self._loop, self._path, self._pid, self._dead = loop, path, pid, dead
         self.answered = False
-        """It has, in this life."""
+        """True once the process that runs now has answered."""
         self._sock: socket.socket | None = None
         self._silent = 0
         self._ticks = -1
         self._timer: Timer | None = None
 
     def begin(self) -> None:
-        """A new life begins."""
+        """Begin to ping a process that has just been started."""
         self.end()
         self.answered, self._silent = False, 0
         self._timer = self._loop.later(EVERY, self._turn)
 
     def end(self) -> None:
-        """It has ended."""
+        """End the pings: the process has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -68,7 +68,7 @@ class Pings:
                 self._loop.watch(self._sock, lambda _mask: self._hear(), write=False)
             self._sock.send(_PING)
         except BlockingIOError:
-            pass  # it takes none
+            pass  # its queue is full
         except OSError:
             self._hang_up()
 

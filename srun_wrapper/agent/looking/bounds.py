@@ -19,8 +19,11 @@ def budget(slots: int) -> int:
 
 
 def bounded(looks: Sequence[Look], most: int = MOST) -> tuple[Look, ...]:
-    """Return the looks as far as they fit, the first ones best: first each without a stack, then
-    with a short one of its main thread, then with all of that, then with all threads."""
+    """Return as many looks as fit, the first ones with the most detail.
+
+    In turn, as far as there is room: each without a stack, with a short stack of its main thread,
+    with the whole of that, with all threads.
+    """
     shown: list[Look] = []
     left = most
     for look in looks:

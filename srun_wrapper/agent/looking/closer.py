@@ -55,15 +55,15 @@ class CloserLook:
         self._loop.run_in_thread(work, done, nothing)
 
     def cancel(self) -> None:
-        """End a look at native stacks now: its process goes on."""
+        """End a look at native stacks now, so that the process looked at goes on."""
         self._reader.cancel()
 
 
 def _processes(
     tree: Sequence[TreeProcess], pids: Sequence[int], reader: NativeReader
 ) -> tuple[Closer, ...]:
-    """Look at those among ``pids``; for (), where nothing is Python, at the process that worked
-    most."""
+    """Look at the processes of ``pids``. If that is () and no process is Python, look at the one
+    that used the most CPU time."""
     wanted = [member for member in tree if member.pid in pids][:MOST]
     if not pids and not any(member.python for member in tree):
         wanted = sorted(tree, key=lambda member: _ticks(member.pid))[-1:]

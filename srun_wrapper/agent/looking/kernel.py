@@ -1,7 +1,7 @@
 """Facts that the kernel shows of a process: state, place in the kernel, system call and its file.
 
 All of it can be read by the process's own user, where robust-task is its ancestor. /proc/PID/stack
-is root's only, and not read. No file is touched: a dead file server would hold up who does that.
+is root's only, and not read. The files themselves are not touched: a dead server would block us.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _link(base: Path, word: str) -> str:
 
 
 def _string(memory: Path, address: int) -> str:
-    """Read no page that the system call has not read itself: it may be a device's, or a file's that
-    a dead server has."""
+    """Return the string at an address. Only pages that the system call has read too are read:
+    another one may be a device's, or a file's on a dead server."""
     found, end = b"", address + _PATH
     file = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
     try:

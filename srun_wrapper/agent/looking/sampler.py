@@ -47,8 +47,8 @@ class Sampler:
         quick: bool = False,
     ) -> None:
         """``running``: the pid that the slot has started, 0 if none runs, and its epoch;
-        ``budget``: bytes for the looks at its processes; ``ask``: processes of which py-spy gives
-        no stack are sent a signal, which nobody does to a job that may be well; ``quick``: see
+        ``budget``: bytes for the looks at its processes; ``ask``: send a signal to processes of
+        which py-spy gives no stack, which is not done to a job that may be healthy; ``quick``: see
         ``Inspect``."""
         pid, epoch = running
         if pid <= 0:

@@ -13,12 +13,12 @@ from srun_wrapper.agent.processes.stop_stages import StopStages
 
 KILL_DEADLINE = 10.0  # a process that survives SIGKILL this long is stuck in the kernel
 CHECK = 0.01
-UNBORN = 1.0  # s for a process that is killed in its start to end, until nobody waits for it
+UNBORN = 1.0  # s to wait for a process that was killed before its exec; later it is ignored
 ANSWER = 1.0  # s for a file system to answer, when a process survives SIGKILL
 
 
 class Emptying:
-    """``begin`` starts it; ``emptied`` is given the pids that survive, when it is over."""
+    """Ends a slot's processes. ``emptied`` gets the pids that survive SIGKILL, () if none does."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Emptying:
         look: Callable[[list[int], float, Callable[[tuple[str, ...]], None]], None],
         emptied: Callable[[tuple[int, ...]], None],
     ) -> None:
-        """``running``: the rank's own process is there; ``kill`` sends SIGKILL to all below the
-        shim but what is ``staying``; ``reap`` collects what has ended; ``look`` finds the file
-        systems in use by these pids that do not answer within so many seconds."""
+        """``running``: True while the rank's own process exists; ``kill``: send SIGKILL to all
+        processes below the shim except ``staying``; ``reap``: collect ended children; ``look``:
+        find the file systems that these pids use and that do not answer within so many seconds."""
         self._loop = loop
         self._running = running
         self._kill = kill
@@ -48,18 +48,18 @@ class Emptying:
         self._next_check = loop.later(0.0, self.check)
 
     def begin(self, stages: StopStages | None) -> None:
-        """End everything, the rank by these stages."""
+        """Begin to end all processes; ``stages`` end the rank itself."""
         self.active = True
         self.stages = stages or self.stages
         self._kill_at = self._stuck_at = math.inf
         self.check()
 
     def check(self) -> None:
-        """Go on as far as is time; called for every child that ends, too."""
+        """Take the steps that are due now; also called whenever a child ends."""
         self._next_check.cancel()
         if not self.active:
             return
-        self._next_check = self._loop.later(CHECK, self.check)  # whatever fails below
+        self._next_check = self._loop.later(CHECK, self.check)  # set first: the rest may raise
         now = time.monotonic()
         if not self._running() or self.stages is None or self.stages.due(now):
             # The rank itself is gone, or has had its time: nothing it started may stay.
@@ -76,7 +76,7 @@ class Emptying:
             self._stuck(process_tree.descendants(os.getpid(), spared))
 
     def _stuck(self, pids: list[int]) -> None:
-        """Wait on for processes that survive SIGKILL while their file system does not answer."""
+        """Report processes that survive SIGKILL; wait longer if their file system is silent."""
         if self._asking:
             return
 

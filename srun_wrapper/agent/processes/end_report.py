@@ -13,9 +13,9 @@ from srun_wrapper.command.torchrun import starts_ranks
 from srun_wrapper.protocol.messages import Exited
 
 NONE: tuple[str, ...] = ()
-LIMIT = 0.15  # s for the facts: then the end is reported without, as it may be the first cause
+LIMIT = 0.15  # s for the facts; then the end is reported without them: it may be the first cause
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-# As torchrun and shells report a process below them that SIGKILL has ended.
+# How torchrun and shells report that SIGKILL ended a process below them.
 _KILLED = re.compile(r"SIGKILL|\bsignal 9\b|exitcode\s*: -9\b|\bKilled\b", re.IGNORECASE)
 
 
@@ -25,7 +25,7 @@ def error_file(run_dir: Path, local: int) -> Path:
 
 
 def error_env(env: Mapping[str, str], command: Sequence[str], file: Path) -> dict[str, str]:
-    """Return the variable that names the file to torch; torchrun and the user have their own."""
+    """Return the variable that names torch's error file; {} if torchrun or the user sets it."""
     return {} if ERROR_FILE in env or starts_ranks(command) else {ERROR_FILE: str(file)}
 
 

@@ -1,8 +1,8 @@
-"""The guardian of a shim: a process that outlives it, and starts it once more.
+"""The guardian of a shim: its parent process, which restarts it when it dies.
 
-That a shim dies (out of memory, SIGKILL, an error of ours) says nothing about its node. The process
-that Slurm has started stays as the guardian and does nothing but wait; the shim is its child. It
-is forked before there are threads, shares its memory with the shim, and ends as the shim ends.
+The death of a shim (out of memory, SIGKILL, an error of ours) says nothing about its node. The
+process that Slurm started remains as the guardian and only waits. It forks the shim while it has
+no threads, shares its memory with the shim, and ends with the shim's exit code or signal.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import NoReturn
 from robust_slurm.memory_dir import LOCAL, remove_stale
 from srun_wrapper.agent.processes import process_tree
 
-STEADY = 300.0  # s after which a shim that has died before is started once more again
-CLEAN = 1.0  # s for what a dead shim has left to end
-KILLED_TOO = 0.05  # s for whoever has killed the shim (Slurm, at the step's end) to kill us, too
+STEADY = 300.0  # s; a shim that dies again within this time is not restarted
+CLEAN = 1.0  # s for the processes that a dead shim left behind to end
+KILLED_TOO = 0.05  # s for the killer of the shim (Slurm, at the step's end) to kill us, too
 NAME = b"robust-guard"
 _PR_SET_NAME = 15
 _FINISHED, _RESTART = b"f", b"r"  # the last words of a shim; one that dies has none
@@ -39,16 +39,16 @@ class Restart(Exception):
 def guarded(
     life: Callable[[int], tuple[int, int]], end: Callable[[int, int], NoReturn], name: str
 ) -> NoReturn:
-    """Run ``life(number)`` in a child, and once more when it dies without an exit of its own.
+    """Run ``life(number)`` in a child, and once more if the child dies before it has finished.
 
-    It returns the exit code and the signal to end with, and ``end`` ends a process so. ``name``:
-    of the shim, for messages.
+    ``life`` returns the exit code and the signal to end with; ``end`` ends a process with them.
+    ``name``: the shim's, for messages.
     """
     process_tree.become_subreaper()
     own = Path("/proc/self/comm").read_bytes().strip()
     _call_us(NAME)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
-    number, again = 0, 0.0  # ``again``: from when on it may be started once more
+    number, again = 0, 0.0  # ``again``: a death before this time is not followed by a restart
     while True:
         status, told = _live(life, end, number, own, mask)
         code = os.waitstatus_to_exitcode(status)
@@ -73,7 +73,7 @@ def guarded(
 
 
 def _call_us(name: bytes) -> None:
-    """The guardian has another name than the shim, for people who look at processes."""
+    """Set this process's name, so that ps shows which is the guardian and which the shim."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
 
 
@@ -84,7 +84,7 @@ def _live(
     own: bytes,
     mask: Collection[int],
 ) -> tuple[int, bytes]:
-    """One life of the shim: its wait status, and its last word."""
+    """Run the shim once; return its wait status and its last word."""
     gc.freeze()  # the pages stay shared
     finished, tell = os.pipe()
     guardian = os.getpid()
@@ -102,7 +102,7 @@ def _live(
         ended, status = os.waitpid(-1, 0)
         if ended == pid:
             break
-    os.set_blocking(finished, False)  # a process that it has left may hold the other end
+    os.set_blocking(finished, False)  # a process that the shim left may hold the other end
     try:
         told = os.read(finished, 1)
     except BlockingIOError:

@@ -10,7 +10,7 @@ from srun_wrapper.agent.processes import process_tree
 
 EVERY = 0.2  # s between looks
 IDLE = 2.0  # s without a sign after which it is no longer at work
-MUCH = 64 << 10  # bytes written between two looks that are more than a log
+MUCH = 64 << 10  # bytes read and written between two looks: more than logging causes
 
 
 def handles(pid: int, signum: int) -> bool:

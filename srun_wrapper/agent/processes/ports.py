@@ -18,10 +18,10 @@ def _ephemeral_start() -> int:
 
 
 def free_port() -> int:
-    """A TCP port that nothing on this node listens on, below the ephemeral range.
+    """Return a TCP port on which nothing on this node listens.
 
-    Ports in the ephemeral range could be taken by any outgoing connection between this look and
-    the moment rank 0 listens there.
+    It is below the ephemeral range, unless that starts below FIRST + 1000: any outgoing connection
+    could take a port of that range between this look and the moment rank 0 listens there.
     """
     last = max(FIRST + 1000, _ephemeral_start())
     for _ in range(64):

@@ -1,7 +1,7 @@
 """Facts that a node knows about the end of a rank: OOM kills, kernel log, torch's error file.
 
-Each source may be absent or forbidden: then it says nothing. All text is as hostile as a rank's
-output, so it is read up to a limit, and cleaned.
+A source that is absent or forbidden contributes nothing. All text is as untrusted as a rank's
+output, so it is read up to a limit and cleaned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TEXT = 300  # characters of one fact
 READ_S = 0.1  # s for the kernel's log
 READ_BYTES = 4 << 20  # of the kernel's log; its buffer is mostly smaller
 FILE_BYTES = 64 << 10  # of torch's error file
-# A driver's error that names no process has to do with an end that comes this soon after it.
+# A driver's error that names no process is a fact about an end that follows within this time.
 RECENT_S = 120.0
 _STEP = re.compile(r"/job_\d+/(.*/)?step_[^/]+")
 _HOLDS = re.compile(r"\bProcess (\d{1,9}) has [\d.]+ \w+ memory in use")  # as torch writes it
@@ -78,8 +78,8 @@ class RankFacts:
     def gather(self, tail: str = "", *, killed: bool = True) -> tuple[str, ...]:
         """Return what was recorded since ``begin``, one line each, and close.
 
-        ``tail``: of the rank's output. ``killed``: it may have been SIGKILL. Only then do OOM kills
-        of other processes in the cgroup count: a helper's, hours ago, is not why the rank ended.
+        ``tail``: of the rank's output. ``killed``: SIGKILL may have ended the rank. Only then do
+        OOM kills of other processes in the cgroup count: one hours ago is not why the rank ended.
         """
         with self._lock:
             kernel = self._kernel(time.monotonic(), self._cgroup if killed else "")

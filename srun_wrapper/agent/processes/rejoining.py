@@ -1,7 +1,7 @@
-"""Keeps a rank that is well over an epoch's end: it waits, and goes on in the next (``rejoin``).
+"""Keeps a healthy rank's process over a restart: it waits, then joins the next epoch (``rejoin``).
 
-A rank is asked only if it is the slot's own process and runs inside ``robust_slurm.resilient``. One
-that does not answer in time is ended, as if nobody had asked.
+A rank is asked only if it is the slot's own process and runs inside ``robust_slurm.resilient``. A
+rank that does not answer in time is ended, as if it had not been asked.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from srun_wrapper.agent.processes.head_start import head_start
 from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.protocol.messages import RankStart, Start
 
-TAKEN = 5.0  # s for a rank that waits to take the environment of the next epoch
-SENT = 0.2  # s for its socket to take it; it has room for far more
+TAKEN = 5.0  # s for a waiting rank to confirm the environment of the next epoch
+SENT = 0.2  # s for the socket to take that environment; its buffer has room for far more
 _STOPPED = "tT"  # states of /proc: it cannot answer
 
 
 class Rejoining:
-    """The rank of one slot. ``asked`` is called with whether it waits; ``going`` with whether it
-    goes on in the next epoch."""
+    """Asks the rank of one slot to wait, and to go on. ``asked`` is called with True if it waits,
+    ``going`` with True if it goes on in the next epoch."""
 
     def __init__(self, loop: Loop, run_dir: Path, local: int) -> None:
         self._loop = loop
@@ -45,10 +45,10 @@ class Rejoining:
         self.held = False
         """The rank waits."""
         self.seconds = 0.0
-        """Seconds until it said that it waits."""
+        """Seconds from the request until the rank answered that it waits."""
 
     def began(self, order: Start, rank: RankStart) -> None:
-        """The slot's rank is of this epoch now, in whatever process."""
+        """Note that the slot's rank belongs to this epoch now, whichever process it is."""
         self.drop()
         self._begun = (order, rank)
 
@@ -58,7 +58,7 @@ class Rejoining:
         return self._done is not None and self._wanted == READY
 
     def ask(self, rank: tuple[int, int], limit: float, asked: Callable[[bool], None]) -> bool:
-        """Ask the rank (pid, epoch) to wait; False if there is nobody to ask.
+        """Ask the rank (pid, epoch) to wait; False if it cannot be asked.
 
         ``limit``: s for it to answer.
         """
@@ -82,7 +82,7 @@ class Rejoining:
         return True
 
     def part(self, order: Start) -> RankStart | None:
-        """Return the slot's part of an epoch, if the rank that waits can be it."""
+        """Return the slot's part of an epoch; None if the waiting rank cannot take it."""
         if not self.held or not order.rejoin or self._begun is None:
             return None
         old, was = self._begun
@@ -110,7 +110,7 @@ class Rejoining:
         return True
 
     def drop(self) -> None:
-        """Let go of the rank: one that waits ends by itself."""
+        """Close the connection to the rank; a rank that waits then ends by itself."""
         self._done, self.held = None, False
         if self._timer is not None:
             self._timer.cancel()

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
 
-READY = 30.0  # s for a new rank to get ready for a signal that came before it
-AGAIN = 0.1  # s between two looks at that
+READY = 30.0  # s for a new rank to install its handler of a signal that came before
+AGAIN = 0.1  # s between two looks for that handler
 
 
 class RankSignals:
-    """Signals process ``pid()`` (0: there is none); ``group``: with its process group."""
+    """Sends signals to process ``pid()`` (0: there is none), or with ``group`` to its group."""
 
     def __init__(self, loop: Loop, pid: Callable[[], int], *, group: bool) -> None:
         self._loop = loop
         self._pid = pid
-        self._signal = os.killpg if group else os.kill  # alone, it shares our group
+        self._signal = os.killpg if group else os.kill  # without: it is in our own group
 
     def send(self, signum: int) -> None:
         """Send the signal now."""

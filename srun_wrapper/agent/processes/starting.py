@@ -1,7 +1,7 @@
 """Starting processes without waiting for them.
 
-``subprocess.Popen`` returns when the child has got through exec. On a file system that does not
-answer that takes as long as the file system takes, so every start has a thread of its own.
+``subprocess.Popen`` returns only when the child is through exec, which waits for a file system that
+does not answer. So every start has a thread of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def never_vfork() -> None:
 
 
 class Cancelled(OSError):
-    """The start was called off before there was a process."""
+    """The start was cancelled before there was a process."""
 
 
 class Starting(Generic[T]):
@@ -49,7 +49,7 @@ class Starting(Generic[T]):
         done: Callable[[T, int | None], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """``done`` gets the wait status, too, of a process that has been reaped already."""
+        """``done`` also gets the wait status if the process has been reaped already, else None."""
         self._loop = loop
         self._make = make
         self._done = done
@@ -58,7 +58,7 @@ class Starting(Generic[T]):
         self._reaped: dict[int, int] = {}
         self._cancelled = False
         self.over = False
-        """The process is through exec, or there is none and will be none."""
+        """True once the process is through exec, or could not be started."""
         _pending.append(self)
         try:
             threading.Thread(target=self._run, daemon=True).start()
@@ -68,7 +68,7 @@ class Starting(Generic[T]):
 
     @property
     def pid(self) -> int:
-        """0 as long as there is none."""
+        """Pid of the process; 0 while there is none."""
         return getattr(self._process, "pid", 0)
 
     def popen(
@@ -80,10 +80,10 @@ class Starting(Generic[T]):
         pass_fds: Collection[int] = (),
         **streams: Any,
     ) -> subprocess.Popen[bytes]:
-        """Start it. Called by ``make`` only. Raises OSError, ValueError; Cancelled among them."""
+        """Start the process; called by ``make`` only. Raises OSError (or Cancelled), ValueError."""
 
         def in_child() -> None:
-            if self._cancelled:  # whoever cancelled it has not seen this child
+            if self._cancelled:  # ``cancel`` was called before this child's pid was known
                 os._exit(1)
             if die_with_us:
                 process_tree.die_with_parent(signal.SIGKILL)
@@ -142,7 +142,7 @@ _pending: list[Starting[Any]] = []
 
 
 def reaped(ended: Mapping[int, int]) -> None:
-    """Children of this process have ended: pid → wait status. One may be of a pending start."""
+    """Note children of this process that have ended (pid → wait status), for pending starts."""
     for start in _pending:
         start.note(ended)
 
@@ -150,7 +150,7 @@ def reaped(ended: Mapping[int, int]) -> None:
 def unborn() -> list[int]:
     """Return the children of cancelled starts that are not through exec.
 
-    They are killed, have never run the command, and end when the file system lets them.
+    They were killed, have never run the command, and end when the file system answers.
     """
     return [start.pid for start in _pending if start.unborn]
 

@@ -27,7 +27,7 @@ def longest(all_of: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 class Aborts:
-    """Requests to the ranks of one tree that have communicators (``auto.teardown``)."""
+    """Requests to the ranks of one process tree to abort communicators (``auto.teardown``)."""
 
     def __init__(self, run_dir: Path, epoch: int, root: int) -> None:
         self._lines: list[tuple[int, socket.socket]] = []
@@ -49,7 +49,7 @@ class Aborts:
                 line.close()
 
     def ask(self, wanted: Callable[[int], bool]) -> bool:
-        """Ask those whose pids are ``wanted``; whether there is any."""
+        """Ask the ranks whose pids are ``wanted``; return True if any rank has been asked."""
         for pid, line in list(self._lines):
             if wanted(pid):
                 self._lines.remove((pid, line))
@@ -78,10 +78,10 @@ class Aborts:
 
 
 class StopStages:
-    """Ends the tree of one rank; ``due`` is called until it says that SIGKILL is.
+    """Ends the process tree of one rank; ``due`` is called until it returns True: SIGKILL is due.
 
     Communicators are aborted right before the process dies, never earlier: an aborted collective
-    returns as if it had succeeded, and a handler of SIGTERM might save what came of it. So ranks
+    returns as if it had succeeded, and a handler of SIGTERM might save its result. So ranks
     without such a handler are asked before SIGTERM, which ends them, the others before SIGKILL.
     """
 
@@ -113,7 +113,7 @@ class StopStages:
             self._next("abort", now)
 
     def due(self, now: float) -> bool:
-        """Go on as far as is time; True once all that is left is to be killed."""
+        """Leave the stages that are over; return True once only SIGKILL is left."""
         if self.stage == "abort" and (now >= self._until or not self._aborts.open()):
             self._next("abort", now)
         if self.stage == "term" and now >= self._until and not self._working(now):
@@ -123,7 +123,7 @@ class StopStages:
         return self.stage == "kill"
 
     def hurry(self, grace: float, now: float) -> None:
-        """A later order leaves less time."""
+        """Shorten the grace to that of a later order."""
         self._grace = min(self._grace, grace)
         if self.stage == "term":
             self._until = min(self._until, now + grace)
@@ -143,7 +143,7 @@ class StopStages:
         return False
 
     def _next(self, stage: str, now: float) -> None:
-        """``stage`` is over."""
+        """Begin the stage that follows ``stage``, which is over."""
         self._note(now)
         self._since = now
         if stage == "abort" and self._grace > 0:

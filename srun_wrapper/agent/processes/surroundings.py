@@ -22,7 +22,7 @@ def same_surroundings(pid: int, thread: int, other: int) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """0 if the process has gone."""
+    """Return a process's parent; 0 if the process has ended."""
     try:
         return process_stat.read(pid).parent
     except (OSError, ValueError):

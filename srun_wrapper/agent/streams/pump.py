@@ -51,7 +51,7 @@ class Pump:
         return data.decode(errors="replace")
 
     def forget(self) -> None:
-        """The rank is one of another epoch from now on: what it said before explains no end."""
+        """Forget the tail: the rank now belongs to another epoch."""
         self._tail.clear()
 
     def finish(self, seconds: float) -> bool:

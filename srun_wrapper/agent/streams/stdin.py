@@ -68,13 +68,13 @@ class Stdin:
         threading.Thread(target=self._feed, daemon=True).start()
 
     def finish(self) -> None:
-        """The rank has ended well: no other task has to wait until it reads the rest."""
+        """Discard the rest of the input: the rank ended well, so no other task must wait for it."""
         if self._feeding:
             self._done = True
             os.write(self._woken, b"x")
 
     def used(self) -> bool:
-        """True if a rank may have read some of it: only a new one would find that again."""
+        """True if a rank may have read some input, which only a new process would find again."""
         try:
             return os.lseek(self._fd, 0, os.SEEK_CUR) > 0 if self._file else self._fed > 0
         except OSError:
@@ -132,16 +132,16 @@ class Stdin:
         return waits if self._ended or full else [*waits, (self._source, select.POLLIN)]
 
     def _full(self) -> bool:
-        """No more is taken from srun until the rank has read what it was given."""
+        """True if no more is read from srun until the rank has read what it was given."""
         return self._room() <= 0
 
     def _room(self) -> int:
-        """Bytes to take at a time: more than is kept only of a rank that has read what went."""
+        """Return the bytes to read next; while the rank has some unread, only what can be kept."""
         waiting = self._fed < self._dropped + len(self._kept) and not self._done
         return min(_CHUNK, self._limit - len(self._kept)) if waiting else _CHUNK
 
     def _take(self) -> bool | None:
-        """Read from srun; what there is to tell."""
+        """Read from srun; return the argument for ``tell``, None if there is no news."""
         if self._ended or self._full():
             return None
         first, whole = not (self._kept or self._dropped), not self._dropped
@@ -163,7 +163,7 @@ class Stdin:
         return True if first and data else None
 
     def _give(self) -> bool:
-        """Write into the rank's pipe; whether there is more than it takes now."""
+        """Write into the rank's pipe; return True if the pipe did not take everything."""
         while (start := self._fed - self._dropped) < len(self._kept):
             try:
                 self._fed += os.write(self._sink, self._kept[start : start + _CHUNK])

@@ -32,16 +32,16 @@ def same_start(one: Command, other: Command, arguments: int) -> bool:
 
 
 def _inside(word: str, env: Mapping[str, str]) -> tuple[bool, str]:
-    """Return whether the word is a path of the snapshot that this environment names, and the path
-    below that; else the word."""
+    """Return True and the path below the snapshot that this environment names, if the word is a
+    path in it; else False and the word."""
     tree = env.get(TREE, "")
     inside = bool(tree) and word.startswith(tree + "/")
     return inside, word.removeprefix(tree + "/") if inside else word
 
 
 def same_path(env: Mapping[str, str], started: str, directory: str) -> bool:
-    """True if PYTHONPATH means the same to an interpreter that was ``started`` in one directory and
-    to one in another; "": this process's."""
+    """True if PYTHONPATH means the same in ``directory`` as in ``started``, an interpreter's own;
+    "": this process's directory."""
     path, here = env.get("PYTHONPATH", "").split(os.pathsep), str(Path.cwd())
     absolute = all(entry.startswith("/") for entry in path)
     return absolute or (directory or here) == (started or here)
@@ -54,7 +54,7 @@ def request_of(command: Sequence[str], env: Mapping[str, str], directory: str) -
 
 
 def is_text(values: Iterable[str]) -> bool:
-    """True if they can be sent as text; a file name of another time may not be UTF-8."""
+    """True if they can be sent as text; an old file name may not be UTF-8."""
     try:
         "".join(values).encode()
     except UnicodeEncodeError:

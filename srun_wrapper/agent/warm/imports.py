@@ -38,7 +38,7 @@ def read_learnt(path: Path) -> Learnt | None:
 
 
 def pack(learnt: Learnt) -> bytes:
-    """For a message."""
+    """Encode a record for a message."""
     return zlib.compress(msgspec.json.encode(learnt), 1)
 
 
@@ -106,7 +106,7 @@ class ImportWatch:
             if learnt is None:
                 self._loop.later(LOOK, poll)
                 return
-            words = learnt.words  # it looks at the user's files
+            words = learnt.words  # in a thread, as ``is_interpreter`` reads the user's files
             self._loop.run_in_thread(
                 lambda: is_interpreter(words, command, env),
                 lambda sure: decided(sure, learnt),

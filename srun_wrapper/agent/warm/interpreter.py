@@ -1,10 +1,10 @@
-"""A slot's warm interpreter (``robust_slurm.auto.warm``): started, asked for ranks, given up.
+"""A slot's warm interpreter (``robust_slurm.auto.warm``): its start, its ranks and its end.
 
-A rank is a fork of it. One fork stands by, made before it is wanted; without it, one is made then.
+A rank is a fork of it: one that was made ahead (the stand-in), or else one made at the request.
 
-Used only for a command that is known to be nothing but a Python interpreter with our hook in it:
-the rank that was started from it has told so itself, at its first step. A shell script, another
-interpreter or a container without the hook never tells, and is started as always.
+It is used only for a command that is nothing but a Python interpreter with our hook in it: a rank
+started by that command has recorded so at its first step. A shell script, another interpreter or a
+container without the hook never records it, and is started as a fresh process each time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from srun_wrapper.agent.warm.link import ANSWER, Said, WarmLink
 from srun_wrapper.agent.warm.preforked import Ahead, Ordered
 
 _numbers = itertools.count(1)
-STAND_IN = 2.0  # s after a rank's start, or its own, until a stand-in is made: others start, too
+STAND_IN = 2.0  # s from a rank's start, or its own, to the stand-in: other ranks are starting, too
 MADE = 30.0  # s that this may take
 
 
@@ -107,8 +107,8 @@ class Warm:
         further: bool = False,
         beats: str = "",
     ) -> None:
-        """Unless there is one for the same; another is ended. ``further``: ahead of the first rank;
-        run a script with a standby_point as far as that. ``beats``: record of the rank beside."""
+        """Start one for this command unless it runs; end one for another. ``further``: no rank has
+        run: run the script to its standby_point, if any. ``beats``: record of the running rank."""
         if self._runs and not self._is_for(command, env):
             self.stop()
         if self._off or self._runs:
@@ -177,9 +177,9 @@ class Warm:
         directory: str = "",
         wait: float = 0.0,
     ) -> bool:
-        """Ask for a rank. ``answer(pid)`` is called once, 0: it will not be. ``streams``: its
-        stdout and stderr; ``directory``: default this process's; ``wait``: s from now on until its
-        script goes on. False: it cannot even be asked.
+        """Request a rank; False if that fails. ``answer(pid)`` is called once, with 0 if there will
+        be no rank. ``streams``: its stdout and stderr; ``directory``: default this process's;
+        ``wait``: s until its script may go on.
         """
         self._further = False
         if self._ahead is not None and not self._ahead.fits(command, self._command):
@@ -211,7 +211,7 @@ class Warm:
         return True
 
     def _answer(self, pid: int) -> bool:
-        """Call whoever has asked for a rank; False if nobody has."""
+        """Answer the open request for a rank; False if there is none."""
         answer, self._asked = self._asked, None
         if answer is not None:
             answer(pid)
@@ -274,14 +274,15 @@ class Warm:
         self._heard(Said(pid=pid))
 
     def _ahead_over(self) -> None:
-        """Give up the process ahead; if it is as it was made, no other could be the rank either."""
+        """Give up the process ahead, which cannot be a rank. If it has not run any of the script,
+        no fork of the interpreter can: give that up too."""
         if self._ahead is not None and self._ahead.further:
             self._ahead_gone()
         else:
             self.stop()
 
     def _ahead_gone(self) -> None:
-        """Note that it has ended, or closed its end: if it was to be the rank, there is none."""
+        """Note that the process ahead has gone; if it was to be the rank, there is none."""
         asked = self._ahead is not None and self._ahead.asked
         self._end_ahead()
         if asked:
@@ -293,8 +294,8 @@ class Warm:
             ahead.end()
 
     def cold(self) -> None:
-        """A rank starts as a fresh process: nobody may run the script beside it, and imports ahead
-        of it come too late."""
+        """Give way to a rank that starts as a fresh process: nothing may run the script beside it,
+        and imports ahead of it come too late."""
         self._further = False
         if self._ahead is not None and self._ahead.further:
             self._end_ahead()
@@ -302,7 +303,7 @@ class Warm:
         self.cancel()
 
     def late(self) -> None:
-        """A rank is started without it: what it would still import ahead comes too late."""
+        """Stop if it still imports ahead of a first rank: that rank has started without it."""
         if self.early and not self.ready:
             self.stop()
 
@@ -325,13 +326,13 @@ class Warm:
             self.stop()
 
     def cancel(self) -> None:
-        """A rank that is just being forked must not be: that is sure only when it ends."""
+        """Cancel a rank that is being forked; only the interpreter's own end makes that sure."""
         self._ordered.cancel()
         if self._asked is not None:
             self.stop()
 
     def stop(self) -> None:
-        """End it; whoever waits for a rank is told that none comes."""
+        """End it; an open request for a rank is answered with 0."""
         pid, self._pid, self.ready = self._pid, 0, False
         if self._starting is not None:
             self._starting.cancel()

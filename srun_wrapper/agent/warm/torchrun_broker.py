@@ -57,8 +57,8 @@ class TorchrunBroker:
     def __init__(
         self, loop: Loop, path: Path, imports: Path, make: Callable[[], Warm], tell: Tell
     ) -> None:
-        """``imports``: the file in which a launcher that asks tells what it has imported itself.
-        ``make``: a place for one warm interpreter. Raises OSError."""
+        """``imports``: the file in which a launcher that requests ranks lists its own imports.
+        ``make``: returns a holder for one warm interpreter. Raises OSError."""
         self._loop = loop
         self._make = make
         self._tell = tell
@@ -78,7 +78,7 @@ class TorchrunBroker:
     # -- getting them ready
 
     def watch(self, directory: Path, epoch: int, launcher: int) -> None:
-        """The launcher (its pid) runs: its ranks tell what they import, one after the other."""
+        """Watch for the imports that the ranks of ``launcher`` (its pid) record one by one."""
         self._watching += 1
         self._stopping = False
         turn, seen = self._watching, set[Path]()
@@ -124,14 +124,14 @@ class TorchrunBroker:
         return self._warm[local]
 
     def warm_up(self, learnt: Learnt, ranks: int, environ: Mapping[str, str]) -> None:
-        """No launcher runs here yet: get ready what its ranks on another node have become."""
+        """Get ready for ranks as on another node, before a launcher runs here."""
         learnt = msgspec.structs.replace(learnt, standby=False)  # nobody goes further than imports
         for local in map(str, range(min(ranks, _MANY))):
             own = {**environ, "LOCAL_RANK": local}
             self._place(local).start(learnt, learnt.words, own, further=True)
 
     def unwatch(self) -> None:
-        """The launcher has ended; what it has never asked for, its next start does not want."""
+        """Note that the launcher has ended; end interpreters of which it never requested a rank."""
         self._watching += 1
         for warm in self._warm.values():
             if warm.early:
@@ -166,7 +166,7 @@ class TorchrunBroker:
     def _ask(self, asking: _Asking, body: bytes) -> None:
         def answer(pid: int) -> None:
             if pid and asking.sock not in self._asking and pid not in self._unclaimed:
-                process_tree.send([pid], signal.SIGKILL)  # who asked for it has gone
+                process_tree.send([pid], signal.SIGKILL)  # the launcher that asked for it has gone
             asking.pid = pid
             self._say(asking, pid)
             if not pid:
@@ -247,8 +247,8 @@ class TorchrunBroker:
         return [pid for warm in self._warm.values() for pid in warm.processes()]
 
     def cancel(self) -> None:
-        """All ranks are being ended, those that run by their launcher first, if it has time for
-        it: who is just being forked must not be left over, and there must be no new ones."""
+        """Cancel all requests: all ranks are being ended, running ones first by their launcher if
+        it has time. No rank may be left over from a fork in progress, and none may be added."""
         self._stopping = True
         for asking in list(self._asking.values()):
             if not asking.pid:

@@ -127,10 +127,10 @@ class StateCheck:
                 return "interrupted"
             if found.named:
                 return "proven"
-            computed = {node.name for node in other}  # what differed, if that comes again
+            computed = {node.name for node in other}  # the second result
             if outcome == "machine" and not computed.isdisjoint(found.idle):
                 self._unproven = 0
-                return "proven"  # and what the ranks go on from is not its work
+                return "proven"  # the ranks do not go on from that node's result
         if self._unproven >= UNPROVEN:
             self.off = (
                 f"{UNPROVEN} times in a row the result depended on the node, and no test "

@@ -17,7 +17,7 @@ from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 
-POLL = 0.05  # s; a rank that stands is told of in a report, which wakes nobody
+POLL = 0.05  # s; the report of a rank that stands wakes no waiter
 
 
 class Recomputing:
@@ -46,7 +46,7 @@ class Recomputing:
         self._start_epoch = start_epoch
         self.interrupted = interrupted
         """True if another failure or the end came in between."""
-        self._from = math.inf  # signals that came since may be forgotten in a stop
+        self._from = math.inf  # a stop may lose signals that came since
 
     def begin(self, since: float) -> None:
         """Begin a check of ranks that have stood since ``since``."""
@@ -92,7 +92,7 @@ class Recomputing:
         if not await self.stop():
             return None
         lost = [n.name for n in places if n.gone or (n.role is Role.SPARE and not n.connection)]
-        if lost:  # the nodes of before go on
+        if lost:  # the ranks go back to the nodes that they had
             self._journal.news(f"step {step} is not computed again: {','.join(lost)} is lost")
             return {}
         self._state.members.seat(places)

@@ -13,8 +13,8 @@ from srun_wrapper.command.input_rules import Feed
 
 LIMIT = 60.0  # s for the slowest rank to come to a step at which others stand already
 STEPS = 10  # or so many steps, where these take longer
-MISSED = 2  # steps in a row that could not be computed again: no more is asked
-UNPROVEN = 2  # results in a row that depend on the node, without a proof: no more is asked
+MISSED = 2  # steps in a row that could not be computed again: the checks are switched off
+UNPROVEN = 2  # results in a row that depend on the node, without a proof: likewise
 SHOWN = 8  # ranks that are named
 
 Results = Mapping[int, StateSum]  # by rank
@@ -35,8 +35,8 @@ class SeatState(NamedTuple):
 def refused(*, tasks: bool, checkpoint: bool, nodes: int, numbered: bool, source: Feed) -> str:
     """Reason why no step of such a job can be computed again on other nodes; empty if one can.
 
-    ``tasks``: they are independent of each other; ``nodes``: that its step can have; ``numbered``:
-    by its torchrun, not by robust-srun; ``source``: of its input.
+    ``tasks``: the tasks are independent of each other; ``nodes``: the most that its step can have;
+    ``numbered``: torchrun numbers the nodes, not robust-srun; ``source``: of its input.
     """
     if tasks:
         return "independent tasks (--robust-no-rank-env) have no steps in common"

@@ -1,4 +1,4 @@
-"""Check steps: every so many, other nodes compute one once more; it must come out alike.
+"""Check a step every so many steps: other nodes compute it again, and the results must be equal.
 
 The ranks stand after a step; robust-srun reads the checksums of all their state, starts them on
 other nodes from the step before, and compares what they hold when they stand there again. Where
@@ -70,7 +70,7 @@ class Verify:
         if not self._wanted or self._running:
             return
         if state.signalled and standing.step != NOWHERE:
-            self._go_on()  # or they could do nothing about it
+            self._go_on()  # ranks that stand could not react to the signal
         standing.release_stragglers(now)
         if state.signalled or state.failures or state.stopped():
             return
@@ -101,7 +101,7 @@ class Verify:
                 self._stop("the script has no Checkpointer: there is no state to compare")
             return
         if not self._standing.all_saved or state.nonfinite.since or state.pace.phase == PHASE:
-            return  # some have not gone on since the last one
+            return  # some ranks still stand since the last check
         if self._recomputing.spent():
             self._stop(SPENT)
             return
@@ -142,7 +142,7 @@ class Verify:
         if not self._recomputing.interrupted():
             await self._recomputing.resume(f"after the check of step {step}")
             self._phase.name = "running"
-        self._go_on()  # also if a signal or a failure came: nobody else lets them
+        self._go_on()  # also if a signal or a failure came: nothing else releases the ranks
         self._account(step, outcome, time.monotonic() - began)
 
     def _account(self, step: int, outcome: Outcome, seconds: float) -> None:

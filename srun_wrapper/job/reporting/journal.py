@@ -38,7 +38,7 @@ class Journal:
         say(text)
 
     def counters(self, node: str, grown: Sequence[str]) -> None:
-        """Record a node's error counters that have grown, the first times; incidents go on."""
+        """Record a node's grown error counters, the first ``COUNTERS`` times only."""
         if grown and self._counters < COUNTERS:
             self._counters += 1
             self.event("counters", node=node, grown=grown)

@@ -23,11 +23,11 @@ from typing import Any
 DEADLINE = 30.0  # s for one command
 LAST = 4.0  # s that robust-srun's end waits for commands that still run
 KILL = 1.0  # s more for them to be killed
-LOOK = 0.2  # s between two looks whether that is due
+LOOK = 0.2  # s between two checks of whether the command must be killed
 MAX_WAITING = 64
 _SAID = 300  # characters of stderr that are logged
-# Slurm sends SIGTERM to all processes of a job that it ends, and the incident for which the job is
-# requeued is one to hear of. The words of the command are not read by this shell.
+# Ignores SIGTERM: Slurm sends it to all processes of a job that it ends, and the incident for which
+# a job is requeued must be reported, too. This shell does not interpret the command's words.
 _DEAF = ("/bin/sh", "-c", "trap '' TERM; exec \"$@\"", "sh")
 _END: dict[str, Any] = {}
 _log = logging.getLogger("robust-srun.on_incident")
@@ -59,8 +59,7 @@ class IncidentCommands:
             _log.warning("on_incident: one incident is left out: %s", error)
 
     def close(self, patience: float = LAST) -> None:
-        """Wait ``patience`` seconds at most for the commands that are still to run; then none runs
-        any more."""
+        """Wait ``patience`` seconds at most for the commands that are left, then kill what runs."""
         if self._thread is not None:
             with suppress(queue.Full):
                 self._queue.put_nowait(_END)
@@ -80,7 +79,7 @@ class IncidentCommands:
 
 
 def shown(command: str) -> str:
-    """Return the command as the log may have it, which all users can read: no address or token."""
+    """Return the command without its arguments (addresses, tokens), as all users read the log."""
     program, _, arguments = command.strip().partition(" ")
     return f"{program} …" if arguments else program
 
@@ -132,7 +131,7 @@ def run(command: str, text: str, deadline: float, over: Callable[[], bool] = lam
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill the command's process group; who has left it may keep the pipe open."""
+    """Kill the command's process group; a process that has left it may keep the pipe open."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

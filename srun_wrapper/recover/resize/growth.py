@@ -1,4 +1,4 @@
-"""Grow back at a step boundary: all ranks stand after one step, and the world begins anew with it.
+"""Grow back at a step boundary: all ranks stand after one step, and a larger world resumes from it.
 
 Where no snapshots are taken, or steps are verified (``verify_every`` has ranks stand as well), the
 world grows at the next recovery only.

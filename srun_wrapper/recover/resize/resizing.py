@@ -46,9 +46,9 @@ class Resizing:
         self._full: list[tuple[int, ...]] = []  # ranks of each place, as the job began
         self._trained: list[tuple[int, ...]] = []  # as _full: those that a torchrun starts
         self._stages: tuple[tuple[int, ...], ...] = ()  # of these ranks, see Enrolments.stages
-        self._home: list[int] = []  # the place in it of each place of the present world
-        self._lacking: list[tuple[int, ...]] = []  # places in it that lack a node, in sets
-        self._idle_since: dict[AgentKey, float] = {}  # nodes that a place lacks
+        self._home: list[int] = []  # the place in _full of each place of the present world
+        self._lacking: list[tuple[int, ...]] = []  # places of _full without a node, in sets
+        self._idle_since: dict[AgentKey, float] = {}  # since when a node has been idle
         self._tried = 0  # epoch of another size than the one before it, until it makes a step
 
     @property
@@ -188,8 +188,8 @@ class Resizing:
     def fill(self, incident: Incident) -> bool:
         """Give nodes that are idle in the job the places that lack one. False: there are none.
 
-        While ranks are down, any node is taken, those that would start warm first; ranks that run
-        are stopped for prepared ones only.
+        While ranks are down, any idle node is used, those that would start warm first. Running
+        ranks are stopped only for nodes that are prepared.
         """
         if not self.ready:
             return False

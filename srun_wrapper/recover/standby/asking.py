@@ -40,7 +40,7 @@ from srun_wrapper.start_task import start_task
 AT_ONCE = 2  # s within which Slurm must give the node that suits best
 AGAIN = 5.0  # s until Slurm is asked again for what it did not give
 ASK = 3.0  # s for Slurm to say why it gives none, or which node it has given
-END = 3.0  # s for what is ended to end, before and after it is told
+END = 3.0  # s for requests to end by themselves, and again after SIGTERM
 
 T = TypeVar("T")
 Wanted = tuple[int, str]
@@ -90,9 +90,9 @@ class StandbyRequests:
     # -- ahead of need
 
     def prerequest(self, wanted: list[Wanted], suspects: list[str]) -> None:
-        """These may have to be replaced; []: none any more. ``suspects`` must not come.
+        """Request nodes in place of ``wanted``, which are in doubt; []: none is any more.
 
-        Called again and again; returns at once. A request outlives the doubt by AGAIN.
+        ``suspects`` must not be granted. Called all the time. Requests outlive the doubt by AGAIN.
         """
         asking = self.asking is not None and not self.asking.done()
         if asking or not self._config.standby_partition:
@@ -123,7 +123,7 @@ class StandbyRequests:
         return [r for r in requests if not r.lease or r.number in came]
 
     def _sweep(self) -> None:
-        """Forget those that went before they were needed."""
+        """Drop the requests that ended, or whose node was lost, before they were needed."""
         lost = {n.standby_request for n in self._nodes.values() if n.gone}
         for request in [r for r in self._requests.values() if not r.used]:
             if request.number in lost or (request.ended and request.outcome != "waiting"):
@@ -134,7 +134,7 @@ class StandbyRequests:
     async def ask_for(
         self, wanted: list[Wanted], suspects: list[str], over: Callable[[], bool] | None = None
     ) -> str:
-        """Have one for each that none of the unused fits; why that is not possible, or "".
+        """Request a node for each that no unused request fits; return why that failed, or "".
 
         With ``over`` it waits for Slurm while that is away, until ``over()``.
         """
@@ -200,7 +200,7 @@ class StandbyRequests:
         request.outages = self._outage.count
         argv = [request.argv[0], *request.prefer, *request.argv[1:], *task]
         try:
-            # Nobody's input but the job's own srun's.
+            # Only the job's own srun reads our stdin.
             request.process = process = await steps.start(
                 argv, env, own_session=True, stdin=asyncio.subprocess.DEVNULL
             )
@@ -274,7 +274,7 @@ class StandbyRequests:
         )
 
     def assign(self, tasks: Mapping[int, int]) -> dict[int, int]:
-        """Number → place; the largest places first, each gets the smallest that is enough."""
+        """Map requests to places: the largest places first, each gets the smallest that fits."""
         chosen = {}
         for place in sorted(tasks, key=lambda place: -tasks[place]):
             fitting = [r for r in self._unused() if r.tasks >= tasks[place]]

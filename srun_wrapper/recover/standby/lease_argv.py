@@ -30,7 +30,8 @@ def lease_argv(
     """Return srun's argv for a lease: as for a standby node, but another job may be beside it."""
     memory = [f"--mem={size.memory - ROOM}M"] if size.memory > ROOM else []
     words = {"--exclusive": [f"--mincpus={size.cpus}"], "--mem=0": memory}
-    # From 24.11 on no node has both --mincpus and --ntasks-per-node; of one node it says no more.
+    # From Slurm 24.11 on no node satisfies both --mincpus and --ntasks-per-node; with one node the
+    # latter adds nothing.
     words[f"--ntasks-per-node={tasks}"] = []
     argv = steps.standby_argv(launch, job, partition, tasks, exclude, minutes)
     return [word for each in argv for word in words.get(each, [each])]
@@ -39,7 +40,7 @@ def lease_argv(
 def hold_argv(job: Job, partition: str, node: str, minutes: int, size: LeaseSize) -> list[str]:
     """Return srun's argv for a job that does nothing on a node of a lease, and is not preempted.
 
-    All processors: then there is no part of the node for which it would pay to end the lease.
+    It has all processors of the node: else Slurm would end the lease for a job on the rest of them.
     """
     argv = ["srun", "--quiet", f"--partition={partition}", f"--nodelist={node}", "--nodes=1"]
     argv += ["--ntasks=1", f"--mincpus={size.cpus}", f"--time={minutes}", "--no-kill"]

@@ -34,8 +34,8 @@ from standby import leases
 EVERY = 60.0  # s between two looks at who may have a lease
 SOON = 5.0  # s after which a lease that was used, or taken back, is replaced
 RARELY = 600.0  # s between two looks for the partition, where there is none
-LASTS = 600.0  # s after which the end of a lease does not make the next one come later
-MOST_DOUBLED = 7  # of the wait for the next lease after one that did not last
+LASTS = 600.0  # s that a lease must last; after a shorter one the next is requested later
+MOST_DOUBLED = 7  # times that this wait is doubled, at most
 HOLDS = 15.0  # s within which the job that keeps a node should run
 
 
@@ -66,7 +66,7 @@ class Leases:
         self._cold = 0  # number of the last request that no lease served
         self._told = self._told_refused = False
         self._mine: StandbyRequest | None = None  # the lease without ranks, or the request for it
-        self._short = 0  # so many in a row ended soon, and unused
+        self._short = 0  # leases in a row that ended soon, and unused
         self._next = 0.0
         self._job: Job | None = None
         self._until: Partition | None = None  # its longest time is that of the leases
@@ -92,7 +92,7 @@ class Leases:
         return next((r for r, _ in self._requests.leases() if not r.used), None)
 
     def _ended(self, lease: StandbyRequest, now: float) -> None:
-        """The lease has gone, and not by our doing. Leases that never last are not worth much."""
+        """Note that Slurm has ended the lease; if leases do not last, wait longer for the next."""
         self._mine = None
         if lease.used:
             return
@@ -200,7 +200,7 @@ class Leases:
             self._cold = request.number
 
     def _tell(self) -> None:
-        """Say once what a node that has taken a place without a lease has cost."""
+        """Print, once, that a node without a lease started cold, and why there was no lease."""
         nodes = self._state.nodes.values()
         came = self._cold and any(
             n.standby_request == self._cold and n.role is Role.ACTIVE for n in nodes

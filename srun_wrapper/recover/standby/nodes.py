@@ -39,10 +39,10 @@ class StandbyNodes:
         enough: Callable[[], bool] = lambda: False,
         fewer: bool = False,
     ) -> dict[int, Node]:
-        """Nodes for places, as many as come in time, while the places are ``vacant``.
+        """Return nodes for places, as many as join in time, while the places are ``vacant``.
 
-        ``enough``: another way has been found. ``fewer``: the job can go on without these nodes.
-        Then it waits for Slurm to give one for ``shrink_wait`` only: a later one is added.
+        ``enough``: True if another way was found. ``fewer``: the job can go on without these nodes.
+        Then it waits for Slurm to grant one for ``shrink_wait`` only; a later one is added.
         """
         state, began, asked = self._state, time.monotonic(), math.inf
         chosen: dict[int, int] = {}  # number of a request → its place
@@ -85,7 +85,7 @@ class StandbyNodes:
             if left <= ASK and reasons is None:
                 reasons = asyncio.create_task(
                     self._requests.held_up(settled)
-                )  # it costs no second more
+                )  # it is asked while the nodes are awaited, and costs no more time
             if left <= 0:
                 assert reasons is not None
                 if not (why := await reasons):  # Slurm was away: it could give none
@@ -127,7 +127,7 @@ class StandbyNodes:
         return any(r is None or r.outcome == "refused" for r in requests)
 
     def _review(self, chosen: dict[int, int], ready: Mapping[int, Node]) -> set[int]:
-        """Places that need another request: the node of theirs did not come, or is silent."""
+        """Return the places that need another request: their node did not join, or is silent."""
         now, lacking = time.monotonic(), set[int]()
         limit = self._config.standby_start_limit
         joined = {n.standby_request: n for n in self._state.nodes.values() if n.standby_request}
@@ -144,7 +144,7 @@ class StandbyNodes:
                 self._unfit.note_ended(request)
             elif request.outcome == "waiting" and node is None and request.silent(now, limit):
                 alone = sum(place == other for other in chosen.values()) == 1
-                if alone:  # it stays: which of two is first?
+                if alone:  # the request stays, beside a second one: the first node to join is used
                     lacking.add(place)
                     self._unfit.note_silent(request, now)
                 continue
@@ -156,7 +156,7 @@ class StandbyNodes:
         return lacking - set(ready)
 
     def _dismiss(self, chosen: Mapping[int, int], ready: Mapping[int, Node]) -> None:
-        """Send away the requests that brought no node; a new failure may still need them."""
+        """Withdraw the requests that brought no node, unless a new failure may need them."""
         state, now, limit = self._state, time.monotonic(), self._config.standby_start_limit
         for number, place in chosen.items():
             node, request = ready.get(place), self._requests.get(number)
@@ -165,10 +165,10 @@ class StandbyNodes:
                 continue
             if node is not None and request is not None and request.silent(now, limit):
                 other = self._requests.get(node.standby_request)
-                if other is not None and now - other.since < limit:  # nothing delays both
+                if other is not None and now - other.since < limit:  # no cause delayed both nodes
                     self._unfit.report(request.node)
             if node is None and request is not None and state.failures and not state.signalled:
-                request.used = False  # it keeps its turn
+                request.used = False  # it keeps its turn in Slurm's queue
             else:
                 self._requests.drop(number)  # it may still come: then it is sent away
 

@@ -39,9 +39,9 @@ class Prerequest:
     def for_doubtful(self, now: float) -> None:
         """Request standby nodes while nodes are in doubt; called all the time while the job runs.
 
-        Not when the step is being ended, nor when more fall silent than could be replaced: then
-        it is rather this host that hears nobody. While a shared cause is only suspected, no request
-        is made or withdrawn: one that is made again may preempt a second job of somebody's.
+        None when the step is being ended, or when more nodes fall silent than could be replaced:
+        then the cause is rather at this host. While a shared cause is only suspected, no request is
+        made or withdrawn: one that is made again may preempt a second job of another user.
         """
         watch = self._node_watch
         doubtful = {
@@ -57,7 +57,7 @@ class Prerequest:
         self._request(doubtful)
 
     def for_vacant(self) -> None:
-        """Request standby nodes for the vacant places now: to end the ranks takes time as well."""
+        """Request standby nodes for the vacant places now, while the ranks are being ended."""
         places = enumerate(self._world.places)
         self._request({place: node.name for place, node in places if node.gone})
 

@@ -40,7 +40,7 @@ class Barred(NamedTuple):
     """Nodes that must not become standby nodes of this job."""
 
     bad: list[str]
-    """The list grows."""
+    """Nodes that have left this job, less those acquitted; the list is changed in place."""
     earlier: Sequence[BadNode] = ()
     """Nodes with evidence from the job's last steps; they are used where there is no other."""
 
@@ -93,7 +93,7 @@ class StandbyRequest:
         _terminate(self.process)
 
     def let_go(self) -> None:
-        """Note that its srun has ended: the node need not be kept."""
+        """End the srun that keeps the node of a lease."""
         _terminate(self.hold)
 
 
@@ -116,7 +116,7 @@ def unmatched(wanted: Sequence[tuple[int, str]], have: Sequence[int]) -> list[tu
 
 
 def outcome(job: Allotted | None, code: int, lasted: float, away: bool) -> Outcome:
-    """Judge a request whose srun has ended without a word of robust-task.
+    """Judge a request whose srun has ended before robust-task reported.
 
     ``code``: srun's exit code. ``lasted``: seconds that it ran. ``away``: Slurm was away meanwhile,
     so that the end of srun says nothing about a node. Slurm cancels an allocation whose prolog

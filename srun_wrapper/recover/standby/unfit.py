@@ -52,9 +52,9 @@ class UnfitNodes:
     def to_report(self, came: bool) -> dict[str, tuple[int, str]]:
         """Nodes to report: allocation, and what was seen; once each.
 
-        Empty where several failed and none did not: that is a cause that they share.
+        Empty where several failed and no node came: then they share a cause.
         """
-        # Not one that came after all, for another request.
+        # Not a node that joined after all, by another request.
         names, self._unreported = self._unreported & self._seen.keys(), set()
         if not came and len(names) > 1:
             where = ", ".join(sorted(names))

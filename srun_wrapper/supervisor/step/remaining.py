@@ -30,7 +30,7 @@ _PER_NODE = ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")
 
 
 class Left(NamedTuple):
-    """``nodes``: that Slurm has the job for; ``usable``: without those that left it for good.
+    """The nodes left to a job. ``nodes``: all that Slurm counts; ``usable``: less the bad ones.
 
     ``options``: of srun, to keep the step off the others.
     """
@@ -77,10 +77,10 @@ def remaining_allocation(
 
 
 def _held(slurm: Slurm, job_id: int, usable: Sequence[str], own: str) -> bool:
-    """True if a step that has ended holds the nodes: Slurm starts no other beside it.
+    """True if a step that has ended still holds the nodes: Slurm starts no other beside it.
 
-    One that had a lost node is running for Slurm (22.05) until the job ends, when its srun was
-    killed or the node could not be released. That of another robust-srun is really running.
+    A step that had a lost node runs on for Slurm (22.05) until the job ends, if its srun was killed
+    or the node could not be released. A step of another robust-srun is really running.
     """
     until = time.monotonic() + ENDING
     while True:
@@ -111,7 +111,7 @@ def _parent(pid: int) -> str | None:
 
 
 def gone(job_dir: Path | None, since: float) -> set[str]:
-    """Nodes that left the job in this run of it, which began at ``since``: swapped out, or lost."""
+    """Return the nodes swapped out or lost in this run of the job, which began at ``since``."""
     found = set[str]()
     for record in _records(job_dir):
         try:
@@ -126,7 +126,7 @@ def gone(job_dir: Path | None, since: float) -> set[str]:
 
 
 def _records(job_dir: Path | None) -> Iterator[dict[str, Any]]:
-    """Incidents, and reports: those are written first."""
+    """Yield incidents, and reports of nodes (a report is written before its incident)."""
     if job_dir is None:
         return
     texts = []
@@ -150,7 +150,7 @@ def corrected(env: Mapping[str, str], nodes: Sequence[str]) -> dict[str, str]:
     for name in _PER_NODE:
         each = re.fullmatch(r"(\d+)(\(x\d+\))?", env.get(name, ""))
         if each is None:
-            made.pop(name, None)  # not the same everywhere, and nobody says of which node it was
+            made.pop(name, None)  # values differ, and it is not known which one is whose
         else:
             made[name] = each[1] if len(nodes) == 1 else f"{each[1]}(x{len(nodes)})"
     if made.pop("SLURM_GPUS", None) and env.get("SLURM_GPUS_ON_NODE", "").isdigit():

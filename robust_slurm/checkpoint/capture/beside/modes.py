@@ -13,9 +13,9 @@ _first: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def note_modes(models: Iterable[Any], *, rejoined: bool) -> None:
-    """Note them, where they are not known; put those back that are, in a rank that ``rejoined``.
+    """Note the modes that are not known yet; in a rank that ``rejoined``, put the known ones back.
 
-    It may have been in the midst of an evaluation, and a new process begins with training.
+    Such a rank may have been in the midst of an evaluation; a new process begins with training.
     """
     for model in models:
         for module in model.modules() if isinstance(model, nn.Module) else ():

@@ -1,8 +1,8 @@
-"""Plain values of ``extra``: restored in place where they can be, or the script must read them.
+"""Plain values of ``extra``: restored in place if possible; the script must read the others back.
 
 A dict of averaged weights or a list of losses is the script's own object, which it goes on with. A
-number cannot be changed in place: if the script does not read it back, it goes on with that of its
-start, and the next save() would overwrite the right one.
+number cannot be changed in place: if the script does not read it back, it goes on with the number
+of its start, and the next save() would overwrite the right one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Extra(dict[str, Any]):
         return super().__getitem__(name)
 
     def check(self, now: object) -> list[str]:
-        """save() begins; return what is wrong. ``now``: the Checkpointer's ``extra``."""
+        """Return what is wrong as save() begins. ``now``: the Checkpointer's ``extra``."""
         found = []
         if now is not self:
             found.append(
@@ -136,12 +136,12 @@ def live_storages(found: Any) -> dict[int, int]:
 
 
 def renewed(here: Any, saved: Any, live: Mapping[int, int] = _NONE) -> tuple[Any, bool]:
-    """Return what holds ``saved`` now, and whether who holds ``here`` sees it.
+    """Return the object that holds ``saved`` now, and True if holders of ``here`` see the value.
 
-    Tensors, arrays and containers of the same type are written to; all else is replaced. So are
-    tensors and arrays in ``live`` storages: weights that a script put into extra
-    (``model.state_dict()``), and later replaced there by a copy of better ones, are no place for
-    that copy.
+    Tensors, arrays and containers of the same type are written to; all else is replaced. Tensors
+    and arrays in ``live`` storages are replaced too: a script may have put the model's own weights
+    into extra (``model.state_dict()``), and later a copy of better ones in their place, which must
+    not overwrite the model's.
     """
     numpy = sys.modules.get("numpy")
     if isinstance(here, torch.Tensor):

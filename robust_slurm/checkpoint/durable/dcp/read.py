@@ -1,4 +1,4 @@
-"""Loading a step of the durable tier into another number of ranks, or another mesh.
+"""Load a step of the durable tier into another number of ranks, or another mesh.
 
 Parameters and optimizer state go through torch's DCP, which cuts them anew. It is imported only
 here: it takes a second, and a training that goes on as it was does not need it.

@@ -1,7 +1,7 @@
-"""Writing one snapshot file into the durable tier, with the file writer of torch's own DCP.
+"""Write one snapshot file into the durable tier, with the file writer of torch's own DCP.
 
 The snapshot stays mapped and each record is written straight from it: at no time is there a copy
-of more than one tensor. What each record became goes into the rank's part (``durable_parts``).
+of more than one tensor. The place of each record goes into the rank's part (``parts``).
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ def _write_data(mapped: _Mapped, where: Path, attempt: str, prefix: str) -> Part
 
 
 def _content(memory: mmap.mmap, entry: Entry, offset: int) -> str:
-    """Equal for tensors that hold the same, of one type and shape; "" where it takes too long to
-    find out."""
+    """Return a mark that is equal for equal tensors of one type and shape; "" for a tensor that
+    takes too long to compare."""
     if entry.nbytes > _COMPARED:
         return ""
     raw = memory[offset : offset + entry.nbytes]

@@ -39,7 +39,8 @@ def writer_command(python: str) -> list[str]:
 
 
 class Archive:
-    """``ranks()``: all of the store; ``all_here()``: whether all of the job have enrolled."""
+    """Schedules the writes of one store. ``ranks()``: the store's ranks; ``all_here()``: True once
+    all ranks of the job have enrolled."""
 
     def __init__(
         self,
@@ -112,8 +113,8 @@ class Archive:
         )  # fmt: skip
 
     def give_up(self, rank: Rank, first: int, line: tuple[int, int]) -> None:
-        """Write nothing more of what the rank gave up as it began anew from step ``first`` on, and
-        drop the copies on the local disk. ``line``: epoch and timeline that begin."""
+        """Stop writing the steps from ``first`` on, which the rank gave up as it began anew, and
+        remove their copies from the local disk. ``line``: epoch and timeline that begin."""
         with self._lock:
             lanes = [rank.persister, *self._lanes.values()]
         for persister in lanes:

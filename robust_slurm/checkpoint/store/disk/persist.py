@@ -64,7 +64,7 @@ class Persister:
         self._jobs: deque[PersistJob] = deque()
         self._now: PersistJob | None = None
         self._writing = False
-        self._past = False  # it belongs to an epoch that is over
+        self._past = False  # ``_now`` belongs to an epoch that is over
         self._writer: WriterProcess | None = None
         self._thread: threading.Thread | None = None
         self._stop = False
@@ -77,7 +77,7 @@ class Persister:
 
     def warm(self, destination: Destination) -> None:
         """Start the writer, so that it has imported what it needs before it is asked."""
-        with contextlib.suppress(WriterError):  # that is said when there is something to write
+        with contextlib.suppress(WriterError):  # reported when there is something to write
             self._ready(destination).start()
 
     def add(self, job: PersistJob) -> None:
@@ -149,7 +149,7 @@ class Persister:
             self._carry_out(job, generation, done)
 
     def _carry_out(self, job: PersistJob, generation: int, done: tuple[int, str] | None) -> None:
-        """``done``: what came of writing this step before."""
+        """Write and commit one job. ``done``: bytes and attempt if the step is written already."""
         began = time.monotonic()
         why, count, attempt = "", 0, ""
         try:
@@ -210,10 +210,10 @@ class Persister:
     def _begin_commit(
         self, job: PersistJob, attempt: str, why: str, end: Callable[[str], None], generation: int
     ) -> None:
-        """Commit what was written (``why`` not: ""); ``end`` is told how that went.
+        """Commit what was written, unless ``why`` says why nothing was; ``end`` gets the result.
 
-        It waits for the other ranks; what comes next must not wait for it. One at a time for a
-        step: who asks again waits for the same.
+        A commit waits for the other ranks in a thread of its own, so that the next writes need not
+        wait for it. There is one for each step: a second request waits for the same commit.
         """
         with self._change:
             current = generation == self._generation

@@ -24,8 +24,8 @@ class ReaderGone(DataError):
 class ReaderChannel:
     """Asks one reader, and takes its answers in a thread. Any thread may call it.
 
-    ``gone`` is called once when the reader has: with the lanes that it was reading, before those
-    who wait are told.
+    ``gone`` is called once, when the reader has gone, with the lanes that it was reading, and
+    before those who wait for an answer get their error.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MOST = 64  # readers of a data process
 FIRST = 2  # with fewer, nothing is read sooner than by the data process's own threads
-ENOUGH = 1.0  # s that ranks have waited, to judge by
+ENOUGH = 1.0  # s that ranks must have waited before more readers are considered
 FULL = 0.5  # part of its time for which a reader has work, above which there are too few
 IDLE = 30.0  # s without a wait, to judge that there are too many
 _CALM = 0.01  # part of the time that ranks may wait without wanting more
@@ -31,8 +31,8 @@ class Spell(NamedTuple):
 def readers_wanted(now: int, spell: Spell, cores: int) -> int | None:
     """Return how many readers there are to be after this spell; None: it is too short to judge.
 
-    More, if ranks wait and reading keeps all readers busy: it is for want of processors, not of
-    files. Never more than ``cores``; ranks come first on these, and wait as long as they want more.
+    More, if ranks wait and all readers are busy: processors are lacking then, not files. Never more
+    than ``cores``: ranks have priority on them, but do not use them while they wait for data.
     Fewer, if a smaller number would be half idle. 0: the data process reads by itself.
     """
     most = min(MOST, cores) if cores >= FIRST else 0
@@ -72,8 +72,8 @@ def lane_loads(
 
 
 def dealt(loads: Mapping[Lane, float], count: int, before: Mapping[Lane, int]) -> dict[Lane, int]:
-    """Return which of ``count`` readers has each lane. Lanes stay where they were as far as it
-    goes: one that moves opens its file anew."""
+    """Return which of ``count`` readers has each lane. Lanes stay where they were as far as
+    possible: one that moves opens its file anew."""
     places = {lane: place for lane, place in before.items() if lane in loads and place < count}
     sums = [0.0] * count
     lanes = [0] * count

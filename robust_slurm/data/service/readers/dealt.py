@@ -35,10 +35,10 @@ class WindowPool(Protocol):
 
 
 class DealtLane(SourceLane):
-    """A Lane whose windows are read where ``pool`` says, window by window.
+    """A lane of which each window is read by the process that ``pool`` chooses.
 
-    Its position is here, and so is all that has been read: whoever reads the next window needs
-    nothing of the one who read the last.
+    Its position and all that has been read are kept in this process: a reader of the next window
+    needs nothing from the reader of the last one.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The program that makes readers: it imports the plan once, and forks one whenever it is told to.
 
 It has one thread, so that its children find no lock that is held for good, and share its memory.
-Its orders come on the socket whose descriptor is its argument; with its end it kills all readers.
+Its orders come on the socket whose descriptor is its argument. At its end all readers are killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The places of readers: memory that they share with the data process, and that outlives them.
 
-So it is known which record a reader was at when it died, or at which it hangs with Python's lock
-held. What is read while it is written may be of two records: it is for messages and patience.
+So it is known at which record a reader has died, or hangs with Python's lock held. A place that is
+read while it is written may mix two records: it is only for messages and for patience.
 """
 
 from __future__ import annotations

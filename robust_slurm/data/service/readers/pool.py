@@ -47,8 +47,8 @@ class _Traceback(Exception):
 
 
 class ReaderPool:
-    """``name``, ``code``: of the plan. ``waited``: returns the seconds for which ranks have waited
-    for steps so far. Its methods may be called by any thread."""
+    """The lanes of a plan and their readers. ``name``, ``code``: of the plan. ``waited``: returns
+    the seconds for which ranks have waited for steps so far. Any thread may call its methods."""
 
     def __init__(self, plan: Plan, name: str, code: str, waited: Callable[[], float]) -> None:
         self._plan = plan
@@ -58,7 +58,7 @@ class ReaderPool:
         self._lock = threading.Lock()
         self._dealt: dict[Lane, int] = {}
         self._used: dict[int, ReaderChannel] = {}  # by the lane's user
-        self._here: set[Lane] = set()  # what they have cannot be sent
+        self._here: set[Lane] = set()  # read in this process: their samples cannot be sent
         self._dead: Counter[str] = Counter()  # by record
         self._parts: dict[str, int] = {}
         whose = digest(as_text(plan.fingerprint()))
@@ -78,9 +78,9 @@ class ReaderPool:
         return LocalFeed(made, budget)
 
     def made(self, step: int) -> None:
-        """Note that a step is made: lanes are dealt by the mixture of those to come. In the thread
-        that plans, as ``mix`` is the user's; without readers it is not asked. What it raises is
-        told when that step is made, if it ever is."""
+        """Note that a step is made: lanes are dealt by the mixture of those to come. Called in the
+        thread that plans, since ``mix`` is the user's function; without readers it is not called.
+        What it raises is reported when that later step is made, if it ever is."""
         if not self.staff.count:
             return
         with contextlib.suppress(BaseException):
@@ -195,7 +195,7 @@ class ReaderPool:
         return [(each, Position(*at)) for each, at in zip(samples, message["after"])]  # noqa: B905
 
     def _judge(self, record: str, most: int) -> None:
-        """Raise DataError if so many readers have died at a record."""
+        """Raise DataError if ``most`` readers have died at a record."""
         if self._dead[record] >= most:
             raise DataError(f"{record}: {self._dead[record]} readers have died here")
 

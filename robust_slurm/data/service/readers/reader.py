@@ -209,7 +209,7 @@ def lanes_of(plan: Plan) -> list[tuple[str, int]]:
 
 
 def worked() -> float:
-    """Return the seconds for which this thread has had a processor, or wanted one."""
+    """Return the seconds for which this thread has had a processor, or waited for one."""
     try:
         with open("/proc/thread-self/schedstat") as file:
             ran, waited, _ = file.read().split()

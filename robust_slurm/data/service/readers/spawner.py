@@ -19,7 +19,7 @@ _PROGRAM = str(Path(__file__).with_name("main.py"))
 
 
 class ReaderSpawner:
-    """A running program, in the hands of one thread: when that ends, so do all readers.
+    """The running program. It ends, and all readers with it, when the thread that uses this ends.
 
     It imports the plan in an interpreter of its own, since this process has threads, and a fork of
     it could wait for a lock for ever. Raises OSError.

@@ -26,10 +26,12 @@ _HUNG = 2  # readers that have been killed and have not ended, as a file system 
 
 
 class ReaderStaff:
-    """``name``, ``code``: of the plan; ``plan``: its digest. ``waited``: returns the seconds for
-    which ranks have waited for steps so far. ``changed`` is told their number when it has changed,
-    and from time to time. ``blame`` is told the place of one that has died, and the lanes that it
-    was reading. There is none until ranks have waited for want of a processor (``dealing.py``).
+    """All readers. None is started before ranks wait for want of a processor (``dealing.py``).
+
+    ``name``, ``code``: of the plan; ``plan``: its digest. ``waited``: returns the seconds for which
+    ranks have waited for steps so far. ``changed`` is called with the number of readers when it has
+    changed, and from time to time; ``blame`` with the place of a reader that has died, and the
+    lanes that it was reading.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class ReaderStaff:
         self._deaths: deque[float] = deque(maxlen=DEATHS)
         self._spawner: ReaderSpawner | None = None
         self._to_kill: list[int] = []
-        self._wished: set[int] = set()  # ends that are no deaths
+        self._wished: set[int] = set()  # serial numbers of readers that were ended on purpose
         self._serial = 0
         self._worked = 0.0
         self._closed = False
@@ -107,7 +109,7 @@ class ReaderStaff:
     # -- the threads of channels
 
     def _gone(self, channel: ReaderChannel, lanes: list[int]) -> None:
-        """Blame what it was at, before anybody reads on there."""
+        """Note where a reader has died, before another one reads on there."""
         with self._change:
             died = channel.serial not in self._wished and not self._closed
             if died:
@@ -135,7 +137,7 @@ class ReaderStaff:
             try:
                 self._listen()
                 now = time.monotonic()
-                lasted += min(now - last, 5 * TICK)  # who was stopped has not been idle
+                lasted += min(now - last, 5 * TICK)  # if stopped, it was not idle
                 last = now
                 spell = Spell(lasted, self._waited() - waited, self._worked - worked)
                 starts = self.count != wanted
@@ -198,7 +200,7 @@ class ReaderStaff:
         return before != wanted
 
     def _fail(self, why: str) -> None:
-        """The program that makes readers has ended, and they with it."""
+        """Note that the program that makes readers has ended, and all readers with it."""
         if self._spawner is None or not self._spawner.plan:
             self.off = f"they do not start: {why}"
         _say(f"{self.off or f'the process that makes readers has ended: {why}'}")
