@@ -36,12 +36,11 @@ def build_parser() -> Parser:
 
 
 def _admit(gate: Gate) -> int:
-    deadline_s = gate.settings.deadline("prolog")
-    if gate.settings.active["python"]:
-        begun = time.monotonic()
-        _end_tests(gate)
-        # Of the same time: what comes after the checks is for Slurm. Half of it they always have.
-        deadline_s = max(deadline_s / 2, deadline_s - (time.monotonic() - begun))
+    deadline_s, begun = gate.settings.deadline("prolog"), time.monotonic()
+    _end_tests(gate)
+    # Ending the tests takes its time from the checks, which keep at least half of theirs: the
+    # time after the checks is for Slurm.
+    deadline_s = max(deadline_s / 2, deadline_s - (time.monotonic() - begun))
     wish = asks_to_skip(gate.system.context.env)
     if wish:
         granted = bool(gate.settings.gate["allow_skip"])
@@ -58,7 +57,7 @@ def _admit(gate: Gate) -> int:
 
 
 def _end_tests(gate: Gate) -> None:
-    """The epilog or the sweep may be testing the node that Slurm has just given away."""
+    """End the active tests that the epilog or the sweep may still run on this node."""
     from health.gate.active_child import give_way
 
     failed = give_way(gate.spool)
@@ -80,7 +79,7 @@ def _close(gate: Gate, report: GateReport, verdict: Verdict) -> int:
 
 
 def asks_to_skip(env: Mapping[str, str]) -> str:
-    """The variable in which the job's user asks for no checks; "" if in none. Pure."""
+    """Name the variable in which the job's user asks to skip the checks; "" if none. Pure."""
     for name in ("SLURM_JOB_COMMENT", "SLURM_JOB_EXTRA"):
         if SKIP in env.get(name, "").replace(",", " ").replace(";", " ").split():
             return name

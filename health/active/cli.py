@@ -1,4 +1,4 @@
-"""robust-health test: work that shows what no counter does, on this machine or on a job's nodes."""
+"""robust-health test: active tests, on this machine or on the nodes of the current job."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from robust_slurm.hostlist import expand
 from robust_slurm.text import did_you_mean
 
 PASSED, FAILED, UNTESTED = 0, 1, 3
-_RECORD_S = 1.0  # at the least, and the most beyond the limit
+_RECORD_S = 1.0  # seconds that recording always has: the most by which a run exceeds its limit
 DESCRIPTION = "Run active tests on this machine, or on nodes of the current job."
 EPILOG = """\
 exit codes: 0 all passed, 1 a node is bad, 3 no node is bad but something could not be tested,
 2 bad input. The tests use all of a GPU's memory and time: nothing else may run there."""
 _MISSING = re.compile("torch cannot be imported|No module named")
-# Seconds for everything, where nobody says so: of what the tests declare about twice, and of
-# dcgmi's diagnostic as much as it takes on 8 GPUs.
+# Seconds for all tests without --limit: about twice what the tests declare, and what dcgmi's
+# diagnostic takes on 8 GPUs.
 _LIMITS: dict[Level, float] = {"quick": 180.0, "standard": 1200.0, "long": 7200.0}
 
 
@@ -55,7 +55,7 @@ class Claimed(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the command and return its exit code."""
     began = time.monotonic()
 
     def command(options: argparse.Namespace, out: IO[str]) -> int:
@@ -121,12 +121,12 @@ def add_options(parser: Parser) -> None:
     )
     add("--config", metavar="FILE", help="read the site's settings from this file")
     add("--node", metavar="NAME", default="", help="this machine's name in Slurm")
-    add("--claimed", action="store_true", help=argparse.SUPPRESS)  # whoever starts us has the claim
+    add("--claimed", action="store_true", help=argparse.SUPPRESS)  # the caller holds the claim
 
 
 @contextmanager
 def _ended_like_by_ctrl_c() -> Iterator[None]:
-    """SIGTERM too takes the way that leaves nothing behind."""
+    """Treat SIGTERM as Ctrl-C, whose handling leaves no process behind."""
 
     def interrupt(_signal: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -192,10 +192,10 @@ def _test(options: argparse.Namespace, began: float, stream: IO[str]) -> int:
     if any(_MISSING.search(one.error) for one in judged.measured if one.test == "worker"):
         _say(
             f"torch, or robust-slurm itself, cannot be imported by {python}: install "
-            "robust-slurm[torch] there or name another interpreter with --python"
+            "them there or name another interpreter with --python"
         )
     unread = None
-    try:  # the verdict first: a file system that hangs is not to take it
+    try:  # print the verdict before recording it: the file system may hang
         if options.json:
             print(tables.as_json(judged), flush=True)
         else:
@@ -213,7 +213,7 @@ def _test(options: argparse.Namespace, began: float, stream: IO[str]) -> int:
 
 @contextmanager
 def _alone(settings: Settings, claimed: bool) -> Iterator[None]:
-    """Hold the node's claim, as root: a job that Slurm starts here ends the tests."""
+    """Hold the node's claim, as root, so that a prolog that ends active tests ends these too."""
     if claimed or os.geteuid() != 0:
         yield
         return
@@ -229,7 +229,7 @@ def _alone(settings: Settings, claimed: bool) -> Iterator[None]:
 
 
 def _judged(done: RunResult, known: Baselines, floors: Floors) -> Judged:
-    """Beside a process that came meanwhile, being slow is no fault of the machine."""
+    """Judge the results; a slow one is an error if another process started using the GPUs."""
     outcome = done.outcome
     judged = judge(baselines=known, floors=floors, **outcome._asdict())
     against = (f for of_node in judged.findings.values() for f in of_node if f.status == "FAIL")
@@ -305,7 +305,7 @@ def _of(text: str, option: str, known: Sequence[str], whose: str) -> tuple[str, 
 
 
 def _python(name: str) -> str:
-    """Return its path. On a job's nodes it must be at the same place, as all else of a job."""
+    """Return the interpreter's absolute path, which must be the same on all nodes of the job."""
     found = shutil.which(name)
     if found is None:
         raise BadInput(f"--python {name}: no such program, or not executable")
@@ -314,7 +314,7 @@ def _python(name: str) -> str:
 
 @contextmanager
 def _log(keep: bool) -> Iterator[IO[bytes] | None]:
-    """A file for what the workers print, if it is to be kept."""
+    """Open the file for the workers' output if ``keep``, and print its path at the end."""
     if not keep:
         yield None
         return

@@ -1,7 +1,7 @@
-"""Following a report up: look deeper, then drain with evidence, or clear and count a strike.
+"""Verify a report: check the node more deeply, then drain it with evidence, or count a strike.
 
 The epilog does it when a job ends. robust-srun may write its report a little later, so the
-epilog also notes, in root's own spool, whose job was here; the sweep looks again at those.
+epilog also notes in root's own spool which job was here; the sweep looks for its reports again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Inquiry:
         self._dealt: dict[int, JobNote] = {}
         self._found: list[AcceptedReport] = []
         self._told: list[str] = []
-        self._tested = False  # by tests of the site, which all passed
+        self._tested = False  # the site's own tests were run, and all passed
         self.behind: list[AcceptedReport] = []  # the reports that close the gate, if it is closed
         self.events: list[Event] = []  # to be recorded
         self.errors: list[str] = []  # to be said
@@ -124,9 +124,10 @@ class Inquiry:
         self._dealt[job] = note._replace(known=(*note.known, *names))
 
     def _withdraw(self, withdrawals: Sequence[Withdrawal]) -> list[str]:
-        """Record those that take a strike back; returns the names of the files dealt with.
+        """Record the withdrawals of strikes; return the names of the files dealt with.
 
-        The history keeps them: a job has one at most. While it cannot be read they stay undone.
+        The history has the strikes, one per job at most; while it is unreadable, none is dealt
+        with.
         """
         known = self._history() if withdrawals else []
         if known is None:
@@ -154,12 +155,13 @@ class Inquiry:
         return findings
 
     def conclude(self, verdict: Verdict) -> list[Finding]:
-        """Confirmed or cleared, by what the checks and tests said; a lemon, if it is one now."""
+        """Confirm or clear the reports by checks and tests; return the lemon finding, if any."""
         if not self._found:
             return []
         against = [finding for finding in verdict.closing if finding.cls == "node"]
         why = [f"{f.check}: {f.evidence}"[:300] for f in against[:5]] + self._told
-        known = self._history() or []
+        # With what this run has found withdrawn: that is not in the history yet.
+        known = [*(self._history() or []), *self.events]
         fresh: list[Event] = []
         self.behind = list(self._found) if against else []
         for report in self._found:
@@ -199,7 +201,7 @@ class Inquiry:
         return []
 
     def close(self, *, recorded: bool) -> None:
-        """Note what was dealt with if it was recorded; else the next sweep looks again."""
+        """Mark the reports as handled if the events were recorded; else the next sweep retries."""
         for note in self._dealt.values() if recorded else ():
             try:
                 save(self._spool, note)

@@ -1,10 +1,10 @@
-"""The node's own history: what happened to it, what was done about it.
+"""The node's own history: its faults, drains, repairs and tests.
 
 Every event is one JSON line in ``<spool>/history.jsonl`` on the node's own disk, and again in
-``<state_dir>/nodes/<node>.jsonl``, which all nodes share. Both are root's. The local file is
-written first; what the shared one has not got yet (a dead file system) is brought there later,
-and what stands only there (the node was installed anew) is brought back. Neither can ever change
-a verdict: whoever writes does so with a deadline, in a child.
+``<state_dir>/nodes/<node>.jsonl``, which all nodes share. Both belong to root. The local file is
+written first; lines that the shared one lacks (a dead file system) are copied there later, and
+lines that only the shared one has (the node was installed anew) are copied back. A write can never
+change a verdict: it happens in a child, with a deadline.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ NODES = "nodes"  # in the state directory; made by the installation, so that a s
 # that is not mounted is never mistaken for an empty one
 SIZE_LIMIT = 4 << 20  # bytes; beyond it the local file is made smaller
 READ_LIMIT = 8 << 20
-_KEPT_OF_RUNS = 1 << 20  # bytes of ordinary lines that stay then
-_CHUNK = 1 << 20  # bytes brought to the shared file at a time
-_SHARED = "shared.json"  # how far that has come
-# Events that decide about the node later; the others only tell what happened.
+_KEPT_OF_RUNS = 1 << 20  # bytes of other than LASTING lines that stay then
+_CHUNK = 1 << 20  # bytes copied to the shared file, or back, at a time
+_SHARED = "shared.json"  # up to where both files agree
+# Events that later decisions about the node depend on; the others are only a record.
 LASTING = frozenset(
     {
         "xid", "sxid", "lost", "boot", "reset", "driver", "drain", "undrain", "lifted", "strike",
@@ -111,7 +111,7 @@ def _append_locked(directory: int, name: str, lines: bytes) -> None:
 
 
 def _shrink(directory: int, name: str, fd: int) -> None:
-    """Rewrite the file: all lasting events, of the others the newest."""
+    """Rewrite the file with all LASTING events, and the newest of the others."""
     ordinary: list[bytes] = []
     size = 0
     lasting: set[bytes] = set()
@@ -176,7 +176,7 @@ def share(spool: str, state_dir: str, node: str) -> bool:
 
 
 def tell(state_dir: str, node: str, events: Iterable[Event]) -> None:
-    """Write events of another node where all nodes share them: its sweep fetches them.
+    """Write another node's events into its shared file, from which its next sweep fetches them.
 
     Raises OSError, and blocks while the shared file system does: call it in a child.
     """
@@ -192,7 +192,7 @@ def tell(state_dir: str, node: str, events: Iterable[Event]) -> None:
 
 
 def _merge(nodes: int, name: str, local: bytes, position: _Position, *, again: bool) -> bytes:
-    """Append what the shared file has not got yet; what others wrote there since the last time.
+    """Append lines that the shared file lacks; return those that others wrote there since.
 
     ``again``: the lines may have been shared before (the local file was written anew).
     """
@@ -201,8 +201,9 @@ def _merge(nodes: int, name: str, local: bytes, position: _Position, *, again: b
     known = position.size if info.st_ino == position.shared else 0
     if known > info.st_size:
         known = 0
-    begin = max(known, info.st_size - _CHUNK)
-    foreign = rootfiles.read_range(fd, begin, _CHUNK, cut=begin > known)
+    most = _CHUNK if known else READ_LIMIT  # all of it for a node that was installed anew
+    begin = max(known, info.st_size - most)
+    foreign = rootfiles.read_range(fd, begin, most, cut=begin > known)
     recent = set(rootfiles.tail(fd, READ_LIMIT if again else _CHUNK // 4).splitlines())
     new = [raw for raw in local.splitlines() if raw and raw not in recent]
     os.close(fd)

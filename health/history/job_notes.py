@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import NamedTuple
@@ -19,12 +20,12 @@ _MOST_NOTES = 256
 
 
 class JobNote(NamedTuple):
-    """A job that was here: as Slurm told the epilog, so that a file's owner can be judged."""
+    """A job that was here, by Slurm's word to the epilog: a report's owner is compared with it."""
 
     job: int
     uid: int
     gid: int
-    also: int  # the job that it was a standby allocation of; 0: none
+    also: int  # the job to which it added a standby node; 0: it is no standby allocation
     time: float
     known: tuple[str, ...]  # names of files that were dealt with
     nodes: int = 1  # of the job
@@ -84,9 +85,12 @@ def notes(spool: str, now: float) -> list[JobNote]:
     found = []
     try:
         for name in os.listdir(directory):  # noqa: PTH208
+            if name.startswith("."):
+                continue  # another epilog writes it at this moment
             note = _load(directory, name)
             if note is None or abs(now - note.time) > LATE_S:
-                os.unlink(name, dir_fd=directory)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=directory)
             else:
                 found.append(note)
     finally:
@@ -114,9 +118,9 @@ def _load(directory: int, name: str) -> JobNote | None:
 
 
 def claim(spool: str) -> int | None:
-    """The right to follow reports up; None: another process of this node is at it.
+    """Take the lock to verify reports; None: another process of this node has it.
 
-    A descriptor to be closed. Raises OSError.
+    Returns a descriptor to be closed. Raises OSError.
     """
     directory = rootfiles.open_dir(spool)
     try:

@@ -1,10 +1,11 @@
-"""A job user's reports against this node: found, and trusted for nothing but their form.
+"""Find a job user's reports against this node; only their form is checked, nothing is believed.
 
 robust-srun leaves ``<state_dir>/jobs/<job>/accusations/<node>.<incident>.json``. Everything below
-``jobs`` is the users': a job's directory (under one of its names, see ``job_dirs``) is that of the
-job's user, and what others made there is ignored. Each step below it must be that user's own and no
-link, the file small, and its fields what robust-srun writes. Whatever is not so is a rejection,
-with who and why. ``<node>.<incident>.withdrawn.json`` beside a report takes it back.
+``jobs`` belongs to users: a job's directory (under one of its names, see ``job_dirs``) is that of
+the job's user, and files of others are ignored. Each directory below it must belong to that user
+and be no link, the file must be small and have the fields that robust-srun writes. Anything else
+becomes a rejection with its owner and the reason. ``<node>.<incident>.withdrawn.json`` beside a
+report withdraws it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from health.children.call import call_in_child
@@ -34,10 +35,10 @@ R = TypeVar("R")
 
 
 class ReportingJob(NamedTuple):
-    """The job and user whose records to look for: ``job`` ran here for ``uid``, and Slurm said so.
+    """The job and user whose reports to find: ``job`` ran here for ``uid``, as Slurm reported.
 
-    ``of`` is the job in whose directory they lie: another one of the same user if this is a
-    standby allocation that it took from the standby partition.
+    ``of`` is the job in whose directory the reports lie: if ``job`` is a standby allocation, the
+    job of the same user that it added a node to.
     """
 
     job: int
@@ -98,10 +99,10 @@ def main_job_of(comment: str) -> int:
 def find(
     state_dir: str, node: str, reporting: ReportingJob, known: Collection[str], deadline_s: float
 ) -> tuple[ReportsFound, str]:
-    """The reports against ``node``, less those whose names are ``known``; or why not.
+    """Return the reports against ``node`` whose names are not ``known``; or why there are none.
 
-    Read by a child that has given up root for the job's user: it can open nothing that the user
-    could not, also where root is nobody (NFS), and a dead file system costs the deadline.
+    A child that acts as the job's user reads them: it opens only what the user could, also where
+    NFS maps root to nobody, and a dead file system costs no more than the deadline.
     """
 
     def work() -> dict[str, Any]:
@@ -152,8 +153,7 @@ def _found(
         with os.scandir(above) as entries:
             names = [entry.name for entry in itertools.islice(entries, _NAMES_LIMIT)]
         mine = sorted(n for n in names if n.startswith(f"{node}.") and n.endswith(".json"))
-        mine.sort(key=lambda n: not n.endswith(_WITHDRAWN))  # first: what is taken back is skipped
-        for name in [n for n in mine if n not in known][: max(0, MOST - len(known))]:
+        for name in _next(mine, known):
             if name in [one.of for one in withdrawn]:
                 continue
             try:
@@ -179,6 +179,16 @@ def _found(
             os.close(fd)
     clean = [r._replace(why=one_line(r.why, _TEXT)) for r in rejected]
     return ReportsFound(tuple(accepted), tuple(clean), tuple(withdrawn))
+
+
+def _next(names: Sequence[str], known: Collection[str]) -> list[str]:
+    """The files to look at: withdrawals first, as what is taken back is skipped; MOST of each."""
+    found: list[str] = []
+    for taken_back in True, False:
+        left = MOST - sum(name.endswith(_WITHDRAWN) is taken_back for name in known)
+        new = [n for n in names if n not in known and n.endswith(_WITHDRAWN) is taken_back]
+        found += new[: max(0, left)]
+    return found
 
 
 def _owner(directory: int, name: str) -> int:

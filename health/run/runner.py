@@ -1,4 +1,4 @@
-"""All checks of one place within one deadline, whatever hangs, crashes or lies.
+"""Run all checks of one place within one deadline, even if some hang or crash.
 
 Three processes work at once: the collector that asks NVML, a worker with the checks that need no
 GPU, and, as soon as NVML has answered or its deadline is over, one with those that do.
@@ -24,7 +24,8 @@ from health.settings import Settings
 from robust_slurm.text import one_line
 
 LATE = "gate-deadline"  # the id of the finding for checks that did not get to run
-_LAST_S = 1.0  # of the whole deadline that the GPU checks keep when NVML does not answer
+_PAUSED_S = 1.0  # by so much too late a poll returns only on a machine that was paused
+_LAST_S = 1.0  # reserved for the GPU checks within the deadline if NVML does not answer
 
 __all__ = ["GateReport", "Ran", "RunSystem", "run", "run_inline"]
 
@@ -48,7 +49,7 @@ def run(
     only: Collection[str] = (),
     seen: Callable[[FamilyResult], None] = lambda outcome: None,
 ) -> GateReport:
-    """Run every check of ``where`` (of ``only``, if any) and say what was found.
+    """Run every check of ``where`` (only those in ``only``, if any) and return the report.
 
     Does not raise and does not outlast the deadline by more than the time to kill what hangs.
     A check that had no time to run is an ERROR that closes the gate. ``seen`` gets each outcome.
@@ -119,6 +120,11 @@ def _wait(collector: Collector | None, lanes: list[Lane], limit: float) -> None:
         poll.register(source.fd, select.POLLIN)
     until = min([limit, *(source.deadline for source in sources)])
     ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1)}
+    late = time.monotonic() - until
+    if late > _PAUSED_S:  # the checks did not run either
+        for source in sources:
+            latest = source.limit if isinstance(source, Collector) else limit
+            source.deadline = min(latest, source.deadline + late + _PAUSED_S)
     for source in sources:
         if source.fd in ready:
             source.feed()

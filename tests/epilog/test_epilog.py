@@ -325,8 +325,10 @@ def test_the_job_is_noted_for_the_sweep(site: GateSite) -> None:
     main([])
     (note,) = job_notes.notes(str(site.spool), time.time())
     assert (note.job, note.uid, note.gid) == (7, GONE, 1)
+    draft = site.spool / "jobs" / ".8.json.n1.4242"  # another epilog's, half written
+    draft.write_bytes(b"{")
     assert job_notes.notes(str(site.spool), time.time() + 2 * job_notes.LATE_S) == []
-    assert list((site.spool / "jobs").iterdir()) == []
+    assert list((site.spool / "jobs").iterdir()) == [draft], "that job's note was lost"
 
 
 @needs_root

@@ -86,6 +86,24 @@ def test_a_drain_that_rests_on_a_withdrawn_report_is_lifted(site: GateSite) -> N
 
 
 @needs_root
+def test_a_withdrawal_that_is_found_with_a_new_report_counts_for_it(site: GateSite) -> None:
+    """The strike that it takes back made a lemon of the node, which no later sweep undrained."""
+    from epilog.cli import main as epilog
+
+    for job, uid in ((1, GONE), (2, GONE), (3, GONE + 1)):
+        site.environ(job=job, uid=uid)
+        if job < 3:
+            site.report_node(job=job, uid=uid)
+        epilog([])
+    site.environ(job=0)
+    site.report_node(job=1, uid=GONE, name="n1.e3.withdrawn.json", withdrawn="on n1 and s1")
+    site.report_node(job=3, uid=GONE + 1)
+    main([])
+    assert len(site.events("strike")) == 3 and site.event("withdrawn")["why"] == "on n1 and s1"
+    assert site.slurm.drained == []
+
+
+@needs_root
 def test_a_withdrawal_waits_for_a_history_that_cannot_be_read(
     site: GateSite, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

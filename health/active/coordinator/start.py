@@ -1,8 +1,8 @@
 """Ways to start workers: on this machine, or on the nodes of the job we are in (asyncio).
 
-``python -m health.active.coordinator.start`` is what a Slurm step of workers runs: of all its
-environment only the task knows its node, its number and, as Slurm tells it, the address of who
-started it.
+``python -m health.active.coordinator.start`` is the command of a Slurm step of workers. It adds to
+the environment what only a task knows, from Slurm's variables: its node, its number, and the
+address of the node that started the step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
@@ -39,10 +40,9 @@ _ENDED = re.compile(r"srun: error: ([^\s:]+): tasks? [\d,\-\[\]]+: (.+)")
 
 
 class WorkerProcess:
-    """A process whose workers a session waits for. It is gone when ``stop`` returns.
+    """A process whose workers a session waits for. ``stop`` ends it, or reports that it cannot.
 
-    If it is not, because the kernel holds it, that was said.
-    ``log`` gets all that it prints; otherwise only the last of it is shown, when it fails.
+    ``log`` gets all that it prints; without one only its last line is shown, if it fails.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class WorkerProcess:
         self._what = what
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd: int | None = None
         self._ended = asyncio.Event()
         self._rest = b""
         self._last: collections.deque[str] = collections.deque(maxlen=_LINES)
@@ -66,10 +65,10 @@ class WorkerProcess:
         last: signal.Signals,
         own: DeviceAccount | None = None,
     ) -> None:
-        """Start it in a session of its own: Ctrl-C is ours, and so are its children. OSError.
+        """Start it in its own session, which Ctrl-C does not reach. Raises OSError.
 
-        ``last`` is the signal it gets from the kernel when we are killed; ``own``: the account
-        that it runs under.
+        ``last``: the signal that the kernel sends it if this process is killed; ``own``: the
+        account that it runs under.
         """
         loop = asyncio.get_running_loop()
 
@@ -92,8 +91,7 @@ class WorkerProcess:
         self._process = process
         os.set_blocking(process.stdout.fileno(), False)
         loop.add_reader(process.stdout.fileno(), self._read)
-        self._pidfd = os.pidfd_open(process.pid)
-        loop.add_reader(self._pidfd, self._end, self._pidfd)
+        threading.Thread(target=self._await_end, args=(process.pid, loop), daemon=True).start()
 
     def _read(self) -> None:
         assert self._process is not None and self._process.stdout is not None
@@ -111,11 +109,18 @@ class WorkerProcess:
         for line in lines:
             self._line(line.decode(errors="replace").strip()[:_LINE])
 
-    def _end(self, pidfd: int) -> None:
+    def _await_end(self, pid: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait in a thread: a kernel before 5.3 has no descriptor of a process to wait for."""
+        # ChildProcessError: it was waited for elsewhere; RuntimeError: the loop is closed.
+        with contextlib.suppress(ChildProcessError, RuntimeError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
         process, loop = self._process, asyncio.get_running_loop()
         assert process is not None and process.stdout is not None
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
+        if process.stdout.closed:
+            return  # it had been abandoned
         _kill(process.pid, signal.SIGKILL)  # what it left in its group, before its id is free
         code = process.wait()
         self._read()  # its last words
@@ -145,7 +150,7 @@ class WorkerProcess:
         return why + (f"; printed last: {said}" if said else "; it printed nothing")
 
     async def stop(self) -> None:
-        """End it and all of its process group: first asked to, then not; then it is left."""
+        """End its process group with SIGTERM, then SIGKILL; abandon it if that does not help."""
         if self._process is None:
             return
         self._stopping = True
@@ -163,12 +168,9 @@ class WorkerProcess:
             self._leave(self._process)
 
     def _leave(self, process: subprocess.Popen[bytes]) -> None:
-        """Go on without a process that takes no signal, and say so."""
-        assert process.stdout is not None and self._pidfd is not None
-        loop = asyncio.get_running_loop()
-        for fd in (process.stdout.fileno(), self._pidfd):
-            loop.remove_reader(fd)
-        os.close(self._pidfd)
+        """Abandon a process that SIGKILL did not end, and print a warning."""
+        assert process.stdout is not None
+        asyncio.get_running_loop().remove_reader(process.stdout.fileno())
         process.stdout.close()
         where = where_it_hangs(process.pid)
         with contextlib.suppress(OSError):
@@ -193,7 +195,7 @@ def _status(code: int) -> str:
 def here(
     session: TestSession, node: str, python: str, log: IO[bytes] | None = None, user: str = ""
 ) -> WorkerProcess:
-    """One worker on this machine; as root, under the account ``user``. Raises OSError."""
+    """Start a worker on this machine; as root, under the account ``user``. Raises OSError."""
     own = account(user)
     started = WorkerProcess(session, [node], f"{python} -m health.active.worker.main", log)
     env = {**os.environ, **session.worker_env("127.0.0.1", node)}
@@ -213,7 +215,7 @@ def step(
     log: IO[bytes] | None = None,
     user: str = "",
 ) -> WorkerProcess:
-    """A worker on each of these nodes of our job, by one srun. Raises OSError.
+    """Start a worker on each of these nodes of the job, by one srun. Raises OSError.
 
     The key goes by the environment: arguments can be read by everybody on the node.
     """
@@ -225,12 +227,14 @@ def step(
 
 
 def flag() -> str:
-    """Return the flag that keeps the working directory out, and isolates the child as we are."""
+    """Return the flag that keeps the working directory off the child's sys.path, or isolates it
+    as this process is."""
     return "-I" if sys.flags.isolated else "-P"
 
 
 def step_argv(nodes: Sequence[str], words: Sequence[str]) -> list[str]:
-    """A command on each node beside what runs there, with all that the job has on it."""
+    """Return the srun command that runs ``words`` once per node, with all of the job's resources
+    and beside its other steps."""
     return [
         "srun",
         *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),

@@ -1,15 +1,15 @@
 """Devices that are too slow: by a floor, the fleet's record, or the others of the run. Pure.
 
-A floor alone names a node, except a published one of what the host decides as well. A distribution
-may only doubt it, because it shifts with what was measured where (heat, a power cap, two kinds of
-machine under one name), unless the device is so far out that no shift explains it.
+A floor names a node, except a published one of a value that depends on the host as well. The spread
+of the others' speeds only raises a doubt, because it shifts with what was measured where (heat, a
+power cap, two kinds of machine under one name), unless no such shift explains the distance.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from health.active.judging import fleet
@@ -33,7 +33,7 @@ BETWEEN = "p2p_"  # values of two devices: which two decides what connects them
 
 
 class SlowDevice(NamedTuple):
-    """One device that is slow in one test. WARN: nobody should lose the node to this alone."""
+    """One device that is slow in one test. WARN: not enough to drain the node."""
 
     node: str
     test: str
@@ -56,6 +56,10 @@ def slow(
 ) -> list[SlowDevice]:
     """The slow ones, in order of node, test and device. Pairs and rings are judged elsewhere."""
     groups: dict[tuple[str, str, str], list[_Speed]] = defaultdict(list)
+    measured = list(measured)
+    devices: dict[str, set[str]] = defaultdict(set)
+    for one in measured:
+        devices[one.node].update(filter(None, [one.device]))
     for one in measured:
         for name, value in one.values.items():
             if (
@@ -68,7 +72,7 @@ def slow(
     for (model, test, name), speeds in sorted(groups.items()):
         speeds.sort()
         remarks = _by_standard(model, test, name, speeds, floors, baselines)
-        for alike in _alike(name, speeds):
+        for alike in _alike(name, speeds, devices):
             remarks += _by_run(name, alike)
         for speed, (status, text) in remarks:
             status = "WARN" if model in SHARED else status
@@ -83,11 +87,17 @@ def slow(
     ]
 
 
-def _alike(name: str, speeds: Sequence[_Speed]) -> list[list[_Speed]]:
-    """Group speeds that are comparable: of two devices only the same two elsewhere."""
-    groups: dict[str, list[_Speed]] = defaultdict(list)
+def _alike(
+    name: str, speeds: Sequence[_Speed], devices: Mapping[str, Collection[str]]
+) -> list[list[_Speed]]:
+    """Group speeds that are comparable: of two devices only the same two elsewhere, and of a whole
+    node only nodes with as many devices."""
+    groups: dict[str | int, list[_Speed]] = defaultdict(list)
     for speed in speeds:
-        groups[speed.device if name.startswith(BETWEEN) else ""].append(speed)
+        if name.startswith(BETWEEN):
+            groups[speed.device].append(speed)
+        else:
+            groups["" if speed.device else len(devices[speed.node])].append(speed)
     return list(groups.values())
 
 
@@ -99,7 +109,7 @@ def _by_standard(
     floors: Floors,
     baselines: fleet.Baselines,
 ) -> list[tuple[_Speed, _Remark]]:
-    """Below the floor, or where that names nobody below what is usual in the fleet."""
+    """Speeds below the floor, or below what is usual in the fleet if no floor names the device."""
     floor, spread = floors(model, name), baselines.spreads.get((model, test, name))
     usual = fleet.limit(spread) if spread else None
     found: list[tuple[_Speed, _Remark]] = []
@@ -129,7 +139,7 @@ def _by_standard(
 
 
 def _by_run(name: str, speeds: Sequence[_Speed]) -> list[tuple[_Speed, _Remark]]:
-    """Far below the others of the same run."""
+    """Speeds far below those of the other devices of the run."""
     if len(speeds) <= RUN_PEERS:
         return []
     middles = _medians_of_others([speed.value for speed in speeds])

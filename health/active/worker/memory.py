@@ -1,8 +1,8 @@
 """Patterns over the free memory of a device, and the bandwidth of copies in it. Imports torch.
 
-All of what is tested is written before any of it is read, so that no cache can stand in for the
-memory behind it. Each word of the address patterns is a number of its own: a write that went to
-another place, or to two, shows.
+All of the tested memory is written before any of it is read, so that no cache can answer in its
+place. Each word of the address patterns has a different value: a write that went to another place,
+or to two, shows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_SHARE = 0.90
 CPU_SHARE = 0.05
 CPU_MOST: dict[Level, int] = {"quick": 256 * MIB, "standard": 1024 * MIB, "long": 8192 * MIB}
 COPIES = 5  # measurements, of which the median is the bandwidth
-# Copies in one: a copy of 0.5 GiB takes a GPU less than 1 ms, of which its start would be a part.
+# Copies timed together: one of 0.5 GiB takes a GPU under 1 ms, too short beside its own start.
 AT_ONCE_GPU = 12
 
 
@@ -71,7 +71,7 @@ def one(device: WorkerDevice, level: Level, seconds: float) -> Measured:
         done += 1
     gbps, differ = _bandwidth(device, chunks[0])
     error = ""
-    if device.cuda and covered < LEAST_SHARE * free:
+    if device.cuda and covered < LEAST_SHARE * min(free, _wanted(device, level, free) / GPU_SHARE):
         error = f"only {covered} of {free} free bytes could be allocated and tested"
     values = {
         "memory_gbps": gbps,
@@ -85,7 +85,7 @@ def one(device: WorkerDevice, level: Level, seconds: float) -> Measured:
 
 
 def _wanted(device: WorkerDevice, level: Level, free: int) -> int:
-    """Bytes to test. The CPU's memory is everybody's: a small part is a sample."""
+    """Bytes to test; of the CPU's memory, which other processes share, only a small sample."""
     if device.cuda:
         return max(0, min(int(GPU_SHARE * free), free - GPU_SPARE))
     return min(int(CPU_SHARE * free), CPU_MOST[level])

@@ -8,13 +8,14 @@ File systems on loop devices are images that jobs mount: not the node's trouble.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node.kernlog import ago, evidence, loud, within
+from health.node.sysfs import text
 from health.node.system import LogRecord, System
 
 OOM = Condition("oom", "WARN", "user", "none", "memory ran out in the last `recent`")
@@ -48,7 +49,8 @@ BOOT_S = 300.0  # links come and go while drivers and the network start
 class LogRule(NamedTuple):
     """A kind of message to find. ``needle`` is in every such message; the group "device", where the
     pattern has one, tells what it is about. ``window``: the setting with its length, "" since
-    boot; ``limit``: the setting from which on ``many`` holds in place of ``one``."""
+    boot; ``limit``: the setting from which on ``many`` holds in place of ``one``. ``on_pcie``: NVMe
+    over a network says the same when its server is away: it counts only for one on PCIe."""
 
     needle: str
     pattern: str
@@ -56,6 +58,7 @@ class LogRule(NamedTuple):
     window: str = ""
     limit: str = ""
     many: Condition | None = None
+    on_pcie: bool = False
 
 
 _DISK = r"(?P<device>nvme\d+(?:c\d+)?n\d+|sd[a-z]{1,3}|vd[a-z]{1,2}|mmcblk\d+)"
@@ -88,13 +91,20 @@ RULES = (
     LogRule(
         "nvme nvme",
         r"nvme (?P<device>nvme\d+): (?:Disabling device after reset failure"
-        r"|Removing after probe failure|Device not ready; aborting)",
+        r"|Removing after probe failure)",
         NVME_DOWN,
+    ),
+    LogRule(
+        "Device not ready; aborting",
+        r"nvme (?P<device>nvme\d+): Device not ready; aborting",
+        NVME_DOWN,
+        on_pcie=True,
     ),
     LogRule(
         "no available path - failing I/O",
         r"block (?P<device>nvme\w+): no available path - failing I/O",
         NVME_DOWN,
+        on_pcie=True,
     ),
     LogRule(
         "failing array",
@@ -171,8 +181,13 @@ def find(records: Iterable[LogRecord], needle: str, pattern: str) -> dict[str, l
     return out
 
 
-def judge(records: Iterable[LogRecord], uptime: float, options: Mapping[str, Any]) -> list[Finding]:
-    """Findings from the records of one boot."""
+def judge(
+    records: Iterable[LogRecord],
+    uptime: float,
+    options: Mapping[str, Any],
+    on_pcie: Callable[[str], bool],
+) -> list[Finding]:
+    """Findings from the records of one boot; ``on_pcie``: whether an NVMe's controller is."""
     every = list(records)
     trouble = loud(every)
     found: dict[tuple[str, str], list[LogRecord]] = {}
@@ -180,6 +195,8 @@ def judge(records: Iterable[LogRecord], uptime: float, options: Mapping[str, Any
     for rule in RULES:
         window = options[rule.window] if rule.window else uptime
         for device, mine in find(trouble, rule.needle, rule.pattern).items():
+            if rule.on_pcie and not on_pcie(device):
+                continue
             recent = within(mine, uptime, window) if rule.window else mine
             if recent:
                 rules[rule.one.check] = rule
@@ -224,7 +241,11 @@ def links(records: Iterable[LogRecord], uptime: float, flaps: int, flapping: int
 
 
 def run(system: System) -> list[Finding]:
-    return judge(system.kernel_log(), system.uptime(), system.options("kernel_log"))
+    def on_pcie(device: str) -> bool:
+        controller = re.sub(r"(nvme\d+).*", r"\1", device)
+        return text(system, f"/sys/class/nvme/{controller}/transport") == "pcie"
+
+    return judge(system.kernel_log(), system.uptime(), system.options("kernel_log"), on_pcie)
 
 
 CHECK = Check(

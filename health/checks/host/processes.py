@@ -1,7 +1,7 @@
 """Processes: stuck in the kernel, left behind by jobs that ended, or too many.
 
-Looking at every process takes some ms on a large node. So the prolog looks only when the load says
-that something runs or is stuck although no job should; epilog and sweep always look.
+Reading every process takes some ms on a large node. So the prolog does it only if the load shows
+that a process runs or is stuck although no job should; epilog and sweep always do it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ NAMED = 3  # processes named in evidence
 # Functions of the kernel in which a process waits for a file server, or for a FUSE daemon.
 _FILE_SERVER = (
     *("nfs", "rpc_", "xprt_", "fuse_", "__fuse_", "request_wait_answer", "ceph"),
-    *("lustre", "ll_", "ptlrpc", "cl_", "osc_", "ldlm_"),
+    *("lustre", "ll_", "ptlrpc", "cl_", "osc_", "ldlm_", "cxiWaitEvent"),
 )
+# Modules of clients whose functions have no common name: GPFS, BeeGFS, WekaFS, SMB, PanFS, AFS …
+_CLIENTS = ("mmfs", "beegfs", "weka", "cifs", "panfs", "openafs", "kafs", "orangefs")
 # Dynamic users of systemd services (systemd.io/UIDS-GIDS), and nobody.
 _SERVICES = range(61184, 65520)
 _NOBODY = 65534
@@ -68,6 +70,8 @@ _NOBODY = 65534
 def waits_for_server(channel: str, stack: str) -> bool:
     """Judge by /proc/PID/wchan, and by a stack's lines "[<0>] nfs_wb_all+0x8d/0x120 [nfs]"."""
     frames = [line.partition("] ")[2] for line in stack.splitlines()]
+    if any(frame.rpartition(" [")[2].startswith(_CLIENTS) for frame in frames):
+        return True
     return any(frame.startswith(_FILE_SERVER) for frame in (channel, *frames))
 
 
@@ -117,9 +121,9 @@ def _run(system: System) -> list[Finding]:
 
 
 def _gate(system: System) -> set[int]:
-    """The processes of this very run of the gate that may have children.
+    """The processes of this run of the gate that may have children.
 
-    What its own processes hang at is for the checks to tell that lost them.
+    If one of its children hangs, the check that started that child reports it.
     """
     try:
         me = proctable.one(system, int(system.link("/proc/self")))
@@ -131,9 +135,10 @@ def _gate(system: System) -> set[int]:
 def _blocked(
     system: System, sleeping: list[ProcessStat], busy: frozenset[int] | None
 ) -> list[Finding]:
-    """In state D at every look, and of no running job: a job's own wait for I/O as they may.
+    """Report processes of no running job that are in state D at every look.
 
-    One that was killed gets some time to die: to give back a GPU's memory takes seconds.
+    A job's own may wait for I/O. A killed process gets time to exit: freeing a GPU's memory takes
+    seconds.
     """
     still = [p for p in sleeping if _ownerless(system, p, busy)]
     patience = PROLOG_PATIENCE_S if system.context.where == "prolog" else PATIENCE_S
@@ -218,7 +223,7 @@ def _left(system: System, table: list[ProcessStat], busy: frozenset[int]) -> lis
 
 
 def _load(system: System, table: list[ProcessStat], one: float, active: int) -> list[Finding]:
-    """More that runs than a node without jobs has to do, now and over the last minute."""
+    """Report more running processes than a node without jobs needs, now and in the last minute."""
     cpus = text(system, "/proc/stat").count("\ncpu") or 1
     limit = 4 + 0.1 * cpus
     if one < limit or active < limit:

@@ -1,7 +1,7 @@
 """The needs of slurmd itself: its spool directory, munge, and a name that others reach.
 
-slurmd is what calls the gate: where the gate and slurmd disagree about a path, slurmd is right. So
-a FAIL needs more than a file that is not where it was looked for.
+slurmd calls the gate: if both disagree about a path, slurmd is right. So a file that is not where
+the gate looks for it is not enough for a FAIL.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import posixpath
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
-from health.node import slurmconf
+from health.node import jobs, slurmconf
 from health.node.sysfs import names, text
 from health.node.system import System
 
@@ -96,7 +96,9 @@ def _spool(system: System, path: str) -> list[Finding]:
             said = f"{path}: no space left"
         else:
             said = f"{path}: {error.strerror or error}"
-        return [SPOOL.found(said)]
+        # The running job's own I/O may keep that disk busy: a free node is asked again.
+        busy = isinstance(error, TimeoutError) and bool(jobs.running(system))
+        return [SPOOL.found(said, status="WARN" if busy else None)]
     return []
 
 

@@ -99,7 +99,7 @@ def test_what_cannot_be_tested_is_3(
     assert run(python) == 3
     out, err = capsys.readouterr()
     assert said in out and "could not test n1" in out and "is bad" not in out
-    assert "install robust-slurm[torch] there or name another interpreter with --python" in err
+    assert "install them there or name another interpreter with --python" in err
 
 
 def test_tests_that_cannot_run_here_are_3(python: str, capsys: pytest.CaptureFixture[str]) -> None:

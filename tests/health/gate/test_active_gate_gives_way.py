@@ -52,6 +52,27 @@ def test_the_prolog_ends_a_test(site: GateSite) -> None:
     assert active_child.give_way(str(site.spool)) == "", "the way is free"
 
 
+def test_the_prolog_ends_a_test_that_root_started_where_no_interpreter_is_set(
+    site: GateSite,
+) -> None:
+    """Its process held the GPU, and the node was drained for it."""
+    site.environ(job=7)
+    site.spool.mkdir()
+    begun = site.path / "begun"
+
+    def by_hand() -> None:
+        with active_child.claimed(str(site.spool)):
+            begun.touch()
+            signal.pause()
+
+    testing = multiprocessing.get_context("fork").Process(target=by_hand)
+    testing.start()
+    until(begun.exists, "the test runs")
+    assert prolog([]) == 0
+    testing.join(10)
+    assert testing.exitcode not in (0, None)
+
+
 @pytest.mark.parametrize("who", ["prolog", "test"])
 def test_a_test_whose_gate_was_killed_is_ended(site: GateSite, who: str) -> None:
     """SIGKILL of the sweep frees its claim; the test, in a session of its own, lives on."""

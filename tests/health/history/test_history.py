@@ -163,6 +163,17 @@ def test_a_node_installed_anew_gets_its_history_back(spool: Path, state: Path) -
     assert len((state / "nodes" / "n1.jsonl").read_bytes().splitlines()) == 4
 
 
+def test_a_long_history_comes_back_whole(spool: Path, state: Path) -> None:
+    """Only the last MiB came back to a node installed anew, without the strikes before it."""
+    record(spool, state, event(1, "strike"))
+    for number in range(2, 30):
+        record(spool, state, event(number, text="x" * 50_000))
+    for path in spool.iterdir():
+        path.unlink()
+    record(spool, state, event(30))
+    assert numbers(history.load(str(spool))) == list(range(1, 31))
+
+
 def test_what_is_said_elsewhere_about_the_node_arrives(spool: Path, state: Path) -> None:
     record(spool, state, event(1, "drain"))
     with (state / "nodes" / "n1.jsonl").open("ab") as file:

@@ -14,6 +14,7 @@ from report_files import JOB, NAME, UID, ReportFiles, needs_root, raw
 
 from health.gate.inquiry import of_rejection
 from health.history.node_reports import (
+    MOST,
     SIZE_LIMIT,
     ReportingJob,
     ReportsFound,
@@ -58,6 +59,19 @@ def test_a_withdrawal_takes_its_report_back(state: ReportFiles) -> None:
     assert (one.name, one.of, one.job, one.uid) == (WITHDRAWN, NAME, 7, UID)
     assert one.why == "the same error on n1, n2" and found.rejections == ()
     assert state.find(known=(NAME, WITHDRAWN)).withdrawals == ()
+
+
+def test_a_withdrawal_is_read_however_many_reports_there_were(state: ReportFiles) -> None:
+    """A job had reported the node as often as is looked at: the wrong strike stayed."""
+    known = tuple(f"n1.e{n}.json" for n in range(MOST))
+    for name in known:
+        state.write(name, raw())
+    state.write("n1.e99.json", raw())
+    state.write(WITHDRAWN, raw(withdrawn="an outage"))
+    found = state.find(known=known)
+    assert [one.of for one in found.withdrawals] == [NAME] and found.reports == ()
+    found = state.find(known=(*known, *(f"n1.w{n}.withdrawn.json" for n in range(MOST))))
+    assert found == ReportsFound((), ())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from health.node.stuck import Stuck
 from health.node.system import System
 from health.nvidia import nvml
 from health.nvidia.nvml import Collector
-from health.run import worker
+from health.run import runner, worker
 from health.run.lane import FamilyResult
 from health.run.report import GateReport
 from health.run.runner import run, run_inline
@@ -172,6 +173,31 @@ def test_a_check_that_hangs_fails_and_the_rest_goes_on(node: Node) -> None:
     assert (finding.status, finding.cls, finding.check) == ("FAIL", "node", "mounts-hung")
     assert "within 3 s" in finding.evidence and "state S" in finding.evidence
     assert statuses(report) == {"before": "PASS", "mounts": "FAIL", "after": "PASS"}
+
+
+def test_a_machine_that_was_paused_blames_no_check(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Virtual machines are paused, all of a host at once: the check had no time to answer."""
+
+    class Paused:
+        """A poll during which the machine stands still for longer than the check may take."""
+
+        def __init__(self) -> None:
+            self._poll = poll()
+            self.register = self._poll.register
+
+        def poll(self, ms: float) -> list[tuple[int, int]]:
+            if pauses:
+                time.sleep(pauses.pop())
+                return []
+            return self._poll.poll(ms)
+
+    poll, pauses = select.poll, [4.5]
+    monkeypatch.setattr(runner.select, "poll", Paused)
+    slow = family("mounts", lambda _system: time.sleep(5.0) or [], deadline_s=1.0)
+    report = run(node, [slow, family("after")], "prolog", LONG_S)
+    assert not pauses and statuses(report) == {"mounts": "PASS", "after": "PASS"}
 
 
 def test_a_check_that_cannot_be_killed_is_left_behind_and_not_run_again(

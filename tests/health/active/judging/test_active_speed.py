@@ -116,6 +116,25 @@ def test_what_is_no_speed_or_of_a_pair_is_not_judged_here() -> None:
     assert not slow(run({"n1": 1.0}, "pair"), below(5), NO_BASELINES)
 
 
+@pytest.mark.parametrize(("device", "found"), [("", []), ("gpu0", ["n1"])])
+def test_nodes_with_another_number_of_devices_are_not_compared(
+    device: str, found: list[str]
+) -> None:
+    """One value of a whole node: four GPUs over PCIe are slower than two with a bridge."""
+    nodes = {"n1": 4, "o0": 2, "o1": 2, "o2": 2, "o3": 2}
+    measured = [
+        Measured("gemm", node, f"gpu{n}", "m", {NAME: 100.0})
+        for node, count in nodes.items()
+        for n in range(count)
+    ]
+    value = "bus_gbps"
+    measured += [
+        Measured("local", node, device, "m", {value: 100.0 / count**2})
+        for node, count in nodes.items()
+    ]
+    assert [one.node for one in slow(measured, none, NO_BASELINES)] == found
+
+
 def test_models_are_not_compared_with_each_other() -> None:
     others = [one._replace(model="other") for one in run({f"o{i}": 100.0 for i in range(8)})]
     assert not slow([*run({"n1": 10.0}), *others], none, NO_BASELINES)

@@ -301,6 +301,12 @@ def test_spool(error: OSError, found: list[Any]) -> None:
     assert ids(slurmd.CHECK.run(healthy(probes={SPOOL: error}))) == found
 
 
+@pytest.mark.parametrize(("code", "status"), [(errno.ETIMEDOUT, WARN), (errno.EROFS, FAIL)])
+def test_a_running_jobs_own_writing_may_keep_the_spools_disk_busy(code: int, status: str) -> None:
+    system = healthy(probes={SPOOL: fail(code)}, more={f"{SPOOL}/n1_55.0": ""})
+    assert ids(slurmd.CHECK.run(system)) == [(status, "slurmd-spool", "")]
+
+
 def test_a_spool_probe_that_could_not_start_is_the_tools_trouble() -> None:
     with pytest.raises(OSError, match="temporarily unavailable"):
         slurmd.CHECK.run(healthy(probes={SPOOL: fail(errno.EAGAIN)}))

@@ -30,7 +30,19 @@ from health.node.system import LogRecord
 def kernel(*lines: str, ago: float = 600.0, level: int = 3, **options: Any) -> FakeSystem:
     """A node up for a day, with these messages ``ago`` seconds before now."""
     kmsg = log(*lines, level=level, time=UPTIME - ago)
-    return FakeSystem(kmsg=kmsg, options={"kernel_log": options})
+    return FakeSystem({NVME0: "pcie\n"}, kmsg=kmsg, options={"kernel_log": options})
+
+
+NVME0 = "/sys/class/nvme/nvme0/transport"
+
+
+@pytest.mark.parametrize("files", [{NVME0: "tcp\n"}, {}])
+def test_a_storage_server_that_is_away_is_not_this_nodes_trouble(files: dict[str, str]) -> None:
+    """All its clients were drained until their next boot; without a path for long it is removed."""
+    lost = "block nvme0n1: no available path - failing I/O"
+    late = "nvme nvme0: Device not ready; aborting reset, CSTS=0x1"
+    system = FakeSystem(files, kmsg=log(lost, late, level=3, time=UPTIME - 600.0))
+    assert run(kernel_log, system) == []
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,19 @@ OTHER_STACK = "[<0>] folio_wait_bit_common+0x13d/0x350\n[<0>] ext4_sync_file+0x1
             (FAIL, "process-stuck"),
             "reboot",
         ),
+        *(
+            (
+                {"killed": True, "wchan": "0", "stack": f"[<0>] {line}\n"},
+                (FAIL, "process-stuck"),
+                do,
+            )
+            for line, do in (
+                ("cxiWaitEventWait+0x1a0/0x2c0 [mmfslinux]", "none"),
+                ("cxiWaitEventWait+0x1a0/0x2c0", "none"),
+                ("wait_for_reply+0x1/0x2 [beegfs]", "none"),
+                ("cxi_eq_wait+0x1/0x2 [cxi_ss1]", "reboot"),  # a network's driver
+            )
+        ),
         ({"killed": False, "wchan": NFS}, (WARN, "process-blocked"), "none"),
         ({"killed": False, "wchan": ""}, (WARN, "process-blocked"), "none"),
     ],
