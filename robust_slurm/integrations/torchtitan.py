@@ -14,6 +14,7 @@ ours, and written as before. Nothing of torchtitan is imported here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +39,12 @@ def attach(trainer: Any, *, extra: dict[str, Any] | None = None, **options: Any)
         if not hasattr(trainer, name):
             raise version_error("torchtitan", "this release", f"Trainer.{name}", KNOWN)
     if getattr(trainer.dataloader, "snapshot_every_n_steps", 1) != 1:
-        # Else its workers read all again that came since their last snapshot, or since the start.
+        # Else its workers read all samples again since their last snapshot, or since the start.
         trainer.dataloader.snapshot_every_n_steps = 1
     counts = Held(trainer.state_dict, trainer.load_state_dict)
     checkpointer = Checkpointer(
         model=_one_or_all(trainer.model_parts),
-        # Not the container: its own state_dict() makes a step to have something to show.
+        # Not the container: its state_dict() runs an optimizer step if there is no state yet.
         optimizer=_one_or_all(trainer.optimizers.optimizers),
         loader=trainer.dataloader,
         extra={
@@ -75,7 +76,8 @@ def attach(trainer: Any, *, extra: dict[str, Any] | None = None, **options: Any)
 
     def close(original: Callable[[], None]) -> Callable[[], None]:
         def inside() -> None:
-            checkpointer.close()
+            # The trainer is closed for an error, too: that must not wait for the other ranks.
+            checkpointer.__exit__(*sys.exc_info())
             original()
 
         return inside

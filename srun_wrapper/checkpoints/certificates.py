@@ -9,6 +9,7 @@ Why so: docs/decisions/0035-certified-steps.md.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 
 from robust_slurm.checkpoint.durable import marks
@@ -26,6 +27,7 @@ from srun_wrapper.orders.machine_tests import SLOW
 from srun_wrapper.run_in_thread import run_in_thread
 
 WRITE = 5.0  # s for the shared file system to take marks
+_EPOCH = re.compile(r"\.e(\d{1,15})(?:-\d{1,18})?$")  # of ``Snapshot.attempt``
 COMPARED = 64  # steps whose comparison is remembered; memory holds 3
 
 
@@ -109,8 +111,11 @@ class Timeline:
 
     def covers(self, step: int, epoch: int) -> bool:
         """True if the state that an epoch saved as this step is certified."""
-        on_line = all(step <= start for begun, start in self._begun if begun > epoch)
-        return on_line and self.mark(step).certified
+        return self.holds(step, epoch) and self.mark(step).certified
+
+    def holds(self, step: int, epoch: int) -> bool:
+        """True if what an epoch saved as this step is on the line: no later epoch left it out."""
+        return all(step <= start for begun, start in self._begun if begun > epoch)
 
 
 class Certificates:
@@ -128,6 +133,7 @@ class Certificates:
         self.newest: int | None = None
         """Newest certified step on disk."""
         self._open: set[int] = set()  # durable steps on the line that bear no mark yet
+        self._from = 0  # the step that the epoch resumes at
         self._epoch = 0  # as begun; a replay's epochs prove nothing of the job's states
         self._writing: asyncio.Task[None] | None = None
         self._failed = False
@@ -140,6 +146,12 @@ class Certificates:
         self._open = {at for at in self._open if at <= step}
         if self.newest is not None and self.newest > step:
             self.newest = None
+        self._from = step
+
+    def resumed(self, step: int) -> None:
+        """Note the step that ranks took, which may be older than the one they were given."""
+        if step < self._from:
+            self.begin(self._epoch, step)
 
     def durable(self, step: int) -> None:
         """Note that a step was committed."""
@@ -193,7 +205,11 @@ class Certificates:
         known = {step for step in self._open if self.line.mark(step).certified}
         return Trust(
             {key for key in held if self.line.covers(*key)},
-            {c.step for c in on_disk if c.mark.certified or c.step in known},
+            {
+                c.step
+                for c in on_disk
+                if c.mark.certified or (c.step in known and self._holds(c.step, c.attempt))
+            },
             {c.step for c in on_disk if c.mark.doubt},
             self.suspicion,
         )
@@ -204,6 +220,11 @@ class Certificates:
         if later:
             found = [(c.step, c.mark._replace(doubt=why)) for c in later]
             await self._write(found, {c.step: c.attempt for c in later})
+
+    def _holds(self, step: int, attempt: str) -> bool:
+        """False for a step of an epoch that was left before it: its commit ended late."""
+        epoch = _EPOCH.search(attempt)
+        return epoch is None or self.line.holds(step, int(epoch[1]))
 
     def _prove(self) -> None:
         state = self._state
@@ -235,6 +256,8 @@ class Certificates:
                 path = tier.step_dir(directory, step)
                 try:
                     attempt = attempts.get(step) or tier.read_manifest(path).attempt
+                    if mark.certified and not self._holds(step, attempt):
+                        continue
                     marks.write(path, attempt, mark)
                 except FileNotFoundError:
                     continue  # a newer step has taken its place

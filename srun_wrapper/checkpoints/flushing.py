@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -65,11 +66,16 @@ class Flushing:
         )
         trust = self._certificates.trust(places, on_disk)
         certified = bool(trust.why and (trust.memory or trust.disk))  # it alone may come last
-        kept = [c for c in on_disk if not c.mark.doubt and (not certified or c.step in trust.disk)]
+        before = self._certificates.bound()
+        last = before.step if trust.why and before is not None else math.inf  # later: in doubt
+        kept = [
+            c
+            for c in on_disk
+            if not c.mark.doubt and (c.step in trust.disk if certified else c.step <= last)
+        ]
         steps = [(c.step, c.world) for c in kept]
         if certified:
             places = only(places, trust.memory)
-        before = self._certificates.bound()
         plans = [(plan_flush(only_sound(places, before), size, steps), size) for size in worlds]
         flush, world = max(plans, key=lambda one: (bool(one[0].writes), one[0].step))
         if flush.writes and limit > SIGNALLED:  # time to see which copies are good
@@ -92,5 +98,5 @@ class Flushing:
                 newest = flush.step
                 say(f"checkpoints: step {flush.step} is on disk in {directory}")
                 await self._certificates.mark(flush.step)
-        if certified:
+        if certified or (newest and last < math.inf):
             await self._certificates.doubt(on_disk, newest, trust.why)

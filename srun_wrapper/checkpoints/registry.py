@@ -103,6 +103,7 @@ class Checkpoints:
             self.schedule.durable.resumed(message.step)
             if message.epoch != self.resumed_in:
                 self.resumed_in = message.epoch
+                self.certificates.resumed(message.step)
                 self._journal.event("resumed", rank=message.rank, step=message.step)
 
     def _enrolled(self, node: Node, message: Enrolled) -> None:

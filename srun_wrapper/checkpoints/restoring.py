@@ -21,10 +21,10 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.run_in_thread import run_in_thread
 
-ANNOUNCE = 10.0  # s for the stores of a node that has come to say where they are
+ANNOUNCE = 10.0  # s for the stores of a node that has just joined to report their ports
 TRIES = 8  # plans in one recovery: what is bad shows only when it is read or fetched
 PLAN = 120.0
-TOLD = 8  # bad copies that are said
+TOLD = 8  # bad copies that are reported to the user
 NOTED = 64  # copies passed over that are noted one by one
 
 
@@ -80,7 +80,7 @@ class Restoring:
         return self._plan.lines if self._plan is not None else ()
 
     async def prepare(self, only_state: tuple[int, int] | None = None, stand: int = -1) -> bool:
-        """Decide and fetch. False if another failure or the end came in between.
+        """Plan the restore and fetch what it needs; False if a failure or the end came in between.
 
         ``only_state``: restore this (step, epoch) from memory or nothing; ``stand``: see Restore.
         """
@@ -107,7 +107,7 @@ class Restoring:
         steps = [(c.step, c.world) for c in on_disk]
         seats = self._seats()
         if len(seats) < self._world():
-            # Of torchrun's ranks some have never come so far as to save anything.
+            # Some of torchrun's ranks have never enrolled, so their seats are not known.
             return not self._interrupted()
         stores = self._stores.reachable()
         without = sorted({seat.node for seat in seats.values() if seat.store not in stores})
@@ -140,6 +140,9 @@ class Restoring:
                 self.late_arrivals.begin(plan if plan.copies else None, seats, self._shards)
                 self._journal.event("restore", step=plan.step, tier=plan.tier, plan=plan.lines)
                 if certificates.suspicion and plan.doubt and plan.tier:
+                    if only_state is None:  # a commit may have ended since the first list
+                        limit = state.config.checkpoint_list_limit
+                        on_disk = await committed(self._enrolments.directory, limit) or on_disk
                     await self._leave_out(plan.step, places, on_disk)
                 certificates.trust_again()
                 return not self._interrupted()

@@ -24,13 +24,13 @@ from srun_wrapper.protocol.checkpoint_messages import (
 )
 from srun_wrapper.protocol.messages import Message
 
-STOCK = 20.0  # s for a store to answer, and for every
-STOCK_RATE = 1e9  # bytes that it has to check, one more
+STOCK = 20.0  # s for a store to answer; if it checks a step, 8 more for each
+STOCK_RATE = 1e9  # bytes of the largest snapshot
 LEAVING = 1.0  # s longer for nodes that are leaving the job
 FETCH = 600.0
 FAILED = "the store failed and did not report why"
-READ = 20.0  # s for the stores to sum up a state, and for every
-READ_RATE = 1e9  # bytes that they read, 8 more
+READ = 20.0  # s for the stores to sum up a state, and 8 more for each
+READ_RATE = 1e9  # bytes of the largest snapshot
 
 Copy = tuple[str, int, int]
 """Store, owner and step."""
@@ -97,7 +97,12 @@ class Stores:
         """Have the stores fetch copies; return the source copies that could not be used."""
         if not transfers:
             return set()
+        targets = {transfer.target for transfer in transfers}
+        # A robust-task that died and was started again reports its store anew.
+        await self._state.until(lambda: over() or targets <= self.reachable().keys(), STOCK)
         stores = self.reachable()
+        if targets - stores.keys():
+            return {(t.source, t.owner, t.step) for t in transfers if t.target not in stores}
         orders: dict[str, list[planner.Transfer]] = {}
         for transfer in transfers:
             orders.setdefault(transfer.target, []).append(transfer)

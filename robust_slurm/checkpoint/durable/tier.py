@@ -2,11 +2,12 @@
 
 ``<directory>/step-00000100/`` holds the ranks' data and parts, ``.metadata`` for
 torch.distributed.checkpoint, and ``manifest.json``. The manifest is renamed into place last of all:
-a step that has one is committed, any other is not there. Standard library only.
+a step that has one is committed, any other does not count. Standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from robust_slurm.text import counted
 from .files import DurableError, digest_of, encode, explain, is_plain_name, read_inside
 from .marks import Mark
 from .marks import read as read_mark
+from .marks import write as write_mark
 from .parts import (
     MAX_PART,
     Identity,
@@ -63,7 +65,7 @@ class PartFile(NamedTuple):
 
 
 class Renamed(NamedTuple):
-    """A tensor with another name in DCP: ranks of another stage have one of its own name."""
+    """A tensor with another name in DCP, as ranks of another stage use its name for theirs."""
 
     name: str
     fqn: str
@@ -106,8 +108,8 @@ def step_dir(directory: str | Path, step: int) -> Path:
 
 
 def apart_mark(directory: str | Path, attempt: str) -> Path:
-    """The file that stands there while the ranks of an attempt share a state that they no longer
-    hold alike; a commit makes it for all ranks to see, the next good one removes it."""
+    """Path of the file that exists while ranks of an attempt share a state that they no longer hold
+    alike. A commit makes it, so that all ranks see it; the next good commit removes it."""
     return Path(directory) / f".{attempt}-apart"
 
 
@@ -141,7 +143,7 @@ def step_dirs(directory: str | Path) -> list[tuple[int, Path]]:
 def committed(directory: str | Path) -> list[DurableStep]:
     """Steps that can be loaded, oldest first. Raises DurableError as ``step_dirs``.
 
-    Only manifests are looked at; ``durable_verify`` reads the data.
+    Only manifests are read; ``verify`` reads the data.
     """
     return list_steps(directory)[0]
 
@@ -159,7 +161,7 @@ def list_steps(directory: str | Path) -> tuple[list[DurableStep], dict[int, str]
 
 
 def newest(directory: str | Path) -> DurableStep | None:
-    """The committed one of the highest step. Raises DurableError as ``step_dirs``."""
+    """Return the newest committed step. Raises DurableError as ``step_dirs``."""
     return max(committed(directory), key=lambda each: each.step, default=None)
 
 
@@ -194,6 +196,17 @@ def read_manifest(path: Path) -> Manifest:
     if step_of(path) not in (None, manifest.step):
         raise DurableError(f"{path / MANIFEST} is of step {manifest.step}")
     return manifest
+
+
+def doubt(directory: str | Path, step: int, why: str) -> None:
+    """Mark a step that could not be read: robust-srun, which reads manifests alone, would choose it
+    again and again. It is used only where there is no other."""
+    path = step_dir(directory, step)
+    with contextlib.suppress(OSError, DurableError):
+        attempt = read_manifest(path).attempt
+        mark = read_mark(path, attempt)
+        if not mark.doubt:
+            write_mark(path, attempt, mark._replace(doubt=why))
 
 
 def read_rank(path: Path, manifest: Manifest, rank: int) -> Part:

@@ -10,13 +10,18 @@ Buffer = TypeVar("Buffer")
 
 
 def share(work: Callable[[], None], threads: int, name: str) -> None:
-    """Run ``work`` in so many threads at once, this one among them; back when all have ended.
+    """Run ``work`` in ``threads`` threads at once, this one included; return when all have ended.
 
-    It takes its pieces from an iterator that they have in common, and raises nothing.
+    ``work`` takes its pieces from an iterator that the threads share, and must raise nothing.
     """
-    helpers = [threading.Thread(target=work, name=name, daemon=True) for _ in range(threads - 1)]
-    for helper in helpers:
-        helper.start()
+    helpers = []
+    for _ in range(threads - 1):
+        helper = threading.Thread(target=work, name=name, daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # the user has as many as are allowed: fewer do the same work
+            break
+        helpers.append(helper)
     work()
     for helper in helpers:
         helper.join()
@@ -29,8 +34,8 @@ def read_each(
     threads: int,
     name: str,
 ) -> None:
-    """Call ``read`` with 0 to ``count`` - 1, in at most so many threads, each with a buffer of its
-    own. Raises the first OSError, after which no more are begun."""
+    """Call ``read`` with 0 to ``count`` - 1, in at most ``threads`` threads, each with a buffer of
+    its own. Raises the first OSError; after it, no further call begins."""
     todo = iter(range(count))  # ``next`` on it is atomic
     failed: list[OSError] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 import threading
@@ -13,12 +14,12 @@ from robust_slurm.frames import json_lines
 
 MAX_LINE = 16 << 20
 MAX_CONNECTIONS = 1024
-SEND_TIMEOUT = 5  # s until a rank that does not read is left
+SEND_TIMEOUT = 5  # s until a rank that does not read is disconnected
 Message = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """A rank said what it must not say; the connection ends."""
+    """A rank sent an invalid message; its connection ends."""
 
 
 class RankConnection:
@@ -34,7 +35,7 @@ class RankConnection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT, 0))
 
     def send(self, message: Message) -> None:
-        """A rank that is gone or does not read loses its connection."""
+        """Send a message. A rank that is gone or does not read loses its connection."""
         line = json_lines.encode(message)
         try:
             with self._lock:
@@ -135,8 +136,12 @@ class Door:
             thread = threading.Thread(
                 target=self._serve, args=(connection,), name="ckpt-rank", daemon=True
             )
+            try:
+                thread.start()
+            except RuntimeError as err:  # the user has as many threads as are allowed
+                connection.close()
+                raise OSError(errno.EAGAIN, str(err)) from err
             self._open[connection] = thread
-        thread.start()
 
     def _serve(self, connection: RankConnection) -> None:
         try:

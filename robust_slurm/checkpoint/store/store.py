@@ -1,11 +1,11 @@
 """The Store: holds the snapshots of the ranks of one task slot, whatever becomes of the ranks.
 
 It runs in robust-task (or, without robust-srun, in the training process itself). A rank writes its
-snapshot into a file in the store's directory and says so through a unix socket (``door``); the
-store takes its digest (``digest``), remembers it (``shelf``), sends it to the peer that keeps the
+snapshot into a file in the store's directory and reports it through a unix socket (``door``). The
+store takes its digest (``digest``), records it (``shelf``), sends it to the peer that keeps the
 rank's replica (``pusher`` → the peer's ``replicas``), and has it written to the durable tier
-(``persist``). After a fault ``stock`` says what is left and still right, and ``fetch`` gets what a
-rank lacks. Threads with blocking sockets: the bulk of the work releases the interpreter's lock.
+(``persist``). After a fault, ``stock`` lists what is left and intact, and ``fetch`` gets what a
+rank lacks. Threads use blocking sockets: the bulk of the work releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Store:
             self._shelf, settings, emit, self._wake, self._prune, self._replica_slots, self._anew
         )
         self._door = Door(self._desk.take, self._desk.gone)
-        self._fetcher = Fetcher(self._shelf, key, self._desk.archive.local, self.room, patience)
+        self._fetcher = Fetcher(
+            self._shelf, key, self._desk.archive.local, self.room, patience, name
+        )
         self._closing = threading.Lock()
         self._closed = False
         self.socket_path = directory / f"{name}.sock"
@@ -116,7 +118,7 @@ class Store:
     # -- what the supervisor asks
 
     def begin(self, epoch: int, restore: Restore | None) -> None:
-        """A new epoch starts from ``restore``: what is newer belongs to a time that never was."""
+        """Begin an epoch from ``restore``, and remove newer snapshots, which it gives up."""
         keep = restore.step if restore is not None and restore.tier == "memory" else -1
         planned = set(restore.shards.values()) if restore is not None and keep >= 0 else set()
 
@@ -129,7 +131,7 @@ class Store:
         self._desk.begin(epoch, restore)
         self._door.close_all()
         if self._peers is not None:
-            self._peers.begin(epoch, unwanted)
+            self._peers.begin(epoch, unwanted, keep)
         self._desk.sweep(unwanted)
 
     def place(self, targets: Mapping[int, Target | None]) -> None:
@@ -139,8 +141,8 @@ class Store:
     def stock(self, step: int | None = None, *, read: bool = True) -> list[Holding]:
         """All snapshots that are here (or those of one step), their digests verified now.
 
-        Reads all of them: seconds per 10 GB and thread. Without ``read`` what is known of them is
-        said: which are there, and whole by their headers.
+        Reads all of them: seconds per 10 GB and thread. Without ``read``, only their headers are
+        checked.
         """
         for rank in self._desk.ranks():
             self._desk.adopt(rank)
@@ -177,8 +179,8 @@ class Store:
         return [each for each in found if each is not None]
 
     def complete(self, step: int, passed: int) -> None:
-        """All ranks have ``step`` (-1: no new one is known), and their replicas: what is older may
-        be overwritten. Up to ``passed`` no rank has one on its way."""
+        """Note that all ranks and their replicas have ``step`` (-1: no new one is known): what is
+        older may be overwritten. No rank has a step up to ``passed`` on its way."""
         self._desk.complete(step, passed)
         if self._peers is not None:
             self._peers.complete(step, passed)
@@ -270,8 +272,8 @@ class Store:
             self._peers.limit(count)
 
     def _anew(self, first: int, line: int) -> None:
-        """A rank begins anew within the epoch, and so do all; what is of step ``first`` or later
-        is of a time that was given up. -1: not yet known. ``line``: see Snapshot."""
+        """Give up what is of step ``first`` or later, as a rank, and so all, begin anew within the
+        epoch. -1: the step is not yet known. ``line``: see Snapshot."""
         if first >= 0:
             self._shelf.drop(lambda record: record.kind == FETCHED and record.step >= first)
         if self._peers is not None:

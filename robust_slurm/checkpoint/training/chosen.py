@@ -8,24 +8,27 @@ WRITER_WAIT = 60.0  # s; a commit waits no longer for the parts of ranks that ar
 
 
 class Chosen:
-    """Under robust-srun (``asked``) only the first is decided here. It asks for the others, each
-    when the one before is over. Without it a rank waits for its writer: nobody tells the ranks
-    which steps the slowest of them leaves out.
+    """Decides which steps go to the durable tier.
+
+    Under robust-srun (``asked``) only the first is decided here; robust-srun orders the others,
+    each when the one before is over. Without it a rank waits for its writer, because no process
+    tells the ranks which steps the slowest of them leaves out.
     """
 
     def __init__(self, client: Client, every: int, *, asked: bool) -> None:
         self._client, self._every, self._asked = client, every, asked
         self.at_once = False
-        """The next one, as only memory has the step that was resumed."""
-        self._began = False
+        """True: write the next step, as only memory has the step that was resumed."""
+        self.began = False
+        """Under robust-srun: the first step is chosen."""
         self._lags = False
 
     def takes(self, step: int) -> bool:
-        """Asked once for each step."""
+        """True if this step is to be written. Call this once for each step."""
         due = self.at_once or (self._every > 0 and step % self._every == 0)
         self.at_once = False
         if self._asked:
-            due, self._began = due and not self._began, self._began or due
+            due, self.began = due and not self.began, self.began or due
         elif due:
             self._lags = not self._client.wait_free(1, 0.0 if self._lags else WRITER_WAIT)
         return due or self._client.wants(step)

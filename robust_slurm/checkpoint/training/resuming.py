@@ -47,12 +47,12 @@ def from_memory(
 ) -> int:
     """Restore from the files of a plan. Returns its step. Raises CheckpointError.
 
-    The plan names the files that any rank of this node needs; a snapshot says which ranks' its own
-    rank needs, and no others are looked at: in a pipeline they hold other tensors of equal names.
-    In a world of another size a rank goes on with the snapshot of the rank that it was there, its
-    ``origin``, and reads positions in the data from those that had its shares, and its blocks
-    from those that had parts of them (``lengths``: see ``holders_of_blocks``). If the ``mesh`` has
-    a pipeline it takes nothing of another stage.
+    The plan names every file that a rank of this node needs. A snapshot lists the ranks whose
+    snapshots its own rank needs, and only those are read: in a pipeline, others hold different
+    tensors of equal names. In a world of another size a rank goes on with the snapshot of its
+    ``origin``, the rank that it was there. It reads positions in the data from the ranks that had
+    its shares, and its blocks from the ranks that had parts of them (``lengths``: see
+    ``holders_of_blocks``). If the ``mesh`` has a pipeline it takes nothing of another stage.
     """
     step, directory = int(plan["step"]), Path(client.welcome["directory"])
     sources: list[Source] = []
@@ -76,12 +76,12 @@ def from_memory(
             if (snapshot.rank, snapshot.step) != (rank, step):
                 raise OSError(f"it is step {snapshot.step} of rank {snapshot.rank}")
             times.add((snapshot.world, snapshot.epoch, snapshot.line))
-            if len(times) > 1:  # a store is asked for a step, and may have it of another time
+            if len(times) > 1:  # a store is asked by step, and may have an older timeline's
                 raise OSError("it was saved in another run of the ranks than those before it")
             if not is_of(saved := pipelined(snapshot.mesh), snapshot.world):
                 raise OSError(f"its mesh {saved} is not of its {snapshot.world} ranks")
             theirs = stage_of(rank, saved)
-            # In this world whoever holds the same may be anything else along other dimensions.
+            # In a world of the same size, a peer that holds the same may be of another stage.
             if (resized or rank == origin) and is_other(stage, theirs, resized=resized):
                 raise CheckpointError(
                     f"step {step} cannot be restored: rank {state.rank} is {described(stage)} "
@@ -121,20 +121,23 @@ def from_durable(
     *,
     cut: bool = False,
 ) -> int:
-    """Restore the newest durable step that every rank can read, or step ``only``, and return it.
+    """Restore the newest durable step that every rank can read, and return it.
 
-    ``cut``: parameters are in blocks. All ranks call it. 0 if there is none. Raises
-    CheckpointError.
+    ``only``: the newest one that may be taken, which robust-srun has chosen. ``cut``: parameters
+    are in blocks. All ranks call it. 0 if there is none. Raises CheckpointError.
     """
-    steps = [only] if only is not None else _candidates(directory)
-    why = ""
+    steps, last = [only] if only is not None else _candidates(directory), ""
+    unread: list[int] = []
     for step in steps:
-        outcome, loaded = _BAD, list[reader.Loaded]()
+        why, outcome, loaded = "", _BAD, list[reader.Loaded]()
         try:
             outcome, loaded = _read(state, directory, step, world, mesh, cut=cut)
         except (tier.DurableError, OSError, LayoutError) as error:
-            why = str(error)
+            why = last = str(error)
         outcomes = [each[0] for each in gather([outcome])]
+        if world.rank == 0 and _BAD not in outcomes:  # else it may be a node's way to all of them
+            for bad_step in unread:
+                tier.doubt(directory, bad_step, "a rank could not read it")
         try:
             if min(outcomes) == _GOOD:
                 state.restore([Source(each.snapshot, each.tensors) for each in loaded])
@@ -149,10 +152,13 @@ def from_durable(
             raise CheckpointError(_other_model(step, error)) from None
         bad = [rank for rank, each in enumerate(outcomes) if each != _GOOD]
         say(f"durable step {step} is skipped: {why or f'rank {bad[0]} cannot read it'}")
+        unread += [step] if _BAD in outcomes else []
+        if step == only:  # robust-srun has looked at its manifest alone
+            steps += [older for older in _candidates(directory) if older < step]
     if steps:
         raise CheckpointError(
             f"none of the checkpoints in {directory} can be used (steps "
-            f"{', '.join(map(str, steps))}; {why or 'see the other ranks'}). Look at them with "
+            f"{', '.join(map(str, steps))}; {last or 'see the other ranks'}). Look at them with "
             f"`robust-ckpt verify {directory}`; to start from scratch, move them away"
         )
     return 0

@@ -90,9 +90,9 @@ _COSTS = {
 def choose(
     room: int, size: int, ranks: int, ladder: Sequence[RoomRung], below: RoomRung | None = None
 ) -> tuple[RoomRung | None, str]:
-    """The first rung for which ``room`` bytes of a node suffice, and what to tell people ("" for
-    the first of all). ``size``: bytes of a snapshot of each of the node's ``ranks``. ``below``: no
-    rung from this one up, for which there was no room after all. Pure."""
+    """Return the first rung for which ``room`` bytes of a node suffice, and what to tell people (""
+    for the first of all). ``size``: bytes of a snapshot of each of the node's ``ranks``. ``below``:
+    a rung for which there was no room after all, so only lower ones count. Pure."""
     needs = [rung.files * size * ranks for rung in ladder]
     first = 0 if below is None else ladder.index(below) + 1
     fit = [rung for rung, need in zip(ladder, needs, strict=True) if need <= room]
@@ -116,10 +116,11 @@ def choose(
 def check_room(
     directory: str, size: int, below: RoomRung | None = None, *, local_ranks: int, replicas: bool
 ) -> tuple[RoomRung | None, str]:
-    """See ``choose``. Snapshots that are there already, of an earlier epoch, are room."""
-    room = free(directory) + sum(
-        file.lstat().st_blocks * 512 for file in Path(directory).glob(f"*{SUFFIX}")
-    )
+    """Choose by the room in ``directory``, in which existing snapshots count as room too."""
+    room = free(directory)
+    for file in Path(directory).glob(f"*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):  # another slot's store has just removed it
+            room += file.lstat().st_blocks * 512
     return choose(room, size, local_ranks, LADDER if replicas else ALONE, below)
 
 
@@ -151,7 +152,7 @@ class SnapshotRoom:
         )
         """None: there is no room at all, and nothing is saved."""
         self.on_disk = False
-        """True where the slots lie on a disk, by way of which durable steps go."""
+        """True if the slots lie on a disk, where only steps for the durable tier pass through."""
 
     def keep(self, rung: RoomRung) -> None:
         """Use no more memory than this from now on; the store is told what it may use."""
@@ -163,7 +164,7 @@ class SnapshotRoom:
         self._client.say("slots", replicas=rung.replicas)
 
     def fit(self, size: int) -> None:
-        """Fit the size, known only now: loader and extra are in no estimate."""
+        """Choose anew for the real size: the estimate leaves out loader and extra."""
         if self.on_disk or not exceeds(size, self._expected):
             return
         self._expected = size
@@ -176,15 +177,15 @@ class SnapshotRoom:
             self._say(text)
 
     def reserve(self) -> None:
-        """Make the first slot ready, where CUDA has to register its memory: the first save() would
-        stand still for it. What does not work now is seen to then."""
+        """Make the first slot ready if CUDA has to register its memory, which would hold up the
+        first save(). A failure here is ignored: the first save() meets it again and handles it."""
         if self.ring is None or self.on_disk or gpu.current() is None:
             return
         with contextlib.suppress(Exception):
             self.ring.reserve(self._expected + self._expected // 32 + MARGIN, self._client.held())
 
     def use_less(self, error: OSError, size: int) -> None:
-        """Go down the ladder: a snapshot found no room. From the last rung to a disk."""
+        """Go down a rung, as a snapshot found no room; from the last rung, go to a disk."""
         where = self.ring.directory if self.ring is not None else ""
         why = f"a snapshot of {megabytes(size)} finds no room in {where} ({error.strerror})"
         self._above = self._rung
@@ -203,9 +204,9 @@ class SnapshotRoom:
             self._fewer = ""
 
     def leave_memory(self, why: str) -> None:
-        """Leave memory for want of room: durable steps go by way of a disk, if there is one.
+        """Stop using memory for want of room: durable steps go by way of a disk, if there is one.
 
-        ``why``: what, where.
+        ``why``: what found no room, and where.
         """
         ring, self.ring = self.ring, None
         if ring is None:

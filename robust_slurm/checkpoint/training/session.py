@@ -21,6 +21,7 @@ from ..capture.taken_over import fixed
 from ..durable import tier
 from ..format.layout import Snapshot
 from ..format.state_sum import PHASE
+from ..planning.offered import common_step
 from ..store.own_store import OwnStore
 from . import mesh as meshes
 from .client import Client, StoreGoneError
@@ -50,7 +51,7 @@ class Session:
         self._objects, self._options, self._steady, self._stats = objects, options, steady, stats
         self._said: set[str] = set()
         self._checked = False
-        self._no_room = self._attempt = ""
+        self._no_room = self._attempt = self._run = ""
         self._line = 0  # see Snapshot.line
         self._look = FileLook()
         self.client: Client | None = None
@@ -67,15 +68,23 @@ class Session:
             self._connect()
 
     def resume(self) -> int:
-        """Restore; the step, 0 on a fresh start. Raises CheckpointError, and TypeError for a value
-        that cannot be saved."""
+        """Restore and return the step, 0 on a fresh start. Raises CheckpointError, and TypeError
+        for a value that cannot be saved."""
         if self._replay:
             return 0
-        self._follow(max(line for (line,) in meshes.gather([self._own_line()])))
-        # Ranks begin anew from disk; one that was moved to another store meanwhile would not know.
-        here = self.client is not None and not self._line
-        plan = self.client.welcome.get("restore") if self.client is not None and here else None
+        plan = self.client.welcome.get("restore") if self.client is not None else None
         in_memory = plan is not None and plan["tier"] == "memory"
+        offered = -1 if plan is None else 2 * int(plan["step"]) + in_memory
+        told = meshes.gather([self._own_line(), offered])
+        self._follow(max(line for line, _ in told))
+        on_disk = None
+        if self._line:  # they resume from disk; a store new to its rank would still offer a plan
+            plan, in_memory = None, False
+        else:
+            try:
+                on_disk = common_step([each for _, each in told])
+            except ValueError as error:
+                raise CheckpointError(str(error)) from None
         rejoined, heartbeat.rejoined = heartbeat.rejoined, False
         if rejoined and not in_memory:
             raise CheckpointError(
@@ -88,7 +97,7 @@ class Session:
             with reported(self._options.directory, "resume()", self.say):
                 step = from_durable(
                     self._state, self._objects, self._options.directory, self.world, self.mesh,
-                    None if plan is None else int(plan["step"]), self.say,
+                    on_disk, self.say,
                     cut=self._cut != meshes.Cut(""),
                 )  # fmt: skip
         for note in self._state.notes if self.world.rank == 0 else ():
@@ -161,8 +170,8 @@ class Session:
                 self.client.stand(step, STAND)
 
     def say(self, text: str) -> None:
-        """Once for each kind: to the supervisor, which counts the ranks that say the same, and by
-        rank 0, or where nobody counts, to the user. From any thread."""
+        """Report ``text``, once for each kind: to the supervisor, which counts the ranks that say
+        the same, and on stderr, by rank 0 only if there is a supervisor. From any thread."""
         kind = NUMBER.sub("#", text)
         if kind in self._said:
             return
@@ -191,8 +200,8 @@ class Session:
                     self.say(f"the last step is not in {self._options.directory}: {why}")
 
     def release(self) -> None:
-        """Closed, let go of the training's objects: nobody has to wait for the garbage collector
-        to have their memory back."""
+        """Release the training's objects after ``close``, so that their memory is free before the
+        garbage collector runs."""
         self._state.release()
         self.saver, self._objects = None, {}
 
@@ -268,14 +277,16 @@ class Session:
             self.say(text)
 
     def _job(self, own_store: bool) -> str:
-        """Names this run's timeline: the same on all ranks, another one after a requeue."""
+        """Return the name of this run: the same on all ranks, another one after a requeue."""
         run = os.environ.get("ROBUST_RUN_ID", "")
         if run and not own_store:
             return run
         if self.world.size > 1 and not meshes.is_distributed():
             return "local"  # nothing tells the ranks of one run from those of another
-        started, pid = meshes.gather([int(time.time()), os.getpid()])[0]
-        return f"local-{started}-{pid}"
+        if not self._run:  # once: later, a rank may come here alone
+            started, pid = meshes.gather([int(time.time()), os.getpid()])[0]
+            self._run = f"local-{started}-{pid}"
+        return self._run
 
     def _leave_memory(self) -> None:
         if self.saver is not None and self._no_room:
@@ -291,7 +302,7 @@ class Session:
         self._state.collect([key for key in self._objects if key not in ("loader", *loaders)])
 
     def _check_shared(self, *, restored: bool) -> None:
-        """Before anything is divided among peers: do they really hold the same?"""
+        """Check that peers hold the same state, before anything is divided among them."""
         self._checked = True
         share = self._state.share
         if not meshes.is_distributed():
@@ -320,12 +331,13 @@ class Session:
             return
         self._state.unshare()
         if self.saver is not None and self.client is not None:
-            last, at_once = self.saver.last, self.saver.durable.at_once
+            last, before = self.saver.last, self.saver.durable
             everywhere = self.client.everywhere
             self.saver.close()
             self.client.close()
             self.saver = self.client = None
             self._connect(goes_on=True)
             if self.saver is not None and self.client is not None:
-                self.saver.abandon(last, at_once=at_once)
-                self.client.everywhere = everywhere  # no step is resumed, which all would have
+                self.saver.abandon(last, at_once=before.at_once)
+                self.saver.durable.began = before.began
+                self.client.everywhere = everywhere  # not ``last``, which some may lack

@@ -32,8 +32,8 @@ class _Failed(Exception):
 
 
 class Fetcher:
-    """``idle``: s without progress until a source is given up. ``room``: what has been prepared for
-    what comes."""
+    """Gets snapshots. ``idle``: s without progress until a source is given up. ``room``: memory
+    that was prepared for them. ``name``: of the store, several may share a directory."""
 
     def __init__(
         self,
@@ -42,15 +42,18 @@ class Fetcher:
         local: Callable[[], LocalDisk | None],
         room: Reserve,
         idle: float,
+        name: str,
     ) -> None:
         self._shelf = shelf
         self._room = room
         self._key = key
         self._local = local
         self._idle = idle
+        self._name = name
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._channels: set[Channel] = set()
+        self._files: dict[str, threading.Lock] = {}  # a recovery cut short leaves its fetch running
 
     def stop(self) -> None:
         """Stop from another thread, once: all that is still missing fails, and whatever follows."""
@@ -85,6 +88,16 @@ class Fetcher:
 
     def _get(self, item: WantedSnapshot, give_up_at: float) -> tuple[str, int]:
         file = f"{FETCHED}-{item.owner}-{item.step}.safetensors"
+        with self._lock:
+            alone = self._files.setdefault(file, threading.Lock())
+        if not alone.acquire(timeout=max(0.0, give_up_at - time.monotonic())):
+            raise _Failed("another fetch of it does not end")
+        try:
+            return self._bring(item, file, give_up_at)
+        finally:
+            alone.release()
+
+    def _bring(self, item: WantedSnapshot, file: str, give_up_at: float) -> tuple[str, int]:
         there = self._shelf.get(file)
         if there is not None:
             holding = self._shelf.verify(there, digest.workers(4))
@@ -109,7 +122,8 @@ class Fetcher:
         return file, record.size
 
     def _from_peer(self, item: WantedSnapshot, file: str, give_up_at: float) -> tuple[str, int]:
-        part = self._shelf.directory / f"{file}.part"
+        # Stores of a node share the directory.
+        part = self._shelf.directory / f"{file}.{self._name}.part"
         place = f"{item.host}:{item.port}"
         good_at, had, breaks = time.monotonic(), 0, 0
         incoming: Incoming | None = None

@@ -1,4 +1,4 @@
-"""The side of a store that other stores connect to: takes replicas in, gives snapshots out."""
+"""The side of a store that other stores connect to: it receives replicas and sends snapshots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CONNECTIONS = 4096
 # As many as the owner has itself: with two, the loss of a node could leave no common step.
 SLOTS = 3
 HOLD = 10.0  # s for which an offer waits until all ranks are past the step before
-TAKE_OVER = 5.0  # s for the older connection of an owner to let go
+TAKE_OVER = 5.0  # s for the older connection of an owner to end
 
 
 class _Pair:
@@ -71,14 +71,18 @@ class PeerServer:
             thread = threading.Thread(
                 target=self._serve, args=(channel,), name="ckpt-peer", daemon=True
             )
+            try:
+                thread.start()
+            except RuntimeError as err:  # the user has as many threads as are allowed
+                sock.close()
+                raise OSError(errno.EAGAIN, str(err)) from err
             self._channels[channel] = thread
-        thread.start()
 
-    def begin(self, epoch: int, unwanted: Callable[[ShelfRecord], bool]) -> None:
+    def begin(self, epoch: int, unwanted: Callable[[ShelfRecord], bool], step: int) -> None:
         """A new epoch: no replica comes in from the old one, and ``unwanted`` ones are removed."""
         with self._lock:
             self._epoch = epoch
-            self._everywhere = self._passed = -1
+            self._everywhere = self._passed = step  # all ranks resume from it; -1: from none here
             pairs = list(self._pairs.values())
             self._pairs = {}
             self._turns.clear()
@@ -120,7 +124,7 @@ class PeerServer:
         with self._lock:
             pairs = list(self._pairs.values())
         for pair in pairs:
-            if pair.taking.acquire(blocking=False):  # else who has it does it
+            if pair.taking.acquire(blocking=False):  # else the thread that holds it does so
                 self._let_go_beyond(pair)
                 pair.taking.release()
 
@@ -165,7 +169,7 @@ class PeerServer:
             return list(self._channels.values())
 
     def clear(self) -> None:
-        """Remove what is half received."""
+        """Remove files that are only partly received."""
         for pair in self._pairs.values():
             for incoming in pair.slots.values():
                 self._let_go(incoming)
@@ -177,7 +181,7 @@ class PeerServer:
             self._remove(incoming)
 
     def _remove(self, incoming: Incoming) -> None:
-        """Give back its memory, which is that of a file even when it has no name any more."""
+        """Free its memory: an open file keeps it even when the file has no name any more."""
         incoming.close()
         record = self._shelf.get(incoming.path.name)
         if record is not None and record.inode == incoming.inode:
@@ -197,7 +201,7 @@ class PeerServer:
             elif first["op"] == "pull":
                 self._pull(channel, first)
         except (BrokenError, AbandonedError, OSError):
-            pass  # the other end sees it, and comes again if it wants to
+            pass  # the other end notices, and connects again if it needs to
         finally:
             channel.release()
             with self._lock:

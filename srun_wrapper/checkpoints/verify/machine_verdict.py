@@ -48,5 +48,5 @@ class MachineVerdict:
         at = time.monotonic()
         root = Failure("differs", at, at, "", evidence=lines, step=step)
         diagnosis = Diagnosis("differs", "node", (), lines, "differs", root)
-        number = f"{self._state.step_id}-check-{step}"
+        number = self._state.incident_id(f"check-{step}")
         self._evict(names, Incident(number, self._state.world.epoch, diagnosis, at, at))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpointed_job import CheckpointedJob
@@ -135,3 +136,49 @@ def test_what_is_written_before_the_job_leaves_its_nodes(
     steps = {order.step for _, order in job.sent if isinstance(order, Flush)}
     assert steps == ({written} if written else set())
     assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == doubted
+
+
+def test_a_job_that_stops_on_a_nan_leaves_the_step_before_it_on_disk(tmp_path: Path) -> None:
+    """Nothing is certified yet: the spoilt step was on disk, and taken for the newest good one."""
+    committed(tmp_path, None, 12)
+
+    async def run() -> Answering:
+        job = Answering(tmp_path, 0)
+        for rank in range(4):
+            job.enrol(rank, directory=str(tmp_path), needs=(0, 1))
+        job.certificates.suspicion = "a loss was not finite"
+        job.state.nonfinite.bound = Bound(11, 1)
+        await job.flushing.flush(60.0)
+        return job
+
+    job = asyncio.run(run())
+    assert {order.step for _, order in job.sent if isinstance(order, Flush)} == {11}
+    assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == [12]
+
+
+def test_a_commit_that_ends_while_a_recovery_goes_back_is_doubted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk was listed before: the step was the newest one, and unmarked."""
+    committed(tmp_path, None, 4, 8)
+    listed = restoring.committed
+
+    async def run() -> Answering:
+        job = Answering(tmp_path, 2)
+        lists = 0
+
+        async def listing(directory: str, limit: float) -> Any:
+            nonlocal lists
+            lists += 1
+            found = await listed(directory, limit)
+            if lists == 1:
+                committed(tmp_path, None, 10)
+            return found
+
+        monkeypatch.setattr(restoring, "committed", listing)
+        job.certificates.suspect("ranks 0 and 2 differ at step 10", 8)
+        assert await job.restoring.prepare()
+        return job
+
+    asyncio.run(run())
+    assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == [10]

@@ -7,6 +7,7 @@ import asyncio
 import checkpointed_job
 import pytest
 from checkpointed_job import CheckpointedJob, settled
+from waiting import idle
 
 from robust_slurm.checkpoint.planning.plan import Transfer
 from robust_slurm.checkpoint.store.events import FetchOutcome
@@ -87,6 +88,29 @@ def test_a_slip_in_the_plan_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch
     ready, found = asyncio.run(run())
     assert ready and found.step is None
     assert "internal error" in told[0] and "ZeroDivisionError" in told[0]
+
+
+def test_a_store_that_comes_back_while_a_recovery_plans_is_waited_for() -> None:
+    """Its robust-task had died and was started again: all snapshots in memory were given up."""
+
+    async def run() -> tuple[list[Message], list[Message]]:
+        job = CheckpointedJob()
+        stores = [StoreAt(node, 0).name for node in job.nodes]
+        for rank, node in enumerate(job.nodes):
+            node.stores[0] = 8000 + rank
+        job.nodes[1].stores.clear()
+        one = Transfer(1, 7, stores[0], "10.0.0.0", 8000, stores[1], "n1", 1, "memory")
+        fetching = asyncio.create_task(job.stores.fetch([one], lambda: False))
+        await idle()
+        before = [m for _, m in job.sent if isinstance(m, Fetch)]
+        job.nodes[1].stores[0] = 8001
+        job.state.changed.set()
+        await idle()
+        fetching.cancel()
+        return before, [m for _, m in job.sent if isinstance(m, Fetch)]
+
+    before, after = asyncio.run(run())
+    assert before == [] and len(after) == 1
 
 
 def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(

@@ -7,9 +7,11 @@ is renamed into place last: without it there is no snapshot.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
+import stat
 from pathlib import Path
 
 from robust_slurm.checkpoint.format import digest
@@ -37,6 +39,9 @@ class LocalDisk:
         Raises OSError.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = self.directory.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, f"{self.directory} is not this user's alone")
         stem = f"own-{record.owner}-{record.step}"
         there = self._steps(record.owner)
         older = [step for step in there if step < record.step]
@@ -46,7 +51,10 @@ class LocalDisk:
         _write(target, fd, record.size)
         note = Offer.of(record).message("note")
         temporary = self.directory / f".{stem}.json.tmp"
-        temporary.write_text(json.dumps(note))
+        temporary.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(temporary, flags, 0o600), "w") as file:
+            file.write(json.dumps(note))
         temporary.rename(self.directory / f"{stem}.json")
 
     def _steps(self, owner: int) -> list[int]:

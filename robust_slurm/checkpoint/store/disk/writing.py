@@ -8,6 +8,7 @@ a deadline, in any order; one that died or hangs is ended, and the next request 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -20,6 +21,8 @@ from robust_slurm.auto import HOOK_DIR
 
 MAX_ANSWER = 16 << 20
 _TAIL = 600
+_REQUEST = 1 << 20  # bytes of the largest request; 64 KiB unless asked for
+_F_SETPIPE_SZ = 1031  # linux/fcntl.h; the module has it from Python 3.10 on
 _LOOK = 0.5  # s between two looks whether the store is closing
 _HIDDEN = ("ROBUST_BEAT_DIR", "ROBUST_CKPT_SOCKET")
 _FORK_WAIT = 10.0  # s that a fork waits for a writer that starts: exec may wait for a file system
@@ -79,7 +82,7 @@ class _Answers:
         threading.Thread(target=self._read, name="ckpt-writer", daemon=True).start()
 
     def wait(self, number: int, until: float, closed: Callable[[], bool]) -> dict[str, Any] | None:
-        """None when it is too late. Raises _EndedError."""
+        """Return the answer; None when it is too late, or ``closed``. Raises _EndedError."""
         with self._change:
             while number not in self._came:
                 left = until - time.monotonic()
@@ -124,11 +127,12 @@ def writer_environment() -> dict[str, str]:
 
 
 class WriterProcess:
-    """``command``: how to start it. All methods from any thread."""
+    """The writer, started by ``command`` when needed; call all methods from any thread."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
         self._lock = threading.Lock()
+        self._starting = threading.Lock()  # held while one starts: exec may wait for a file system
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: _Answers | None = None
         self._errors = -1
@@ -137,12 +141,12 @@ class WriterProcess:
 
     @property
     def pid(self) -> int:
-        """0 when none runs."""
+        """Process id of the writer; 0 when none runs."""
         with self._lock:
             return self._process.pid if self._process is not None else 0
 
     def request(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Ask, wait at most ``deadline`` s. Raises WriterError, also for its ``failed``.
+        """Send a request and return its answer, within ``deadline`` s. Raises WriterError.
 
         A writer that ends meanwhile is replaced once.
         """
@@ -159,9 +163,8 @@ class WriterProcess:
         return answer
 
     def start(self) -> None:
-        """Before it is asked. Raises WriterError."""
-        with self._lock:
-            self._running()
+        """Start the writer before its first request. Raises WriterError."""
+        self._running()
 
     def tell(self, message: dict[str, Any]) -> None:
         """Send a message that needs no answer, if the writer runs."""
@@ -186,16 +189,16 @@ class WriterProcess:
     # -- inside
 
     def _ask(self, message: dict[str, Any], until: float) -> dict[str, Any]:
+        process, answers = self._running()
         with self._lock:
-            process, answers = self._running()
             self._asked += 1
             number = self._asked
             assert process.stdin is not None
-            try:  # a line is far shorter than a pipe's buffer: this does not block
+            try:  # a line is shorter than the pipe's buffer: this does not block
                 process.stdin.write(json.dumps({**message, "id": number}).encode() + b"\n")
                 process.stdin.flush()
             except (OSError, ValueError):
-                pass  # the end of its output says the same
+                pass  # the reading thread notices the end
         try:
             answer = answers.wait(number, until, lambda: self._closed)
         except _EndedError:
@@ -206,21 +209,33 @@ class WriterProcess:
         return answer
 
     def _running(self) -> tuple[subprocess.Popen[bytes], _Answers]:
-        if self._closed:
-            raise WriterError("the store is closing")
-        if self._process is None or self._answers is None:
-            if self._errors < 0:
-                self._errors = os.memfd_create("writer-errors", os.MFD_CLOEXEC)
+        with self._starting:
+            with self._lock:
+                if self._closed:
+                    raise WriterError("the store is closing")
+                if self._process is not None and self._answers is not None:
+                    return self._process, self._answers
+                if self._errors < 0:
+                    self._errors = os.memfd_create("writer-errors", os.MFD_CLOEXEC)
+                errors = self._errors
             try:
                 with _no_fork:
-                    self._process = subprocess.Popen(
+                    process = subprocess.Popen(
                         self._command, env=writer_environment(), stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
+                        stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
                     )  # fmt: skip
             except (OSError, ValueError) as err:
                 raise WriterError(f"cannot start {self._command[0]!r}: {err}") from None
-            self._answers = _Answers(self._process)
-        return self._process, self._answers
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):  # else the digests of a large snapshot fill it
+                fcntl.fcntl(process.stdin, _F_SETPIPE_SZ, _REQUEST)
+            answers = _Answers(process)
+            with self._lock:
+                self._process, self._answers, closed = process, answers, self._closed
+        if closed:
+            self._end(process, "")
+            raise WriterError("the store is closing")
+        return process, answers
 
     def _end(self, process: subprocess.Popen[bytes], why: str) -> str:
         """End this process. Returns ``why`` with the last words of its stderr."""

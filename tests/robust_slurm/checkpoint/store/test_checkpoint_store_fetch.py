@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_stores import (
@@ -30,6 +31,7 @@ from robust_slurm.checkpoint.store.events import (
     WantedSnapshot,
 )
 from robust_slurm.checkpoint.store.store import Store
+from robust_slurm.checkpoint.transfer import fetching
 
 
 def _wanted(store: Store, owner: int, step: int) -> WantedSnapshot:
@@ -300,3 +302,39 @@ def test_where_memory_is_short_own_snapshots_of_other_steps_give_way(
             (outcome,) = a.fetch([WantedSnapshot(1, step, "127.0.0.1", b.port)])
             assert outcome.ok
             assert {h.step for h in a.stock() if h.owner == 0} == left
+
+
+def test_two_recoveries_that_fetch_the_same_snapshot_do_not_harm_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first was cut short by another fault, and its fetch went on: both lost the file."""
+    begun, go_on = threading.Event(), threading.Event()
+    receive = fetching.Incoming.receive
+
+    def slowly(incoming: Any, channel: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            go_on.wait(30)
+        receive(incoming, channel)
+
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        data = rank.save(1)
+        rank.wait("kept", step=1)
+        monkeypatch.setattr(fetching.Incoming, "receive", slowly)
+        found: list[FetchOutcome] = []
+
+        def fetch() -> None:
+            found.extend(b.fetch([_wanted(a, 0, 1)]))
+
+        threads = [threading.Thread(target=fetch) for _ in range(2)]
+        threads[0].start()
+        assert begun.wait(10)
+        threads[1].start()
+        threads[1].join(0.2)
+        go_on.set()
+        for thread in threads:
+            thread.join(30)
+        assert [outcome.ok for outcome in found] == [True, True]
+        assert (b.socket_path.parent / found[0].file).read_bytes() == data
+        assert [path.name for path in b.socket_path.parent.glob("fetched*")] == [found[0].file]

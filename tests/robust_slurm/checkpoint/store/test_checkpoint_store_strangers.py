@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from checkpoint_stores import (
     FakeRank,
     stores,
 )
+from waiting import until
 
 from robust_slurm.checkpoint.store.events import Alarm
 from robust_slurm.checkpoint.store.store import Store
@@ -40,6 +42,34 @@ def test_strangers_get_nothing(tmp_path: Path) -> None:
         rank.save(2)
         rank.wait("kept", step=2)
         assert events.of(Alarm) == []
+
+
+@pytest.mark.parametrize("whose", ["ckpt-rank", "ckpt-peer"])
+def test_where_no_thread_can_be_had_a_connection_is_closed_and_the_store_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """The thread that accepts ended: later ranks were not served, and files were left."""
+    start, refused = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == whose and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with stores(tmp_path, 1) as [(a, _events)]:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", limited)
+            with contextlib.suppress(Exception):
+                if whose == "ckpt-rank":
+                    FakeRank(a, 0).save(1)
+                else:
+                    _channel(a).receive()
+            until(lambda: bool(refused), "the connection that gets no thread")
+        rank = FakeRank(a, 0)
+        rank.save(1)
+        rank.wait("kept", step=1)
+        _channel(a).close()
 
 
 @pytest.mark.parametrize(

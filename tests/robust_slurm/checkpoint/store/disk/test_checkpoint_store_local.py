@@ -124,3 +124,22 @@ def test_a_disk_that_cannot_be_written_is_said_once_and_the_durable_tier_goes_on
             rank.save(step, persist=True)
             assert events.wait(Persisted, lambda e, s=step: e.step == s).ok
         assert len(events.of(Alarm)) == 1
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o700])
+def test_what_another_user_has_put_there_is_not_written_to(tmp_path: Path, mode: int) -> None:
+    """The directory of a job can be made before it by anybody, with links to the user's files."""
+    disk, mine = tmp_path / "disk", tmp_path / "authorized_keys"
+    (disk / "j1").mkdir(parents=True)
+    (disk / "j1").chmod(mode)
+    mine.write_text("a key")
+    (disk / "j1/.own-0-1.json.tmp").symlink_to(mine)
+    with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(a, events)]:
+        rank = FakeRank(a, 0)
+        rank.save(1, persist=True)
+        rank.wait("kept", step=1)
+        if mode == 0o777:
+            assert "is not this user's alone" in events.wait(Alarm).text
+        else:
+            until(lambda: (disk / "j1/own-0-1.json").exists(), "written")
+    assert mine.read_text() == "a key"

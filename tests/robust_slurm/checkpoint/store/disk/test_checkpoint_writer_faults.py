@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import writing_stores
@@ -13,6 +16,7 @@ from waiting import until
 from writing_stores import durable_rank, requests
 
 from robust_slurm.auto import HOOK_DIR
+from robust_slurm.checkpoint.store.disk import writing
 from robust_slurm.checkpoint.store.disk.writing import writer_environment
 from robust_slurm.checkpoint.store.events import Committed, Persisted
 from robust_slurm.checkpoint.store.store import Store
@@ -93,3 +97,38 @@ def test_the_writer_finds_our_package_and_is_no_rank(monkeypatch: pytest.MonkeyP
     assert env["PYTHONPATH"] == f"{HOOK_DIR}{os.pathsep}/site"
     assert env["ROBUST_AUTO"] == "0"
     assert "ROBUST_BEAT_DIR" not in env
+
+
+def test_a_writer_whose_start_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its interpreter's file system stalls: the node's agent fell silent, and was lost for it."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def popen(*_: Any, **__: Any) -> Any:
+        begun.set()
+        go_on.wait(30)
+        raise OSError("not started")
+
+    monkeypatch.setattr(writing.subprocess, "Popen", popen)
+    writer = writing.WriterProcess(["python3"])
+
+    def start() -> None:
+        with contextlib.suppress(writing.WriterError):
+            writer.start()
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    assert begun.wait(10)
+
+    def others() -> None:
+        pids.append(writer.pid)
+        writer.tell({"op": "nothing"})
+        writer.close()
+        pids.append(-1)
+
+    pids: list[int] = []
+    asking = threading.Thread(target=others)
+    asking.start()
+    asking.join(10)
+    assert pids == [0, -1], "the pid, a message and the end do not wait for it"
+    go_on.set()
+    starting.join(10)
