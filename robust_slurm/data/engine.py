@@ -89,14 +89,14 @@ class Engine:
         self._state = state
 
     def next(self, allocate: AllocateShare | None = None) -> Step:
-        """Return the next step. Raises DataError; after EndOfData and SourceStalled the state is
-        as before."""
+        """Return the next step. Raises DataError. After EndOfData, and a SourceStalled that came
+        before the step was planned, the state is as before; otherwise call seek next."""
         if self._state is None:
             raise DataError("the engine has no state yet: call seek first")
         step = self._plan_step(self._state)
         self._heads.commit()
         self._use.drew(step.drawn)
-        self._state = None  # until all of it is done: else what follows would be amiss
+        self._state = None  # until the step is complete: after a failure, seek must be called
         samples = self._collect(step)
         rows = {}
         for share in self._shares:
@@ -118,12 +118,12 @@ class Engine:
                 step = next_step(self._rules, state, self._heads, held_back)
             except SourceStalled as stalled:
                 source = self._heads.asked
+                self._heads.rewind()
                 if self._may_hold_back(source):
                     held_back.add(source)
                     patience = self._plan.sources[source].options.patience
                     self._held[source] = time.monotonic() + patience
                 self._stalled(source, stalled, held=source in held_back)
-                self._heads.rewind()
                 continue
             except BaseException:
                 self._use.gives_up()
@@ -148,7 +148,8 @@ class Engine:
         self._say(f"source {source}: {stalled}; {what}")
 
     def _may_hold_back(self, source: str) -> bool:
-        """True if nobody else makes rows of this plan's steps, who would come to other steps."""
+        """True if the policy is "hold back", and no other process makes steps of this plan: it
+        would make other ones."""
         return self._alone and self._plan.sources[source].options.stalled == "hold back"
 
     def _collect(self, step: PlannedStep) -> dict[Ref, Sample]:

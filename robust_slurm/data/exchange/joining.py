@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -29,8 +30,11 @@ Nodes = tuple[int, "list[tuple[str, int]]"]
 
 
 class Joining:
-    """``order``: the descriptor of the socket on which other nodes ask for lanes, and the key; None
-    where robust-task has given none."""
+    """The exchange of a data process, begun once it knows the plan and enough other nodes.
+
+    ``order``: the descriptor of the socket on which other nodes ask for lanes, and the key; None
+    where robust-task has given none.
+    """
 
     def __init__(self, order: tuple[int, str] | None) -> None:
         self._order = order
@@ -43,16 +47,12 @@ class Joining:
         self._opened: dict[tuple[str, int], Feed] = {}  # that read here, the newest of each lane
 
     def place(self, said: object) -> None:
-        """Take what a rank has in ``placement.VARIABLE``. Any thread."""
+        """Take the value of ``placement.VARIABLE`` from a rank. Any thread may call it."""
         nodes = nodes_of(said)
         with self._lock:
             if nodes is not None and nodes != self._nodes:
                 self._nodes = nodes
-                try:
-                    self._join()
-                except (DataError, OSError, RuntimeError) as err:  # RuntimeError: no thread
-                    text = f"lanes of other nodes are not used by this one: {err}"
-                    print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
+                self._join()
 
     def know(self, plan: Plan, code: str, open_feed: OpenFeed | None = None) -> None:
         """Serve the lanes of this plan, to other nodes' processes of the same ``code`` from now
@@ -76,9 +76,9 @@ class Joining:
             return local_feeds(plan, self._open)
 
     def figures(self) -> tuple[bool, dict[str, tuple[int, int]]]:
-        """Return whether each node reads all lanes for itself, and how many records of each source
-        were read here, and how many of these were bad. Of lanes that other nodes use as well,
-        only those count that this node reads for them, not those that it is the shadow of."""
+        """Return whether each node reads all lanes for itself, and of each source the number of
+        records that were read here and of the bad ones among them. Where lanes are shared, those
+        count that this node reads for all, not those that it reads as the shadow."""
         with self._lock:
             exchange, feeds = self._exchange, dict(self._opened)
         lanes = feeds.keys() if exchange is None else exchange.owned()
@@ -93,9 +93,13 @@ class Joining:
     def _join(self) -> None:
         if self._order is None or self._nodes is None or self._plan is None or self._open is None:
             return
-        if self._exchange is None:
-            self._exchange = _exchange(self._plan, self._code, self._open, *self._order)
-        self._exchange.place(*self._nodes)
+        try:
+            if self._exchange is None:
+                self._exchange = _exchange(self._plan, self._code, self._open, *self._order)
+            self._exchange.place(*self._nodes)
+        except (DataError, OSError, RuntimeError) as err:  # RuntimeError: no thread
+            text = f"lanes of other nodes are not used by this one: {err}"
+            print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
 
 
 def nodes_of(said: object) -> Nodes | None:
@@ -112,7 +116,7 @@ def nodes_of(said: object) -> Nodes | None:
 def _exchange(plan: Plan, code: str, open_feed: OpenFeed, descriptor: int, key: str) -> Exchange:
     budget = ReadBudget(READING)
     lanes = [(name, lane) for name, count in plan.lanes().items() for lane in range(count)]
-    listener = socket.socket(fileno=descriptor)
+    listener = socket.socket(fileno=os.dup(descriptor))  # a failure closes its own copy
     whose = json.dumps([code, plan.fingerprint()], sort_keys=True)
     open_lane = lambda lane: open_feed(lane, budget)  # noqa: E731
     return Exchange(open_lane, lanes, listener, bytes.fromhex(key), whose, WAITING)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from robust_slurm.data.service.ring import Level
     from robust_slurm.data.steps import Steps
 
-AGAIN = 2.0  # s after which what has failed is tried once more, for whoever asks then
-WAIT = 1.0  # s between two words to a rank that waits
-TOGETHER = 2.0  # s for the node's other ranks to come: for a further one all is read anew
+AGAIN = 2.0  # s after which a failed step is tried once more, if a rank asks then
+WAIT = 1.0  # s between two messages to a rank that waits
+TOGETHER = 2.0  # s to wait for the node's other ranks: for a later one all is read anew
 
 
 class LoadedPlan(Protocol):
@@ -39,7 +39,7 @@ class LoadedPlan(Protocol):
 
 
 class StepFailure(NamedTuple):
-    """Why there is no step: ``kind`` is the name of a class of ``errors``, or another's."""
+    """The reason why there is no step. ``kind``: name of an exception, maybe of ``errors``."""
 
     kind: str
     why: str
@@ -48,7 +48,7 @@ class StepFailure(NamedTuple):
 
 
 class Producer:
-    """``run`` is the main thread's; all else may be called from any thread."""
+    """Makes steps in ``run``, in the main thread; any thread may call the other methods."""
 
     def __init__(self, ring: StepRing) -> None:
         self._ring = ring
@@ -69,7 +69,7 @@ class Producer:
         self._closed = False
         self._waited, self._waits_since = 0.0, 0.0
         self.broken: StepFailure | None = None
-        """The plan cannot be made: all are told, and the process ends."""
+        """The reason why the plan cannot be made: all ranks get it, and the process ends."""
 
     # -- for connections
 
@@ -83,8 +83,8 @@ class Producer:
         had: tuple[int, ...] = (),
     ) -> tuple[int, ...] | StepFailure | None:
         """Return a rank's shares; what is made from now on is made for them as well. ``beside``:
-        number of ranks of this node. ``had``: those that the process before this one has told it,
-        which are believed as long as the plan is not there. The rest as for ``get``."""
+        number of ranks of this node. ``had``: the shares that the rank got from the process before
+        this one; they are trusted until the plan is loaded. The rest as for ``get``."""
         told = time.monotonic()
         while True:
             with self._change:
@@ -110,6 +110,8 @@ class Producer:
         self, rank: int, world: tuple[int, int], shares: tuple[int, ...], beside: int
     ) -> None:
         if world != self._world and self._ranks:
+            if self._world[0] == 1:  # its steps may lack a source that only one rank may hold back
+                self._ring.clear()
             self._ranks.clear()
             self._shares.clear()
             self._complete_at = 0.0
@@ -202,8 +204,8 @@ class Producer:
     # -- the main thread
 
     def run(self, load: Callable[[], LoadedPlan]) -> None:
-        """Make steps until closed, or until the plan turns out to be broken: ``load`` runs the
-        user's code. Also until a source hangs: what it holds, another process has not."""
+        """Make steps until closed, until the plan turns out to be broken (``load`` runs the user's
+        code), or until a source hangs: the process must end then, for another one to go on."""
         try:
             plan = load()
             name = _name_of(plan)
@@ -298,6 +300,9 @@ class Producer:
         text = as_text(state)
         made = MadeStep(at, number, held, text, digest(text))
         with self._change:
+            if self._other_world:  # it was begun for a world that is over
+                made.close()
+                return ""
             self._at = number + 1
             self._expected.clear()
             self._ring.add(made)
@@ -314,7 +319,7 @@ def _name_of(plan: LoadedPlan) -> str:
 
 
 def _say(waiting: Callable[[], None], told: float) -> float:
-    """Call it if it is time to; return when it was called last."""
+    """Call ``waiting`` if it is time to; return when it was called last."""
     now = time.monotonic()
     if now - told < WAIT / 2:
         return told

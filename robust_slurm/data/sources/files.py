@@ -1,4 +1,4 @@
-"""Files of a source: found by pattern or URL, opened, decompressed, and found to be changed."""
+"""Files of a source: found by pattern or URL, opened, checked for changes, and decompressed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 BUFFER = 1 << 18  # bytes that are read at a time
-INSTALL = "pip install 'robust-slurm[data]'"
+INSTALL = "pip install pyarrow zstandard fsspec"
 
 
 class SourceFile(NamedTuple):
@@ -189,7 +189,7 @@ def is_url(name: str) -> bool:
 
 
 def expanded(pattern: str) -> list[str]:
-    """Return the paths that a local pattern matches; that of its very name, if it exists."""
+    """Return the paths that a local pattern matches; the path of just that name, if it exists."""
     if glob.has_magic(pattern) and not Path(pattern).exists():
         return glob.glob(pattern, recursive=True)  # noqa: PTH207 - not Path's rules for **
     return [pattern]

@@ -19,16 +19,14 @@ def zstandard(name: str) -> Any:
     try:
         import zstandard
     except ImportError:
-        raise DataError(
-            f"{name}: zstandard is not installed: pip install 'robust-slurm[data]'"
-        ) from None
+        raise DataError(f"{name}: zstandard is not installed: pip install zstandard") from None
     return zstandard
 
 
 class ZstandardStream(io.RawIOBase):
     """The content of a file of Zstandard frames.
 
-    zstandard's own stream_reader takes a frame that is cut off for the end of the file.
+    zstandard's own stream_reader mistakes a frame that is cut off for the end of the file.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:

@@ -325,16 +325,22 @@ def test_another_version_of_the_code_is_another_plan(monkeypatch: pytest.MonkeyP
     assert sent[0] == sent[1] != sent[2]
 
 
+@pytest.mark.parametrize("nodes_first", [True, False])
 def test_an_exchange_that_cannot_be_made_is_told_once_and_not_to_ranks(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], nodes_first: bool
 ) -> None:
-    """A rank's connection would end, and be made again 20 times a second."""
+    """A rank's connection would end, and be made again 20 times a second; and where the nodes
+    were known before the plan, all ranks of the node got an error."""
     monkeypatch.setattr(joining, "Exchange", MagicMock(side_effect=RuntimeError("no new thread")))
     monkeypatch.setattr(joining.socket, "socket", lambda fileno: None)
     one = joining.Joining((0, KEY.hex()))
-    one.know(Plan({"web": MemorySource("web", [[3, 4]], lanes=1)}), "its:plan 1")
+    nodes = json.dumps([0, [["a", 1], ["b", 1], ["c", 1]]])
+    if nodes_first:
+        one.place(nodes)
+    one.know(plan := Plan({"web": MemorySource("web", [[3, 4]], lanes=1)}), "its:plan 1")
     for _ in range(2):
-        one.place(json.dumps([0, [["a", 1], ["b", 1], ["c", 1]]]))
+        one.place(nodes)
+    assert one.feeds(plan).keys() == {("web", 0)}
     assert capfd.readouterr().err.count("not used by this one: no new thread") == 1
 
 
