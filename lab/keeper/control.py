@@ -85,7 +85,7 @@ def _accept(keeper: Keeper, listener: socket.socket) -> None:
             reply = _answer(keeper, request)
         except KeyError as error:
             reply = {"error": f"the request says no {error}"}
-        except (LabError, OSError, ValueError) as error:
+        except (AttributeError, LabError, OSError, TypeError, ValueError) as error:
             reply = {"error": f"{error}"}
         try:
             link.send(json.dumps(reply).encode())

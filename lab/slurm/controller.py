@@ -1,4 +1,4 @@
-"""A slurmctld alone, with nodes that have no slurmd: for what only asks and orders Slurm.
+"""A slurmctld alone, with nodes that have no slurmd: for code that only queries and commands it.
 
 It serves 10,000 nodes in some 30 MB. Jobs are given nodes and stay CONFIGURING: no node ever
 comes up. It believes every user (auth/none), and listens on the address of the host's name only.
@@ -116,7 +116,7 @@ class Controller:
         return {"SLURM_CONF": str(self._own(release) / "slurm.conf"), "PATH": path}
 
     def start(self) -> None:
-        """Raises LabError if there is no slurmctld, or it does not answer."""
+        """Start slurmctld. Raises LabError if it is not installed or does not answer."""
         program = shutil.which("slurmctld", path=self.commands or _PLACES)
         if program is None:
             raise LabError("slurmctld is not installed (apt-get install slurmctld)")
@@ -160,7 +160,7 @@ class Controller:
             self._process.wait()
 
     def signal(self, number: int) -> None:
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 

@@ -30,8 +30,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class PoolStock:
-    """The pool now. ``free`` can be had at once: idle, or ``lent`` to work that makes way, or
-    ``leased`` to a job that does."""
+    """The pool now.
+
+    ``free`` nodes are available at once: idle, or ``lent`` or ``leased`` to preemptible jobs.
+    """
 
     partition: str
     wanted: int
@@ -40,8 +42,8 @@ class PoolStock:
     in_use: int
     out: int
     short: int
-    short_s: float | None  # since an apply saw it; None: nothing is short, or none has seen it yet
-    oldest_check_s: float | None  # of the nodes that can be had; None: not known
+    short_s: float | None  # since an apply noticed; None: nothing is short, or none has noticed
+    oldest_check_s: float | None  # of the free nodes; None: not known
     leased: int = 0
 
 
@@ -81,11 +83,14 @@ def stock(
     pool: Pool, nodes: Mapping[str, Node], jobs: Mapping[int, JobPlacement], now: float
 ) -> PoolStock:
     """Return the state of the pool: its members are the nodes of its partition. Pure."""
-    used = {name for job in jobs.values() if job.partition == pool.partition for name in job.nodes}
+    by_partition: dict[str, set[str]] = {}
+    for job in jobs.values():
+        by_partition.setdefault(job.partition, set()).update(job.nodes)
+    used = by_partition.pop(pool.partition, set())
     used |= held_nodes(pool.lease, jobs.values()) if pool.lease else set()
-    leases = {n for j in jobs.values() if pool.lease == j.partition for n in j.nodes} - used
-    low = {name for job in jobs.values() if job.partition == pool.backfill for name in job.nodes}
-    others = {name for job in jobs.values() for name in job.nodes} - used - low - leases
+    leases = by_partition.pop(pool.lease, set()) - used
+    low = by_partition.pop(pool.backfill, set())
+    others = set().union(*by_partition.values()) - used
     members = [node for node in nodes.values() if pool.partition in node.partitions]
     in_use = [node for node in members if node.name in used]
     rest = [node for node in members if node.name not in used]

@@ -1,7 +1,7 @@
 """Lost nodes and the time nodes were watched, from the state directory. Pure parsing.
 
-Everything here may have been written by any user: values of the wrong type, times that cannot
-be, torn lines. Such a line is counted as bad and left out.
+Any user may have written what is read here: it may have values of the wrong type, impossible times
+and torn lines. Such a line is counted as bad and left out.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from robust_slurm.state_dir.records import Roster, clean, decode, number, whole
+from robust_slurm.state_dir.records import NOT_STOPPED, Roster, clean, decode, number, whole
 
 DAY = 86400.0
 SKEW_S = 3600.0  # by how much a clock may be ahead of ours
-LONGEST_S = 400 * DAY  # a run that is said to have been longer is not believed
+LONGEST_S = 400 * DAY  # a record of a longer run is not believed
 _LIVING = ("active", "spare")
 _NAME = 255
 
@@ -43,7 +43,7 @@ class RecordLines(NamedTuple):
 
 
 def lines(raw: bytes, now: float) -> RecordLines:
-    """JSON objects with a "time" that can be, in the file's order. A torn last line is bad."""
+    """Return the JSON objects with a possible "time", in file order. A torn last line is bad."""
     found: list[Mapping[str, Any]] = []
     bad = 0
     *whole_lines, last = raw.split(b"\n")
@@ -60,10 +60,14 @@ def lines(raw: bytes, now: float) -> RecordLines:
 
 
 def incident(record: Mapping[str, Any], job: int) -> Loss | None:
-    """The nodes for which an incident needed others; None for none.
+    """Return the nodes that a job lost in an incident; None if it lost none.
 
-    Those that were replaced, and those blamed without a replacement (none was left).
+    They are the nodes that were replaced, and those blamed but not replaced (none was left).
+    After a warning, or with ``mode = observe``, a blamed node stays in the job unless it is lost.
     """
+    stays = str(record.get("outcome")).startswith(NOT_STOPPED)
+    if stays and record.get("symptom") != "node_lost":
+        return None
     swaps = record.get("swaps")
     names = [
         pair[0]
@@ -86,11 +90,11 @@ def drain(record: Mapping[str, Any], node: str) -> Loss | None:
 
 
 def chronicle_spans(records: Iterable[Mapping[str, Any]], end: float) -> Iterator[Span]:
-    """Every node's time in the epochs of events.jsonl; the last epoch lasts until ``end``.
+    """Yield every node's time in the epochs of events.jsonl; the last epoch lasts until ``end``.
 
-    A node stays from the first epoch that has it to the failure before the first that has it not.
-    An epoch number that does not rise is another run of the job (requeued): the one before ended
-    with its last line.
+    A node's time begins with the first epoch that lists it and ends with the failure before the
+    first that does not. An epoch number that does not rise begins another run of the job
+    (requeued): the run before ended with its last line.
     """
     since: dict[str, float] = {}
     epoch, last, failed = 0, 0.0, 0.0
@@ -115,7 +119,7 @@ def chronicle_spans(records: Iterable[Mapping[str, Any]], end: float) -> Iterato
 
 
 def roster_spans(roster: Roster) -> Iterator[Span]:
-    """The time of a step's nodes, as far as its roster knows: not when each came, or left."""
+    """Yield the time of a step's nodes by its roster, which lacks when each joined or left."""
     if roster.started is not None:
         for member in roster.nodes:
             if member.role in _LIVING:

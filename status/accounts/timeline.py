@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from robust_slurm.state_dir.progress import JobRun, Point
-from robust_slurm.state_dir.records import Incident
+from robust_slurm.state_dir.records import NOT_STOPPED, Incident
 from status.accounts.segments import (
     INCIDENT_PHASES,
     REDONE,
@@ -19,8 +19,8 @@ from status.accounts.segments import (
 )
 
 RECOVERED = "recovered"
-NOT_STOPPED = ("warned", "observed")  # outcomes of incidents for which no rank was stopped
-MOST_REDONE = 365 * 86400.0  # s; more is no time that a job spent
+MOST_REDONE = 365 * 86400.0  # s; a record of more is not believed
+PARTS = 1_000_000  # of a GPU: shares of the ranks are rounded to it
 CLOCKS = 2.0  # s that an incident may lie before its run, by rounding
 
 
@@ -111,6 +111,10 @@ def ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
+Size = tuple[int, int, int]
+"""Since when (ms), with how many ranks, of how many."""
+
+
 @dataclass
 class _JobRun:
     begin: int
@@ -119,13 +123,14 @@ class _JobRun:
     gpus: int
     points: Sequence[Point]
     checks: Sequence[tuple[float, float]]
-    sizes: list[tuple[int, int, int]] = field(default_factory=list)  # see ``degraded``
+    sizes: Sequence[Size] = ()  # see ``degraded``
     detected: list[int] = field(default_factory=list)
 
 
 def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_JobRun]:
     """The runs, one after the other: those that overlap (steps side by side) become one."""
     done: list[_JobRun] = []
+    beside: list[list[tuple[Sequence[Size], int]]] = []  # the sizes of those that become one
     for number, run in enumerate(sorted(runs, key=lambda one: one.started)):
         last = number == len(runs) - 1
         heard = max((point.time for point in run.points), default=run.started)
@@ -142,9 +147,30 @@ def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_JobRun]:
             one.first, one.gpus = min(firsts, default=None), before.gpus + gpus
             one.points, one.checks = (*before.points, *run.points), (*before.checks, *run.checks)
             done[-1] = one
+            beside[-1].append((sizes, gpus))
         else:
             done.append(one)
+            beside.append([(sizes, gpus)])
+    for one, each in zip(done, beside, strict=True):
+        one.sizes = each[0][0] if len(each) == 1 else _side_by_side(each)
     return done
+
+
+def _side_by_side(runs: Sequence[tuple[Sequence[Size], int]]) -> list[Size]:
+    """The sizes of runs that become one: each run's share counts by its GPUs."""
+    left = everything = sum(gpus for _, gpus in runs) * PARTS
+    now_of = dict.fromkeys(range(len(runs)), PARTS)
+    changes = sorted(
+        (since, number, now * PARTS // of)
+        for number, (sizes, _) in enumerate(runs)
+        for since, now, of in sizes
+    )
+    found: list[Size] = []
+    for since, number, share in changes:
+        left += (share - now_of[number]) * runs[number][1]
+        now_of[number] = share
+        found.append((since, left, everything))
+    return found
 
 
 def _run_of(incident: Incident, begins: Sequence[int]) -> int:

@@ -72,7 +72,7 @@ def unread(report: StatusReport) -> bool:
 
 
 def _shares(look: int, jobs: int, room: int | None) -> tuple[int, int]:
-    """Lines for each: its half, and what the other leaves."""
+    """Return the lines of attention and of jobs: each gets half, and what the other leaves."""
     if room is None or look + jobs <= room:
         return look, jobs
     room = max(room, 2 * LEAST)
@@ -146,10 +146,8 @@ def layout(table: Sequence[Sequence[str]], width: int, keep: Sequence[int]) -> l
         if needed() <= width:
             break
         columns.remove(column)
-    while needed() > width and (widest := max(columns, key=lambda c: sizes[c])):
-        if sizes[widest] <= 8:
-            break
-        sizes[widest] -= 1
+    while needed() > width and max(sizes[c] for c in columns) > 8:
+        sizes[max(columns, key=lambda c: sizes[c])] -= 1
     lines = []
     for row in table:
         cells = [set_cell_size(cut(row[c], sizes[c]), sizes[c]) for c in columns]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from robust_slurm.state_dir.records import Incident
+from robust_slurm.state_dir.records import NOT_STOPPED, Incident
 from robust_slurm.text import counted
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
@@ -75,12 +75,12 @@ def paragraph(job: JobAccount, number: int, log: str = "") -> str:
     one = job.incidents[number]
     when = clock(one.time, "at an unknown time")
     head = f"Restart {number + 1} of job {job.job_id}, {when}"
-    if one.outcome.startswith(("warned", "observed")):
+    if one.outcome.startswith(NOT_STOPPED):
         head = f"Warning {number + 1} of job {job.job_id}, {when}"
     parts = (
         f"{head}: {_what(one)}.",
         _known(one),
-        _BLAME.get(one.cause, ""),
+        _blame(one),
         _done(one),
         _cost(job, number),
         _advice(one, log),
@@ -88,9 +88,15 @@ def paragraph(job: JobAccount, number: int, log: str = "") -> str:
     return " ".join(part for part in parts if part)
 
 
+def _blame(one: Incident) -> str:
+    if one.cause == "node" and one.outcome.startswith(NOT_STOPPED):
+        return "That points to the node; it stayed in the job."
+    return _BLAME.get(one.cause, "")
+
+
 def _what(one: Incident) -> str:
     nodes = _nodes(one)
-    if (text := _WHAT.get(one.symptom)) is None:  # a text of the record, and no form of ours
+    if (text := _WHAT.get(one.symptom)) is None:  # text of a record: no format string
         return one.symptom.replace("_", " ") or "something failed"
     if not nodes:
         text = _ALONE.get(one.symptom, text.replace(" on {nodes}", ""))
@@ -169,8 +175,10 @@ def _phase(name: str) -> str:
 def _advice(one: Incident, log: str) -> str:
     nodes = _nodes(one)
     text = _ADVICE.get(one.cause, "")
+    if one.cause == "node" and one.outcome.startswith(NOT_STOPPED):
+        text = _ADVICE["unknown"]
     if "{node" in text and not nodes:
-        text = "watch whether it returns." if one.cause == "unknown" else "nothing."
+        text = "watch whether it returns." if text == _ADVICE["unknown"] else "nothing."
     text = text.format(nodes=_listed(nodes), node=nodes[0] if nodes else "")
     if one.cause in ("user", "unknown") and log:
         text += f" The log: {log}."

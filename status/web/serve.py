@@ -7,15 +7,18 @@ page that a user visits can read it under another name (DNS rebinding).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 from urllib.parse import urlsplit
 
 from robust_slurm.command_line import BAD_INPUT, NO, OK
@@ -29,8 +32,9 @@ from status.source import RecordSource, demo, real
 from status.web.pages import Encode, Pages, Response
 
 PORT = 9812
-MOST_AT_ONCE = 16  # requests; more are refused with 503
-IDLE_S = 10.0  # for a request to come in
+MOST_AT_ONCE = 16  # connections; more are refused with 503
+IDLE_S = 10.0  # for a request to come in, however slowly
+_FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\n"
 EXTRA = "prometheus-client is not installed; install it: pip install 'robust-slurm[serve]'"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -50,15 +54,52 @@ class StatusServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], pages: Pages, names: Collection[str]) -> None:
         self.pages = pages
         self.names = {name.lower() for name in names}
-        self.room = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._since: dict[socket.socket, float] = {}
+        """Connections whose request is not whole yet, and when each was accepted."""
         if ":" in address[0]:
-            import socket
-
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give the connection a thread, unless there are as many as are served at once."""
+        if not self._room.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                request.setblocking(False)
+                request.send(_FULL + b"too many requests at once\n")
+            self.shutdown_request(request)
+            return
+        self._since[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread
+            self._over(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._over(request)
+
+    def arrived(self, request: Any) -> None:
+        """Note that a connection's request is whole."""
+        self._since.pop(request, None)
+
+    def _over(self, request: Any) -> None:
+        self.arrived(request)
+        self._room.release()
+
+    def service_actions(self) -> None:
+        """End connections whose request takes too long to come; called all the time."""
+        for request, since in list(self._since.items()):
+            if time.monotonic() - since > IDLE_S:
+                self.arrived(request)
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a reader that went away: each would be a traceback."""
+        """Print nothing when a reader disconnects, instead of a traceback each time."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -76,6 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, with_body: bool) -> None:
+        self.server.arrived(self.request)
         response = self._response()
         self.send_response(response.status)
         for name, value in _HEADERS.items():
@@ -90,8 +132,6 @@ class _Handler(BaseHTTPRequestHandler):
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or host_name(hosts[0]) not in self.server.names:
             return Response(421, "text/plain", b"this server has another name: see --allow-host\n")
-        if not self.server.room.acquire(blocking=False):
-            return Response(503, "text/plain", b"too many requests at once\n")
         try:
             path = self.path.partition("?")[0]
             return self.server.pages.get(path, self.headers.get("Accept") or "")
@@ -99,8 +139,6 @@ class _Handler(BaseHTTPRequestHandler):
             print(f"robust-status: {self.path[:80]!r}: {type(error).__name__}: {error}",
                   file=sys.stderr)  # fmt: skip
             return Response(500, "text/plain", b"internal error; see the server's stderr\n")
-        finally:
-            self.server.room.release()
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: every reload would be a line."""
@@ -149,7 +187,7 @@ def encoder() -> Encode | None:
 def server(
     source: RecordSource, listen: str, port: int, allowed: Sequence[str] = ()
 ) -> StatusServer:
-    """A server that is bound, and not started. Raises OSError, and ImportError without extra."""
+    """Return a server, bound but not started. Raises OSError, or ImportError without the extra."""
     encode = encoder()
     if encode is None:
         raise ImportError(EXTRA)

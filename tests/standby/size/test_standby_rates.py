@@ -132,6 +132,12 @@ def test_what_blames_no_node_does_not_count(tmp_path: Path) -> None:
     [
         ({"cause": "node", "suspects": ["a", "b"], "swaps": []}, ("a", "b")),
         ({"cause": "node", "suspects": ["a"], "swaps": [["a", "s1"]]}, ("a",)),
+        ({"cause": "node", "suspects": ["a"], "outcome": "warned"}, None),
+        ({"cause": "node", "suspects": ["a"], "outcome": "observed: would replace a"}, None),
+        (
+            {"cause": "node", "suspects": ["a"], "outcome": "observed: …", "symptom": "node_lost"},
+            ("a",),
+        ),
         ({"cause": "unknown", "suspects": ["a"], "swaps": [["a", "s1"]]}, ("a",)),
         ({"cause": "unknown", "suspects": ["a", "b"], "swaps": []}, None),
         ({"cause": "user", "suspects": [], "swaps": []}, None),

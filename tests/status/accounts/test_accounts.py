@@ -288,6 +288,18 @@ def test_missing_ranks_are_the_missing_share_of_the_time() -> None:
     assert part is not None and abs(unproductive(part) - 15_000) < 16_000
 
 
+def test_missing_ranks_of_a_step_count_by_its_gpus_when_another_runs_beside_it() -> None:
+    """The later step's sizes replaced those of the earlier, whose missing ranks then trained."""
+    both = [run_of(0, 1000, 0), run_of(10, 1000, 10)]
+    for shrunk in both:
+        one, other = both
+        one.sizes, other.sizes = [], []
+        shrunk.sizes = [(T + 100, 3, 4), (T + 500, 1, 1)]
+        assert phases(of(both, []))["degraded"] == 400_000 // 8
+    both[0].sizes = both[1].sizes
+    assert phases(of(both, []))["degraded"] == 400_000 // 4
+
+
 def test_sizes_of_a_record_that_somebody_has_written_cost_little() -> None:
     """Thousands of them and of incidents; out of order they count all the same."""
     run = run_of(0, 10_000, 0)

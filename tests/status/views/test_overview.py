@@ -95,6 +95,8 @@ def test_columns_are_left_out_before_any_is_cut() -> None:
     assert layout(table, 50, keep=[0, 2])[0] == "A  LONG NAME" + " " * 23 + "B"
     assert layout(table, 20, keep=[0, 2]) == ["A  B", "1  2"]
     assert [cell_len(line) for line in layout(table, 20, keep=[0, 1, 2])] == [20, 20]
+    wide = [["x" * 12, "y" * 12]]
+    assert cell_len(layout(wide, 18, keep=[0, 1])[0]) == 18, "the first column is cut as well"
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,11 @@ def told(**changes: Any) -> str:
             ["Warning 1 of job 7", "Nothing was done: the job went on.", "It cost no time."],
         ),
         (
+            {"symptom": "slow", "outcome": "warned", "cause": "node", "swaps": []},
+            ["That points to the node; it stayed in the job.", "the job went on.",
+             "What you can do: watch whether it returns on the same node; `robust-status n2`"],
+        ),
+        (
             {"outcome": "observed: would restart in place", "cause": "unknown"},
             ["Nothing was done (mode = observe); would restart in place."],
         ),

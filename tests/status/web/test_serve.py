@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 from status_records import NOW
+from waiting import until
 
 from status.source import RecordSource, demo
+from status.web import serve
 from status.web.pages import MOST_CACHED, Pages
-from status.web.serve import StatusServer, host_name, main, server
+from status.web.serve import MOST_AT_ONCE, StatusServer, host_name, main, server
 
 pytest.importorskip("prometheus_client")
 
@@ -59,6 +63,29 @@ def test_pages(running: StatusServer, path: str, kind: str, part: bytes) -> None
     assert asked(running, path, method="HEAD")[::2] == (200, b"")
     if kind == "application/json":
         assert json.loads(body)["version"] == 1
+
+
+def test_requests_that_never_come_hold_neither_threads_nor_the_server(
+    running: StatusServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then kept a connection, with its thread, for ever; and without limit."""
+    address = ("127.0.0.1", running.server_port)
+    before = threading.active_count()
+    slow = [socket.create_connection(address) for _ in range(MOST_AT_ONCE)]
+    for sock in slow:
+        sock.sendall(b"GET / HT")
+    until(lambda: threading.active_count() >= before + MOST_AT_ONCE, "a thread for each")
+    assert asked(running, "/")[0] == 503
+    assert threading.active_count() == before + MOST_AT_ONCE
+    monkeypatch.setattr(serve, "IDLE_S", 0.1)
+    for sock in slow:
+        sock.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            assert sock.recv(100) == b""
+        sock.close()
+    monkeypatch.undo()
+    until(lambda: threading.active_count() == before, "the end of all of them")
+    assert asked(running, "/")[0] == 200
 
 
 @pytest.mark.parametrize(
