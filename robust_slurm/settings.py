@@ -200,7 +200,7 @@ class Config:
     unreachable_limit: float = _setting(
         0.43,
         "how long a node's sign of life may be overdue until it is lost, if neither robust-srun "
-        "nor three other nodes get an answer from its kernel; 0: only silence decides, later",
+        "nor up to 3 other nodes get an answer from its kernel; 0: only silence decides, later",
         unit="s",
     )
     mute_limit: float = _setting(

@@ -147,6 +147,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         suspend_limit=config.suspend_limit,
         task_start_limit=config.task_start_limit,
         checkpoint_interface=config.checkpoint_interface,
+        restarts=int(env.get("SLURM_RESTART_COUNT") or 0),
     )
     if observed is not None:
         options = observing(options, request)
@@ -161,7 +162,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
 
 
 def warning_line(text: str) -> None:
-    """Say what is ignored."""
+    """Print a warning, for example of a setting that is ignored."""
     say(f"warning: {text}")
 
 
@@ -285,7 +286,7 @@ def check_verify(
 
 
 def warn(config: Config, env: Mapping[str, str], kind: str = "") -> None:
-    """Say at the start what will only hurt later; ``kind``: what is special of the job."""
+    """Warn at the start of what does harm only later; ``kind``: the warning of the job's kind."""
     if kind:
         say(kind)
     script = batch_script(env)

@@ -78,7 +78,6 @@ LONG_TESTS = {
     "tests/srun_wrapper/agent/warm/test_warm.py",
     "tests/srun_wrapper/decide/test_ladder.py",
     "tests/srun_wrapper/recover/standby/test_standby_lease.py",
-    "tests/srun_wrapper/recover/test_replace_spares.py",
     "tests/srun_wrapper/requeue/test_requeue.py",
     "tests/standby/size/test_standby_rates.py",
 }

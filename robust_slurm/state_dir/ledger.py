@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 VERSION = 1
 MAX_WAITING = 4096
 OTHER_USER = 2.0  # s
-WITHDRAWN = ".withdrawn.json"  # ends the name of what takes a report back
+WITHDRAWN = ".withdrawn.json"  # ends the name of a report's withdrawal
 _END = object()
 _log = logging.getLogger("robust-srun.events")
 
@@ -64,10 +64,10 @@ def prepare(state_dir: Path, job: int, deadline: float = 10.0) -> Path:
 
 
 def make_job_dir(state_dir: Path, job: int) -> Path:
-    """Make the job's directory of our own in ``jobs``, which is everybody's, as /tmp is.
+    """Make the job's own directory in ``jobs``, where every user may make directories, as in /tmp.
 
-    The first of its names that is ours already (a requeued job), or else the first that nobody has
-    taken (see ``job_dirs``). Raises OSError, also when other users have taken all of them.
+    It gets the first of its names that is ours already (a requeued job), or else the first that
+    nobody has taken (see ``job_dirs``). Raises OSError, also if other users have taken all of them.
     """
     jobs = state_dir / "jobs"
     state_dir.mkdir(parents=True, exist_ok=True)
@@ -108,15 +108,18 @@ def _taken_now(jobs: Path, job: int, uid: int) -> str:
 
 
 def _make_everybodys(jobs: Path) -> None:
-    """Create the directory so that it never has other rights than those of /tmp."""
-    mask = os.umask(0)
+    """Create the directory so that it never has other rights than those of /tmp.
+
+    The umask belongs to all threads of the process, and the file system may stall: it stays.
+    """
+    made = Path(tempfile.mkdtemp(prefix=".jobs-", dir=jobs.parent))
+    made.chmod(0o1777)
     try:
-        jobs.mkdir(0o1777)
-    except FileExistsError:
+        made.rename(jobs)
+    except OSError:  # another job has made it, and uses it
+        made.rmdir()
         if not jobs.is_dir():
             raise
-    finally:
-        os.umask(mask)
 
 
 class JobLedger:
@@ -158,12 +161,16 @@ class JobLedger:
         """Replace code.json, the record of the code's versions and changes."""
         self._put(("replace", "code.json", book))
 
-    def requeue(self, plan: RequeuePlan) -> None:
-        """Replace requeue.json: how the job is to start again."""
+    def requeue(self, plan: RequeuePlan, wait: float = 3.0) -> None:
+        """Replace requeue.json: how the job is to start again. Wait for ``wait`` s at most until
+        it is written: Slurm's hook reads it as soon as the job is requeued."""
+        written = threading.Event()
         self._put(("replace", requeue_plan.NAME, plan.as_record()))
+        self._put(written)
+        written.wait(wait)
 
     def report_node(self, node: str, incident: str, record: Mapping[str, Any]) -> None:
-        """Leave a report for the root plane to verify; in observe mode only an event."""
+        """Write a report for the node gate to verify; in observe mode only an event."""
         if self.observes:
             self.event("would_report", node=node, incident=incident, **record)
             return
@@ -191,6 +198,9 @@ class JobLedger:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not _END:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
             how, name, record = item
             if self.dir is None:
                 continue

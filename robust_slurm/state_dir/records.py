@@ -45,7 +45,7 @@ class Checkpoint:
     directory: str
     bytes: int  # of a rank's snapshot
     every: str  # why not every step is in memory; empty: every step is
-    blocked_s: float  # that the slowest rank was kept from training by its last one
+    blocked_s: float  # for which its last snapshot kept the slowest rank from training
     checked: str = ""  # steps that other nodes have computed again
 
 
@@ -74,6 +74,10 @@ class Roster:
     note: str
     checkpoint: Checkpoint | None = None
     data: DataRecord | None = None
+
+
+NOT_STOPPED = ("warned", "observed")
+"""Openings of the outcome of an incident in which no rank was stopped and no node left."""
 
 
 @dataclass(frozen=True)

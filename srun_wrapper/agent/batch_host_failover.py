@@ -44,16 +44,21 @@ def elected(index: int, answers: Mapping[int, float | None], lost: int | None) -
 
     ``answers``: what each asked place said, seconds since it last heard the supervisor; None if
     it did not answer. ``lost``: the place of the lost host, whose silence says nothing. One
-    peer that still hears the supervisor is a veto: then it is we who are cut off. So is a
-    majority that does not answer. Of those that agree the lowest place acts.
+    place that still hears the supervisor is a veto, the lost host's too: then it is we who are (or
+    were) cut off. So is a majority that does not answer. Of those that agree the lowest place acts.
     """
-    said = {place: silent for place, silent in answers.items() if place not in (index, lost)}
-    if any(silent is not None and silent < AGREE for silent in said.values()):
+    if vetoed(answers):
         return False
+    said = {place: silent for place, silent in answers.items() if place not in (index, lost)}
     answered = [place for place, silent in said.items() if silent is not None]
     if said and 2 * (len(answered) + 1) < len(said) + 1:
         return False
     return all(index < place for place in answered)
+
+
+def vetoed(answers: Mapping[int, float | None]) -> bool:
+    """True if a place still hears the supervisor."""
+    return any(silent is not None and silent < AGREE for silent in answers.values())
 
 
 def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
@@ -80,17 +85,17 @@ def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
 
 
 def reported_nodes(job_dir: Path | None) -> list[str]:
-    """Nodes that the job has lost before; Slurm may still take them for good ones.
+    """Return the nodes that the job has lost before; Slurm may still believe that they are good.
 
-    Those whose report was withdrawn are good.
+    Nodes whose report was withdrawn are left out.
     """
     return sorted({reported_node(path) for path in reports(job_dir)})
 
 
 def claim(job_dir: Path | None, restarts: int) -> bool:
-    """Be the only one to bring the job back, by an exclusive file beside its records.
+    """Claim the right to bring the job back by an exclusive file in its records; False if taken.
 
-    In an outage the supervisor and the agents may both come to want that. ``restarts``: of the job.
+    In an outage the supervisor and the agents may both try. ``restarts``: the job's count.
     """
     if job_dir is None:
         return True  # the election alone decides
@@ -113,25 +118,39 @@ def rescue(
     size: Mapping[str, str],
     report: Callable[[str], None],
     wait: float = 0.0,
+    restarts: int = 0,
 ) -> None:
     """Ask the peers, and if this agent is elected bring the job back.
 
-    ``job_dir``: the job's records. ``size``: the variables ``SIZE`` of the job. Blocks for seconds,
-    and while Slurm is away for ``wait`` seconds at most.
+    ``job_dir``: the job's records. ``size``: the variables ``SIZE`` of the job. ``restarts``: as
+    the job's this step began; a standby node's environment does not tell it. Blocks for seconds,
+    and while Slurm is away for ``wait`` seconds at most. The peers are asked again after such a
+    wait whether one hears the supervisor: what cut this node off from Slurm cut it off from them,
+    too. They are not counted again, as those that were not elected have ended.
     """
     outage = Outage(wait)
     slurm = Slurm(deadline_s=DEADLINE)
     others = [p for p in start.peers if p.index != start.index]
     lost = next((p.index for p in others if p.host == place.server), None)
     job_id = job_of(place, start)
-    answers = {p.index: ask_peer(p, key, job_id) for p in others if p.index != lost}
-    if not elected(start.index, answers, lost):
+
+    def ask() -> dict[int, float | None]:
+        return {p.index: ask_peer(p, key, job_id) for p in others}
+
+    if not elected(start.index, ask(), lost):
         report("another agent brings the job back, or it is this node that is cut off")
         return
-    what = f"bring job {job_id} back"
+    asked, what = time.monotonic(), f"bring job {job_id} back"
     try:
         job = call_waiting(outage, what, lambda: slurm.job(job_id), report)
-        if not job.running or job.restarts != int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+        if time.monotonic() - asked > AGREE and vetoed(ask()):
+            report("robust-srun answers others: it is this node that was cut off")
+            return
+        held = job if place.job_id == job_id else slurm.job(place.job_id)
+        if place.node not in held.nodes:
+            report(f"this node has left job {job_id}: nothing to bring back")
+            return
+        if not job.running or job.restarts != restarts:
             report(f"job {job_id} is {job.state}: nothing to bring back")  # or Slurm has done it
             return
         if not job.batch:
@@ -186,8 +205,8 @@ def let_go(slurm: Slurm, job: Job) -> None:
 def release_standby(
     place: Place, of: int, report: Callable[[str], None], wait: float = 0.0
 ) -> None:
-    """A standby allocation ends with the job ``of`` that it was requested for; and so does what
-    keeps its node, if it was a lease. Waits for Slurm, ``wait`` seconds at most."""
+    """Cancel this standby allocation, and the lease that holds its node if there is one: the job
+    ``of`` that requested them is over. Waits for Slurm for ``wait`` seconds at most."""
     slurm, outage = Slurm(deadline_s=DEADLINE), Outage(wait)
     what = f"release the standby allocation {place.job_id}"
 

@@ -19,9 +19,9 @@ class NodeBeats:
         self._readers: dict[int, BeatReader] = {}
 
     def begin(self, epoch: int) -> None:
-        """Turn to an epoch's records; those of epochs long over are removed, with what lies beside.
+        """Read this epoch's records from now on; remove all files of epochs long over.
 
-        A list of a rank's modules is 100 KB with torch, and all of it is memory of the job.
+        A list of a rank's modules is 100 KB with torch, and these files are in the job's memory.
         """
         self._epoch = epoch
         for reader in self._readers.values():
@@ -29,8 +29,14 @@ class NodeBeats:
         self._readers.clear()
         for path in self._run_dir.iterdir():
             if _over(path.name, epoch):
-                with contextlib.suppress(OSError):  # the ranks start, whatever stays
+                with contextlib.suppress(OSError):  # a file that stays must not stop the start
                     path.unlink()
+
+    def forget(self, local: int) -> None:
+        """Open a rank's record anew: its slot may have made another file of it."""
+        reader = self._readers.pop(local, None)
+        if reader is not None:
+            reader.close()
 
     def read(self) -> tuple[RankBeat, ...]:
         """The newest beat of every rank that has a record; ages as of now."""

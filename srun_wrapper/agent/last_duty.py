@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from pathlib import Path
 
 from robust_slurm.state_dir.ledger import append_line
 from srun_wrapper.agent.connections.silence import SilenceVerdict
 from srun_wrapper.agent.place import Place, job_of
+from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.messages import Start
 from srun_wrapper.protocol.task_options import TaskOptions
 
@@ -18,6 +20,7 @@ def last_duty(
     place: Place, key: bytes, options: TaskOptions, verdict: SilenceVerdict, start: Start | None
 ) -> None:
     """Bring the job back or release the node. In a thread: Slurm may take seconds to answer."""
+    process_tree.spared_thread = str(threading.get_native_id())  # it starts Slurm's commands
     from srun_wrapper.agent import (
         batch_host_failover,  # not needed by the thousands of shims that never do this
     )
@@ -31,7 +34,15 @@ def last_duty(
     if verdict is SilenceVerdict.HOST_LOST and start is not None and options.requeue:
         standby = options.standby_partition
         batch_host_failover.rescue(
-            place, key, start, job_dir, standby, options.size, report, options.slurm_wait
+            place,
+            key,
+            start,
+            job_dir,
+            standby,
+            options.size,
+            report,
+            options.slurm_wait,
+            options.restarts,
         )
     if place.standby_request:
         of = job_of(place, start) if start is not None else place.job_id

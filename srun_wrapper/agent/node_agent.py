@@ -109,6 +109,7 @@ class Agent:
         self._finished = False
         self.data_port = 0  # of the node's data process, for those of other nodes
         self.data_news: Callable[[float], bytes] = lambda _interval: b""
+        self.first: float | None = None  # s to reach robust-srun for the first time; None: START
         self.mute = MUTE  # s without a word of robust-srun while its host answers
         self.lost_host = LOST_HOST  # s without an answer of that host until it is lost
         self.alone: TaskOptions | None = None  # set: the shims end by themselves
@@ -130,11 +131,14 @@ class Agent:
         if local in self._missed and self._start is not None:
             self._missed.discard(local)
             self._shims.links[local].send(self._start)
+        elif self._stopping_epoch:  # it has no rank to stop
+            self._stopped.setdefault(local, Stopped(0, self._stopping_epoch, 0))
         if len(self._shims.tasks) == self._place.local_tasks:
             self._uplink.connect()
 
     def _shim_died(self, local: int) -> None:
         epoch = self._running.pop(local, 0)
+        self._missed |= {local} if self._files.starting(local) else set()
         self._event(StdinRead(0, local, False))  # the input that it has kept died with it
         if epoch:
             text = f"the robust-task of {self._place.node} died and took its rank with it"
@@ -158,6 +162,7 @@ class Agent:
             self._files.started(message.epoch, message.local)
             if isinstance(message, Started):
                 self._running[local] = message.epoch
+                self._beats.forget(message.local)
             else:
                 self._running.pop(local, None)
                 self._report()  # the rank's last step, before the news of its end
@@ -175,7 +180,7 @@ class Agent:
             self._uplink.send(message)
 
     def _exited(self, local: int, message: Exited) -> None:
-        """In observe mode the node's shims end by themselves, as its ranks did."""
+        """Note a rank's end. In observe mode, end the node's shims as its ranks ended."""
         if self.alone is None:
             return
         self._exits[local] = message.code or 0, message.signal or 0
@@ -194,12 +199,12 @@ class Agent:
         self._uplink.contact.ending |= ends
         self._event(Signalled(0, signum))
         if ends and self._place.standby_request and self._start is None:
-            # It never had ranks: whoever wants the node does not wait for robust-srun's word.
+            # It never had ranks: give the node back without waiting for robust-srun's order.
             order = Finish(((0, 0),) * self._place.local_tasks)
             self._loop.later(TOLD, lambda: self._end_alone(order))
 
     def _answer_inspection(self) -> None:
-        """Answer only now: that file systems are silent must be known before ranks are judged."""
+        """Answer after the look at the file systems: a silent one must be known to judge ranks."""
         self._answers.release(self._files.answering(), self._counters.machine)
 
     def _check_stopped(self) -> None:
@@ -213,8 +218,7 @@ class Agent:
         self._stopped.clear()
         self._files.stopped()
         self._report(epoch)
-        reading = self._counters.promise()
-        self._event(Stopped(0, epoch, free_port(), stuck, stages, cut, reading))
+        self._event(Stopped(0, epoch, free_port(), stuck, stages, cut, self._counters.promise()))
 
     def _event(self, message: Event) -> None:
         self._numbers += 1
@@ -287,7 +291,7 @@ class Agent:
         self._own(order)
 
     def _watch_supervisor(self) -> None:
-        verdict = self._uplink.judge(self._interval, self.lost_host, self.mute)
+        verdict = self._uplink.judge(self._interval, self.lost_host, self.mute, self.first)
         if verdict is not SilenceVerdict.FINE:
             self._finish()
             self._uplink.close()  # a supervisor that answers now must not count on this node
@@ -312,7 +316,7 @@ class Agent:
     def _tick(self) -> None:
         if self._finished:
             return
-        self._next_tick = self._loop.later(self._interval, self._tick)  # whatever fails below
+        self._next_tick = self._loop.later(self._interval, self._tick)  # first: the rest may raise
         self._watch_supervisor()
         beats = self._beats.read()
         self._files.tick(beats)
@@ -328,7 +332,7 @@ class Agent:
             self._next_tick = self._loop.later(FAST, self._tick)
 
     def _report(self, epoch: int = 0) -> None:
-        """Report now; of an epoch that is over only its own steps."""
+        """Report now; with an ``epoch``, only if no later one has begun."""
         if self._start is not None and epoch in (0, self._start.epoch):
             self._send_report(self._beats.read())
 

@@ -66,6 +66,10 @@ class NodeFiles:
             if not self._starting:
                 self._busy_since, self._moved = None, time.monotonic()
 
+    def starting(self, slot: int) -> bool:
+        """Return whether a rank is to be started in this slot and has not been yet."""
+        return slot in self._starting
+
     def stops(self) -> None:
         """The ranks are to end."""
         self._starting.clear()

@@ -104,7 +104,7 @@ class Slot:
         if isinstance(order, LookCloser):
             self._looks.closer(order)
             return
-        self._looks.cancel()  # whatever else is due
+        self._looks.cancel()  # a look gives way to every other order
         if isinstance(order, Start):
             self._next, self._cold = order, None
             if not self._goes_on(order):
@@ -145,11 +145,11 @@ class Slot:
         return self._running.process.pid if self._running is not None else 0
 
     def kill(self) -> None:
-        """End the rank and all it started at once, without ceremony."""
+        """Kill the rank and all that it started, at once."""
         process_tree.end_all(self._below())
 
     def close(self) -> None:
-        """The shim ends: nothing stays."""
+        """End all processes of the slot: the shim ends."""
         self._looks.cancel()
         self._end.flush()
         self._launcher.close()
@@ -163,7 +163,7 @@ class Slot:
         return store + self._launcher.processes() + gpus.processes() + data_process.processes()
 
     def children_changed(self) -> None:
-        """SIGCHLD: something below this shim ended."""
+        """Reap the processes below this shim that have ended (SIGCHLD)."""
         self._reap()
         self._emptying.check()
 
@@ -217,7 +217,7 @@ class Slot:
             return False
 
         def going(well: bool) -> None:
-            if not well:
+            if not well or self._running is not running:  # it has just ended
                 self._stop(order.grace)
                 return
             self._emit(Stopped(0, self._epoch, 0))
@@ -299,8 +299,8 @@ class Slot:
 
     def _failed(self, launch: RankLaunch, err: Exception) -> None:
         text = f"robust-task: {why_not_started(launch.command[0], err, self._run_dir)}\n"
-        os.write(2, text.encode())
         self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
+        os.write(2, text.encode())  # last: it fails where nobody reads it
 
     def _start_cold(self, launch: RankLaunch) -> None:
         self._cold = launch

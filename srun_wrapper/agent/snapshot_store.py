@@ -5,8 +5,10 @@ What may take long (checking, fetching, writing) runs in threads; the shim's loo
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -54,7 +56,10 @@ class SnapshotStore:
         *,
         bandwidth: float,
         local_directory: str,
+        command: Sequence[str] = (),
     ) -> None:
+        """``command``: of the ranks. Another one in the same job is another training, whose copies
+        on the local disk must not be taken for this one's."""
         self._loop = loop
         self._local = local
         self._emit = emit
@@ -68,6 +73,7 @@ class SnapshotStore:
             emit=lambda event: loop.call(lambda: self._event(event)),
             bandwidth=bandwidth,
             local_directory=local_directory,
+            job=training_name(os.environ.get("SLURM_JOB_ID", "nojob"), command),
         )
 
     @property
@@ -80,9 +86,9 @@ class SnapshotStore:
         return {SOCKET: str(self._store.socket_path)}
 
     def begin(self, order: Start) -> None:
-        """A new epoch is about to be launched in this slot.
+        """Begin an epoch, which is about to be launched in this slot.
 
-        A replay is none: it neither saves nor restores, and what is kept stays for after it.
+        A replay is ignored: it neither saves nor restores, and the snapshots stay for afterwards.
         """
         if "ROBUST_REPLAY" in order.env:
             return
@@ -140,10 +146,10 @@ class SnapshotStore:
         work: Callable[[], Iterable[T]],
         said: Callable[[tuple[T, ...]], Message],
     ) -> None:
-        """Work in a thread, then say what came of it; nothing if it failed, but say that too.
+        """Work in a thread and send the results; if it fails, an alarm and an empty answer.
 
-        A request that comes again, on a new connection, is not carried out again: its answer is
-        repeated, which may have gone under with the old one.
+        A request that is repeated on a new connection is not carried out again: its answer, which
+        may have been lost with the old connection, is sent again.
         """
         if token in self._answers:
             if (known := self._answers[token]) is not None:
@@ -158,16 +164,23 @@ class SnapshotStore:
                 self._answers[token] = message
             self._emit(message)
 
+        def failed(err: Exception) -> None:
+            text = f"internal error in the store: {type(err).__name__}: {err}"
+            self._loop.call(lambda: self._emit(Alarm(0, -1, text)))
+
         def run() -> None:
             answer: tuple[T, ...] = ()
             try:
                 answer = tuple(work())
             except Exception as err:  # noqa: BLE001 - the supervisor waits for an answer
-                text = f"internal error in the store: {type(err).__name__}: {err}"
-                self._loop.call(lambda: self._emit(Alarm(0, -1, text)))
+                failed(err)
             self._loop.call(lambda: answered(said(answer)))
 
-        threading.Thread(target=run, daemon=True).start()
+        try:
+            threading.Thread(target=run, daemon=True).start()
+        except RuntimeError as err:  # the user or the node has as many threads as are allowed
+            failed(err)
+            answered(said(()))
 
     # -- events
 
@@ -175,8 +188,20 @@ class SnapshotStore:
         self._emit(message_of(event, self._local))
 
 
+def training_name(job: str, command: Sequence[str]) -> str:
+    """Return the same name for the same command in each run of a job."""
+    kept, skip = list[str](), False
+    for word in command:  # where torchrun's nodes meet differs from run to run
+        met = word.startswith(("--rdzv", "--master", "--node_rank", "--node-rank"))
+        if not met and not skip:
+            kept.append(word)
+        skip = met and "=" not in word
+    words = "\0".join(kept).encode("utf-8", "surrogateescape")
+    return f"{job}-{zlib.crc32(words):08x}" if command else job
+
+
 def message_of(event: events.Event, local: int) -> Message:
-    """Return the message of an event: what it lacks is its number and the slot."""
+    """Return the message of an event: its fields, with a number and the slot added."""
     kind: type[Message] = getattr(checkpoint_messages, type(event).__name__)
     given = {"number": 0, "local": local, **event._asdict()}
     return kind(**{name: given[name] for name in kind.__struct_fields__})

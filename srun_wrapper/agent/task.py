@@ -1,8 +1,8 @@
 """robust-task: the shim that robust-srun puts into every task slot of the step.
 
 ``robust-task OPTIONS -- command ...`` where OPTIONS is JSON (see ``TaskOptions``); not meant to
-be typed. It needs what srun gives every task in the environment, plus the address and the key
-that robust-srun adds, and hands on neither of those to the rank.
+be typed. Its environment must hold what srun gives every task, and the address and the key that
+robust-srun adds; the rank gets neither of these two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from robust_slurm.memory_dir import MemoryDir
 from robust_slurm.settings import AFTER_SUPERVISOR
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.connections.link import Link
-from srun_wrapper.agent.connections.silence import SilenceVerdict
+from srun_wrapper.agent.connections.silence import START, SilenceVerdict
 from srun_wrapper.agent.data.door import DataDoor
 from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.last_duty import last_duty
@@ -120,6 +120,7 @@ class Shim:
             )
             self._agent.data_port, self._agent.data_news = self._data.port, self._data.news.due
             self._agent.mute = self._options.suspend_limit
+            self._agent.first = max(START, self._options.task_start_limit)
             self._agent.alone = self._options if self._options.alone else None
             self._agent.lost_host = self._options.outage_wait + AFTER_SUPERVISOR
             self._announce()
@@ -183,6 +184,7 @@ class Shim:
                 self._emit,
                 bandwidth=self._options.checkpoint_bandwidth,
                 local_directory=self._options.checkpoint_local,
+                command=self._command,
             )
         except OSError as err:
             _log.warning(f"{self._place.node}: no in-memory checkpoint store: {run_dir}: {err}")
@@ -287,7 +289,7 @@ class Shim:
     # -- alone
 
     def _abandon(self, verdict: SilenceVerdict, start: Start | None) -> None:
-        """The supervisor is gone for good: nothing may be left running on this node."""
+        """End everything on this node: the supervisor is gone for good."""
         assert self._agent is not None
         self._agent.broadcast(Stop(start.epoch if start else 0, ABANDON_GRACE))
         args = (self._place, self._key, self._options, verdict, start)

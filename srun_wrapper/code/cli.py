@@ -70,7 +70,7 @@ def build_parser() -> Parser:
     parser.add_argument("--why", default="", metavar="TEXT", help="the reason, for the record")
     parser.add_argument(
         "--wait",
-        type=float,
+        type=_seconds,
         default=600.0,
         metavar="SECONDS",
         help="time to wait until the ranks make a step with it; 0: do not wait (default: 600)",
@@ -90,6 +90,16 @@ def _job_id(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or not 0 < int(text[:11]) < 1 << 32:
         raise argparse.ArgumentTypeError(f"not a job id: {text[:40]!r}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):  # nan is neither
+        raise argparse.ArgumentTypeError(f"not a number of seconds: {text[:40]!r}")
+    return seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:

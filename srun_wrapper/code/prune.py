@@ -1,10 +1,10 @@
 """Removes old snapshots of code that no job needs any more; robust-srun does so beside its start.
 
-The store of a job's snapshots goes when all this agrees: its time of change is old (robust-srun
-renews it while it runs, see ``Follower``), Slurm's answer has the own job and not that one, its
-book names no other cluster, it is this user's, and it has nothing but snapshots. In the own job's
-store, snapshots go that are old and that no book and no request names. A snapshot gets another
-name first; if it was renewed at that very moment, it gets its name back.
+The store of another job's snapshots is removed if all of this holds: its modification time is old
+(robust-srun renews it while it runs, see ``Follower``), Slurm knows the own job but not that one,
+its book names no other cluster, this user owns it, and it holds nothing but snapshots. In the own
+job's store, old snapshots are removed that no book and no request names. What is removed is renamed
+first; if it was renewed at that very moment, it gets its name back.
 
 Others may write where the stores are: a directory is looked at and emptied through a descriptor
 of it, and no link is followed.
@@ -125,7 +125,7 @@ def _job(store: Path) -> int:
 
 
 def _is_ours(config: Config, store: Path, own: Book | None) -> bool:
-    """False if the store's book names another cluster than the own one, whose Slurm knows it."""
+    """False if the store's book names another cluster: only that cluster's Slurm knows the job."""
     name = store.parent.name if store.name.removeprefix(_OLD) == "code" else store.name
     jobs = Path(config.state_dir).expanduser() / "jobs"
     book = read_book(jobs / name.removeprefix(_OLD) / BOOK)
@@ -154,13 +154,13 @@ def _unlisted(own: Path, records: Path, before: float, until: float) -> Iterator
 
 
 def _requested(path: Path) -> set[str]:
-    """Return the versions of all requests: one that waits in a queue has not taken them in."""
+    """Return the versions of all requests: a job that waits in a queue has not read them yet."""
     found: set[str] = set()
     offset, after = -1, 0
     while after != offset and path.exists():
         offset = after
         some, after = read_from(path, offset)
-        found.update(request.change.version for request in some)
+        found.update(request.change.version for request, _ in some)
     return found
 
 
@@ -228,7 +228,7 @@ def _clear(place: Path, until: float) -> None:
     place.chmod(0o700)
     for entry in sorted(place.iterdir()):
         if time.monotonic() > until:
-            os.utime(place, (0, 0))  # to remove a part has made it young
+            os.utime(place, (0, 0))  # removing a part has renewed it; the rest must stay old
             return
         if entry.is_dir() and not entry.is_symlink():
             remove_tree(entry)

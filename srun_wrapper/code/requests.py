@@ -40,8 +40,9 @@ def send(path: Path, request: Request) -> None:
     append_line(path, msgspec.to_builtins(request))
 
 
-def read_from(path: Path, offset: int) -> tuple[list[Request], int]:
-    """Return the whole requests beyond ``offset`` bytes, and where the next one begins.
+def read_from(path: Path, offset: int) -> tuple[list[tuple[Request, int]], int]:
+    """Return the whole requests beyond ``offset`` bytes, each with the offset after it, and where
+    the next one begins.
 
     Raises OSError: also for a link, and for a file that another user owns.
     """
@@ -58,11 +59,12 @@ def read_from(path: Path, offset: int) -> tuple[list[Request], int]:
         return [], offset + (len(data) if len(data) == _MOST else 0)
     found = []
     for line in whole.split(b"\n"):
+        offset += len(line) + 1
         try:
-            found.append(msgspec.json.decode(line, type=Request))
+            found.append((msgspec.json.decode(line, type=Request), offset))
         except msgspec.MsgspecError:
             continue
-    return found, offset + len(whole) + 1
+    return found, offset
 
 
 class Follower:
@@ -93,8 +95,8 @@ class Follower:
                 found, self._offset = read_from(self._path, self._offset)
             except OSError:
                 continue  # away for now; nothing is lost
-            for request in found:
-                self._got(request, self._offset)
+            for request, after in found:
+                self._got(request, after)
 
     def _renew(self) -> None:
         if self._store is not None and time.monotonic() >= self._renew_at:

@@ -205,5 +205,6 @@ def _seal(tree: Path, copier: FileCopier) -> None:
 
 def _sweep(store: Path) -> None:
     for left in store.glob(".tmp-*"):
-        if time.time() - left.stat().st_mtime > OLD:
-            remove_tree(left)
+        with contextlib.suppress(FileNotFoundError):  # another snapshot that is complete now
+            if time.time() - left.stat().st_mtime > OLD:
+                remove_tree(left)

@@ -18,19 +18,19 @@ from srun_wrapper.signatures.verdict import first_cause
 
 MOST = 128  # ends that are read: reading one takes about 4 ms
 NEAR = 2000  # characters before the end in which an echo of another rank's end counts
-CERTAIN = 85  # weight of the machine's own words, see the catalogue
-# A rank that one of these kills has not logged its cause; only the machine's own words count,
-# which are mostly among the node's facts about the end.
+CERTAIN = 85  # least weight of a message of the machine itself, see the catalogue
+# A rank that one of these signals killed could not log the cause. Only messages of the machine
+# itself count; most of them are among the node's facts about the end.
 MUTE = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS})
-NETWORK = frozenset({"tcp", "ib"})  # layers whose vaguer errors name a symptom of another's end
+NETWORK = frozenset({"tcp", "ib"})  # layers whose vague errors are symptoms of another rank's end
 
 
 class EndKind(IntEnum):
     """The classes of ends: the first cause is of the lowest class that any end has."""
 
-    MACHINE = 0  # the machine's own words, about this node
+    MACHINE = 0  # shown by a message of the machine about this node
     OWN = 1
-    FOLLOWS = 2  # from another rank's end, or from the network between ranks
+    FOLLOWS = 2  # caused by another rank's end, or by the network between ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class End:
 
     @property
     def points(self) -> bool:
-        """True if a node may be at fault, and nobody knows yet whether it is this one alone."""
+        """True if a node may be at fault; it is not known yet whether it is this node alone."""
         if self.kind is EndKind.MACHINE or self.blame in ("node", "external"):
             return True
         precise = self.hit is not None and self.hit.weight >= traps.PRECISE
@@ -80,15 +80,25 @@ def read_end(failure: Failure, catalogue: Catalogue | None = None) -> End:
 
 
 def follows(failure: Failure, catalogue: Catalogue | None = None) -> bool:
-    """True when this rank most likely died of another's death."""
+    """True if this rank most likely died because another one did."""
     if failure.symptom != "crash":
         return False
     return read_end(failure, catalogue).kind is EndKind.FOLLOWS
 
 
 def crashes(failures: Iterable[Failure]) -> list[Failure]:
-    """Return the ends of ranks that are read, in their order in time."""
-    return sorted((f for f in failures if f.symptom == "crash"), key=lambda f: f.at)[:MOST]
+    """Return the ends of ranks that are read, in their order in time.
+
+    Of more than MOST, the first ends of nodes come before their others, and a failed start of every
+    node is among them: what all nodes show is no node's fault.
+    """
+    ends = sorted((f for f in failures if f.symptom == "crash"), key=lambda f: f.at)
+    if len(ends) <= MOST:
+        return ends
+    firsts = sorted({f.node: f for f in reversed(ends)}.values(), key=lambda f: f.at)
+    read = list({id(f): f for f in (*firsts[: MOST // 2], *ends)}.values())[:MOST]
+    starts = {f.node: f for f in reversed(ends) if not f.launched}.values()
+    return sorted({id(f): f for f in (*read, *starts)}.values(), key=lambda f: f.at)
 
 
 def signature(failure: Failure, catalogue: Catalogue | None = None) -> str:
@@ -116,11 +126,11 @@ def odd_collective(ends: Sequence[tuple[Failure, End]]) -> tuple[Failure, LogLin
     return next(((failure, line) for failure, line in lines if line is found), None)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1 << 15)  # an end of each node of a large job
 def _read(
     tail: str, facts: tuple[str, ...], node: str, killer: int | None, catalogue: Catalogue
 ) -> End:
-    said = "".join(f"\n{fact}" for fact in facts)  # by the node, so after all that the rank said
+    said = "".join(f"\n{fact}" for fact in facts)  # by the node, so after the rank's own lines
     lines = read_lines(tail + said)
     near = len(lines) - tail[-NEAR:].count("\n") - len(facts)
     hits = [

@@ -1,7 +1,7 @@
 """The watch for jobs that make no step: inspect the ranks, judge the answers, report a hang.
 
-It looks once early, to locate what the ranks wait for, then closer, and acts on nothing: a quiet
-loader or an upload looks like a hang for a while. Beyond the limit it looks again and judges.
+It looks once early, to locate what the ranks wait for, then more closely. Nothing is done then: a
+slow loader or an upload looks like a hang for a while. Beyond the limit it looks again and judges.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from srun_wrapper.locate.story import story
 from srun_wrapper.protocol.messages import Sample
 
 WINDOW = 1.0  # s over which ranks are inspected
+PARTIAL = 3  # inspections in a row without an answer of some ranks, until the others decide
 EARLY_WINDOW = 0.2  # s, when they are only to be located
 CLOSER_EVERY = 30.0  # s between two closer looks: they stop processes for a moment
 Tell = Callable[[Located, Sequence[str], float], None]
@@ -64,11 +65,12 @@ class HangWatch:
         self._closer_next = 0.0
         self._located: tuple[tuple[float, float], Located, Sequence[str]] | None = None
         self._early: asyncio.Task[None] | None = None
-        self._looked_for = -1.0  # the time of the step since which it was looked early
+        self._looked_for = -1.0  # time of the last step when the early look was made
         self._busy: asyncio.Task[None] | None = None
         self._next = 0.0
         self._frozen_rounds = 0
         self._frozen_since = 0.0
+        self._partial = 0
 
     def look(self, now: float) -> None:
         """Start an inspection when one is due."""
@@ -78,12 +80,12 @@ class HangWatch:
         if not self._config.hang or now < self._next:
             return
         if pace.silent(now) < pace.inspect_after():
-            self._frozen_rounds = 0
+            self._frozen_rounds = self._partial = 0
             self._look_early(now)
             return
         if not self._beating() and not pace.phase:
-            # A command that never gave a sign of steps cannot be told from a slow one; only its
-            # stopped processes can.
+            # A command that never reported a step may only be slow; only stopped processes show
+            # that it hangs.
             self._next = now + 30.0
         for task in (self._early, self._closer_task):
             if task is not None:
@@ -109,7 +111,7 @@ class HangWatch:
 
     async def _locate_early(self) -> None:
         state, last, epoch = self._state, self._pace.last, self._world.epoch
-        # Nobody says that this job hangs: its ranks are read, and sent no signal.
+        # The job may be well: its ranks are only read, and get no signal.
         nodes = active(state)
         replies = await inspect(state, self._bus, nodes, EARLY_WINDOW, signals=False)
         now = time.monotonic()
@@ -151,7 +153,7 @@ class HangWatch:
             _log.exception("internal error: no closer look at the ranks")
 
     def _since(self) -> tuple[float, float]:
-        """Return what tells one stall from another: the last step, and the last change of phase."""
+        """Return the identity of this stall: times of the last step and the last phase change."""
         return self._pace.last, self._pace.phase_since
 
     def _try_to_locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
@@ -177,14 +179,15 @@ class HangWatch:
         if self._old(epoch):
             return
         alone = [(node, mounts) for node in nodes if (mounts := own_mounts(node, nodes))]
-        if len(alone) == 1:  # and it has been waited for
+        if len(alone) == 1:  # and the limit for waiting is over, see ``_excused``
             ((node, mounts),) = alone
             others = (reply for key, reply in replies.items() if key != node.key)
             well = {mount for reply in others for mount in reply.answering}
             node.own_mount = next((mount for mount in mounts if mount in well), "")
             where = "it answers on other nodes" if node.own_mount else "no other node uses it"
-            what = f"file system {node.own_mount or mounts[0]} has not answered"
-            why = f"{what} for {now - node.stalled_at:.0f} s, and {where}"
+            mount = node.own_mount or mounts[0]
+            what = f"file system {mount} has not answered for {now - node.stalled_at[mount]:.0f} s"
+            why = f"{what}, and {where}"
             state.lose(node, why, shared=not node.own_mount)  # else its server may be away
             return
         ranks: dict[int, Rank] = {}
@@ -197,11 +200,15 @@ class HangWatch:
                     ranks[rank.rank], samples[rank.rank] = rank, sample
         if not samples:
             return
+        alive = sum(rank.exit is None for rank in self._world.by_rank.values())
+        self._partial = self._partial + 1 if len(samples) < alive else 0
         self._count_frozen(samples, now)
         frozen = self._frozen_rounds, now - self._frozen_since
         ending = state.world.is_ending()
         verdict = judge(state.pace, now, samples, WINDOW, *frozen, ending)
-        alive = sum(rank.exit is None for rank in self._world.by_rank.values())
+        within = state.pace.silent(now) < state.pace.hard_limit()
+        if 0 < self._partial < PARTIAL and within and not verdict.ranks:
+            return  # the ranks of which nothing is known may be at work
         beyond = state.pace.silent(now) >= state.pace.limit()
         if not verdict.hung and not ending and beyond and len(samples) == alive:
             held = await self._held(replies)
@@ -219,7 +226,7 @@ class HangWatch:
     async def _held(self, replies: Replies) -> Mapping[int, float]:
         """Return how long ranks have been in one collective, as their flight recorders have it."""
         state, nodes, since = self._state, active(self._state, replies), self._since()
-        if self._world.inner:  # recorders have the ranks of torchrun, CPU is known of its slots
+        if self._world.inner:  # recorders name torchrun's ranks, samples its slots: no match
             return {}
         try:
             views = rank_views(self._world, [(node, replies[node.key].samples) for node in nodes])
@@ -236,7 +243,7 @@ class HangWatch:
         return found.held
 
     def _old(self, epoch: int) -> bool:
-        """True if what was asked in that epoch is worth nothing any more."""
+        """True if answers from that epoch no longer count."""
         return bool(self._state.world.epoch != epoch or self._state.failures or self._excused())
 
     def _count_frozen(self, samples: dict[int, Sample], now: float) -> None:
@@ -260,8 +267,8 @@ class HangWatch:
         lines: Sequence[str] = ()
         closer = CloserFindings()
         unlike: Located | None = None
-        # At the end ranks work apart, and none of them stands out; and a rank without data stands
-        # out by no fault of its node.
+        # At the job's end each rank works by itself, so none stands out. A rank without data does
+        # stand out, but its node is not to blame.
         if not ending and not (self._pace.waits_for_data and not stopped):
             located, lines, _ = self._try_to_locate(replies)
             early = self._located

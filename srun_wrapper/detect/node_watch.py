@@ -18,13 +18,13 @@ from srun_wrapper.start_task import start_task
 LATE = 0.25  # s that a report may be late, or half an interval, before it is missed
 PROBE_TIMEOUT = 0.75
 PROBED_AGAIN = (0.1, 0.2, 0.3, 0.4, 0.5)  # s after the first attempt: packets are lost
-ASK_AGAIN = 0.5  # s until a node is asked again; who is stopped takes nobody out of its queue
-LESS_OFTEN = 10.0  # s of silence from which on it is asked ever less often: the queue has an end
+ASK_AGAIN = 0.5  # s until a node is probed again; a stopped robust-task accepts no connection
+LESS_OFTEN = 10.0  # s of silence from which on it is probed ever less often: its queue fills up
 MANY_PROBES = 64  # at a time, while all nodes are asked once at the start
 UNANSWERED = 0.1  # s; a host that lives answers in a tenth of this, however busy it is
-LONG = 2.0  # s of silence, on top, after which a node that answers may be lost all the same
+LONG = 2.0  # s of further silence after which a node may be lost although its host answers
 BROKEN = 0.3  # s for a node whose connection broke to come back
-TURNED_AWAY = 2  # failed probes of a node that is well: there is a firewall between
+TURNED_AWAY = 2  # failed probes of a node that is well: a firewall must be between
 REBORN = 2.0  # s for a robust-task that died to be back
 AGAIN_REFUSED = 0.25
 SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused
@@ -34,8 +34,8 @@ SETTINGS: dict[Kind, str] = {"unreachable": "outage_wait", "mute": "stall_limit"
 class NodeWatch:
     """Finds lost nodes.
 
-    No word from a node is a suspicion; only a failed second way makes it a loss, and only if no
-    shared cause explains it. ``outside``: hosts that show that the network here works.
+    Silence is only a suspicion. A node is lost if a probe, by a second connection, fails as well,
+    and no shared cause explains it. ``outside``: hosts that show that the network here works.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class NodeWatch:
         )
 
     def doubtful(self) -> bool:
-        """True if some node's fate is still open."""
+        """True if a node is silent and not judged yet."""
         now = time.monotonic()
         return any(now - n.last_word > self.patience() for n in self._state.live())
 
@@ -80,11 +80,11 @@ class NodeWatch:
         return bool(self._causes.events)
 
     def patience(self) -> float:
-        """Seconds of silence before the second way is tried."""
+        """Seconds of silence before a node is probed."""
         return self._state.interval + max(LATE, 0.5 * self._state.interval)
 
     def suspected(self, node: Node, now: float) -> bool:
-        """True if the second way to this node must be tried, or is being tried."""
+        """True if this node must be probed, or is being probed."""
         return _broken(node, now) or now - node.last_word > self.patience()
 
     def doubted(self, node: Node, now: float) -> bool:
@@ -115,11 +115,18 @@ class NodeWatch:
             self._begin_anew(now)
 
     def continued(self) -> None:
-        """SIGCONT: perhaps this process was stopped; Slurm sends it before other signals, too."""
+        """Handle SIGCONT: perhaps this process was stopped; Slurm sends it before signals, too."""
         self._notice_sleep(time.monotonic(), self.patience())
 
+    def woken(self) -> None:
+        """Notice a sleep before the messages are heard that have waited meanwhile: a pause of our
+        own is no step's time."""
+        now = time.monotonic()
+        if self._looked is not None and now - self._looked > SLEPT and not self._state.ending:
+            self._notice_sleep(now)
+
     def _begin_anew(self, now: float) -> None:
-        """Let all silence begin anew: this process did not run, and the job may not have either."""
+        """Count all silence from now on: this process did not run, and perhaps the job neither."""
         self.disturbed = now
         for node in self._state.live():
             node.heard(now)
@@ -128,7 +135,7 @@ class NodeWatch:
         self._causes.slept(now)
         self._state.pace.excuse(now)
 
-    # -- the second way
+    # -- the second way: probes
 
     def _start_probe(self, node: Node, suspected: bool) -> None:
         node.probing, node.asked_at = True, time.monotonic()
@@ -141,11 +148,11 @@ class NodeWatch:
         now = time.monotonic()
         self._notice_sleep(now)
         silent = now - node.last_word
-        if not suspected:  # it was asked whether it can be asked, and nothing else follows
+        if not suspected:  # the probe was only to show whether the node can be probed
             if answer == "accepted":
                 node.second_way = True
             elif node.connection and silent <= self.patience():
-                # A firewall between would make every stumble look like a loss: silence decides.
+                # With a firewall between, every delay would look like a loss: silence decides.
                 node.turned_away += 1
                 if node.turned_away >= TURNED_AWAY:
                     node.second_way = False
@@ -156,7 +163,7 @@ class NodeWatch:
         if node.second_way is False or (node.second_way is None and node.turned_away):
             answer = "accepted"
         if answer == "unreachable" and self.suspects.vouched(node, now):
-            answer = "accepted"  # to others: only a way to it is broken
+            answer = "accepted"  # by other nodes: only our own way to it is broken
         if node.unreachable and answer != "unreachable":
             node.reachable_at = now
         node.unreachable = node.unreachable + 1 if answer == "unreachable" else 0
@@ -185,7 +192,7 @@ class NodeWatch:
     # -- the verdict
 
     def _unreachable(self, node: Node, asked: float, why: str) -> None:
-        """Other nodes cannot reach this one either."""
+        """Judge a node that other nodes cannot reach either."""
         if not node.gone:
             self._said[node.key] = node.last_word, why
             node.unreachable += 1
@@ -224,7 +231,7 @@ class NodeWatch:
         return silent, [n.key for n in live], own, self._outside.answered
 
     def _silence(self, node: Node, now: float) -> Silence | None:
-        """Return the node's silence; a host that does not answer at once counts among many."""
+        """Return the node's silence; a host that has not answered a probe yet counts as silent."""
         unanswered = node.probing and now - node.asked_at > UNANSWERED
         if node.silence is None and node.second_way and unanswered and self.suspected(node, now):
             return Silence("unreachable", node.last_word)

@@ -42,13 +42,14 @@ class Stalls:
         self._say = say
         self._told: dict[str, tuple[float, float]] = {}  # mount -> since, last said
         self._nodes: dict[str, set[str]] = {}  # mount -> names of the nodes told of
-        # It imports what it needs, which may be on the file system that is going to stall.
+        # Called ahead of need: it imports modules, perhaps from the file system that will stall.
         threading.Thread(target=_folded, args=({"n1", "n2"},), daemon=True).start()
 
     def standing(self) -> bool:
-        """True if a file system in use does not answer, and the limit for waiting is not over."""
+        """True if a file system in use does not answer, and its limit for waiting is not over."""
         oldest = time.monotonic() - self._limit
-        return any(node.stalled and node.stalled_at > oldest for node in self._members.live())
+        nodes = self._members.live()
+        return any(since > oldest for node in nodes for since in node.stalled_at.values())
 
     async def until(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Wait as ``Changes.until`` does; count the time anew after each stall or disturbance."""
@@ -64,13 +65,13 @@ class Stalls:
         return True
 
     def look(self, now: float) -> None:
-        """Say what is new; called all the time."""
+        """Print new stalls and those that are over; called all the time."""
         found: dict[str, list[Node]] = {}
         for node in self._members.live():
             for mount in node.stalled:
                 found.setdefault(mount, []).append(node)
         for mount, nodes in found.items():
-            since = min(node.stalled_at for node in nodes)
+            since = min(node.stalled_at[mount] for node in nodes)
             if mount not in self._told:
                 if now - since >= SETTLE:
                     self._tell(mount, nodes, now, since)

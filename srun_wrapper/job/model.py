@@ -15,7 +15,7 @@ AgentKey = tuple[int, str, int]  # job id, step id, node index in the real step
 
 
 class Role(enum.Enum):
-    """Part of a node in the job; the last four have left it."""
+    """Part of a node in the job; nodes with one of the last four have left it."""
 
     ACTIVE = "active"
     SPARE = "spare"
@@ -28,10 +28,10 @@ class Role(enum.Enum):
 GONE = frozenset({Role.DEAD, Role.EVICTED, Role.RELEASED, Role.TOO_LATE})
 MOVES: dict[Role, frozenset[Role]] = {
     Role.SPARE: frozenset({Role.ACTIVE, Role.DEAD, Role.EVICTED, Role.RELEASED}),
-    # To a spare: another one computes a step again that it had computed.
+    # To a spare: another node computes a step again that this one had computed.
     Role.ACTIVE: frozenset({Role.SPARE, Role.DEAD, Role.EVICTED, Role.RELEASED}),
     Role.EVICTED: frozenset({Role.ACTIVE}),  # no node could replace it
-    # It answers again, and was not replaced; or it went with the whole step.
+    # It answers again and was not replaced; or (released) it ended with the whole step.
     Role.DEAD: frozenset({Role.ACTIVE, Role.SPARE, Role.RELEASED}),
     Role.RELEASED: frozenset(),
     Role.TOO_LATE: frozenset(),
@@ -63,24 +63,24 @@ class Node:
     turned_away: int = 0  # failed probes while it was well
     unreachable: int = 0  # failed probes in a row
     reachable_at: float = 0.0  # when its host answered after failed probes
-    ask_again: float = 0.0  # not before, by the monotonic clock
-    refused: bool = False  # its kernel says that its shim is gone
+    ask_again: float = 0.0  # time before which it is not probed
+    refused: bool = False  # its kernel refuses connections: its shim is gone
     refused_at: float | None = None  # since when
-    ours: bool = False  # it was lost by the death of a process of ours: no evidence against it
+    ours: bool = False  # lost because a process of robust-slurm died: no evidence against it
     closed_at: float | None = None  # when its connection broke
-    stdin: dict[int, bool] = field(default_factory=dict)  # local id with input -> it is all kept
-    silence: Silence | None = None  # what the last attempt to ask it has shown
-    silent_as: Role | None = None  # the part that it had until it was given up for its silence
+    stdin: dict[int, bool] = field(default_factory=dict)  # local id that had input -> all is kept
+    silence: Silence | None = None  # result of the last probe
+    silent_as: Role | None = None  # its role until it was given up for its silence
     stores: dict[int, int] = field(default_factory=dict)  # local id -> port of the slot's store
     store_host: str = ""  # where these ports are, if not at its address
     warm: dict[int, int] = field(default_factory=dict)  # see ``messages.WarmRanks``, by local id
     stalled: tuple[str, ...] = ()  # shared file systems in use that do not answer
-    stalled_at: float = 0.0  # since when
+    stalled_at: dict[str, float] = field(default_factory=dict)  # since when each of them
     own_mount: str = ""  # the one of them for which it was lost, as it answers on other nodes
-    starting: bool = False  # a rank waits for them in exec
+    starting: bool = False  # a rank that is being started waits for them in exec
     counted: dict[str, int] = field(default_factory=dict)  # see ``messages.Counted``
     reading: bool = False  # its error counters are being read; ``counted`` is not up to date
-    counted_shown: dict[str, int] = field(default_factory=dict)  # of it, in the last incident
+    counted_shown: dict[str, int] = field(default_factory=dict)  # ``counted`` at the last incident
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 
     def heard(self, now: float) -> None:
@@ -124,7 +124,7 @@ class Rank:
     nan: NotFinite | None = None
     nonfinite_norms: int = 0  # reported steps in a row whose gradient norm was not finite
     nonfinite_since: int | None = None  # the first of them
-    ended: bool = False  # the process that made the steps has: inside a torchrun, or a shell
+    ended: bool = False  # the process that made the steps has ended, in a torchrun or a shell
     proven: int | None = None  # newest saved step that a finite loss was computed from
     sound: int | None = None  # step of the beat before ``nan``, if its loss was finite
     healed: bool = False  # losses were not finite once, and are again
@@ -162,7 +162,7 @@ class World:
     by_rank: dict[int, Rank] = field(default_factory=dict)
     # Ranks that a slot's command started by itself (torchrun): seen by their heartbeats only.
     inner: dict[tuple[int, int], Rank] = field(default_factory=dict)
-    # Place by id(node), as the epoch began: asked for every heartbeat of every rank.
+    # Place by id(node), as the epoch began: looked up at every heartbeat of every rank.
     _place: dict[int, int] = field(default_factory=dict, repr=False)
     # Numbers of ranks of this epoch that have been started (of them warm, or kept from the epoch
     # before), have made a step (or ended), have ended.
@@ -189,7 +189,7 @@ class World:
     ) -> None:
         """Give these nodes these ranks each, from the next epoch on.
 
-        ``origin``: new rank -> the old one that it was. Until then no node has a place.
+        ``origin``: new rank -> the old one that it continues. Until then no node has a place.
         """
         self.places[:], self.ranks[:] = places, ranks
         self._place.clear()
@@ -262,7 +262,7 @@ class World:
         return self.exited >= len(self.by_rank)
 
     def is_ending(self) -> bool:
-        """True if a rank has ended well: the others will, each in its own time. Searched: rare.
+        """True if a rank has ended well: the others will, each in its own time.
 
         A process that ended badly inside its torchrun or shell soon ends that as well, badly.
         """
@@ -273,19 +273,19 @@ class World:
         return self.started >= len(self.by_rank)
 
     def all_tried(self) -> bool:
-        """No rank is still to be started: each was, or ended before, or its node is lost."""
+        """True if no rank is still to be started: each was, or has ended, or its node is lost."""
         return all(
             rank.started or rank.exit is not None or rank.node.gone
             for rank in self.by_rank.values()
         )
 
     def all_nodes_ended(self) -> bool:
-        """Each node that lives has a rank that has ended: it has said what it had to say."""
+        """True if each node that lives has a rank that has ended, and so has shown its error."""
         ended = {id(rank.node) for rank in self.by_rank.values() if rank.exit is not None}
         return all(id(node) in ended for node in self.places if not node.gone)
 
     def all_stepped(self) -> bool:
-        """All ranks that have made steps before have made one in this epoch."""
+        """True if all ranks that have made steps before have made one in this epoch."""
         return self.stepped >= len(self.steppers)
 
 

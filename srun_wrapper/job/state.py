@@ -42,6 +42,7 @@ class JobState:
         self.job_id = job_id
         self.own_node = own_node
         self.step_id = "?"
+        self.restarts = "0"  # Slurm's count: a requeued job keeps the reports of its earlier runs
         self.code: Code | None = None  # that ranks start with; None: as the user's files are
         self.members = members = Membership(lambda text: self.on_news(text))
         self.nodes: Mapping[AgentKey, Node] = members.nodes
@@ -86,7 +87,7 @@ class JobState:
 
     @property
     def stopping_epoch(self) -> int:
-        """Exits of this epoch and older ones are of our own making."""
+        """Newest epoch whose ranks were told to stop: their exits are no failures."""
         return self.members.stopping_epoch
 
     @property
@@ -102,32 +103,37 @@ class JobState:
         return PULSE if few and self.config.unreachable_limit > 0 and self.interval > PULSE else 0.0
 
     def stopped(self) -> bool:
-        """The ranks are down, or told to be, until the next epoch begins."""
+        """True if the ranks are down, or told to stop, until the next epoch begins."""
         return self.stopping_epoch >= self.world.epoch
 
     # -- signals
 
     def pass_on(self, signum: int) -> None:
-        """Someone sends the ranks a signal that does not end the step."""
+        """Note that someone has sent the ranks a signal that does not end the step."""
         self.passed_on[signum] = self.passed_at = time.monotonic()
         if self.failures or self.stopping_epoch >= self.world.epoch:
             self.early.add(signum)  # no ranks yet, or they are to be stopped: the next ones get it
         self.changed.set()
 
     def note_ending(self, answers: Callable[[Node], bool]) -> None:
-        """Note that the step is being ended: every node of it that ``answers`` was signalled."""
+        """Note that the step is being ended, if every node of it that ``answers`` was signalled."""
         own = [n for n in self.live() if not n.standby_request] or self.live()
         told = [n.signalled for n in own if n.signalled or answers(n)]
         if told and all(told) and not self.signalled:
             self.signalled = told[0]
             self.changed.set()
 
+    def incident_id(self, number: object) -> str:
+        """Return the id of an incident, which no earlier run of a requeued job has used."""
+        run = "" if self.restarts == "0" else f"r{self.restarts}"
+        return f"{self.step_id}{run}-{number}"
+
     # -- losses
 
     def _fail_node(
         self, node: Node, symptom: Symptom, why: str, *, silent: bool = False, shared: bool = False
     ) -> None:
-        """A node is lost: ACTIVE ones are failures, idle ones only leave."""
+        """Note that a node is lost: an ACTIVE one is a failure, an idle one only leaves."""
         if node.gone:
             return
         was = node.role
@@ -159,7 +165,7 @@ class JobState:
         was, node.silent_as = node.silent_as, None
         if was is None or self.ending or isinstance(node.order, Finish):
             return  # told to end: Slurm has it back, or gets it
-        if was is Role.ACTIVE and self.world.place_of(node) is None:
+        if was is Role.ACTIVE and not any(node is one for one in self.world.places):
             return
         self.members.move(node, was)
         self.on_news(f"{node.name} answers again and stays in the job")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from robust_slurm.config import Config
@@ -37,6 +38,7 @@ class LastRung:
         self._slurm, self._wait = controller
         self._reports = reports
         self._directory = directory
+        self._claimed = False
         self.excluded: tuple[str, ...] = ()  # nodes that the job excludes from its requeue on
 
     @property
@@ -76,6 +78,7 @@ class LastRung:
                 whole=True,
             )
         except SlurmError as err:
+            await self._unclaim(self.restarts)
             return f"cannot requeue: {err}"
         if job != self._job_id:
             say(f"Slurm cannot requeue job {self._job_id} again: it continues as job {job}")
@@ -85,7 +88,16 @@ class LastRung:
         """See ``batch_host_failover.claim``; a file system that is silent cannot be asked."""
         directory = self._directory
         try:
-            return await run_in_thread(lambda: claim(directory, restarts), CLAIM)
+            self._claimed = await run_in_thread(lambda: claim(directory, restarts), CLAIM)
+            return self._claimed
         except TimeoutError:
+            self._claimed = False  # it may be another's
             say(f"{directory} does not answer in {CLAIM:g} s: requeueing without its records")
             return True
+
+    async def _unclaim(self, restarts: int) -> None:
+        """Let a later request, or the nodes that lose this one, bring the job back."""
+        if self._directory is not None and self._claimed:
+            path = self._directory / f"rescued.{restarts}"
+            with contextlib.suppress(OSError, TimeoutError):
+                await run_in_thread(lambda: path.unlink(missing_ok=True), CLAIM)

@@ -42,7 +42,7 @@ class RecoveryEnd(NamedTuple):
     """The job must end."""
 
     code: int | None
-    """Exit code; None: Slurm has ended the step, and its srun tells."""
+    """Exit code; None: Slurm has ended the step, and the code is that of its srun."""
 
 
 class Restoration(NamedTuple):
@@ -195,7 +195,7 @@ class Recovery:
     def _diagnose(self, lived: float) -> Incident:
         """Open the incident of the failures; ``lived``: seconds that the epoch has lived."""
         state, budget = self._state, self._localization.budget
-        # Nodes whose loss has cut the last incident short answer again: its ranks are down still.
+        # Nodes whose loss has cut the last incident short answer again; its ranks are still down.
         again = not state.failures
         failures = self._handled = list(state.failures or self._handled)
         state.failures.clear()
@@ -222,7 +222,7 @@ class Recovery:
         return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
 
     def _number(self) -> str:
-        return f"{self._state.step_id}-{next(self._numbers)}"
+        return self._state.incident_id(next(self._numbers))
 
     # -- the ladder
 
@@ -268,6 +268,8 @@ class Recovery:
             # No replacement came: the next rung, with what is left.
             self._release.reinstate(plan.replace)
             means = self._means.now(standby_nodes=0)
+            if plan.action == "swap_spare":
+                means = replace(means, spares=0)  # those that are left have too few slots
 
     async def _stop_and_fill(self, incident: Incident, plan: ladder.Plan) -> bool:
         """End the ranks and put a node in every place. False: not possible, or a new failure."""
@@ -305,8 +307,8 @@ class Recovery:
 
     async def _give_up(self, incident: Incident, plan: ladder.Plan) -> RecoveryEnd:
         root = incident.diagnosis.root
-        own = root.code if root.code is not None else 128 + (root.signal or 0)
-        self._release.evict(incident.diagnosis.proven, incident)  # for whoever is next
+        own = root.code if root.code is not None else 128 + root.signal if root.signal else 0
+        self._release.evict(incident.diagnosis.proven, incident)  # for the next job on these nodes
         self._reports.report_silent()
         await self._stopping.end_world(incident)
         await self._state.counters_read()

@@ -75,10 +75,11 @@ class Release:
         start_task(self._tasks, self._release(names, incident))
 
     async def _release(self, names: list[str], incident: Incident) -> None:
-        await self._wait.insist(
-            f"release {','.join(names)} from the job (unused in it until then)",
-            lambda: self._give_back(names),
-        )
+        if names:
+            await self._wait.insist(
+                f"release {','.join(names)} from the job (unused in it until then)",
+                lambda: self._give_back(names),
+            )
         if self._config.drain == "direct":
             await self._reports.flaps.over()  # a report that is withdrawn at once drains nobody
             await self._wait.insist("drain the bad node", lambda: self._drain(incident))

@@ -48,16 +48,19 @@ class Reports:
         self.barred = Barred(self._bad, self._remembered)
 
     def judge(self, node: Node, incident: Incident) -> None:
-        """Take down why a node leaves the job; report it where the evidence is against it."""
+        """Record why a node leaves the job; report it if the evidence is against it."""
         name = node.name
+        proven = name in incident.diagnosis.proven
         if name in self._bad:
+            if proven and name not in self._shared and not self._proven(name):
+                self._seen[name] = BadNode(name, Strength.PROVEN, incident.wall)
+                self._report(node, incident)  # it had stayed, as nothing could replace it
             return
-        if node.stalled and not node.own_mount:  # its server may be away
+        if node.stalled and not node.own_mount and not proven:  # its server may be away
             self._shared.add(name)
             return
         self._bad.append(name)
         self._shared.discard(name)
-        proven = name in incident.diagnosis.proven
         strength = Strength.PROVEN if proven else Strength.ONCE
         self._seen[name] = BadNode(name, strength, incident.wall)
         if node.own_mount:
@@ -70,14 +73,20 @@ class Reports:
         elif not node.ours:
             self._report(node, incident)
 
+    def _proven(self, name: str) -> bool:
+        return name in self._seen and self._seen[name].strength is Strength.PROVEN
+
     def stays(self, name: str) -> None:
-        """A suspect that nothing could replace stays; what it does next is judged anew."""
+        """Note that a suspect stays, as nothing could replace it.
+
+        If it was not reported, what it does next is judged anew.
+        """
         if name in self._shared and name in self._bad:
             self._shared.remove(name)
             self._bad.remove(name)
 
     def came_back(self, node: Node) -> None:
-        """A lost node answers again before it was replaced."""
+        """Note that a lost node answers again before it was replaced."""
         lost = self._silent.pop(node.key, None)
         if lost is not None and not lost.stands:
             self.flaps.note(node.name, Flap(lost.since, time.monotonic()))
@@ -86,7 +95,7 @@ class Reports:
             self._bad.remove(node.name)
 
     def report_silent(self) -> None:
-        """Report the nodes that were lost and have not come back; now they are not waited for."""
+        """Report the nodes that were lost and have not come back; they are no longer awaited."""
         for key, lost in self._silent.items():
             node, now = self._nodes[key], time.monotonic()
             before = self.flaps.before(node.name, now)
@@ -102,7 +111,7 @@ class Reports:
         self._ledger.requeue(plan)
 
     def _answers_again(self, node: Node, flap: Flap) -> None:
-        """A node that was reported as unreachable has answered before it could have booted."""
+        """Handle an answer of a node reported as unreachable, before it could have booted."""
         name, lasted = node.name, flap.until - flap.since
         before = self.flaps.before(name, flap.until)
         self.flaps.note(name, flap)
@@ -115,7 +124,7 @@ class Reports:
             say(f"{name} answers again after {lasted:.1f} s, but its report stands: {text}")
 
     def _report(self, node: Node, incident: Incident, more: str = "") -> None:
-        """Leave the report; ``more``: evidence that is not the incident's."""
+        """Write the report; ``more``: evidence that is not the incident's."""
         diagnosis, mount = incident.diagnosis, node.own_mount
         alone = f"file system {mount} does not answer on {node.name} alone"
         record = {

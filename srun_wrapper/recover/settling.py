@@ -1,4 +1,4 @@
-"""Before a recovery decides: wait for what belongs to the failures that were seen."""
+"""Wait, before a recovery decides, for the failures that belong to those that were seen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequenc
 SETTLE_ALIKE = 1.0  # s for other nodes to show the error for which a node would be blamed
 SETTLE_MAX = 4.0
 SETTLE_NODES = 1.5  # s for other silent nodes to be judged when one is lost
-# Signals that people send: the news that Slurm sent one to all may come after a rank's death of it.
+# Signals that people send. A rank that dies of one may be reported before the signal itself.
 SENDABLE = {
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGTERM, signal.SIGALRM),
@@ -43,11 +43,11 @@ class Settling:
         self._ended = ended
 
     async def settle(self) -> None:
-        """Wait for what belongs together.
+        """Wait until the failures that belong together have been seen.
 
-        While all failures seen look like consequences, their root is still to come; when a node
-        is lost, others that are silent now (the same switch, the same power) go with it; and what
-        one node cannot run or reports of itself, the others may only be slower to refuse or show.
+        While all failures seen look like consequences, their root is still to come. When a node is
+        lost, others that are silent now (the same switch, the same power) may be lost with it. If
+        one node cannot run the command, or shows an error, the others may do so a little later.
         """
         state = self._state
         await self._outlast()
@@ -59,7 +59,7 @@ class Settling:
             await asyncio.sleep(0.02)
         await self._outlast()  # one may have been seen only now
         while (  # an error that points to the machine: here only, or everywhere?
-            any(self._points(f) for f in state.failures)
+            any(self._points(f) for f in crashes(state.failures))
             and not state.signalled
             and not state.world.all_nodes_ended()
             and time.monotonic() - began < SETTLE_ALIKE
@@ -74,7 +74,7 @@ class Settling:
             await asyncio.sleep(0.02)
         while state.nonfinite_open() and not state.signalled:
             await asyncio.sleep(0.02)
-        while state.failures and all(map(self._follows, state.failures)) and not state.signalled:
+        while self._all_follow() and not state.signalled:
             waited = time.monotonic() - began
             open_question = (
                 waited < SETTLE or self._node_watch.doubtful() or self._being_signalled()
@@ -91,6 +91,12 @@ class Settling:
             )
         ):
             await asyncio.sleep(0.02)
+
+    def _all_follow(self) -> bool:
+        """Return True if all that is known are ends of ranks that follow from something else."""
+        failures = self._state.failures
+        only_ends = bool(failures) and all(f.symptom == "crash" for f in failures)
+        return only_ends and all(map(self._follows, crashes(failures)))
 
     async def _read_ends(self) -> None:
         """Read how ranks ended, one by one: heartbeats are heard in between."""
@@ -109,7 +115,7 @@ class Settling:
         return follows(failure, self._state.catalogue)
 
     async def _outlast(self) -> None:
-        """Wait while a shared cause makes nodes silent; what is lost by itself is asked for."""
+        """Wait while a shared cause makes nodes silent; request others for those that are lost."""
         state = self._state
         while self._node_watch.waiting() and not (state.signalled or self._ended()):
             if state.vacant():
@@ -138,8 +144,8 @@ class Settling:
         """Return True if Slurm has ended the whole step: its shims are gone from nodes that live.
 
         To restart or requeue what a user has cancelled would be against his will. A node that
-        crashed says no farewell: its connection stays, and nothing is waited for. srun ends too,
-        but after a swap only much later.
+        crashed does not close its connection: then there is nothing to wait for. srun ends too, but
+        after a swap only much later.
         """
         state = self._state
         own = [node for node in (*state.world.places, *state.spares()) if not node.standby_request]
@@ -155,5 +161,5 @@ class Settling:
         return await state.until(over, SRUN_END)
 
     def _being_signalled(self) -> bool:
-        """Some shims were signalled by Slurm: is the whole step being ended?"""
+        """True if Slurm has signalled some shims, and may be ending the whole step."""
         return not self._state.signalled and any(n.signalled for n in self._state.live())

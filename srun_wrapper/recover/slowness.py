@@ -22,7 +22,7 @@ WARNED = "warned"  # the outcome of an incident that changed nothing
 
 
 class Slowness:
-    """Hears from the watch who is slow."""
+    """Acts on the findings of the watch for slow jobs."""
 
     def __init__(self, state: JobState, ledger: JobLedger, reports: Reports) -> None:
         self._state = state
@@ -58,7 +58,7 @@ class Slowness:
             self._record(finding, evidence, done)
 
     def eased(self, pace: Slowdown) -> None:
-        """The job is as fast as usual again."""
+        """Print and record that the job is as fast as usual again."""
         say(f"steps take {pace.now:.3g} s again, about as long as before ({pace.usual:.3g} s)")
         self._ledger.event("slow_over", step_time=round(pace.now, 4), usual=round(pace.usual, 4))
 
@@ -83,7 +83,7 @@ class Slowness:
 
     def _record(self, finding: SlowFinding, evidence: Sequence[str], done: str) -> None:
         state, slow = self._state, finding.slow
-        number = f"{state.step_id}-slow{next(self._numbers)}"
+        number = state.incident_id(f"slow{next(self._numbers)}")
         rule, cause = "slow-rank", "unknown"
         if finding.corroborated:
             rule, cause = "slow-machine", "node"

@@ -38,7 +38,8 @@ from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import StopTests
 from srun_wrapper.orders.stopping import Stopping
-from srun_wrapper.protocol.server import listen
+from srun_wrapper.protocol.messages import Message
+from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts, node_parts
@@ -82,6 +83,7 @@ class Supervisor:
         job_id = int(env["SLURM_JOB_ID"])
         own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self.state = state = JobState(config, job_id, own, catalogue)
+        state.restarts = env.get("SLURM_RESTART_COUNT") or "0"
         self.inbox = Inbox(state)
         self.bus = bus = state.bus
         self.ledger = JobLedger(launch.options.records, observes=bool(launch.observed))
@@ -223,9 +225,13 @@ class Supervisor:
 
     # -- the whole life
 
+    def _taken_in(self, connection: Connection, message: Message) -> None:
+        self.node_watch.woken()
+        self.inbox.message(connection, message)
+
     async def run(self) -> int:
         steps.raise_file_limit()
-        server, port = await listen(self.facts.key, self.inbox.message, self.inbox.closed)
+        server, port = await listen(self.facts.key, self._taken_in, self.inbox.closed)
         self._secrets = steps.Secrets(self.facts.key, port)
         StepSignals(self.state, self.step).catch(self.node_watch.continued)
         nodes = self._build_recovery()

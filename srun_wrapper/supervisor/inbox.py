@@ -1,4 +1,4 @@
-"""Take in all that the node agents report, and make the changes to the job's state."""
+"""Receive all messages of the node agents, and change the job's state accordingly."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ class Inbox:
         self._acknowledge(node)
         replaceable = node.gone and state.config.mode != "observe"  # there, nobody has its ranks
         if replaceable or (state.ending and node.order is None):
-            # It has been given up, and others may have its ranks: nothing of it may go on. Or it
-            # comes when all is over.
+            # The node must end: it was given up, and others may have its ranks, or it connects
+            # when the job is over.
             state.bus.send_once(node, Finish(tuple((0, 0) for _ in hello.tasks)))
         elif isinstance(node.order, Start) and reborn:
             pass  # its ranks start with all others in the next epoch
         else:
-            state.bus.resend(node)  # it went under with the last connection
+            state.bus.resend(node)  # it may have been lost with the last connection
         self._warm_up(node)
         return node
 
@@ -100,7 +100,7 @@ class Inbox:
         """Note that its agent died and was started again: no rank nor memory of it is left."""
         state = self._state
         node.seen = 0
-        node.stalled = ()
+        node.stalled, node.stalled_at = (), {}
         node.counted, node.counted_shown = {}, {}
         node.warm.clear()
         node.stores.clear()
@@ -119,14 +119,14 @@ class Inbox:
         self._state.bus.send_once(node, Ack(node.seen, self._state.interval, self._state.pulse))
 
     def _warm_up(self, node: Node) -> None:
-        """A node without ranks imports what those of the others have imported."""
+        """Have a node without ranks import what the ranks of other nodes have imported."""
         if node.role is Role.SPARE:
             for warmup in filter(None, (self._warmup, self._rank_warmup)):
                 warmup.code = self._state.code
                 self._state.bus.send(node, warmup)
 
     def message(self, connection: Connection, message: Message) -> None:
-        """Take in one message of an agent; all of them come through here."""
+        """Receive one message of an agent; all of them come through here."""
         state, world = self._state, self._state.world
         if isinstance(message, Hello):
             self.connected(connection, message)
@@ -138,7 +138,8 @@ class Inbox:
             return
         node.heard(time.monotonic())
         if node.role is Role.DEAD and node.silent_as is not None:
-            # Its kernel still had that to send. An agent that lives connects anew: then it is back.
+            # This was still in its kernel's buffers. An agent that lives connects again: then the
+            # node is back.
             connection.close()
             return
         if isinstance(message, Pulse):
@@ -197,8 +198,8 @@ class Inbox:
             node.ours = True
             state.lose(node, f"a robust-task of {node.name} did not return")
         elif isinstance(message, Stalled):
-            if message.mounts and not node.stalled:
-                node.stalled_at = node.last_word
+            before, now = node.stalled_at, node.last_word
+            node.stalled_at = {mount: before.get(mount, now) for mount in message.mounts}
             node.stalled, node.starting = message.mounts, message.starting
         elif isinstance(message, Counted):
             news = counters.news(counters.NodeGrowth(node.name, message.grown, node.counted))
@@ -225,7 +226,7 @@ class Inbox:
             state.on_store(node, message)
 
     def _signalled(self, node: Node, signum: int) -> None:
-        """Slurm signalled a node's shims, and the ranks there with them."""
+        """Act on a signal that Slurm sent to a node's shims, and to the ranks there with them."""
         state = self._state
         own = [n for n in state.live() if not n.standby_request] or state.live()
         if own and node is own[0]:  # Slurm takes standby nodes' steps for steps of other jobs
@@ -328,9 +329,9 @@ class Inbox:
                 self._state.nonfinite.reached(step)
 
     def _not_finite(self, rank: Rank, good: float) -> None:
-        """A failure of each rank whose loss is not finite; ``good``: when it was last known well.
+        """Note a rank's loss that is not finite as a failure; ``good``: when it was last well.
 
-        Ranks that are being stopped say only from when on their states are not to be used.
+        Of ranks that are being stopped, only the step is noted from which on no state is used.
         """
         state, now = self._state, rank.node.last_word
         if state.config.nan == "ignore":

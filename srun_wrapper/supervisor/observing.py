@@ -120,7 +120,7 @@ class Observing:
         diagnosis = ladder.with_suspects(diagnosis, self._budget.nodes)
         lost = tuple(n.name for n in state.world.places if n.role is Role.DEAD)
         plan = ladder.plan(diagnosis, lost, self._budget, self._means())
-        number = f"{state.step_id}-{next(self._numbers)}"
+        number = state.incident_id(next(self._numbers))
         incident = Incident(number, state.world.epoch, diagnosis, root.last_good, root.at)
         what = ACTIONS[plan.action].format(nodes=", ".join(plan.replace) or "the suspect")
         incident.outcome = f"observed: would {what}"

@@ -1,4 +1,4 @@
-"""A listening socket; its connections that have not authenticated are few, and not for long."""
+"""A listening socket that limits the number and the time of unauthenticated connections."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class Guests:
             self._loop.later(self._limits.stay, link.close)
 
     def admit(self, link: Link) -> None:
-        """A connection was accepted."""
-        self._links = [each for each in self._links if not each.closed and not each.ready_once]
+        """Add an accepted connection to those that have to authenticate."""
+        self._links = [each for each in self._links if not each.closed and not each.authenticated]
         while len(self._links) >= self._limits.most:
             self._links.pop(0).close("too many connections that do not authenticate")
         self._links.append(link)
         self._loop.later(self._limits.seconds, lambda: self._judge(link))
 
     def _judge(self, link: Link) -> None:
-        if not link.ready_once:
+        if not link.authenticated:
             link.close("did not authenticate")
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+from collections import deque
 from collections.abc import Callable
 
 from robust_slurm.frames.wire import Codec, WireError
@@ -35,6 +36,7 @@ class Link:
         self._codec = Codec(key, server=server)
         self._out = bytearray(self._codec.preface())
         self._waiting: list[bytes] = []
+        self._undelivered: deque[bytes] = deque()
         self._on_payload = on_payload
         self._on_close = on_close
         self._on_ready = on_ready
@@ -55,6 +57,11 @@ class Link:
     def ready_once(self) -> bool:
         """True if the peer ever introduced itself on this connection."""
         return self._codec.ready
+
+    @property
+    def authenticated(self) -> bool:
+        """True if the peer has proved that it has the key: anybody can introduce himself."""
+        return self._codec.trusted
 
     def send(self, message: Message) -> None:
         self.send_payload(encode(message))
@@ -118,7 +125,7 @@ class Link:
             return
         was_ready = self._codec.ready
         try:
-            payloads = self._codec.feed(data)
+            self._undelivered += self._codec.feed(data)
         except WireError as err:
             self.close(str(err))
             return
@@ -130,7 +137,14 @@ class Link:
                 self._write()
             if self._on_ready is not None and not self.closed:
                 self._on_ready(self)
-        for payload in payloads:
-            if self.closed:
-                return
-            self._on_payload(self, payload)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand the payloads over; one that makes ``on_payload`` raise costs none of the others."""
+        while self._undelivered and not self.closed:
+            payload = self._undelivered.popleft()
+            try:
+                self._on_payload(self, payload)
+            except Exception:
+                self._loop.call(self._deliver)
+                raise

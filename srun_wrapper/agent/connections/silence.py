@@ -59,20 +59,21 @@ class Contact:
 
 
 def judge_silence(
-    contact: Contact, now: float, lost_host: float, mute: float = MUTE
+    contact: Contact, now: float, lost_host: float, mute: float = MUTE, first: float | None = None
 ) -> SilenceVerdict:
     """Decide from the last contact what has happened to the supervisor.
 
     An agent cannot tell a dead host from one that is cut off for a moment: ``lost_host`` is how
     long such an outage may last. An attempt begun after that must fail as well: one begun before
-    may have missed the end of the outage.
+    may have missed the end of the outage. ``first``: s to reach it for the first time.
     """
     silent = now - contact.since
     refused = now - contact.refused_since if contact.refused_since is not None else 0.0
     if contact.ending and refused >= DEAD_IN_THE_END:
         return SilenceVerdict.SUPERVISOR_DEAD
     if not contact.ever:
-        return SilenceVerdict.SUPERVISOR_DEAD if silent >= START else SilenceVerdict.FINE
+        late = silent >= (START if first is None else first)
+        return SilenceVerdict.SUPERVISOR_DEAD if late else SilenceVerdict.FINE
     if refused >= DEAD_SUPERVISOR:
         return SilenceVerdict.SUPERVISOR_DEAD
     if contact.unreachable_since is not None and contact.tried - contact.since >= lost_host:

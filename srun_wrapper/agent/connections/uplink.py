@@ -48,17 +48,17 @@ class Uplink:
         self._judged = time.monotonic()
 
     def connect(self) -> None:
-        """Unless a connection is there or being made."""
+        """Connect, unless there is a connection or an attempt."""
         if self._link is None:
             self._connect()
 
     def send(self, message: Message) -> None:
-        """Dropped while there is no connection."""
+        """Send a message; it is dropped while there is no connection."""
         if self._link is not None and self._link.ready:
             self._link.send(message)
 
     def over(self) -> None:
-        """All has been said: a connection that breaks is not made again."""
+        """Make no new connection when this one breaks: nothing is left to send."""
         self._over = True
 
     def close(self) -> None:
@@ -66,7 +66,9 @@ class Uplink:
         if self._link is not None:
             self._link.close()
 
-    def judge(self, interval: float, lost_host: float, mute: float = MUTE) -> SilenceVerdict:
+    def judge(
+        self, interval: float, lost_host: float, mute: float = MUTE, first: float | None = None
+    ) -> SilenceVerdict:
         """Judge the supervisor's silence; called about every ``interval`` seconds."""
         # A connection made anew gets its time too: a stumble of the supervisor must not end in
         # every agent cutting the line again before its answer is there.
@@ -77,12 +79,12 @@ class Uplink:
         silent = now - max(self.contact.since, self._introduced)
         if silent > max(QUIET, 2.2 * interval) and self._link and self._link.ready:
             self._link.close("silent")  # the new attempt shows whether the host is there
-        return judge_silence(self.contact, now, lost_host, mute)
+        return judge_silence(self.contact, now, lost_host, mute, first)
 
     # -- inside
 
     def _connect(self) -> None:
-        if self._over:
+        if self._over or self._link is not None:
             return
         family = socket.AF_INET6 if ":" in self.server else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -116,8 +118,8 @@ class Uplink:
         if link.ready or link.closed:
             return
         if link.connected and not last:
-            # Its kernel has taken us; more attempts would only fill its queue and in the end
-            # make a busy host look like a dead one.
+            # The host's kernel has accepted the connection. More attempts would only fill its
+            # queue, until a busy host looks like a dead one.
             self._loop.later(BUSY_TIMEOUT, lambda: self._give_up(link, last=True))
             return
         link.close("timed out")

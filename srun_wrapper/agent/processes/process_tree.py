@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,23 +16,25 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 _TICK = os.sysconf("SC_CLK_TCK")
-FULL = 0.95  # share of a node's process ids: some are kept for root, some just became free
+FULL = 0.95  # share of process ids in use that counts as all: root keeps some, some just got free
+spared_thread = ""
+"""A thread of this process whose children are no rank's, and which waits for them itself."""
 _HAS_CHILDREN_FILE = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
 
 def become_subreaper() -> None:
-    """Orphans of our descendants become our children, however they detached themselves."""
+    """Make this process adopt all orphans below it, however they detached themselves."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent(signum: int) -> None:
-    """The kernel sends ``signum`` to this process when its parent dies."""
+    """Have the kernel send ``signum`` to this process when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
 def _children_by_scan(pid: int) -> list[int]:
-    """For kernels without CONFIG_PROC_CHILDREN: look at every process's parent."""
+    """Find children on kernels without CONFIG_PROC_CHILDREN, by every process's parent."""
     return [child for child, parent in process_stat.parents().items() if parent == pid]
 
 
@@ -45,6 +48,8 @@ def children(pid: int) -> list[int]:
     except OSError:
         return found
     for tid in threads:
+        if tid == spared_thread:
+            continue
         try:
             with open(f"/proc/{pid}/task/{tid}/children") as file:
                 found += [int(word) for word in file.read().split()]
@@ -54,7 +59,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int, spared: Collection[int] = ()) -> list[int]:
-    """All processes below ``pid``, parents before children; ``spared`` ones' trees left out."""
+    """Return all processes below ``pid``, parents before children, without the ``spared`` trees."""
     found: list[int] = []
     todo = [child for child in children(pid) if child not in spared]
     while todo:
@@ -79,6 +84,12 @@ def end_all(pids: list[int]) -> None:
 def reap() -> dict[int, int]:
     """Collect all children that have ended: pid -> raw wait status."""
     ended: dict[int, int] = {}
+    if spared_thread:  # else the exit codes of its commands would be lost
+        for child in children(os.getpid()):
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(child, os.WNOHANG)
+                ended |= {pid: status} if pid else {}
+        return ended
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -107,8 +118,8 @@ def no_ids(proc: str = "/proc") -> str:
 def expects(pid: int, signum: int) -> bool:
     """True if a process handles, ignores or blocks a signal; False if the process is gone.
 
-    A mask that blocks even SIGSEGV is no wish of the program: the C library blocks everything
-    for a moment while it starts a child, and what comes then would kill the program after it.
+    A mask that blocks even SIGSEGV is not the program's own: the C library blocks all signals for
+    a moment while it starts a child. A signal sent then would kill the program a moment later.
     """
     masks = {"SigCgt": 0, "SigIgn": 0, "SigBlk": 0}
     try:
@@ -153,7 +164,7 @@ _TELLING = "TtDRSIZX"
 
 
 def usage(pids: list[int]) -> TreeUsage:
-    """Sum over processes; vanished ones count nothing. State '' when none is left."""
+    """Return the sum over processes; ended ones count as nothing. State "" if none is left."""
     ticks = 0
     io = 0
     states = set()

@@ -17,7 +17,7 @@ from srun_wrapper.decide.incident import RECOVERED, Incident, ettr
 from srun_wrapper.job.model import Role
 from srun_wrapper.job.state import JobState
 
-PATIENCE = 0.2  # s for a line to get through, while none waits
+PATIENCE = 0.2  # s to wait until a line is written, if no earlier line waits
 MAX_LINES = 1000
 
 
@@ -26,7 +26,7 @@ _LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
 
 
 def say(text: str) -> None:
-    """One line to the user, by one write, so that it does not mix with the ranks' output."""
+    """Print one line to the user, by one write, so that it does not mix with ranks' output."""
     _log.log(_LEVELS.get(text.partition(":")[0], logging.INFO), text)
     put(encoded(f"robust-srun: {text}\n"))
 
@@ -42,7 +42,7 @@ def flush(seconds: float = 2.0) -> None:
 
 
 class _Stderr:
-    """A thread that writes, in order. Its caller waits a moment, then goes on without it."""
+    """Writes lines in order, in a thread. The caller waits a moment, then goes on without it."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=MAX_LINES)
@@ -75,7 +75,8 @@ class _Stderr:
             except OSError:
                 pass
             with self._changed:
-                self._lines.popleft()
+                if self._lines and self._lines[0] is data:  # else too many came: it was dropped
+                    self._lines.popleft()
                 self._changed.notify_all()
 
 
@@ -89,10 +90,10 @@ class Account:
         self.started = time.monotonic()
         self.wall = time.time()
         self.first_step: float | None = None
-        self.lost_steps: int | None = 0  # None: of some recovery it is not known
+        self.lost_steps: int | None = 0  # None: for some recovery it is not known
         self.recovering = 0.0
-        self.checking = 0.0  # steps that were computed again, see ``verifying``
-        self.degraded = 0.0  # share of the ranks that were missing x seconds without them
+        self.checking = 0.0  # s of steps that were computed again, see ``checkpoints/verify``
+        self.degraded = 0.0  # sum of: share of the ranks that were missing x s without them
         self._degrading: tuple[float, float] | None = None  # since when, and which share
         self.incidents = 0
         self._step_times: list[float] = []
@@ -109,8 +110,8 @@ class Account:
             self._step_times.append(step_time)
 
     def trains(self, now: float, resized: tuple[int, int] | None) -> None:
-        """Note with how many of how many ranks the job trains from now on (None: all), or stands
-        still: ``(1, 1)``."""
+        """Note that the job trains with ``resized[1]`` of ``resized[0]`` ranks from now on; None:
+        with all of them, or it stands still."""
         if self._degrading is not None:
             since, share = self._degrading
             self.degraded += (now - since) * share
@@ -120,8 +121,8 @@ class Account:
     def unproductive(self, now: float, step_time: float | None) -> float | None:
         """Seconds without new steps: start-up, recoveries, and steps done twice.
 
-        None where that is not known: without steps, or after a recovery that lost nobody knows
-        how many.
+        None where that is not known: after an incident before the first step, or after a recovery
+        that lost an unknown number of steps.
         """
         if self.lost_steps is None or (self.first_step is None and self.incidents):
             return None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import LabFactory
+from holds import tasks
 from jobs import TOY, Training, check_incident, prepared, reference, start
 from waiting import until
 
@@ -254,20 +255,28 @@ def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:
 
 
 def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:
+    """And nothing else: to its agent it looks as if the batch host were lost. When the network is
+    back, the job has gone on without this node, and is not brought back a second time."""
     lab = new_lab()
     training = start(lab, 2, spares=1, robust="--robust-outage-wait=0", steps=800)
     training.wait_step(8)
     before = {p.pid for p in training.processes("toy.py", rank=1)}
+
+    def asked_slurm(words: str) -> bool:
+        return any(words in event["text"] for event in training.events("supervisor_gone"))
+
     lab.partition("n2")
     training.wait_says("recovered from")
     training.until(
         lambda: not before & {p.pid for p in training.processes("toy.py")}, "end of the cut ranks"
     )
+    training.until(lambda: asked_slurm("Slurm does not answer"), "n2 wants to bring the job back")
     lab.reconnect("n2")
+    training.until(lambda: not tasks(training, "n2"), "the end of the cut agent")
     step = int(training.out().rpartition("\nstep ")[2].split()[0])
     training.wait_step(step + 10)
     training.only_incident(action="swap_spare", swaps=[["n2", "n3"]])
-    assert training.nodes() == "n[1,3]"
+    assert training.nodes() == "n[1,3]" and not asked_slurm("goes on as job")
 
 
 def test_job_without_no_kill_is_warned_and_recovers(new_lab: LabFactory) -> None:

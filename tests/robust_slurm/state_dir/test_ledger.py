@@ -277,8 +277,18 @@ def test_the_plan_of_a_requeue(tmp_path: Path) -> None:
     book = JobLedger(tmp_path)
     plan = RequeuePlan(2, ("n1", "n2"), 2, 1_800_000_000.0)
     book.requeue(plan)
+    written = plan_from((tmp_path / "requeue.json").read_bytes())
+    assert written == plan, "it is there before Slurm is asked to requeue the job"
     book.close()
-    assert plan_from((tmp_path / "requeue.json").read_bytes()) == plan
+
+
+def test_a_stalled_file_system_leaves_the_umask_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the whole process's: files of other threads, and of ranks, were open to everybody."""
+    monkeypatch.setattr(os, "umask", lambda _mask: pytest.fail("the umask was changed"))
+    make_job_dir(tmp_path, 7)
+    assert stat.S_IMODE((tmp_path / "jobs").stat().st_mode) == 0o1777
 
 
 # -- what others made there -------------------------------------------------------------------

@@ -16,15 +16,20 @@ from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.place import shim_address
 from srun_wrapper.protocol.messages import (
+    Exited,
     Hello,
     Inspect,
     Inspected,
     Message,
+    RankStart,
     Report,
     Sample,
     SlotHello,
     SlotLost,
     SlotWelcome,
+    Start,
+    Started,
+    StdinRead,
     Stop,
     Stopped,
     decode_to_shim,
@@ -34,9 +39,9 @@ supervisor, shim = agent_node.supervisor, agent_node.shim
 
 
 class Second:
-    """The node's other shim, in the agent's loop."""
+    """Another shim of the node, in the agent's loop."""
 
-    def __init__(self, shim: Shim, key: bytes) -> None:
+    def __init__(self, shim: Shim, key: bytes, local: int = 1) -> None:
         self.got: list[Message] = []
         self.link: Link | None = None
 
@@ -51,7 +56,7 @@ class Second:
                 on_payload=lambda _link, payload: self.got.append(decode_to_shim(payload)),
                 on_close=lambda _link, _reason: None,
             )
-            self.link.send(SlotHello(1, 1, 4242))
+            self.link.send(SlotHello(local, local, 4242))
 
         shim.call(connect)
 
@@ -59,6 +64,10 @@ class Second:
         link = self.link
         assert link is not None
         shim.call(lambda: link.send(message))
+
+    def die(self, shim: Shim) -> None:
+        assert self.link is not None
+        shim.call(self.link.close)
 
 
 @pytest.fixture
@@ -136,6 +145,49 @@ def test_a_lost_shim_is_news(supervisor: FakeSupervisor, two: Two) -> None:
     wait(lambda: bool(supervisor.of(SlotLost)))
     assert supervisor.of(SlotLost)[0].local == 1
     assert [f.symptom for f in supervisor.state.failures] == ["node_lost"]
+
+
+def test_a_shim_that_comes_back_in_a_stop_has_no_rank_to_stop(
+    supervisor: FakeSupervisor, tmp_path: Path
+) -> None:
+    """The node waited for its answer for ever, and was evicted as stuck."""
+    shim = Shim(supervisor, tmp_path, local_tasks=3, step_tasks=3)
+    slow, dies = Second(shim, supervisor.key, 1), Second(shim, supervisor.key, 2)
+    wait(lambda: bool(supervisor.of(Hello)))
+    supervisor.activate()
+    supervisor.order(Stop(1, 0.1))
+    wait(lambda: Stop(1, 0.1) in slow.got and Stop(1, 0.1) in dies.got)
+    dies.die(shim)
+    wait(lambda: bool(supervisor.of(StdinRead)))
+    back = Second(shim, supervisor.key, 2)
+    wait(lambda: bool(back.got))
+    assert supervisor.of(Stopped) == []
+    slow.say(shim, Stopped(0, 1, 0))
+    wait(lambda: bool(supervisor.of(Stopped)))
+    shim.close()
+
+
+def test_a_shim_that_dies_before_its_rank_runs_gets_the_order_again(
+    supervisor: FakeSupervisor, two: Two
+) -> None:
+    """Its rank was never started, and the node was replaced."""
+    shim, second = two
+    supervisor.activate()
+    ranks = (RankStart(0, 0, {}), RankStart(1, 1, {}))
+    order = Start(1, {"SLURM_JOB_ID": "12"}, ranks, 0.5, 0, True, 1, "n0", 29500)
+    supervisor.order(order)
+    wait(lambda: order in second.got)
+    second.die(shim)
+    wait(lambda: bool(supervisor.of(StdinRead)))
+    back = Second(shim, supervisor.key)
+    wait(lambda: order in back.got)
+    back.say(shim, Started(0, 1, 1, 4243))
+    wait(lambda: len(supervisor.of(Started)) == 2)
+    back.die(shim)
+    wait(lambda: bool(supervisor.of(Exited)))
+    last = Second(shim, supervisor.key)
+    wait(lambda: bool(last.got))
+    assert order not in last.got, "its rank ended with it: the supervisor decides"
 
 
 def test_a_shim_without_the_key_is_nobody(supervisor: FakeSupervisor, two: Two) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,7 +33,9 @@ SILENT = AGREE + 2.5
         (1, {2: SILENT, 3: SILENT}, 0, True),
         (2, {1: SILENT, 3: SILENT}, 0, False),
         (1, {2: SILENT, 3: 0.1}, 0, False),  # 3 still hears it: a veto
-        (1, {0: 0.1, 2: SILENT}, 0, True),  # the lost host itself says nothing of worth
+        (1, {0: SILENT, 2: SILENT}, 0, True),  # the lost host's silence says nothing
+        (1, {0: 0.1, 2: SILENT}, 0, False),  # but there the supervisor lives: a veto
+        (1, {0: 0.1}, 0, False),
         (1, {2: None, 3: None, 4: None}, 0, False),  # we are the ones cut off
         (1, {2: None, 3: SILENT, 4: None}, 0, True),  # half is enough
         (2, {1: None, 3: SILENT}, 0, True),  # 1 died as well
@@ -201,40 +204,102 @@ def test_copy_args_without_a_known_host() -> None:
     assert not [a for a in args if a.startswith(("--exclude", "--time", "--exclusive"))]
 
 
-def test_the_job_is_brought_back_when_slurm_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither twice nor in place of a run that Slurm has begun by itself meanwhile."""
+@dataclass
+class Rescue:
+    """A rescue of job 12 by the agent of n2, whose Slurm is away at first."""
+
+    said: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    nodes: tuple[str, ...] = ("n1", "n2")
+    restarts: int = 0
+    began: int = 0
+    """The job's restarts, as this step began."""
+    silent: list[float | None] = field(default_factory=list)
+    """The answers of the peers, in the order in which they are asked; then None."""
+    others: int = 0
+    """Peers besides the batch host's agent."""
+
+    def run(self, records: Path) -> None:
+        peers = (Peer(0, "10.0.0.1", 1), *(Peer(n + 2, f"10.0.0.{n + 3}", 1)
+                                           for n in range(self.others)))  # fmt: skip
+        place: Any = SimpleNamespace(server="10.0.0.1", job_id=7, node="n2")
+        start: Any = SimpleNamespace(peers=peers, index=1, env={})
+        batch_host_failover.rescue(
+            place, KEY, start, records, "standby", {}, self.said.append, 60, self.began
+        )
+
+
+@pytest.fixture
+def rescue(monkeypatch: pytest.MonkeyPatch) -> Rescue:
+    case = Rescue()
     away = iter([SlurmError("unreachable", (), "connect failure")] * 3)
-    done: list[str] = []
 
     class Door:
-        restarts = 0
-
         def __init__(self, deadline_s: float) -> None:
             pass
 
         def job(self, _number: int) -> Job:
             for error in away:
                 raise error
-            known = {"batch": True, "batch_host": "n1", "restarts": self.restarts}
-            return job(running=True, state="RUNNING", **known)
+            known = {"batch": True, "batch_host": "n1", "restarts": case.restarts}
+            return job(running=True, state="RUNNING", nodes=case.nodes, **known)
 
-    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     monkeypatch.setattr(slurm_wait, "PAUSES", (0.01,))
     monkeypatch.setattr(batch_host_failover, "Slurm", Door)
-    monkeypatch.setattr(batch_host_failover, "bring_back", lambda *_a: done.append("copy") or 13)
-    monkeypatch.setattr(batch_host_failover, "let_go", lambda *_a: done.append("end"))
-    place: Any = SimpleNamespace(server="10.0.0.1", job_id=7)
-    start: Any = SimpleNamespace(peers=(), index=1, env={})
-    said: list[str] = []
-    arguments = (place, KEY, start, tmp_path, "standby", {}, said.append, 60.0)
-    batch_host_failover.rescue(*arguments)
-    assert done == ["copy", "end"]
-    assert "Slurm does not answer" in said[0] and "goes on as job 13" in said[-1]
-    Door.restarts = 1
-    batch_host_failover.rescue(*arguments)
-    assert done == ["copy", "end"] and "nothing to bring back" in said[-1]
+    monkeypatch.setattr(
+        batch_host_failover, "ask_peer", lambda *_a: case.silent.pop(0) if case.silent else None
+    )
+    monkeypatch.setattr(
+        batch_host_failover, "bring_back", lambda *_a: case.done.append("copy") or 13
+    )
+    monkeypatch.setattr(batch_host_failover, "let_go", lambda *_a: case.done.append("end"))
+    return case
+
+
+def test_the_job_is_brought_back_when_slurm_is_back(tmp_path: Path, rescue: Rescue) -> None:
+    """Neither twice nor in place of a run that Slurm has begun by itself meanwhile."""
+    rescue.run(tmp_path)
+    assert rescue.done == ["copy", "end"]
+    assert "Slurm does not answer" in rescue.said[0] and "goes on as job 13" in rescue.said[-1]
+    rescue.restarts = 1
+    rescue.run(tmp_path)
+    assert rescue.done == ["copy", "end"] and "nothing to bring back" in rescue.said[-1]
+
+
+def test_a_job_that_was_requeued_before_is_brought_back(tmp_path: Path, rescue: Rescue) -> None:
+    """A standby node's environment does not tell how often: it took that for another run."""
+    rescue.restarts = rescue.began = 1
+    rescue.run(tmp_path)
+    assert rescue.done == ["copy", "end"]
+
+
+def test_a_node_that_the_job_has_replaced_does_not_end_the_job(
+    tmp_path: Path, rescue: Rescue
+) -> None:
+    """It was cut off from everything, Slurm too, and elected itself: it had no other peer."""
+    rescue.nodes = ("n1", "n3")
+    rescue.run(tmp_path)
+    assert not rescue.done and "this node has left" in rescue.said[-1]
+
+
+def test_the_peers_are_asked_again_after_an_absence_of_slurm(
+    tmp_path: Path, rescue: Rescue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The supervisor waits for a node that was cut off: the batch host's agent hears it."""
+    monkeypatch.setattr(batch_host_failover, "AGREE", 0.01)
+    rescue.silent = [None, 0.001]
+    rescue.run(tmp_path)
+    assert not rescue.done and "cut off" in rescue.said[-1] and not rescue.silent
+
+
+def test_peers_that_were_not_elected_are_not_missed_later(
+    tmp_path: Path, rescue: Rescue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end at once, and Slurm may take its time: the job is brought back all the same."""
+    monkeypatch.setattr(batch_host_failover, "AGREE", 0.01)
+    rescue.others, rescue.silent = 3, [None, SILENT, SILENT, SILENT]
+    rescue.run(tmp_path)
+    assert rescue.done == ["copy", "end"]
 
 
 @pytest.mark.parametrize("wait", [0.0, 60.0])

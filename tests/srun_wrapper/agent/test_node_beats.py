@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from robust_slurm.looked import file_name
+from robust_slurm.record import RecordWriter, create, record_path
 from srun_wrapper.agent.beats import NodeBeats
 
 KEPT = ("error-0.json", "warm-77-1.json", "warm.lock", "snapshots")
@@ -40,3 +41,25 @@ def test_answers_of_processes_that_have_ended_go(tmp_path: Path) -> None:
         (tmp_path / file_name(pid, 9)).touch()
     NodeBeats(tmp_path).begin(2)
     assert [path.name for path in tmp_path.iterdir()] == [file_name(os.getpid(), 9)]
+
+
+def test_a_record_that_a_slot_has_made_anew_is_read_anew(tmp_path: Path) -> None:
+    """After a rejoin that failed: the agent went on reading the file of the rank that had ended."""
+
+    def record(beats: int) -> None:
+        path = record_path(str(tmp_path), 2, 0)
+        Path(path).unlink(missing_ok=True)
+        create(path, epoch=2, local_rank=0)
+        writer = RecordWriter(path)
+        for step in range(beats):
+            writer.beat(step)
+        writer.close()
+
+    beats = NodeBeats(tmp_path)
+    beats.begin(2)
+    record(0)
+    beats.read()
+    record(3)
+    assert [beat.beats for beat in beats.read()] == [0]
+    beats.forget(0)
+    assert [beat.beats for beat in beats.read()] == [3]

@@ -48,7 +48,7 @@ class Job:
         """Take the first request in and apply it, as robust-srun does."""
         book = self.deployment.book
         until(lambda: read_from(self.records / REQUESTS, book.read)[0], "a request")
-        (request,), book.read = read_from(self.records / REQUESTS, book.read)
+        ((request, _),), book.read = read_from(self.records / REQUESTS, book.read)
         assert request.version is not None
         book.add(request.version)
         assert book.request(request.change) == ""
@@ -67,6 +67,7 @@ def job(tmp_path: Path) -> Job:
     ("words", "said"),
     [
         (("nonsense",), "not a job id"),
+        (("7", "--wait", "nan"), "not a number of seconds"),
         (("7", "--now", "--lazy"), "does not go together with"),
         (("7", "--lazy", "--rollback"), "--lazy goes with an update alone"),
         (("8",), "no records of job 8"),

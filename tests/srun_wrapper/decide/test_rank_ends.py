@@ -94,3 +94,18 @@ def read_end_misses() -> int:
     from srun_wrapper.decide import ends
 
     return ends._read.cache_info().misses
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(2, 130), (3000, 1), (1000, 8)])
+def test_a_command_that_nobody_can_run_is_no_nodes_fault_however_many_they_are(
+    nodes: int, per_node: int
+) -> None:
+    """Only the first 128 ends were looked at: nodes were reported and replaced for a typo."""
+    failures = [
+        Failure("crash", 1.0 + node, 0.9, f"n{node}", node * per_node + local, code=2,
+                tail="no such file", launched=False)
+        for node in range(nodes)
+        for local in range(per_node)
+    ]  # fmt: skip
+    found = diagnose(failures, nodes)
+    assert (found.rule, found.cause, found.suspects) == ("cannot-start", "user", ())

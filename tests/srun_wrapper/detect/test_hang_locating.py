@@ -11,7 +11,7 @@ from made_job import Job, beat
 from waiting import idle
 
 from robust_slurm.layout import DATA_WAIT
-from srun_wrapper.detect import hang_watch
+from srun_wrapper.detect import hang_watch, inspections
 from srun_wrapper.detect.hang_watch import EARLY_WINDOW, HangWatch
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.locate.locate import Located
@@ -135,6 +135,30 @@ def test_when_it_does_not_look(why: str) -> None:
         state.progress.best, state.pace.slowest = None, 0.0
     w.early()
     assert not w.asked() and not w.told
+
+
+def test_ranks_of_which_nothing_is_known_may_be_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that broke for a second, while rank 0 evaluated, ended a healthy job."""
+    w = Watched()
+    pace = w.job.state.pace
+    pace.last = time.monotonic() - (pace.limit() + 1.0)
+    monkeypatch.setattr(inspections, "REPLY", 0.0)
+    monkeypatch.setattr(hang_watch, "WINDOW", 0.2)
+
+    async def inspected() -> int:
+        looking = asyncio.create_task(w.hang._inspect())
+        await asyncio.sleep(0)
+        for node in (1, 2):
+            quiet = tuple(sample(local, look(REDUCE)) for local in range(2))
+            w.job.say(node, Inspected(w.asked()[-1].token, 0.2, quiet))
+        await looking
+        return len(w.job.state.failures)
+
+    async def life() -> list[int]:
+        return [await inspected() for _ in range(hang_watch.PARTIAL)]
+
+    assert asyncio.run(life()) == [0] * (hang_watch.PARTIAL - 1) + [1]
+    assert w.job.state.failures[0].symptom == "hang"
 
 
 def test_a_step_that_comes_meanwhile_is_no_hang() -> None:

@@ -7,12 +7,13 @@ import time
 from typing import Any
 
 import pytest
-from made_job import Job, silent_nodes
+from made_job import Job, beat, silent_nodes
 
 from robust_slurm.config import Config
 from srun_wrapper.detect import node_watch
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.model import Role
+from srun_wrapper.protocol.messages import Report
 
 MUTE = Config().mute_limit
 
@@ -199,6 +200,21 @@ def test_a_supervisor_that_slept_blames_nobody(answers: list[str]) -> None:
         node.last_word -= 60.0
     nodes.look(now + 60.0)  # would need a running loop to ask anybody
     assert not any(node.probing for node in job.state.nodes.values())
+
+
+def test_a_sleep_of_our_own_is_no_steps_time() -> None:
+    """The messages that had waited were heard first: the pause was learnt as the slowest step, and
+    a hang was looked for after hours."""
+    job = Job(2, 0)
+    nodes, pace, now = NodeWatch(job.state), job.state.pace, time.monotonic()
+    job.state.progress.best = 9
+    pace.steps, pace.slowest, pace.last = 9, 0.5, now - 600.0
+    for index in range(2):
+        job.node(index).second_way, job.node(index).last_word = True, now - 600.0
+    nodes.look(now - 600.0)
+    nodes.woken()
+    job.say(0, Report(1, (beat(0, 10, 10),)))
+    assert job.state.progress.best == 10 and pace.slowest == 0.5
 
 
 @pytest.mark.parametrize(("slept", "anew"), [(0.1, False), (1.0, True)])

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from made_job import Job, as_connection, made_stalls
+from made_job import Job, Line, as_connection, hello, made_stalls
 from waiting import idle
 
 from srun_wrapper.agent import node_files
@@ -90,6 +90,31 @@ def test_it_excuses_for_a_limited_time(limit: float, standing: bool) -> None:
     assert told.stalls.standing() is standing
     told.job.state.lose(told.job.node(1), "gone")
     assert not told.stalls.standing()
+
+
+def test_each_file_system_has_its_own_time() -> None:
+    """A file system that had been dead for longer took the second one's time away."""
+    told = Told(stall_limit=60.0)
+    told.report(1)
+    node = told.job.node(1)
+    node.stalled_at[HOME] -= 3600.0
+    assert not told.stalls.standing()
+    told.report(1, mounts=(HOME, "/data"))
+    assert told.stalls.standing()
+    home, data = told.look(SETTLE)
+    assert "/home" in home and "/data" in data
+    told.report(1)
+    assert not told.stalls.standing()
+
+
+def test_the_word_of_an_agent_that_died_is_forgotten() -> None:
+    """The next one reports a stall that goes on, and none that is over."""
+    told = Told(stall_limit=60.0)
+    told.report(1)
+    anew = hello(1)
+    anew.life = 1
+    told.job.inbox.message(as_connection(Line()), anew)
+    assert not told.stalls.standing() and told.look(SETTLE) == []
 
 
 @pytest.mark.parametrize(("limit", "came"), [(60.0, True), (0.05, False)])

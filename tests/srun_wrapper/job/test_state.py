@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from made_job import Job, Line, as_connection, beat, hello
 
+from robust_slurm.state_dir.ledger import JobLedger
+from srun_wrapper.decide.exclusions import remembered
 from srun_wrapper.job.model import Role
 from srun_wrapper.job.state import PULSE
 from srun_wrapper.protocol.messages import (
@@ -170,3 +174,19 @@ def test_named_prefers_the_node_that_is_in_the_job() -> None:
     job.state.lose(found, "gone")
     assert job.state.named("n1") is found  # the one that has just left, not the one before
     assert job.state.named("nobody") is None
+
+
+def test_no_run_of_a_requeued_job_uses_an_incidents_id_again(tmp_path: Path) -> None:
+    """A report of the second run had the name of one that the first had withdrawn: it was never
+    looked at, and the job could get the bad node again."""
+    state, ledger = Job().state, JobLedger(tmp_path)
+    (tmp_path / "accusations").mkdir()
+    state.step_id = "0"
+    first = state.incident_id(1)
+    ledger.report_node("n2", first, {"job": 7, "time": 1.0})
+    ledger.withdraw("n2", first, 7, "an outage", "transient")
+    state.restarts = "1"
+    ledger.report_node("n2", state.incident_id(1), {"job": 7, "time": 2.0})
+    ledger.close()
+    assert first == "0-1" and state.incident_id("slow1") == "0r1-slow1"
+    assert [bad.node for bad in remembered(tmp_path)] == ["n2"]

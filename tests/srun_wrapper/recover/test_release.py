@@ -22,6 +22,7 @@ class Leaving:
 
     def __init__(self) -> None:
         self.job = Job()
+        self.asked: list[str] = []
         self.state = self.job.state
         for index, node in enumerate(self.state.world.places):
             self.state.bus.send(node, Start(1, {}, (), 5.0, index, True, 2, "n0", 7001))
@@ -34,8 +35,9 @@ class Leaving:
         controller = Controller(slurm, wait)
         self.release = Release(self.state, controller, reports, requests, KeptJournal())
 
-    async def insist(self, _what: str, _request: object) -> None:
+    async def insist(self, what: str, _request: object) -> None:
         """Stand for Slurm."""
+        self.asked.append(what)
 
     def give_back(self) -> None:
         """Release the nodes that are gone."""
@@ -68,6 +70,16 @@ def test_the_stop_of_a_reinstated_node_is_sent_again_on_its_next_connection() ->
     leaving.release.reinstate((node.name,))
     assert node.role is Role.ACTIVE
     assert kinds(leaving.job.join(1, epoch=1).sent) == [Stop]
+
+
+def test_slurm_is_asked_only_where_a_node_is_given_back() -> None:
+    """After a restart in place, too, it was asked to release "" from the job."""
+    leaving = Leaving()
+    leaving.give_back()
+    assert leaving.asked == []
+    leaving.release.evict((leaving.job.node(1).name,), INCIDENT)
+    leaving.give_back()
+    assert leaving.asked == ["release n1 from the job (unused in it until then)"]
 
 
 @pytest.mark.parametrize("connected", [True, False])

@@ -3,106 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
-import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from made_job import KeptJournal, made_launch
+from replacing import Scene, StandbyPartition
 
-from robust_slurm.config import Config
+from robust_slurm.slurm import SlurmError
 from srun_wrapper.command.input_rules import Feed
-from srun_wrapper.command.steps import Secrets
+from srun_wrapper.decide.budget import Budget
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.decide.ladder import REQUEUED, Plan
-from srun_wrapper.detect.node_watch import NodeWatch
+from srun_wrapper.decide.ladder import GAVE_UP, NOTHING_LEFT, REQUEUED, Plan
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
-from srun_wrapper.job.state import JobState
-from srun_wrapper.job.topology import Topology
-from srun_wrapper.protocol.messages import Hello
-from srun_wrapper.protocol.server import Connection
-from srun_wrapper.recover import flaps, last_rung, recovery, settling
-from srun_wrapper.recover.nodes import node_parts
-from srun_wrapper.recover.settling import Settling
-from srun_wrapper.recover.standby.request import Requester
+from srun_wrapper.recover import last_rung, recovery, settling
 from srun_wrapper.requeue.requeue import Returned
-
-LINE = cast(Connection, SimpleNamespace(send=lambda _message: None))
-
-
-class StandbyPartition:
-    """Stands for the standby partition, where a node comes after ``patience`` looks."""
-
-    def __init__(self, node: Node, patience: int, place: int = 0) -> None:
-        self.node, self.patience, self.asked, self.place = node, patience, 0, place
-
-    async def take(
-        self,
-        places: Mapping[int, Any],
-        vacant: Callable[[int], bool],
-        enough: Callable[[], bool],
-        fewer: bool,
-    ) -> dict[int, Node]:
-        self.asked += 1
-        for _ in range(self.patience):
-            if enough():
-                return {}
-            await asyncio.sleep(0.005)
-        return {list(places)[self.place]: self.node}
-
-    def to_report(self, _came: bool) -> dict[str, Any]:
-        return {}
-
-
-class Scene:
-    """A job on n1 and n2, n3 spare, n2 lost; n3's connection is broken."""
-
-    def __init__(self, tmp_path: Any, slots: int = 1, feed: Feed = Feed.FILE) -> None:
-        self.state = JobState(Config(), 7, "n1")
-        self.nodes = [self.node(i, role) for i, role in enumerate("aas")]
-        self.spare = self.nodes[2]
-        self.spare.connection, self.spare.closed_at = None, time.monotonic()
-        self.state.members.lay_out(self.nodes[:2], [tuple(range(slots)), (slots,)])
-        self.state.world.epoch = 1
-        self.state.lose(self.nodes[1], "no word")
-        self.state.failures.clear()
-        self.silent = {"n3"}
-        self.ledger: Any = SimpleNamespace(dir=tmp_path, report_node=lambda *_report: None)
-        self.slurm: Any = SimpleNamespace()
-        self.journal = KeptJournal()
-        launch = dataclasses.replace(made_launch(), feed=feed)
-        watch = NodeWatch(self.state)
-        watch.suspected = lambda node, _now: node.name in self.silent  # type: ignore[method-assign]
-        topology = Topology(self.state.members, self.state.config, launch, self.journal, dict, dict)
-        requester = Requester(launch, Secrets(b"", 1), self.slurm, topology.prefer)
-        self.parts = node_parts(
-            self.state, requester, self.ledger, self.journal, topology, watch, lambda: False
-        )
-        self.settling = Settling(self.state, watch, lambda: None, lambda: False)
-        self.replacement = self.parts.replacement
-        self.standby = self.node(8, "s")
-        self.standby.standby_request = 1
-        self.incident = cast(
-            Incident, SimpleNamespace(plan=Plan("swap_standby", ("n2",), ""), swaps=[])
-        )
-
-    def node(self, index: int, role: str) -> Node:
-        name = f"n{index + 1}"
-        hello = Hello(7, "0", index, name, (index,), 3, 3, 7000, 7001, 0, 0)
-        kind = Role.ACTIVE if role == "a" else Role.SPARE
-        node = Node((7, "0", index), name, "a", hello, LINE, kind, time.monotonic(), 7001)
-        self.state.members.join(node)
-        return node
-
-    def back(self) -> None:
-        self.spare.connection = LINE
-        self.silent.clear()
 
 
 def test_a_spare_that_answers_again_is_used_while_a_standby_node_is_awaited(tmp_path: Any) -> None:
@@ -219,6 +138,26 @@ def test_the_ladder_counts_spares_once_it_is_known_which_answer(
     asyncio.run(asyncio.wait_for(life(), 10))
 
 
+def test_a_requeue_that_slurm_refuses_can_be_tried_again_and_by_others(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim stayed: later ones were told that other nodes bring the job back."""
+    scene, asked = Scene(tmp_path), list[str]()
+
+    def put_back(*_: Any) -> Any:
+        asked.append("asked")
+        raise SlurmError("conflict", (), "refused")
+
+    async def call(_what: str, order: Callable[[], Any], whole: bool) -> Any:
+        return order()
+
+    monkeypatch.setattr(last_rung, "put_back", put_back)
+    scene.parts.last_rung._wait = cast(Any, SimpleNamespace(call=call))
+    for _ in range(2):
+        assert "cannot requeue" in asyncio.run(scene.parts.last_rung.requeue())
+    assert len(asked) == 2 and last_rung.claim(tmp_path, 0)
+
+
 def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,95 +195,51 @@ def test_a_node_in_doubt_exchanges_its_ranks(
     assert scene.replacement.exchange("n99") == ""
 
 
-@pytest.mark.parametrize("proven", [True, False])
-def test_a_node_whose_own_mount_is_silent_is_excluded_and_its_mount_reported(
-    tmp_path: Any, proven: bool
-) -> None:
-    """A node that waits alone at this moment is no proof: its server may be away."""
-    scene, reports = Scene(tmp_path), []
-    scene.ledger.report_node = lambda name, _incident, record: reports.append(
-        (name, record["symptom"], *record["evidence"], record["rule"])
+def made_recovery(scene: Scene, localization: Any = None) -> recovery.Recovery:
+    """A recovery of the scene's job whose ranks end at once and which restores nothing."""
+
+    async def ended(*_any: Any) -> bool:
+        return True
+
+    restoration: Any = SimpleNamespace(flush=ended)
+    return recovery.Recovery(
+        scene.state,
+        scene.settling,
+        localization,
+        scene.parts,
+        cast(Any, SimpleNamespace(end_world=ended)),
+        recovery.Restoration(restoration, restoration, restoration),
+        cast(Any, None),
+        code=cast(Any, SimpleNamespace(other=lambda: False, waits=lambda: False)),
+        phase=Phase(),
+        journal=scene.journal,
+        record=lambda _incident: None,
+        start_epoch=lambda _reason: None,
     )
-    node, cause = scene.node(3, "a"), Failure("hang", 1.0, 0.0, "n4")
-    node.stalled, node.own_mount = ("/data",), "/data" if proven else ""
-    incident = Incident("0-1", 1, diagnose([cause]), 0.0, 1.0)
-    scene.parts.release.evict(("n4",), incident)
-    assert node.role is Role.EVICTED  # either way
-    assert [bad.node for bad in scene.parts.reports.evidence()] == (["n4"] if proven else [])
-    line = "file system /data does not answer on n4 alone"
-    assert reports == ([("n4", "mount_silent", line, "own-mount")] if proven else [])
 
 
-def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
-    """With drain = "direct": not those that left for another's fault, nor one that came back."""
-    scene, drained = Scene(tmp_path), []
-    scene.slurm.drain = lambda name, _reason: drained.append(name)
-    crashed, silent, back, stalled, ours, shared = (scene.node(i, "a") for i in range(3, 9))
-    silent.silent_as = back.silent_as = Role.ACTIVE
-    stalled.stalled, ours.ours = ("/data",), True
-    names = tuple(n.name for n in (crashed, silent, back, stalled, ours, shared))
-    diagnosis = diagnose([Failure("crash", 1.0, 0.0, crashed.name)])
-    incident = Incident(
-        "0-1", 1, dataclasses.replace(diagnosis, unreported=frozenset({shared.name})), 0.0, 1.0
-    )
-    incident.plan = Plan("swap_spare", names, "")
-
-    async def leave() -> None:
-        scene.parts.release.evict(names, incident)
-        scene.state.on_back(back)
-        scene.parts.reports.report_silent()
-        await scene.parts.reports.flaps.close(lambda: True)
-        scene.parts.release._drain(incident)
-
-    asyncio.run(leave())
-    assert drained == [crashed.name, silent.name]
-
-
-def test_a_drain_waits_until_it_is_known_whether_the_report_stands(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_spare_with_too_few_slots_does_not_keep_the_recovery_busy_for_ever(
+    tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    scene, drained = Scene(tmp_path), []
-    node = scene.node(3, "a")
+    """It was counted again each time that it did not fit. The job ends with our own code."""
+    scene = Scene(tmp_path)
+    scene.state.members.lay_out(scene.nodes[:2], [(0,), (1, 2)])
+    scene.back()
+    asked: list[int] = []
 
-    async def answers(*_: Any) -> str:
-        await asyncio.sleep(0.05)
-        return "refused"
+    async def take(places: Mapping[int, Any], **_rest: Any) -> dict[int, Node]:
+        asked.extend(places)
+        await asyncio.sleep(0)
+        return {}
 
-    async def insist(what: str, order: Callable[[], Any]) -> None:
-        if "drain" in what:
-            order()
-
-    async def leave() -> None:
-        scene.state.lose_silent(node, "no word", shared=False)
-        incident = Incident("0-1", 1, diagnose(scene.state.failures), 0.0, 1.0)
-        incident.plan = Plan("swap_spare", (node.name,), "")
-        scene.parts.release.evict((node.name,), incident)
-        scene.parts.reports.report_silent()
-        assert scene.parts.reports.reported(node.name)
-        await scene.parts.release._release([node.name], incident)
-
-    monkeypatch.setattr(flaps, "probe", answers)
-    scene.ledger.withdraw = lambda *_: None
-    scene.slurm.drain = lambda name, _reason: drained.append(name)
-    scene.parts.release._config = dataclasses.replace(scene.state.config, drain="direct")
-    scene.parts.release._wait = cast(Any, SimpleNamespace(insist=insist))
-    asyncio.run(leave())
-    assert not drained and not scene.parts.reports.reported(node.name)
-
-
-def test_a_suspect_that_stays_is_reported_when_it_is_bad_later(tmp_path: Any) -> None:
-    """Nothing could replace it when it was one of several suspects of a hang."""
-    scene, reports = Scene(tmp_path), []
-    scene.ledger.report_node = lambda name, *_: reports.append(name)
-    node = scene.nodes[0]
-    several = diagnose([Failure("hang", 1.0, 0.0, "n1", suspects=("n1", "n2"))], 2)
-    scene.parts.release.evict(("n1",), Incident("0-1", 1, several, 0.0, 1.0))
-    scene.parts.release.reinstate(("n1",))
-    assert node.role is Role.ACTIVE and not reports
-    crash = diagnose([Failure("crash", 1.0, 0.0, "n1")])
-    scene.parts.release.evict(("n1",), Incident("0-2", 2, crash, 1.0, 2.0))
-    assert reports == ["n1"]
-    assert [bad.node for bad in scene.parts.reports.evidence()] == ["n1"]
+    nobody: Any = SimpleNamespace(take=take, to_report=lambda _came: {})
+    scene.replacement._standby = nobody
+    lost = diagnose([Failure("node_lost", 1.0, 0.0, "n2")], 2)
+    incident = Incident("0-1", 1, lost, 0.0, 1.0)
+    one = made_recovery(scene, SimpleNamespace(budget=Budget()))
+    end = asyncio.run(asyncio.wait_for(one._decide_and_replace(incident), 20))
+    assert isinstance(end, recovery.RecoveryEnd) and end.code in (GAVE_UP, NOTHING_LEFT)
+    assert asked == [1] and "stopped: " in capfd.readouterr().err
 
 
 def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
@@ -365,29 +260,12 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
     async def call(_what: str, order: Callable[[], Any], whole: bool) -> Any:
         return order()
 
-    async def nothing(*_any: Any) -> None: ...
-
-    stopping: Any = SimpleNamespace(end_world=nothing)
-    restoration: Any = SimpleNamespace(flush=nothing)
     scene.parts.last_rung._wait = cast(Any, SimpleNamespace(call=call))
     monkeypatch.setattr(last_rung, "put_back", put_back)
     monkeypatch.setattr(last_rung, "claim", lambda *_any: True)
-    one = recovery.Recovery(
-        scene.state,
-        cast(Any, None),
-        cast(Any, None),
-        scene.parts,
-        stopping,
-        recovery.Restoration(restoration, restoration, restoration),
-        cast(Any, None),
-        code=cast(Any, None),
-        phase=(phase := Phase()),
-        journal=scene.journal,
-        record=lambda _incident: None,
-        start_epoch=lambda _reason: None,
-    )
+    one = made_recovery(scene)
     end = asyncio.run(one._requeue(incident, incident.plan))
-    assert end.code == REQUEUED and phase.name == "requeued"
+    assert end.code == REQUEUED and one._phase.name == "requeued"
     assert asked == [["n2", "n5"], ("n4",)]  # n4 is released, but not excluded
     said = "no node can replace n2,n4,n5: the job is requeued without n2\n"
     assert said in capfd.readouterr().err

@@ -91,6 +91,17 @@ def test_a_node_that_was_given_up_for_its_silence_is_taken_back() -> None:
         assert not any(isinstance(m, Finish) for m in line.sent)
 
 
+def test_a_spare_that_is_silent_before_its_first_epoch_is_taken_back() -> None:
+    """It has a place, but none in the epoch that failed: it was told to end, and reported."""
+    job = Job(2, 1)
+    job.state.lose(job.node(1), "it is gone")
+    job.state.members.take_place(1, job.node(2))
+    job.state.lose_silent(job.node(2), "no word", shared=False)
+    assert job.state.vacant() == ("n2",)
+    assert not any(isinstance(m, Finish) for m in job.join(2, 1).sent)
+    assert job.node(2).role is Role.ACTIVE and not job.state.vacant()
+
+
 def test_a_lost_node_whose_place_is_filled_stays_lost() -> None:
     job = Job(2, 1)
     job.state.lose_silent(job.node(1), "no word", shared=False)

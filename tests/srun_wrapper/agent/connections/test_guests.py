@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from waiting import until
 
+from robust_slurm.frames.wire import Codec
 from srun_wrapper.agent import (
     loop,
     task_log,  # noqa: F401 - it writes the log on stderr
@@ -17,6 +18,7 @@ from srun_wrapper.agent import (
 from srun_wrapper.agent.connections.guests import GuestLimits, Guests
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.protocol.messages import PeerAsk
 
 KEY = bytes(range(32))
 
@@ -94,6 +96,18 @@ def test_strangers_are_closed_in_time(host: Host) -> None:
 
 
 @pytest.mark.parametrize("host", [0.3], indirect=True)
+def test_who_only_introduces_himself_is_a_stranger(host: Host) -> None:
+    """A preface needs no key: such connections stayed, and were not counted."""
+    for _ in range(4):
+        host.connect().sendall(Codec(b"x" * 32, server=False).preface())
+    host.wait(lambda: len(host.closed) == 4)
+    assert sorted(host.closed) == [
+        *["did not authenticate"] * 3,
+        "too many connections that do not authenticate",
+    ]
+
+
+@pytest.mark.parametrize("host", [0.3], indirect=True)
 def test_peers_stay(host: Host) -> None:
     peers = [
         Link(
@@ -106,7 +120,9 @@ def test_peers_stay(host: Host) -> None:
         )
         for _ in range(3)
     ]
-    host.wait(lambda: all(peer.ready for peer in peers))
+    for peer in peers:
+        peer.send(PeerAsk(1))
+    host.wait(lambda: all(link.authenticated for link in host.links))
     for _ in range(6):
         host.connect()
     host.wait(lambda: len(host.closed) == 6)

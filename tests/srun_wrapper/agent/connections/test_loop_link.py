@@ -176,6 +176,30 @@ def test_messages_both_ways_also_before_the_handshake(loop: Loop, sockets: Pair)
     assert client.link.ready and client.link.ready_once and client.link.connected
 
 
+def test_a_message_that_cannot_be_handled_costs_none_of_those_behind_it(
+    loop: Loop, sockets: Pair, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A Stop behind it in the same packet was lost: the node seemed not to obey."""
+    server = End(loop, sockets[0], server=True)
+    client = End(loop, sockets[1], server=False)
+    turn_until(loop, lambda: server.link.ready and client.link.ready)
+    take = server.link._on_payload
+    failed: list[bytes] = []
+
+    def fails_once(link: Link, payload: bytes) -> None:
+        if payload == b"bad":
+            failed.append(payload)
+            raise OSError("no thread")
+        take(link, payload)
+
+    server.link._on_payload = fails_once
+    for payload in (b"first", b"bad", b"second", b"third"):
+        client.link.send_payload(payload)
+    turn_until(loop, lambda: len(server.got) == 3)
+    assert server.got == [b"first", b"second", b"third"] and failed == [b"bad"]
+    assert "internal error, continuing: OSError" in capfd.readouterr().err
+
+
 def test_large_traffic_arrives_whole(loop: Loop, sockets: Pair) -> None:
     server = End(loop, sockets[0], server=True)
     client = End(loop, sockets[1], server=False)

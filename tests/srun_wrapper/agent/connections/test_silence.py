@@ -77,6 +77,13 @@ def test_a_site_may_be_more_or_less_patient_with_a_suspended_robust_srun() -> No
     assert judge_silence(contact, 10.0 + MUTE, LOST_HOST, mute=2 * MUTE) is FINE
 
 
+def test_the_first_contact_may_take_as_long_as_the_start_of_all_tasks() -> None:
+    """With a larger task_start_limit the nodes gave robust-srun up before they had tried."""
+    contact = Contact(since=0.0)
+    assert judge_silence(contact, START + 1, LOST_HOST, first=600.0) is FINE
+    assert judge_silence(contact, 600.0, LOST_HOST, first=600.0) is DEAD
+
+
 KINDS = st.sampled_from(["heard", "refused", "unreachable", "accepted"])
 
 

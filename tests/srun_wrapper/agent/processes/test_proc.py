@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,34 @@ def test_a_subreaper_gets_the_orphans_and_ends_them_all() -> None:
         wait(all_reaped)
         assert {os.waitstatus_to_exitcode(status) for status in ended.values()} == {-9}
         assert process_tree.childless() and process_tree.reap() == {}
+
+    alone(work)
+
+
+def test_commands_of_a_spared_thread_are_neither_ended_nor_reaped() -> None:
+    """Slurm commands of the last duty bring the job back while the ranks of this node are ended."""
+
+    def work() -> None:
+        codes: list[int] = []
+
+        def duty() -> None:
+            process_tree.spared_thread = str(threading.get_native_id())
+            codes.append(subprocess.Popen(["sh", "-c", "sleep 0.5; exit 7"]).wait())
+
+        rank = subprocess.Popen(["sleep", "60"])
+        thread = threading.Thread(target=duty)
+        thread.start()
+        wait(lambda: bool(process_tree.spared_thread))
+        assert process_tree.children(os.getpid()) == [rank.pid]
+        process_tree.end_all(process_tree.descendants(os.getpid()))
+        ended: dict[int, int] = {}
+
+        def over() -> bool:
+            ended.update(process_tree.reap())
+            return not thread.is_alive()
+
+        wait(over)
+        assert codes == [7] and list(ended) == [rank.pid]
 
     alone(work)
 
