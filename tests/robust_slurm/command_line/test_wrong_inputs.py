@@ -71,7 +71,7 @@ TABLE = [
     ("robust-update 7 --rolback", 2, "no such option: --rolback; did you mean --rollback?"),
     ("robust-update 7 --now --lazy", 2, "--lazy: does not go together with --now"),
     ("robust-update 7 --list --lazy", 2, "--lazy goes with an update alone"),
-    ("robust-update 7 --wait soon", 2, "invalid float value: 'soon'"),
+    ("robust-update 7 --wait soon", 2, "not a number of seconds: 'soon'"),
     ("robust-update 7 --state-dir {t}/state", 2, "no records of job 7"),
     ("robust-update 7 -M other", 2, "-M: a job is found by its records"),
     ("robust-ckpt", 2, "no command; use ls, verify or export"),
