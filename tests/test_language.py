@@ -60,7 +60,6 @@ FORMAT = (
 UNTESTED = {"robust_slurm/data/lanes", "robust_slurm/data/sources"}
 """Folders of code whose tests are in a folder above theirs. Add none."""
 LONG_TESTS = {
-    "tests/cluster/recovery/test_recovery.py",
     "tests/epilog/test_epilog.py",
     "tests/health/active/burn_in/test_active_burn_in.py",
     "tests/health/active/coordinator/test_active_procedure.py",

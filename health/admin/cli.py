@@ -77,7 +77,7 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     gate = found.gate
     site = render.Site(prefix, args.etc, args.tmpfiles, gate["spool"], gate["on_missing"])
     template = render.robust_toml(ALL)
-    # What the admin edited here goes to the nodes; here itself it is compared with the template.
+    # The file as edited here goes to the nodes; on this host it is compared with the template.
     toml = own.read_text(encoding="utf-8") if args.nodes and there else template
     files = render.node_files(site, toml)
     lines: list[str] = []

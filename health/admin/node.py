@@ -25,7 +25,7 @@ PROTOCOL = 1
 MARK = "robust-admin-reply:"
 LOCK_S = 30.0
 PROBE_S = 30.0
-# What the stubs start and what that imports later, and what it needs for GPUs.
+# The modules that the stubs start or that are imported later, and the one for GPUs.
 MODULES = ("prolog.cli", "epilog.cli", "health.cli", "health.gate.gate", "health.sweep")
 NVML = "pynvml"
 

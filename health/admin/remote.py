@@ -211,7 +211,7 @@ def _why(node: str, access: Access, error: Exception) -> str:
         return f"no address for this name: {error.strerror}"
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         text = str(error.strerror)
-    # What paramiko says when no banner came, and when the time for the key exchange is over.
+    # paramiko's words when no banner came, and when the time for the key exchange is over.
     silent = text.startswith(("Error reading SSH protocol banner", "No existing session"))
     silent = silent or isinstance(error, TimeoutError)
     if silent or isinstance(error, OSError):

@@ -25,7 +25,7 @@ HARMLESS = frozenset(
         "RESERVED",
     }
 )
-# What Slurm writes for a gate that ended with 1 and could not place its own reason.
+# Slurm's reasons for a gate that ended with 1 and could not place its own.
 SLURMS_WORDS = frozenset({"Prolog error", "Epilog error"})
 LIFTED = "lifted"  # the event that somebody else undrained a node that we had drained: no proof
 NEAR_S = 180.0  # between our record of a drain and Slurm's time of it: queues, and two clocks

@@ -188,7 +188,7 @@ class RecordingSystem:
     def boot_id(self) -> str:
         return self._system.boot_id()
 
-    # How an answer is kept.
+    # -- keeping an answer
 
     def _ask(self, kind: str, key: str, call: Callable[[], T]) -> T:
         try:

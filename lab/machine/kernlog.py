@@ -84,7 +84,7 @@ RECOVERY = {
 
 _PROCESS = "pid=4242, name=python3"
 
-# What goes with a code when no other text is asked for.
+# The text of a code when no other is asked for.
 XID_TEXTS = {
     13: f"{_PROCESS}, Graphics SM Warp Exception on (GPC 3, TPC 4, SM 1): Out Of Range Address",
     31: f"{_PROCESS}, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_2 "

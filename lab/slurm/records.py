@@ -32,7 +32,7 @@ def parse_nodes(text: str) -> dict[str, dict[str, str]]:
     return {r["NodeName"]: r for r in records if "NodeName" in r}
 
 
-# What slurmctld itself writes when a node is lost or comes back from a reboot it did not order.
+# slurmctld's own reasons when a node is lost or comes back from a reboot that it did not order.
 _SLURMS_OWN = ("Not responding", "Node unexpectedly rebooted")
 
 

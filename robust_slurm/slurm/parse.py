@@ -22,7 +22,7 @@ _HEAD: dict[Record, str] = {
 }
 _KEY = re.compile(r"(?<!\S)([A-Z][A-Za-z0-9_]*(?:[:/][A-Za-z0-9_]+)*)=")
 
-# What follows a job's name. Nothing before it in the record is free text.
+# The text that follows a job's name. Nothing before it in the record is free text.
 _AFTER_JOB_NAME = re.compile(
     r"(?:\s+SLUID=\S*)?(?:\s+HetJobIdSet=\S*)?"
     r"\s+UserId=[^\s()]*\(\d+\) GroupId=[^\s()]*\(\d+\) MCS_label="

@@ -77,7 +77,12 @@ class Roster:
 
 
 NOT_STOPPED = ("warned", "observed")
-"""Openings of the outcome of an incident in which no rank was stopped and no node left."""
+"""Openings of the outcome of an incident for which robust-srun stopped no rank."""
+
+
+def stays(outcome: str, symptom: str) -> bool:
+    """True if the node that such an incident blames is still in its job: a lost one is not."""
+    return outcome.startswith(NOT_STOPPED) and symptom != "node_lost"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 COUNT_AFTER = 5.0  # s; so long the other ranks have to report the same trouble
-# What differs between ranks and steps although the trouble is the same: numbers and made-up names.
+# Numbers and made-up names differ between ranks and steps although the trouble is the same.
 _VARIES = re.compile(r"[0-9a-f]{8,}|\d+")
 
 

@@ -42,7 +42,7 @@ class JobState:
         self.job_id = job_id
         self.own_node = own_node
         self.step_id = "?"
-        self.restarts = "0"  # Slurm's count: a requeued job keeps the reports of its earlier runs
+        self.restarts = 0  # Slurm's count: a requeued job keeps the reports of its earlier runs
         self.code: Code | None = None  # that ranks start with; None: as the user's files are
         self.members = members = Membership(lambda text: self.on_news(text))
         self.nodes: Mapping[AgentKey, Node] = members.nodes
@@ -125,7 +125,7 @@ class JobState:
 
     def incident_id(self, number: object) -> str:
         """Return the id of an incident, which no earlier run of a requeued job has used."""
-        run = "" if self.restarts == "0" else f"r{self.restarts}"
+        run = f"r{self.restarts}" if self.restarts else ""
         return f"{self.step_id}{run}-{number}"
 
     # -- losses

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from robust_slurm.state_dir.records import NOT_STOPPED, Roster, clean, decode, number, whole
+from robust_slurm.state_dir.records import Roster, clean, decode, number, stays, whole
 
 DAY = 86400.0
 SKEW_S = 3600.0  # by how much a clock may be ahead of ours
@@ -65,8 +65,7 @@ def incident(record: Mapping[str, Any], job: int) -> Loss | None:
     They are the nodes that were replaced, and those blamed but not replaced (none was left).
     After a warning, or with ``mode = observe``, a blamed node stays in the job unless it is lost.
     """
-    stays = str(record.get("outcome")).startswith(NOT_STOPPED)
-    if stays and record.get("symptom") != "node_lost":
+    if stays(str(record.get("outcome")), str(record.get("symptom"))):
         return None
     swaps = record.get("swaps")
     names = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from robust_slurm.state_dir.records import NOT_STOPPED, Incident
+from robust_slurm.state_dir.records import NOT_STOPPED, Incident, stays
 from robust_slurm.text import counted
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
@@ -89,7 +89,7 @@ def paragraph(job: JobAccount, number: int, log: str = "") -> str:
 
 
 def _blame(one: Incident) -> str:
-    if one.cause == "node" and one.outcome.startswith(NOT_STOPPED):
+    if one.cause == "node" and stays(one.outcome, one.symptom):
         return "That points to the node; it stayed in the job."
     return _BLAME.get(one.cause, "")
 
@@ -174,9 +174,8 @@ def _phase(name: str) -> str:
 
 def _advice(one: Incident, log: str) -> str:
     nodes = _nodes(one)
-    text = _ADVICE.get(one.cause, "")
-    if one.cause == "node" and one.outcome.startswith(NOT_STOPPED):
-        text = _ADVICE["unknown"]
+    unsure = one.cause == "node" and stays(one.outcome, one.symptom)
+    text = _ADVICE.get("unknown" if unsure else one.cause, "")
     if "{node" in text and not nodes:
         text = "watch whether it returns." if text == _ADVICE["unknown"] else "nothing."
     text = text.format(nodes=_listed(nodes), node=nodes[0] if nodes else "")

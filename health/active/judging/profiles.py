@@ -93,7 +93,7 @@ PUBLISHED = (
     "fp64_tflops", "fp32_tflops", "tf32_tflops", "bf16_tflops", "fp16_tflops", "fp8_tflops",
     "memory_gbps", "h2d_gbps", "d2h_gbps", "p2p_gbps", "nccl_tests_busbw_gbps",
 )  # fmt: skip
-# What a site may set a floor for: also of our own all-reduce between a node's devices.
+# Values for which a site may set a floor: also our own all-reduce between a node's devices.
 VALUES = (*PUBLISHED, "busbw_gbps")
 # Of the published ones those that host and board decide as well: bus generation and lanes behind a
 # switch, the memory of the far socket, which GPUs have bridges.

@@ -20,7 +20,7 @@ from health.finding import ActionName, Finding
 
 CHECK = "active-dcgm"
 RUN_LEVELS: Mapping[Level, int] = {"quick": 1, "standard": 2, "long": 3}
-# What each run level takes at least, seconds (DCGM's user guide; 8 GPUs): begun later, it would
+# Least seconds of each run level (DCGM's user guide; 8 GPUs): with less time left, a run would
 # only be broken off in the middle.
 LEAST_S: Mapping[int, float] = {1: 10.0, 2: 120.0, 3: 600.0, 4: 2700.0}
 _ENVIRONMENT = {"PATH": ":".join(tools.FIXED), "LC_ALL": "C"}

@@ -24,7 +24,7 @@ from robust_slurm.slurm.values import fold
 
 TOOLS = ("dcgm", "nccl-tests")
 START_S = 30.0  # of the limit: for the step, and for Python on a slow file system
-# What they take on eight GPUs, with some to spare.
+# Seconds that the tools take on eight GPUs, with some to spare.
 FULL_S: Mapping[Level, float] = {"quick": 120.0, "standard": 900.0, "long": 5400.0}
 _SAID = re.compile(r"^(?:\s*\d+: )?ROBUST-NVIDIA (\{.*\})$", re.MULTILINE)
 

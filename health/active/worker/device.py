@@ -19,7 +19,7 @@ from robust_slurm.auto.headroom import headroom
 
 MOST_WRONG = 4  # lines of one test on one device: more say nothing new
 
-# What torch, CUDA and NCCL say when the device itself has failed. An illegal memory access is a
+# Words of torch, CUDA and NCCL when the device itself has failed. An illegal memory access is a
 # program's mistake in general, so it is not here; an "unspecified launch failure" is that too in
 # programs of users, but the ones that run here are the same on every device.
 _FAULTS = (

@@ -12,7 +12,7 @@ from typing import NamedTuple
 LIFE_S = 900.0
 _SIOCGIFADDR = 0x8915
 
-# What must be the same on every node for the bits to be the same; read when torch is imported.
+# Settings that must be equal on all nodes for equal bits; torch reads them when it is imported.
 _SET = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "MKL_CBWR": "AUTO",  # the same bits at any alignment
@@ -25,7 +25,7 @@ _SET = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_CPP_LOG_LEVEL": "FATAL",  # its errors are in the answers
 }
-# What would change the bits, or the speeds that are compared.
+# Settings that would change the bits, or the speeds that are compared.
 _UNSET = (
     "ATEN_CPU_CAPABILITY", "CUDA_LAUNCH_BLOCKING", "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA",
     "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "NCCL_ALGO",

@@ -206,7 +206,7 @@ def main() -> NoReturn:
     for each in _IGNORED:
         signal.signal(each, signal.SIG_IGN)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # What torch prints must not stand between the replies.
+    # Output of torch must not stand between the replies.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     serve(sys.stdin.buffer, replies)

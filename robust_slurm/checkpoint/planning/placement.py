@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 LEVELS = ("groups+switch", "groups", "switch", "node", "none")
 
-# What an owner and a holder have in common; SPAN: some group has ranks on both their nodes.
+# Things that an owner and a holder share; SPAN: some group has ranks on both their nodes.
 NODE, GROUP, SPAN, LEAF = 8, 4, 2, 1
 _TRIES = (
     NODE | GROUP | SPAN | LEAF,

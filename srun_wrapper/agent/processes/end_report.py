@@ -15,7 +15,7 @@ from srun_wrapper.protocol.messages import Exited
 NONE: tuple[str, ...] = ()
 LIMIT = 0.15  # s for the facts; then the end is reported without them: it may be the first cause
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-# How torchrun and shells report that SIGKILL ended a process below them.
+# The words of torchrun and shells for a SIGKILL that ended a process below them.
 _KILLED = re.compile(r"SIGKILL|\bsignal 9\b|exitcode\s*: -9\b|\bKilled\b", re.IGNORECASE)
 
 

@@ -185,7 +185,7 @@ def test_no_run_of_a_requeued_job_uses_an_incidents_id_again(tmp_path: Path) -> 
     first = state.incident_id(1)
     ledger.report_node("n2", first, {"job": 7, "time": 1.0})
     ledger.withdraw("n2", first, 7, "an outage", "transient")
-    state.restarts = "1"
+    state.restarts = 1
     ledger.report_node("n2", state.incident_id(1), {"job": 7, "time": 2.0})
     ledger.close()
     assert first == "0-1" and state.incident_id("slow1") == "0r1-slow1"

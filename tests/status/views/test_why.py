@@ -76,6 +76,10 @@ def told(**changes: Any) -> str:
             ["Nothing was done (mode = observe); would restart in place."],
         ),
         (
+            {"symptom": "node_lost", "outcome": "observed: would requeue", "cause": "node"},
+            ["The node is to blame.", "Nothing was done (mode = observe); would requeue."],
+        ),
+        (
             {"symptom": "update", "cause": "ordered", "suspects": [], "lost_steps": 0},
             ["the code was updated", "It was ordered.", "no step done twice"],
         ),
