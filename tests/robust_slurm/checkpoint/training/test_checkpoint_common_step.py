@@ -83,6 +83,19 @@ def test_a_damaged_step_is_not_named_for_another_one(monkeypatch: pytest.MonkeyP
     ]
 
 
+def test_a_node_that_can_read_no_step_makes_none_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is not mounted there, or its server is away: the steps are sound."""
+    doubted: list[int] = []
+    monkeypatch.setattr(resuming, "_candidates", lambda _directory: [100, 90])
+    monkeypatch.setattr(resuming, "_read", lambda *_rest, cut: (resuming._GOOD, []))
+    monkeypatch.setattr(resuming, "gather", lambda values: [list(values), [resuming._BAD]])
+    monkeypatch.setattr(resuming.tier, "doubt", lambda _where, step, _why: doubted.append(step))
+    rank0 = MagicMock(rank=0)
+    with pytest.raises(CheckpointError, match="steps 100, 90; see the other ranks"):
+        resuming.from_durable(MagicMock(), {}, "/d", rank0, {}, 100, lambda _text: None)
+    assert doubted == []
+
+
 def test_a_damaged_step_that_robust_srun_chose_is_doubted_and_an_older_one_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
