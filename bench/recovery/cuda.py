@@ -2,7 +2,8 @@
 
 In a lab of real Slurm daemons each node has one rank. All of them use the machine's first GPU, and
 NCCL joins them over the lab's network as it joins ranks of different hosts. What rank 0 noted of
-each step is compared with a job without a fault, bit for bit. Numbers are printed, and written,
+each step is compared with a job without a fault, bit for bit; after a change of the world's size,
+nearly. Numbers are printed, and written,
 after each case: the machine may be lent for a short time only.
 """
 
@@ -22,6 +23,7 @@ from pathlib import Path
 from bench.checkpoint.cuda.cases import NO_GPU, no_gpu
 from bench.common import BenchError, Results, finish, in_time, summarise
 from bench.recovery.cases import NO_LEASE, WENT_WRONG, crash_of, recovered
+from bench.recovery.resized import grown, no_standby
 from bench.training.device_train import STEPS
 from bench.training.job import Training
 from bench.training.rank import RAISE, STUCK
@@ -38,6 +40,8 @@ FAULTS = {"kill": signal.SIGKILL, "raise": RAISE, "hang": signal.SIGSTOP, "stuck
 HANGS = 2  # of each kind that takes 11 s to be known
 SLOW = ("hang", "stuck")
 ALL_NEW = "--robust-rejoin-limit=0"
+FEWER = f"--robust-min-nodes={NODES - 1} --robust-standby-wait=1"
+APART = 0.01  # of a loss: other rounding in a world of another size makes less
 PASSED = ("LD_LIBRARY_PATH", "NCCL_", "TORCH_NCCL_")
 """Variables of ours that the ranks get, by their beginnings: some machines need them."""
 
@@ -53,12 +57,14 @@ def run(results: Results, args: argparse.Namespace, device: str = "cuda") -> int
         return NO_GPU
     runs = results.runs or (1 if results.quick else RUNS)
     noted: dict[str, Noted] = {}
-    with Cluster(nodes=NODES + 1, standby=0) as lab:
+    resized: Noted = {}
+    with Cluster(nodes=NODES + 1, standby=1) as lab:
         cases: dict[str, Callable[[float], None]] = {
             "rejoin": lambda _left: in_turn(results, lab, device, "rejoin", runs, noted),
             "all_new": lambda _left: in_turn(results, lab, device, "all_new", runs, noted),
             "spare": lambda _left: spare(results, lab, device, min(runs, SPARES), noted),
-            "same": lambda _left: same(results, lab, device, noted),
+            "fewer": lambda _left: fewer(results, lab, device, resized),
+            "same": lambda _left: same(results, lab, device, noted, resized),
         }
         failed = in_time(results, cases, (BUDGET, LEAST), WENT_WRONG, args.json)
     return finish(results, args) or (1 if failed else 0)
@@ -71,6 +77,7 @@ def job(
     *,
     spares: int = 0,
     options: str = "",
+    where: str = "",
     more: Sequence[str] = (),
     step_time: float = STEP_TIME,
 ) -> Iterator[Training]:
@@ -79,7 +86,7 @@ def job(
     training.more = ["--device", device, *more]
     training.environ = {key: value for key, value in os.environ.items() if key.startswith(PASSED)}
     launch = f"exec robust-srun --robust-spares={spares} --robust-max-restarts=1000 {NO_LEASE}"
-    size = [f"-N{NODES + spares}", "--ntasks-per-node=1"]
+    size = [f"-N{NODES + spares}", "--ntasks-per-node=1", *(["-w", where] if where else [])]
     training.submit(f"{launch} {options}", ["--no-kill", *size], step_time)
     try:
         yield training
@@ -125,9 +132,31 @@ def spare(results: Results, lab: Lab, device: str, runs: int, noted: dict[str, N
     note(results, "cuda_spare_crash", found)
 
 
-def same(results: Results, lab: Lab, device: str, noted: Mapping[str, Noted]) -> None:
-    """Count the steps that a job without a fault computes otherwise. BenchError if there is one."""
-    last = max((max(steps, default=0) for steps in noted.values()), default=0)
+def fewer(results: Results, lab: Lab, device: str, noted: Noted) -> None:
+    """Crash a node for which there is no other; the job grows back when a standby node is free."""
+    where = f"n[1-{NODES}]"
+    with no_standby(lab) as free, job(lab, device, options=FEWER, where=where) as training:
+        ready(training, NODES)
+        with crash_of(lab, f"n{NODES}", training) as crash:
+            shrunk = recovered(training, crash, "shrink")
+            tell(f"shrink: {shown(shrunk)}")
+            training.wait_stepping()
+            back = grown(training, free, NODES)
+            tell(f"grow: {shown(back)}")
+            training.wait_stepping()
+        noted |= steps_of(training)
+    note(results, "cuda_shrink", [shrunk])
+    note(results, "cuda_grow", [back])
+
+
+def same(
+    results: Results, lab: Lab, device: str, noted: Mapping[str, Noted], resized: Noted
+) -> None:
+    """Count the steps that a job without a fault computes otherwise. BenchError if there is one.
+
+    ``resized``: steps of the job whose world changed. BenchError if a loss of them is far off.
+    """
+    last = max((max(steps, default=0) for steps in (*noted.values(), resized)), default=0)
     if not last:
         raise BenchError("no job has noted a step")
     with job(lab, device, more=["--steps", str(last)], step_time=0.0) as training:
@@ -139,11 +168,30 @@ def same(results: Results, lab: Lab, device: str, noted: Mapping[str, Noted]) ->
     first = {case: steps[0] for case, steps in wrong.items() if steps}
     if first:
         raise BenchError(f"other losses or weights than without a fault, from step: {first}")
+    if resized:
+        results.once("cuda_resized.steps", len(resized), "count")
+        results.once("cuda_resized.loss_apart", far := apart(resized, true), "")
+        if far > APART:
+            raise BenchError(f"with other numbers of ranks, losses are {far:.2%} apart")
 
 
 def differing(steps: Noted, true: Noted) -> list[int]:
     """Return the steps that were noted otherwise than in ``true``, in order. Pure."""
     return sorted(step for step, lines in steps.items() if lines != true.get(step))
+
+
+def apart(steps: Noted, true: Noted) -> float:
+    """Return by which part of it a loss differs most from the same step's in ``true``. Pure."""
+
+    def losses(lines: set[str]) -> list[float]:
+        return [float.fromhex(line.split()[1]) for line in lines]
+
+    return max(
+        abs(loss / right - 1.0)
+        for step, lines in steps.items()
+        for right in losses(true.get(step, set()))
+        for loss in losses(lines)
+    )
 
 
 def steps_of(training: Training) -> Noted:

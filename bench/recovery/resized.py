@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from bench.common import BenchError
 from bench.recovery.cases import CRASH_NODES, NODES, RECOVERY, crash_of, recovered, robust_job
@@ -27,44 +29,52 @@ class Resized:
         self._lab = lab
         self._grow = grow
         self._victims = itertools.cycle(CRASH_NODES[1:NODES])
-        self._drained = False
 
     def once(self) -> dict[str, float]:
         victim, where = next(self._victims), ",".join(CRASH_NODES[:NODES])
-        self._standby("drain")
-        training = robust_job(self._lab, "saved", NODES, 1, where, options=OPTIONS)
-        try:
+        with no_standby(self._lab) as free:
+            training = robust_job(self._lab, "saved", NODES, 1, where, options=OPTIONS)
             with crash_of(self._lab, victim, training) as crash:
                 phases = recovered(training, crash, "shrink", NODES)
-                return self._grown(training) if self._grow else phases
-        finally:
-            if self._drained:
-                self._standby("resume")
-
-    def _grown(self, training: Training) -> dict[str, float]:
-        time.sleep(SOME_STEPS)
-        known = len(training.incidents())
-        self._standby("resume")
-        at = time.time()
-        training.wait(
-            lambda: any(i.outcome == "recovered" for i in training.incidents()[known:]),
-            "it did not grow back",
-            RECOVERY,
-        )
-        found = training.incidents()[known:]
-        if len(found) != 1 or found[0].warm != NODES:
-            raise BenchError(
-                f"{training.directory}: it did not grow back at once and warm: {found}"
-            )
-        phases = {name: found[0].phases.get(name, 0.0) for name in PHASES[1:]}
-        end = found[0].detected + sum(phases.values())
-        return {"detect": found[0].detected - at, **phases, "total": end - at}
-
-    def _standby(self, state: str) -> None:
-        argv = ["scontrol", "update", f"nodename={STANDBY}", f"state={state}"]
-        words = [*argv, *(["reason=bench"] if state == "drain" else [])]
-        self._lab.exec("head", words, user=False, check=True)
-        self._drained = state == "drain"
+                return grown(training, free, NODES) if self._grow else phases
 
     def close(self) -> None:
         """Do nothing: nothing runs between two faults."""
+
+
+@contextmanager
+def no_standby(lab: Lab) -> Iterator[Callable[[], None]]:
+    """Drain the standby node; yield what resumes it. At the end it is resumed in any case."""
+    argv = ["scontrol", "update", f"nodename={STANDBY}"]
+    resumed = False
+
+    def resume() -> None:
+        nonlocal resumed
+        lab.exec("head", [*argv, "state=resume"], user=False, check=True)
+        resumed = True
+
+    lab.exec("head", [*argv, "state=drain", "reason=bench"], user=False, check=True)
+    try:
+        yield resume
+    finally:
+        if not resumed:
+            resume()
+
+
+def grown(training: Training, free: Callable[[], None], warm: int) -> dict[str, float]:
+    """Free the standby node and wait until the training has all its ranks, so many of them warm."""
+    time.sleep(SOME_STEPS)
+    known = len(training.incidents())
+    free()
+    at = time.time()
+    training.wait(
+        lambda: any(i.outcome == "recovered" for i in training.incidents()[known:]),
+        "it did not grow back",
+        RECOVERY,
+    )
+    found = training.incidents()[known:]
+    if len(found) != 1 or found[0].warm != warm:
+        raise BenchError(f"{training.directory}: it did not grow back at once and warm: {found}")
+    phases = {name: found[0].phases.get(name, 0.0) for name in PHASES[1:]}
+    end = found[0].detected + sum(phases.values())
+    return {"detect": found[0].detected - at, **phases, "total": end - at}

@@ -1,7 +1,9 @@
 """Workload ``device``: DDP on a GPU over NCCL, in ``robust_slurm.resilient``, with a Checkpointer.
 
-Rank 0 notes the loss of each step and the sum of all weights' bits after it (STEPS): a run with
-faults must have noted what one without has, step for step. With ``--device cpu`` it runs over gloo.
+Rank 0 notes the loss of share 0 in each step and the sum of all weights' bits after it (STEPS): a
+run with faults must have noted what one without has, step for step. With ``--device cpu`` it runs
+over gloo. It goes on in a world of another size (``--robust-min-nodes``), in which sums are
+rounded otherwise.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def main() -> None:
     network.to(args.device)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
 
-    def batch_of(step: int, rank: Rank) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(step * rank.world + rank.rank)
+    def batch_of(step: int, share: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(step * robust_slurm.world().original + share)
         return torch.randn(BATCH, width, generator=generator).to(args.device)
 
     @robust_slurm.resilient
@@ -46,18 +48,21 @@ def main() -> None:
         torch.distributed.init_process_group(backend, timeout=timedelta(minutes=30))
         model = DistributedDataParallel(network)
         # DDP orders what it adds up anew after its first backward pass: not one that counts.
-        model(batch_of(0, rank)).square().mean().backward()
+        model(batch_of(0, rank.rank)).square().mean().backward()
         optimizer.zero_grad()
         checkpointer = robust_slurm.Checkpointer(model=model, optimizer=optimizer)
+        whole = robust_slurm.world()
         for step in range(checkpointer.resume() + 1, args.steps + 1):
             began = time.perf_counter()
             time.sleep(args.step_time)
-            batch = batch_of(step, rank)
             optimizer.zero_grad()
-            loss = (model(batch) - batch).square().mean()
-            loss.backward()
+            losses = []
+            for share in robust_slurm.accumulate(model):
+                batch = batch_of(step, share)
+                losses.append((model(batch) - batch).square().mean())
+                torch.autograd.backward(losses[-1] * whole.scale)
             optimizer.step()
-            value = loss.item()
+            value = losses[0].item()
             robust_slurm.beat(step, loss=value)
             checkpointer.save(step)
             rank.stepped(step, time.perf_counter() - began)

@@ -142,14 +142,18 @@ class Journal:
 
 
 def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Digest this rank's parameters, buffers, optimizer state and torch generator."""
+    """Digest this rank's parameters, buffers, optimizer state and torch's generators."""
     total = 0
     tensors = [each for each in model.state_dict().values() if isinstance(each, Tensor)]
     for state in optimizer.state_dict()["state"].values():
         tensors += [value for _, value in sorted(state.items()) if isinstance(value, Tensor)]
-    for tensor in [*tensors, torch.get_rng_state()]:
+    generators = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        generators.append(torch.cuda.get_rng_state())
+    for tensor in [*tensors, *generators]:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        total = zlib.crc32(local.detach().reshape(-1).view(torch.uint8).numpy().tobytes(), total)
+        data = local.detach().cpu().reshape(-1).view(torch.uint8)
+        total = zlib.crc32(data.numpy().tobytes(), total)
     return f"{total:08x}"
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-args = options("loader", "limit", "early")
+args = options("loader", "limit", "early", "device")
 env = os.environ
 if "SLURM_NTASKS" not in env and "RANK" in env:
     env.setdefault("TORCHELASTIC_RUN_ID", "here")  # so that Lightning reads RANK and its kin
@@ -109,7 +109,7 @@ def main() -> None:
         callbacks.append(RobustCallback(directory=args.directory, every=args.every))
     by_epochs = args.limit == "epochs"  # else by steps
     trainer = pl.Trainer(
-        accelerator="cpu", devices=world // nodes, num_nodes=nodes,
+        accelerator=args.device or "cpu", devices=world // nodes, num_nodes=nodes,
         strategy="ddp" if world > 1 else "auto", callbacks=callbacks,
         max_epochs=args.steps // 3 if by_epochs else -1, max_steps=-1 if by_epochs else args.steps,
         accumulate_grad_batches=5 if world == 1 else 2,  # 12 batches (6): steps of 5, 5, 2 (2)

@@ -22,7 +22,7 @@ from teardown import leave
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-args = options("stop", "grouped")
+args = options("stop", "grouped", "device")
 rank = int(os.environ.get("RANK", "0"))
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
@@ -30,6 +30,7 @@ seed(1)
 steps = Steps(args, rank)
 ids: list[Tensor] = []
 losses: list[Tensor] = []
+BACKEND = {"": "gloo", "cuda": "nccl"}
 
 
 class Data(Dataset[dict[str, Any]]):
@@ -89,10 +90,10 @@ def main() -> None:
             output_dir=str(args.dir), max_steps=args.steps, per_device_train_batch_size=2,
             gradient_accumulation_steps=2, learning_rate=0.02, logging_steps=4, eval_steps=5,
             eval_strategy="steps", save_strategy="steps", save_steps=5, save_total_limit=1,
-            report_to=[], use_cpu=True,
+            report_to=[], use_cpu=args.device != "cuda",
             disable_tqdm=True, remove_unused_columns=False, label_names=["targets"],
             lr_scheduler_type="cosine", dataloader_pin_memory=False,
-            ddp_backend="gloo" if "RANK" in os.environ else None,
+            ddp_backend=BACKEND[args.device] if "RANK" in os.environ else None,
         ),
         train_dataset=Data(), eval_dataset=Data(), callbacks=[Tell()],
     )  # fmt: skip
