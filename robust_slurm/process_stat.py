@@ -8,6 +8,7 @@ from typing import NamedTuple
 PF_EXITING = 0x4  # include/linux/sched.h
 PF_KTHREAD = 0x200000
 _FIELDS = 52
+_THREADS = 17  # their number, in ``fields``
 
 
 class ProcessStat(NamedTuple):
@@ -21,6 +22,15 @@ class ProcessStat(NamedTuple):
     ticks: int  # clock ticks of processor time, user and system
     start: int  # clock ticks since boot: with the pid, it names one process
     fields: tuple[str, ...]  # all that follows the name: fields[0] is field 3 of the manual page
+
+    @property
+    def ended(self) -> bool:
+        """True for a zombie without any other thread, whose memory is given back.
+
+        Where only the main thread has ended, another may run on, or give back what the process
+        had on a GPU: 0.2 s after SIGKILL, and longer the more it had.
+        """
+        return self.state in "ZX" and int(self.fields[_THREADS]) <= 1
 
     @property
     def kernel(self) -> bool:

@@ -133,6 +133,6 @@ def where_it_hangs(pid: int) -> str:
 def start_time(pid: int) -> str:
     """The clock tick of its start: with the pid, it names one process. OSError: it has ended."""
     process = process_stat.read(pid)
-    if process.state == "Z":
+    if process.ended:
         raise ProcessLookupError(f"process {pid} has ended")
     return str(process.start)

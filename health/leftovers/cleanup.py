@@ -129,12 +129,16 @@ def end_leftovers(
     looked = 0.0
     slurmd = processes.own_unit()
 
-    def scan() -> tuple[list[Process], bool]:
+    def scan(before: Sequence[Process] = ()) -> tuple[list[Process], bool]:
         nonlocal looked
         looked = time.time()
         found = processes.scan(uid)
         alone = not processes.others(found, steps, job, uid)
         left = processes.leftovers(found, job, uid, mode, alone, slurmd)
+        # What is ending has no environment any more that says whose it is.
+        seen = {(p.pid, p.start) for p in left}
+        ending = (processes.now(p) for p in before if (p.pid, p.start) not in seen)
+        left += [p for p in ending if p]
         there = {p.pid for p in found if p.uid == uid and p.state not in "ZX"}
         return left, alone and there == {p.pid for p in left}
 
@@ -143,7 +147,7 @@ def end_leftovers(
     processes.wait_gone(asked, min(until, time.monotonic() + GRACE_S))
     ended.update((p.pid, p.start) for p in asked)
     while left:
-        left, gone = scan()
+        left, gone = scan(left)
         if not left or time.monotonic() >= until:
             break
         for p in left:
@@ -160,14 +164,18 @@ def end_leftovers(
 
 
 def _waits_for_server(pid: int) -> bool:
-    texts = []
-    for name in ("wchan", "stack"):
-        try:
-            with open(f"/proc/{pid}/{name}", encoding="ascii", errors="replace") as file:
-                texts.append(file.read(1 << 14))
-        except OSError:
-            texts.append("")
-    return waits_for_server(*texts)
+    return any(
+        waits_for_server(*(_text(f"/proc/{pid}/task/{tid}/{name}") for name in ("wchan", "stack")))
+        for tid in processes.threads(pid)
+    )
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(1 << 14)
+    except OSError:
+        return ""
 
 
 def remove_files(

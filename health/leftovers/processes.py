@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from health.children.call import call_in_child
@@ -37,7 +37,8 @@ class Process(NamedTuple):
     ``job``: the job whose cgroup it is in, the kernel's word; ``claims``: the job that its
     environment names, its user's word; ``stepd``: the job whose slurmstepd it is, -1 if it is
     one but says not of which. 0: none. ``unit``: the cgroup in which systemd keeps it; "/" for
-    all processes of a node without systemd.
+    all processes of a node without systemd. ``thread``: one that runs, where the main thread has
+    ended; ``state`` is that one's.
     """
 
     pid: int
@@ -50,6 +51,12 @@ class Process(NamedTuple):
     claims: int = 0
     stepd: int = 0
     unit: str = "/"
+    thread: int = 0
+
+    @property
+    def place(self) -> str:
+        """The directory in /proc that says most of it: an ended thread has no memory."""
+        return f"{self.pid}/task/{self.thread}" if self.thread else str(self.pid)
 
 
 def unit_of(cgroup: str) -> str:
@@ -195,7 +202,7 @@ def _scan(uid: int) -> tuple[list[Process], bool]:
                 else:
                     found.append(process)
                 continue
-            cgroup = _read(pid, "cgroup").decode("ascii", "replace")
+            cgroup = _read(process.place, "cgroup").decode("ascii", "replace")
             job = job_of(cgroup)
             claims = _claim(process, until) if process.uid == uid and not job else 0
             found.append(process._replace(job=job, claims=claims, unit=unit_of(cgroup)))
@@ -219,11 +226,34 @@ def own_unit() -> str:
 
 def _identity(pid: int) -> Process:
     """The process, of no job yet. OSError or ValueError: it is gone."""
-    _, name, state, parent, _, _, start, _ = process_stat.read(pid, PROC)
+    stat = process_stat.read(pid, PROC)
+    state, thread = stat.state, 0
+    if state in "ZX" and not stat.ended:
+        state, thread = min(_running(pid), default=(state, 0))
     for line in _read(pid, "status").split(b"\n"):
         if line.startswith(b"Uid:"):
-            return Process(pid, parent, int(line.split()[1]), start, state, name)
+            found = Process(pid, stat.parent, int(line.split()[1]), stat.start, state, stat.name)
+            return found._replace(thread=thread)
     raise ValueError(pid)
+
+
+def _running(pid: int) -> Iterator[tuple[str, int]]:
+    """The states and numbers of a process's threads that have not ended."""
+    for thread in threads(pid):
+        try:
+            state = process_stat.read(thread, f"{PROC}/{pid}/task").state
+        except (OSError, ValueError):
+            continue
+        if state not in "ZX":
+            yield state, int(thread)
+
+
+def threads(pid: int) -> list[str]:
+    """Return the numbers of a process's threads; none if it is gone."""
+    try:
+        return os.listdir(f"{PROC}/{pid}/task")  # noqa: PTH208
+    except OSError:
+        return []
 
 
 def _claim(process: Process, until: float) -> int:
@@ -231,7 +261,7 @@ def _claim(process: Process, until: float) -> int:
 
     def read() -> int:
         try:
-            return claim_of(_read(process.pid, "environ"))
+            return claim_of(_read(process.place, "environ"))
         except PermissionError:
             return 0
 
@@ -263,7 +293,7 @@ def send(process: Process, number: int) -> bool:
     except OSError:  # a kernel before 5.3: the look below and the signal are two steps
         fd = -1
     try:
-        if not alive(process):
+        if not now(process):
             return False
         if fd < 0:
             os.kill(process.pid, number)
@@ -277,19 +307,20 @@ def send(process: Process, number: int) -> bool:
     return True
 
 
-def alive(process: Process) -> bool:
-    """True if the process still runs, as the same user."""
+def now(process: Process) -> Process | None:
+    """Return the process as it is now, if a thread of it still runs, as the same user."""
     try:
-        now = _identity(process.pid)
+        found = _identity(process.pid)
     except (OSError, ValueError):
-        return False
-    return now.start == process.start and now.uid == process.uid and now.state not in "ZX"
+        return None
+    same = found.start == process.start and found.uid == process.uid
+    return found if same and found.state not in "ZX" else None
 
 
 def wait_gone(processes: Iterable[Process], until: float) -> list[Process]:
     """Return processes that still run at ``until`` (monotonic seconds); none once all are gone."""
-    left = [p for p in processes if alive(p)]
+    left = [p for p in processes if now(p)]
     while left and time.monotonic() < until:
         time.sleep(_POLL_S)
-        left = [p for p in left if alive(p)]
+        left = [p for p in left if now(p)]
     return left

@@ -119,9 +119,11 @@ class Questions(SlurmCommands):
         return out
 
     def waiting_reasons(self, name: str) -> set[str]:
-        """Reasons why our own jobs of that name wait, in the scheduler's words ("Resources", …)."""
+        """Reasons why our own jobs of that name wait, in the scheduler's words: "Resources", or
+        "Nodes required for job are DOWN, DRAINED or reserved for …"."""
         argv = ("squeue", "-h", "-a", "-t", "PD", "-u", str(os.getuid()), "-n", name, "-o", "%r")
-        return set(self._run(argv, retry=True).stdout.split())
+        lines = self._run(argv, retry=True).stdout.splitlines()
+        return {line.strip() for line in lines if line.strip()}
 
     def allotted(self, name: str) -> list[Allotted]:
         """Our own user's jobs of that name, finished ones too, in the order of their ids."""

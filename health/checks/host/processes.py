@@ -84,7 +84,7 @@ def judge_count(tasks: int, limit: int | None) -> list[Finding]:
 
 
 def judge_zombies(found: Iterable[ProcessStat]) -> list[Finding]:
-    orphans = [p for p in found if p.state == "Z" and p.parent == 1]
+    orphans = [p for p in found if p.ended and p.parent == 1]
     if len(orphans) <= ZOMBIE_LIMIT:
         return []
     return [ZOMBIES.found(f"{len(orphans)} dead children of init, limit {ZOMBIE_LIMIT}")]

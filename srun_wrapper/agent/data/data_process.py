@@ -23,7 +23,6 @@ from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.starting import Starting
 
-_THREADS = 17  # their number, of the fields in process_stat
 FAILED = 3  # exit code: the ranks know why (``data/service/main.py``)
 DEATHS, WITHIN = 5, 600.0  # so many within so many seconds: it is not started any more
 BACKOFF = 0.5  # s before a second start; doubled for each further one
@@ -262,7 +261,7 @@ def _is_half_dead(pid: int) -> bool:
     not answer: until then it is not reaped."""
     try:
         stat = process_stat.read(pid)
-        return stat.state == "Z" and int(stat.fields[_THREADS]) > 1
+        return stat.state == "Z" and not stat.ended
     except (OSError, ValueError):
         return False  # its end is about to be told
 

@@ -149,5 +149,5 @@ async def held_up(wait: SlurmWait, slurm: Slurm, name: str, over: Callable[[], b
         return "Slurm gives no reason"
     if wait.outage.count != before:
         return ""
-    told = ", ".join(sorted(reasons - BUSY))
+    told = "; ".join(sorted(reasons - BUSY))
     return f"Slurm's reason: {told}" if told else "none became free"

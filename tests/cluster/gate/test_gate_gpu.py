@@ -42,7 +42,13 @@ def test_what_a_job_leaves_on_a_gpu_is_cleared() -> None:
         assert not [argv for _, argv in site.processes("n1") if MARK in argv]
         (cleared,) = [each for each in site.local("n1", "cleared") if each.data["job"] == job]
         assert cleared.data["ended"] == 1
-        site.run("n1")
+        again = site.submit("-wn1")
+        try:
+            site.ended(again, 6.0)
+        except AssertionError:
+            print(site.node("n1"), *site.local("n1"), site.lab.job(again), sep="\n")
+            print(site.said("n1")[-3000:])
+            raise
         assert site.node("n1") == FREE, site.local("n1")
         argv = ["robust-health", "check", "--json", "--config", str(site.etc / "robust.toml")]
         done = site.lab.exec("n1", argv, user=False)

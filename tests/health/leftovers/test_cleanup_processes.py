@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from fake_system import FakeSystem
@@ -24,9 +25,22 @@ from job_leftovers import (
     stubborn,
     wait_old_enough,
 )
+from waiting import until
 
 from health.leftovers import cleanup, processes
 from health.node import jobs
+from robust_slurm import process_stat
+
+# SIGTERM ends its main thread alone (60 on x86-64, 93 on others: SYS_exit).
+MAIN_ENDS = """
+import ctypes, os, platform, signal, threading, time
+EXIT = 60 if platform.machine() == "x86_64" else 93
+signal.signal(signal.SIGTERM, lambda *_: ctypes.CDLL(None).syscall(EXIT, 0))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+threading.Thread(target=time.sleep, args=(600,)).start()
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+print("on", flush=True)
+"""
 
 
 @isolated
@@ -44,6 +58,44 @@ def test_stubborn_ones_are_killed() -> None:
     process = stubborn()
     assert clear().findings == []
     assert process.wait(5) == -signal.SIGKILL
+
+
+@isolated
+@pytest.mark.parametrize("mode", ["user", "job"])
+def test_one_whose_main_thread_ends_first_is_waited_for(mode: str) -> None:
+    """As with a GPU's memory, which another thread gives back after SIGKILL; here it stays."""
+    process = run(sys.executable, "-c", MAIN_ENDS, env={"SLURM_JOB_ID": "7"}, stdout=PIPE)
+    assert process.stdout.readline() == b"on\n"
+    result = clear(mode)
+    assert (result.ended, result.findings) == (1, [])
+    assert process.poll() == -signal.SIGKILL
+
+
+@isolated
+def test_one_whose_main_thread_has_ended_is_ended() -> None:
+    process = run(sys.executable, "-c", f"{MAIN_ENDS}os.kill(os.getpid(), 15)\n")
+    until(lambda: process_stat.read(process.pid).state == "Z", "the end of its main thread")
+    assert clear().ended == 1
+    assert process.wait(5) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("main", "others", "state"),
+    [("S", ["D"], "S"), ("Z", [], ""), ("Z", ["S"], "S"), ("Z", ["S", "D"], "D")],
+)
+def test_the_state_of_what_is_left_of_a_process(
+    main: str, others: list[str], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = ["1"] + ["0"] * 15 + [str(1 + len(others)), "0", "77"] + ["0"] * 30
+    for number, of in enumerate([main, *others], 50):
+        thread = tmp_path / "50" / "task" / str(number)
+        thread.mkdir(parents=True)
+        (thread / "stat").write_text(" ".join([f"{number} (python) {of}", *rest]))
+    (tmp_path / "50" / "stat").write_text(" ".join([f"50 (python) {main}", *rest]))
+    (tmp_path / "50" / "status").write_text(f"Uid:\t{UID}\t0\t0\t0\n")
+    monkeypatch.setattr(processes, "PROC", str(tmp_path))
+    now = processes.now(processes.Process(50, 1, UID, 77, "S", "python"))
+    assert (now.state if now else "") == state
 
 
 @isolated
@@ -170,7 +222,7 @@ def test_a_pid_that_is_anothers_by_now_is_not_signalled() -> None:
     process = subprocess.Popen(["/bin/sleep", "600"])
     try:
         (seen,) = [processes._identity(process.pid)]
-        assert processes.alive(seen)
+        assert processes.now(seen)
         assert not processes.send(seen._replace(start=seen.start - 1), signal.SIGKILL)
         assert not processes.send(seen._replace(uid=seen.uid + 1), signal.SIGKILL)
         assert process.poll() is None

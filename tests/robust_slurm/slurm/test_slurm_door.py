@@ -70,8 +70,10 @@ def test_job_states() -> None:
 
 
 def test_why_jobs_wait() -> None:
-    slurm, _ = door({"squeue": Completed(0, "Resources\nQOSMaxNodePerUserLimit\nResources\n", "")})
-    assert slurm.waiting_reasons("a name") == {"Resources", "QOSMaxNodePerUserLimit"}
+    sentence = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority"
+    text = f"Resources\nQOSMaxNodePerUserLimit\nResources\n{sentence}\n\n"
+    slurm, _ = door({"squeue": Completed(0, text, "")})
+    assert slurm.waiting_reasons("a name") == {"Resources", "QOSMaxNodePerUserLimit", sentence}
 
 
 def test_nodes_that_slurm_does_not_know_are_missing() -> None:
