@@ -61,9 +61,9 @@ def _finish(gate: Gate) -> int:
 
 
 def _clear(gate: Gate, deadline_s: float) -> Cleared:
-    if gate.dry_run:
-        return Cleared(0, 0, [])
     known, table = gate.system.context, gate.settings.epilog
+    if gate.dry_run:
+        return cleanup.clear(known.job, known.uid, "never", (), (), deadline_s)
     dirs = [*([cleanup.SHM] if table["clean_shm"] else []), *table["clean_dirs"]]
     steps = jobs.maybe(gate.system)
     return cleanup.clear(known.job, known.uid, table["leftovers"], steps, dirs, deadline_s)

@@ -33,6 +33,11 @@ class ProcessStat(NamedTuple):
         return self.state in "ZX" and int(self.fields[_THREADS]) <= 1
 
     @property
+    def ending(self) -> bool:
+        """True for a thread that has left its program, or been killed, and gives back the rest."""
+        return bool(self.flags & PF_EXITING)
+
+    @property
     def kernel(self) -> bool:
         return bool(self.flags & PF_KTHREAD)
 

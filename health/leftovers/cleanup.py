@@ -88,7 +88,10 @@ def clear(
     the user's files there are removed once the user has no other job and no process here. Before
     that, only files that robust-task has named after the job are removed.
     """
-    if uid <= 0 or mode == "never":
+    if uid <= 0:
+        return Cleared(0, 0, [])
+    if mode == "never":
+        wait_for_ending(uid, deadline_s)
         return Cleared(0, 0, [])
     until = time.monotonic() + deadline_s
     here = list(steps)
@@ -117,6 +120,19 @@ def clear(
     return Cleared(int(said["ended"]), int(removed), findings)
 
 
+def wait_for_ending(uid: int, deadline_s: float) -> None:
+    """Wait until the user's processes that are ending have given back what they have.
+
+    To Slurm they are gone before that. A GPU would be found in use.
+    """
+
+    def wait() -> None:
+        until = time.monotonic() + 0.7 * deadline_s
+        processes.wait_gone(processes.ending(uid, processes.scan(uid)), until)
+
+    call_in_child(wait, deadline_s)
+
+
 def end_leftovers(
     job: int, uid: int, mode: str, steps: Sequence[int], budget_s: float
 ) -> dict[str, Any]:
@@ -127,18 +143,19 @@ def end_leftovers(
     until = time.monotonic() + budget_s
     ended: set[tuple[int, int]] = set()
     looked = 0.0
+    ending: list[Process] = []
     slurmd = processes.own_unit()
 
     def scan(before: Sequence[Process] = ()) -> tuple[list[Process], bool]:
-        nonlocal looked
+        nonlocal looked, ending
         looked = time.time()
         found = processes.scan(uid)
+        ending = processes.ending(uid, found)
         alone = not processes.others(found, steps, job, uid)
         left = processes.leftovers(found, job, uid, mode, alone, slurmd)
-        # What is ending has no environment any more that says whose it is.
+        # One that is ending has no environment any more that says whose it is.
         seen = {(p.pid, p.start) for p in left}
-        ending = (processes.now(p) for p in before if (p.pid, p.start) not in seen)
-        left += [p for p in ending if p]
+        left += [now for p in before if (p.pid, p.start) not in seen and (now := processes.now(p))]
         there = {p.pid for p in found if p.uid == uid and p.state not in "ZX"}
         return left, alone and there == {p.pid for p in left}
 
@@ -154,6 +171,7 @@ def end_leftovers(
             if processes.send(p, signal.SIGKILL):
                 ended.add((p.pid, p.start))
         processes.wait_gone(left, min(until, time.monotonic() + _ROUNDS_S))
+    processes.wait_gone(ending, until)
     return {
         "ended": len(ended - {(p.pid, p.start) for p in left}),
         "left": left,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from health.children.call import call_in_child
 from robust_slurm import process_stat
+from robust_slurm.process_stat import ProcessStat
 
 PROC = "/proc"
 FIRST_USER = 1000  # uids below are the system's: there "all processes of the user" is too much
@@ -38,7 +39,7 @@ class Process(NamedTuple):
     environment names, its user's word; ``stepd``: the job whose slurmstepd it is, -1 if it is
     one but says not of which. 0: none. ``unit``: the cgroup in which systemd keeps it; "/" for
     all processes of a node without systemd. ``thread``: one that runs, where the main thread has
-    ended; ``state`` is that one's.
+    ended; ``state`` is that one's. ``ending``: it gives back what it has, and runs no program.
     """
 
     pid: int
@@ -52,6 +53,7 @@ class Process(NamedTuple):
     stepd: int = 0
     unit: str = "/"
     thread: int = 0
+    ending: bool = False
 
     @property
     def place(self) -> str:
@@ -227,25 +229,28 @@ def own_unit() -> str:
 def _identity(pid: int) -> Process:
     """The process, of no job yet. OSError or ValueError: it is gone."""
     stat = process_stat.read(pid, PROC)
-    state, thread = stat.state, 0
+    state, thread, ending = stat.state, 0, stat.ending
     if state in "ZX" and not stat.ended:
-        state, thread = min(_running(pid), default=(state, 0))
+        running = list(_running(pid))
+        ending = all(each.ending for each in running)
+        # In state D before others.
+        state, thread = min(((each.state, each.pid) for each in running), default=(state, 0))
     for line in _read(pid, "status").split(b"\n"):
         if line.startswith(b"Uid:"):
             found = Process(pid, stat.parent, int(line.split()[1]), stat.start, state, stat.name)
-            return found._replace(thread=thread)
+            return found._replace(thread=thread, ending=ending)
     raise ValueError(pid)
 
 
-def _running(pid: int) -> Iterator[tuple[str, int]]:
-    """The states and numbers of a process's threads that have not ended."""
+def _running(pid: int) -> Iterator[ProcessStat]:
+    """The threads of a process that have not ended."""
     for thread in threads(pid):
         try:
-            state = process_stat.read(thread, f"{PROC}/{pid}/task").state
+            found = process_stat.read(thread, f"{PROC}/{pid}/task")
         except (OSError, ValueError):
             continue
-        if state not in "ZX":
-            yield state, int(thread)
+        if found.state not in "ZX":
+            yield found
 
 
 def threads(pid: int) -> list[str]:
@@ -305,6 +310,11 @@ def send(process: Process, number: int) -> bool:
         if fd >= 0:
             os.close(fd)
     return True
+
+
+def ending(uid: int, found: Iterable[Process]) -> list[Process]:
+    """Return the user's processes that are ending. Whose job they were need not show any more."""
+    return [p for p in found if p.uid == uid and p.ending and p.state not in "ZX"]
 
 
 def now(process: Process) -> Process | None:

@@ -17,7 +17,7 @@ from health.node.leftover_files import FIRST_USER
 from health.node.stuck import left_behind
 from health.node.sysfs import number, text
 from health.node.system import System
-from robust_slurm.process_stat import PF_EXITING, ProcessStat
+from robust_slurm.process_stat import ProcessStat
 from robust_slurm.text import counted
 
 STUCK = Condition(
@@ -180,7 +180,7 @@ def _pause(system: System) -> None:
 
 
 def _killed(system: System, process: ProcessStat) -> bool:
-    dying = bool(process.flags & PF_EXITING)
+    dying = process.ending
     return dying or proctable.kill_pending(text(system, f"/proc/{process.pid}/status"))
 
 
@@ -205,7 +205,7 @@ def _left(system: System, table: list[ProcessStat], busy: frozenset[int]) -> lis
         job = proctable.job(cgroup)
         if proctable.is_login(cgroup) or job in busy or (job is None and busy):
             continue
-        if process.flags & PF_EXITING:
+        if process.ending:
             continue
         if context.where == "prolog" and job == context.job:
             continue  # a job's first step may be quicker than its prolog

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import PIPE
 
@@ -79,23 +81,62 @@ def test_one_whose_main_thread_has_ended_is_ended() -> None:
     assert process.wait(5) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(
-    ("main", "others", "state"),
-    [("S", ["D"], "S"), ("Z", [], ""), ("Z", ["S"], "S"), ("Z", ["S", "D"], "D")],
-)
-def test_the_state_of_what_is_left_of_a_process(
-    main: str, others: list[str], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rest = ["1"] + ["0"] * 15 + [str(1 + len(others)), "0", "77"] + ["0"] * 30
-    for number, of in enumerate([main, *others], 50):
-        thread = tmp_path / "50" / "task" / str(number)
+def shown(proc: Path, pid: int, main: str, others: Sequence[str] = (), uid: int = UID) -> Path:
+    """A process as /proc shows it. Threads: their states; "R!": in exit."""
+    for number, state in enumerate([main, *others], pid):
+        flags = "4" if state.endswith("!") else "0"
+        rest = ["1", "0", "0", "0", "0", flags, *["0"] * 10, str(1 + len(others)), "0", "77"]
+        line = " ".join([f"{number} (python) {state[0]}", *rest, *["0"] * 30])
+        thread = proc / str(pid) / "task" / str(number)
         thread.mkdir(parents=True)
-        (thread / "stat").write_text(" ".join([f"{number} (python) {of}", *rest]))
-    (tmp_path / "50" / "stat").write_text(" ".join([f"50 (python) {main}", *rest]))
-    (tmp_path / "50" / "status").write_text(f"Uid:\t{UID}\t0\t0\t0\n")
+        for place in (thread, *([proc / str(pid)] if number == pid else [])):
+            (place / "stat").write_text(line)
+            (place / "cgroup").write_text("0::/\n")
+            (place / "environ").touch()
+    (proc / str(pid) / "status").write_text(f"Uid:\t{uid}\t0\t0\t0\n")
+    return proc / str(pid)
+
+
+@pytest.mark.parametrize(
+    ("main", "others", "state", "ending"),
+    [
+        ("S", ["D"], "S", False),
+        ("R!", ["S"], "R", True),
+        ("Z!", [], "", False),
+        ("Z!", ["S"], "S", False),  # the program goes on without its main thread
+        ("Z!", ["S!", "D!"], "D", True),
+        ("Z!", ["S!", "R"], "R", False),
+    ],
+)
+def test_what_is_left_of_a_process(
+    main: str,
+    others: list[str],
+    state: str,
+    ending: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown(tmp_path, 50, main, others)
     monkeypatch.setattr(processes, "PROC", str(tmp_path))
     now = processes.now(processes.Process(50, 1, UID, 77, "S", "python"))
-    assert (now.state if now else "") == state
+    assert (now.state if now else "", bool(now and now.ending)) == (state, ending)
+
+
+@pytest.mark.parametrize("mode", ["job", "never"])
+def test_what_is_ending_already_is_waited_for_whatever_job_it_was_of(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To Slurm it is gone: its job's epilog runs while the GPU is still in use."""
+    at = 1 << 23  # no process has such a number
+    mine = shown(tmp_path, at, "Z!", ["D!"])
+    other = shown(tmp_path, at + 10, "Z!", ["D!"], OTHER)
+    (tmp_path / "self").symlink_to(f"/proc/{os.getpid()}")
+    monkeypatch.setattr(processes, "PROC", str(tmp_path))
+    timer = threading.Timer(0.3, mine.rename, [tmp_path / "gone"])
+    timer.start()
+    assert clear(mode) == cleanup.Cleared(0, 0, [])
+    assert other.exists() and not mine.exists()
+    timer.join()
 
 
 @isolated
