@@ -71,8 +71,9 @@ def _everything(gpu: Asker) -> None:
     gpu.one("persistence", lambda: bool(nv.nvmlDeviceGetPersistenceMode(h)))
     gpu.one("compute_mode", lambda: _compute_mode(nv.nvmlDeviceGetComputeMode(h)))
     _mig(gpu)
-    gpu.one("memory", lambda: _memory(gpu))
+    # In this order: what a process gives back in between is not memory that nobody has.
     gpu.one("processes", lambda: _processes(gpu))
+    gpu.one("memory", lambda: _memory(gpu))
     _ecc(gpu)
     _remap(gpu)
     gpu.group(
