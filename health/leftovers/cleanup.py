@@ -128,7 +128,7 @@ def wait_for_ending(uid: int, deadline_s: float) -> None:
 
     def wait() -> None:
         until = time.monotonic() + 0.7 * deadline_s
-        processes.wait_gone(processes.ending(uid, processes.scan(uid)), until)
+        processes.wait_gone(processes.ending(uid), until)
 
     call_in_child(wait, deadline_s)
 
@@ -138,24 +138,20 @@ def end_leftovers(
 ) -> dict[str, Any]:
     """Send SIGTERM, then SIGKILL until none is left or the time is over. May hang: use a child.
 
+    Then wait for what is ending. If that hangs, it is the check's ``process-stuck``.
     ``gone``: the user has no other job here, and no other process.
     """
     until = time.monotonic() + budget_s
     ended: set[tuple[int, int]] = set()
     looked = 0.0
-    ending: list[Process] = []
     slurmd = processes.own_unit()
 
-    def scan(before: Sequence[Process] = ()) -> tuple[list[Process], bool]:
-        nonlocal looked, ending
+    def scan() -> tuple[list[Process], bool]:
+        nonlocal looked
         looked = time.time()
         found = processes.scan(uid)
-        ending = processes.ending(uid, found)
         alone = not processes.others(found, steps, job, uid)
         left = processes.leftovers(found, job, uid, mode, alone, slurmd)
-        # One that is ending has no environment any more that says whose it is.
-        seen = {(p.pid, p.start) for p in left}
-        left += [now for p in before if (p.pid, p.start) not in seen and (now := processes.now(p))]
         there = {p.pid for p in found if p.uid == uid and p.state not in "ZX"}
         return left, alone and there == {p.pid for p in left}
 
@@ -164,27 +160,28 @@ def end_leftovers(
     processes.wait_gone(asked, min(until, time.monotonic() + GRACE_S))
     ended.update((p.pid, p.start) for p in asked)
     while left:
-        left, gone = scan(left)
+        left, gone = scan()
         if not left or time.monotonic() >= until:
             break
         for p in left:
             if processes.send(p, signal.SIGKILL):
                 ended.add((p.pid, p.start))
         processes.wait_gone(left, min(until, time.monotonic() + _ROUNDS_S))
-    processes.wait_gone(ending, until)
+    if not left and (ending := processes.ending(uid)):
+        processes.wait_gone(ending, until)
+        left, gone = scan()
     return {
         "ended": len(ended - {(p.pid, p.start) for p in left}),
         "left": left,
         "gone": gone,
         "looked": looked,
-        "server": [p.pid for p in left if p.state == "D" and _waits_for_server(p.pid)],
+        "server": [p.pid for p in left if p.state == "D" and _waits_for_server(p)],
     }
 
 
-def _waits_for_server(pid: int) -> bool:
-    return any(
-        waits_for_server(*(_text(f"/proc/{pid}/task/{tid}/{name}") for name in ("wchan", "stack")))
-        for tid in processes.threads(pid)
+def _waits_for_server(process: Process) -> bool:
+    return waits_for_server(
+        *(_text(f"/proc/{process.place}/{name}") for name in ("wchan", "stack"))
     )
 
 

@@ -131,7 +131,8 @@ def leftovers(
             return False
         return (p.claims == job > 0) or (everything and p.unit == slurmd)
 
-    return [p for p in listed if p.uid == uid and p.state not in "ZX" and left(p)]
+    there = (p for p in listed if p.uid == uid and p.state not in "ZX" and not p.ending)
+    return [p for p in there if left(p)]
 
 
 def _may_claim(unit: str, slurmd: str) -> bool:
@@ -267,7 +268,7 @@ def _claim(process: Process, until: float) -> int:
     def read() -> int:
         try:
             return claim_of(_read(process.place, "environ"))
-        except PermissionError:
+        except (PermissionError, ProcessLookupError):  # the latter: it has no memory any more
             return 0
 
     if process.state != "D":
@@ -312,9 +313,17 @@ def send(process: Process, number: int) -> bool:
     return True
 
 
-def ending(uid: int, found: Iterable[Process]) -> list[Process]:
+def ending(uid: int) -> list[Process]:
     """Return the user's processes that are ending. Whose job they were need not show any more."""
-    return [p for p in found if p.uid == uid and p.ending and p.state not in "ZX"]
+    found = []
+    for entry in os.listdir(PROC):  # noqa: PTH208
+        try:
+            process = _identity(int(entry))
+        except (OSError, ValueError):
+            continue
+        if process.uid == uid and process.ending and process.state not in "ZX":
+            found.append(process)
+    return found
 
 
 def now(process: Process) -> Process | None:

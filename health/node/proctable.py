@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 from health.node.system import System
 from robust_slurm.process_stat import ProcessStat, parse
@@ -26,6 +27,25 @@ def one(system: System, pid: int) -> ProcessStat | None:
         return parse(system.read(f"/proc/{pid}/stat"))
     except (OSError, ValueError):
         return None
+
+
+def threads(system: System, process: ProcessStat) -> list[ProcessStat]:
+    """Return the threads that are left of a process whose main thread has ended."""
+    if process.state not in "ZX" or process.ended:
+        return []
+    names = system.names(f"/proc/{process.pid}/task")
+    found = (one(system, int(name)) for name in names if name.isdigit())
+    return [thread for thread in found if thread and thread.state not in "ZX"]
+
+
+def ending(system: System, process: ProcessStat) -> bool:
+    """True for a process that runs no program any more, and gives back what it has."""
+    return all(each.ending for each in threads(system, process) or [process])
+
+
+def pause(system: System, seconds: float) -> None:
+    """Wait for another look; a recorded node looks the same every time and has its own pause."""
+    getattr(system, "pause", time.sleep)(seconds)
 
 
 def uid(system: System, process: ProcessStat) -> int:

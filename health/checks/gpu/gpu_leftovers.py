@@ -65,6 +65,7 @@ SETTINGS = {
     ),
 }
 
+PAUSE_S, ENDING_S = 0.2, 3.0  # a process that was killed gives back its GPU meanwhile
 _MIB = 1 << 20
 _COHERENT = re.compile(r"\bG[HB][23]00\b")  # its memory is one of the kernel's NUMA nodes
 _UID = re.compile(r"^Uid:\s*(\d+)", re.MULTILINE)
@@ -108,6 +109,7 @@ class _Look:
         self.others = jobs.running(system)  # None: unknown
         self.alone = self.others is not None and not self.others
         self.own = allocated(system)
+        self.patience = ENDING_S
 
     def run(self, used: list[Device]) -> list[Finding]:
         found = []
@@ -120,11 +122,24 @@ class _Look:
             ]
             for process, state in states:
                 condition = {"left": PROCESS, "foreign": FOREIGN}.get(state)
-                if condition:
+                if condition and not self._goes(process.pid):
                     found.append(condition.found(_text(device, process), gpus.name(device)))
             if free and not device.get("processes"):  # else it is theirs, also if they ended since
                 found += self._memory(device)
         return found
+
+    def _goes(self, pid: int) -> bool:
+        """Wait for a process that is ending; True once it is gone."""
+        process = proctable.one(self.system, pid)
+        if process is None:
+            return False
+        while process and not process.ended:
+            if self.patience <= 0 or not proctable.ending(self.system, process):
+                return False
+            proctable.pause(self.system, PAUSE_S)
+            self.patience -= PAUSE_S
+            process = proctable.one(self.system, pid)
+        return True
 
     def _state(self, process: _GpuProcess, free: bool) -> str:
         """ "left", "foreign" (another running job's on this job's GPU), or "right"."""
@@ -224,4 +239,5 @@ CHECK = Check(
     SETTINGS,
     needs_nvml=True,
     cost_ms=0.1,
+    deadline_s=ENDING_S + 2.0,
 )

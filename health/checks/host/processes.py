@@ -6,7 +6,6 @@ that a process runs or is stuck although no job should; epilog and sweep always 
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -108,7 +107,8 @@ def _run(system: System) -> list[Finding]:
     table = proctable.processes(system)
     found += judge_zombies(table)
     ours = [p for p in table if not p.kernel and p.state != "Z"]
-    sleeping = [p for p in ours if p.state == "D"]
+    rest = [thread for p in table for thread in proctable.threads(system, p)]
+    sleeping = [p for p in (*ours, *rest) if p.state == "D"]
     if sleeping:
         lost, gate = left_behind(system), _gate(system)
         sleeping = [p for p in sleeping if (p.pid, p.start) not in lost and p.parent not in gate]
@@ -144,7 +144,7 @@ def _blocked(
     patience = PROLOG_PATIENCE_S if system.context.where == "prolog" else PATIENCE_S
     looks = round(patience / PAUSE_S)
     while still and looks:
-        _pause(system)
+        proctable.pause(system, PAUSE_S)
         looks -= 1
         still = [
             now
@@ -172,11 +172,6 @@ def _blocked(
     if waiting:
         found.append(BLOCKED.found(f"in state D at each look: {_some(waiting)}"))
     return found
-
-
-def _pause(system: System) -> None:
-    """Wait for another look; a recorded node looks the same every time and has its own pause."""
-    getattr(system, "pause", time.sleep)(PAUSE_S)
 
 
 def _killed(system: System, process: ProcessStat) -> bool:

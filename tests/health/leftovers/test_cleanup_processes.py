@@ -122,19 +122,43 @@ def test_what_is_left_of_a_process(
     assert (now.state if now else "", bool(now and now.ending)) == (state, ending)
 
 
-@pytest.mark.parametrize("mode", ["job", "never"])
-def test_what_is_ending_already_is_waited_for_whatever_job_it_was_of(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+BIG = """
+import mmap, time
+held = mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, len(held), 4096):
+    held[at] = 1
+print("on", flush=True)
+time.sleep(600)
+"""
+
+
+@isolated
+@pytest.mark.parametrize("mode", ["user", "job", "never"])
+def test_what_is_ending_already_is_waited_for_whatever_job_it_was_of(mode: str) -> None:
+    """To Slurm it is gone: its job's epilog runs while memory or a GPU is still in use."""
+    process = run(sys.executable, "-c", BIG, env={"SLURM_JOB_ID": "9"}, stdout=PIPE)
+    assert process.stdout.readline() == b"on\n"
+    mine = make(Path("/dev/shm/of-the-job"))
+    wait_old_enough(mine.stat().st_ctime)
+    process.kill()
+    assert clear(mode, dirs=["/dev/shm"]).findings == []
+    assert process.poll() == -signal.SIGKILL
+    assert mine.exists() == (mode == "never")
+
+
+def test_a_process_that_ends_meanwhile_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To Slurm it is gone: its job's epilog runs while the GPU is still in use."""
+    """The control group of its last thread names the job, but nobody need end it."""
     at = 1 << 23  # no process has such a number
     mine = shown(tmp_path, at, "Z!", ["D!"])
     other = shown(tmp_path, at + 10, "Z!", ["D!"], OTHER)
     (tmp_path / "self").symlink_to(f"/proc/{os.getpid()}")
+    (mine / "task" / str(at + 1) / "cgroup").write_text("0::/system.slice/slurm/job_7/step_0\n")
     monkeypatch.setattr(processes, "PROC", str(tmp_path))
     timer = threading.Timer(0.3, mine.rename, [tmp_path / "gone"])
     timer.start()
-    assert clear(mode) == cleanup.Cleared(0, 0, [])
+    assert clear("job") == cleanup.Cleared(0, 0, [])
     assert other.exists() and not mine.exists()
     timer.join()
 

@@ -80,11 +80,12 @@ def process(
     wchan: str = "",
     stack: str = "",
     killed: bool = False,
+    threads: int = 1,
 ) -> dict[str, Any]:
     """The files and the entry of one process: {"files": …, "entries": …}."""
     base = f"/proc/{pid}"
     pending = "0000000000000100" if killed else "0000000000000000"
-    numbers = "0 " * 12 + str(1000 + pid)
+    numbers = "0 " * 10 + f"{threads} 0 {1000 + pid}"
     return {
         "files": {
             f"{base}/stat": f"{pid} ({name}) {state} {parent} 1 1 0 -1 {flags} {numbers} 0 0\n",

@@ -10,6 +10,7 @@ from fake_system import FakeSystem, context
 
 from health.checks.gpu.gpu_leftovers import CHECK, allocated
 from health.node.system import Context
+from robust_slurm.process_stat import PF_EXITING
 
 SPOOL = "/var/spool/slurmd"
 PID = 4711
@@ -47,6 +48,40 @@ def node(files: dict[str, Any], where: Context, on: int = 0, count: int = 4) -> 
         "memory": {"total": 80 << 30, "used": 5000 * MIB},
     }
     return gpu_node(devices, files=files, context=where)
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "threads", "goes", "expected"),
+    [
+        ("S", 0, {}, True, "FAIL"),
+        ("R", PF_EXITING, {}, True, ""),
+        ("R", PF_EXITING, {}, False, "FAIL"),
+        ("Z", PF_EXITING, {4712: PF_EXITING}, True, ""),
+        ("Z", PF_EXITING, {4712: PF_EXITING}, False, "FAIL"),
+        ("Z", PF_EXITING, {4712: 0}, True, "FAIL"),  # its program goes on
+    ],
+)
+def test_one_that_is_ending_has_time_to_give_the_gpu_back(
+    state: str, flags: int, threads: dict[int, int], goes: bool, expected: str
+) -> None:
+    def stat(pid: int, state: str, flags: int) -> str:
+        return f"{pid} (python) {state} 1 1 1 0 -1 {flags} {'0 ' * 10}{1 + len(threads)} 0 9 0\n"
+
+    files = process() | {f"/proc/{PID}/stat": stat(PID, state, flags)}
+    for thread, of in threads.items():
+        files |= {f"/proc/{place}/stat": stat(thread, "R", of)
+                  for place in (thread, f"{PID}/task/{thread}")}  # fmt: skip
+    system = node(files, at("epilog", "0"))
+    slept = []
+
+    def pause(seconds: float) -> None:
+        slept.append(seconds)
+        if goes and len(slept) == 3:
+            system.files.pop(f"/proc/{PID}/stat")
+
+    system.pause = pause  # type: ignore[attr-defined]
+    assert [finding.status for finding in CHECK.run(system)] == ([expected] if expected else [])
+    assert sum(slept) < CHECK.deadline_s
 
 
 LEFT = ["FAIL gpu-process-left"]

@@ -36,7 +36,7 @@ class Time:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     fake = Time()
-    monkeypatch.setattr(processes, "time", fake)
+    monkeypatch.setattr(proctable, "time", fake)
     return fake
 
 
@@ -215,6 +215,27 @@ def test_a_process_in_state_d(one: dict[str, Any], found: tuple[str, str], actio
     [finding] = run(healthy((stuck,), context=SWEEP))
     assert (finding.status, finding.check, finding.action) == (*found, action)
     assert "4000 (python3)" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "found"),
+    [
+        ("D", process_stat.PF_EXITING, [(FAIL, "process-stuck")]),
+        ("R", process_stat.PF_EXITING, []),
+        ("D", 0x400000, [(WARN, "process-blocked")]),  # its program goes on
+    ],
+)
+def test_a_thread_in_state_d_that_outlives_the_main_thread(
+    state: str, flags: int, found: list[Any]
+) -> None:
+    main = process(4000, "python3", "Z", threads=2)
+    rest = process(4001, "python3", state, flags=flags, wchan=NVIDIA)
+    system = healthy((main, rest), more={"/proc/4000/task/4001/stat": ""}, context=SWEEP)
+    names = system.names
+    system.names = lambda path: [  # type: ignore[method-assign] # /proc lists no threads
+        name for name in names(path) if (path, name) != ("/proc", "4001")
+    ]
+    assert [(one.status, one.check) for one in run(system)] == found
 
 
 def test_a_killed_process_has_time_to_die(clock: Time) -> None:
