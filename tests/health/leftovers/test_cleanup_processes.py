@@ -65,7 +65,7 @@ def test_stubborn_ones_are_killed() -> None:
 @isolated
 @pytest.mark.parametrize("mode", ["user", "job"])
 def test_one_whose_main_thread_ends_first_is_waited_for(mode: str) -> None:
-    """As with a GPU's memory, which another thread gives back after SIGKILL; here it stays."""
+    """Another thread gives back a GPU after SIGKILL; here it stays."""
     process = run(sys.executable, "-c", MAIN_ENDS, env={"SLURM_JOB_ID": "7"}, stdout=PIPE)
     assert process.stdout.readline() == b"on\n"
     result = clear(mode)
