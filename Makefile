@@ -20,6 +20,8 @@ MORE_PACKAGES := gcc libc6-dev libslurm-dev lua5.1 openssh-server \
   slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 BENCHES := heartbeat overhead recovery chaos gate
 WORKERS ?= 4
+# Many quick tests wait for a limit.
+CHECK_WORKERS ?= 6
 
 export DEBIAN_FRONTEND = noninteractive
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -50,7 +52,7 @@ test: setup
 check: setup
 	@failed=0; \
 	$(MAKE) --no-print-directory lint & lint=$$!; \
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest -q -n $(CHECK_WORKERS) --dist loadfile --no-loadscope-reorder \
 	  --ignore tests/cluster --hypothesis-profile few -m "not slow and not cluster" || failed=1; \
 	wait $$lint || { echo "lint failed: see above, or make lint"; failed=1; }; \
 	exit $$failed
