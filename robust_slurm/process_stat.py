@@ -34,7 +34,7 @@ class ProcessStat(NamedTuple):
 
     @property
     def ending(self) -> bool:
-        """True for a thread that has left its program, or been killed, and gives back the rest."""
+        """True for a thread that has begun to end: it runs no program any more."""
         return bool(self.flags & PF_EXITING)
 
     @property

@@ -128,7 +128,7 @@ def wait_for_ending(uid: int, deadline_s: float) -> None:
 
     def wait() -> None:
         until = time.monotonic() + 0.7 * deadline_s
-        processes.wait_gone(processes.ending(uid), until)
+        processes.wait_gone(processes.ending(uid, processes.everybodys()), until)
 
     call_in_child(wait, deadline_s)
 
@@ -138,40 +138,43 @@ def end_leftovers(
 ) -> dict[str, Any]:
     """Send SIGTERM, then SIGKILL until none is left or the time is over. May hang: use a child.
 
-    Then wait for what is ending. If that hangs, it is the check's ``process-stuck``.
-    ``gone``: the user has no other job here, and no other process.
+    The user's processes that are ending are waited for, and get no signal.
+    ``left``: those that got one are in it while they are ending, too. ``gone``: the user has no
+    other job here, and no other process.
     """
     until = time.monotonic() + budget_s
-    ended: set[tuple[int, int]] = set()
+    signalled: dict[tuple[int, int], Process] = {}
     looked = 0.0
     slurmd = processes.own_unit()
 
-    def scan() -> tuple[list[Process], bool]:
+    def scan() -> tuple[list[Process], list[Process], bool]:
         nonlocal looked
         looked = time.time()
         found = processes.scan(uid)
         alone = not processes.others(found, steps, job, uid)
         left = processes.leftovers(found, job, uid, mode, alone, slurmd)
         there = {p.pid for p in found if p.uid == uid and p.state not in "ZX"}
-        return left, alone and there == {p.pid for p in left}
+        gone = alone and there == {p.pid for p in left}
+        return left, processes.ending(uid, found), gone
 
-    left, gone = scan()
-    asked = [p for p in left if processes.send(p, signal.SIGTERM)]
-    processes.wait_gone(asked, min(until, time.monotonic() + GRACE_S))
-    ended.update((p.pid, p.start) for p in asked)
-    while left:
-        left, gone = scan()
-        if not left or time.monotonic() >= until:
+    def send(those: Sequence[Process], number: int) -> None:
+        sent = (p for p in those if processes.send(p, number))
+        signalled.update(((p.pid, p.start), p) for p in sent)
+
+    left, ending, gone = scan()
+    send(left, signal.SIGTERM)
+    processes.wait_gone(left, min(until, time.monotonic() + GRACE_S))
+    while left or ending:
+        left, ending, gone = scan()
+        if time.monotonic() >= until:
             break
-        for p in left:
-            if processes.send(p, signal.SIGKILL):
-                ended.add((p.pid, p.start))
-        processes.wait_gone(left, min(until, time.monotonic() + _ROUNDS_S))
-    if not left and (ending := processes.ending(uid)):
-        processes.wait_gone(ending, until)
-        left, gone = scan()
+        send(left, signal.SIGKILL)
+        rounds = min(until, time.monotonic() + _ROUNDS_S) if left else until
+        processes.wait_gone([*left, *ending], rounds)
+    still = {key: now for key, p in signalled.items() if (now := processes.now(p))}
+    left += [p for key, p in still.items() if key not in {(p.pid, p.start) for p in left}]
     return {
-        "ended": len(ended - {(p.pid, p.start) for p in left}),
+        "ended": len(signalled) - len(still),
         "left": left,
         "gone": gone,
         "looked": looked,
@@ -216,16 +219,18 @@ def remove_files(
 def _found(left: Sequence[Process], server: Collection[int]) -> list[Finding]:
     """``server``: the pids that wait for a file server, which no reboot of this node mends."""
     out = []
-    stuck = [p for p in left if p.state == "D"]
+    # One that is ending may be in state D for as long as it gives back much: no reboot for that.
+    stuck = [p for p in left if p.state == "D" and not p.ending]
     waits = STUCK._replace(cls="user", action="none")  # the server's fault, not the node's
     for condition, which in (
         (STUCK, [p for p in stuck if p.pid not in server]),
         (waits, [p for p in stuck if p.pid in server]),
-        (LEFT, [p for p in left if p.state != "D"]),
+        (LEFT, [p for p in left if p.state != "D" or p.ending]),
     ):
         if which:
             named = ", ".join(
-                f"{p.pid} ({one_line(p.name, 60)}) state {p.state}" for p in which[:_SHOWN]
+                f"{p.pid} ({one_line(p.name, 60)}) state {p.state}{', ending' * p.ending}"
+                for p in which[:_SHOWN]
             )
             more = f" and {len(which) - _SHOWN} more" if len(which) > _SHOWN else ""
             text = f"left after SIGKILL: {named}{more}"

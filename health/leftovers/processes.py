@@ -7,6 +7,7 @@ process's environment can hang with that process, so all of this runs in a child
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -16,7 +17,6 @@ from typing import NamedTuple
 
 from health.children.call import call_in_child
 from robust_slurm import process_stat
-from robust_slurm.process_stat import ProcessStat
 
 PROC = "/proc"
 FIRST_USER = 1000  # uids below are the system's: there "all processes of the user" is too much
@@ -26,6 +26,7 @@ _CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 _MANAGER = re.compile(r"/user@\d+\.service(?:/|$)")  # systemd --user, also without a login
 _SLURM = ("slurmd", "slurmstepd")
 _INIT = 1
+_THREADS = 1000  # of one process that are looked at
 _AGAIN = 4  # looks at all processes beyond the first
 _POLL_S = 0.02
 _STUCK_EACH_S = 0.3  # for the environment of a process in state D
@@ -205,7 +206,7 @@ def _scan(uid: int) -> tuple[list[Process], bool]:
                 else:
                     found.append(process)
                 continue
-            cgroup = _read(process.place, "cgroup").decode("ascii", "replace")
+            cgroup = _cgroup(process)
             job = job_of(cgroup)
             claims = _claim(process, until) if process.uid == uid and not job else 0
             found.append(process._replace(job=job, claims=claims, unit=unit_of(cgroup)))
@@ -230,12 +231,12 @@ def own_unit() -> str:
 def _identity(pid: int) -> Process:
     """The process, of no job yet. OSError or ValueError: it is gone."""
     stat = process_stat.read(pid, PROC)
-    state, thread, ending = stat.state, 0, stat.ending
-    if state in "ZX" and not stat.ended:
-        running = list(_running(pid))
-        ending = all(each.ending for each in running)
-        # In state D before others.
-        state, thread = min(((each.state, each.pid) for each in running), default=(state, 0))
+    state, thread, ending = stat.state, 0, False
+    if stat.ending and not stat.ended:
+        # One that has not begun to end before others, and one in state D before others.
+        left = min(_left(pid), default=(True, state, 0))
+        ending, thread = left[0], left[2] if state in "ZX" or not left[0] else 0
+        state = left[1] if state in "ZX" else state
     for line in _read(pid, "status").split(b"\n"):
         if line.startswith(b"Uid:"):
             found = Process(pid, stat.parent, int(line.split()[1]), stat.start, state, stat.name)
@@ -243,23 +244,25 @@ def _identity(pid: int) -> Process:
     raise ValueError(pid)
 
 
-def _running(pid: int) -> Iterator[ProcessStat]:
-    """The threads of a process that have not ended."""
-    for thread in threads(pid):
+def _left(pid: int) -> Iterator[tuple[bool, str, int]]:
+    """The threads of a process that have not ended: whether they are ending, state, number."""
+    for thread in os.listdir(f"{PROC}/{pid}/task")[:_THREADS]:  # noqa: PTH208
         try:
             found = process_stat.read(thread, f"{PROC}/{pid}/task")
         except (OSError, ValueError):
             continue
         if found.state not in "ZX":
-            yield found
+            yield found.ending, found.state, found.pid
 
 
-def threads(pid: int) -> list[str]:
-    """Return the numbers of a process's threads; none if it is gone."""
+def _cgroup(process: Process) -> str:
     try:
-        return os.listdir(f"{PROC}/{pid}/task")  # noqa: PTH208
+        text = _read(process.place, "cgroup")
     except OSError:
-        return []
+        if not process.thread:
+            raise
+        text = _read(process.pid, "cgroup")  # that thread has ended meanwhile, others may run
+    return text.decode("ascii", "replace")
 
 
 def _claim(process: Process, until: float) -> int:
@@ -313,17 +316,16 @@ def send(process: Process, number: int) -> bool:
     return True
 
 
-def ending(uid: int) -> list[Process]:
-    """Return the user's processes that are ending. Whose job they were need not show any more."""
-    found = []
+def everybodys() -> Iterator[Process]:
+    """All processes, without the jobs they are of."""
     for entry in os.listdir(PROC):  # noqa: PTH208
-        try:
-            process = _identity(int(entry))
-        except (OSError, ValueError):
-            continue
-        if process.uid == uid and process.ending and process.state not in "ZX":
-            found.append(process)
-    return found
+        with contextlib.suppress(OSError, ValueError):  # no process, or gone
+            yield _identity(int(entry))
+
+
+def ending(uid: int, found: Iterable[Process]) -> list[Process]:
+    """Return the user's processes that are ending. Whose job they were need not show any more."""
+    return [p for p in found if p.uid == uid and p.ending and p.state not in "ZX"]
 
 
 def now(process: Process) -> Process | None:

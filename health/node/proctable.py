@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 
+from health.node import sysfs
 from health.node.system import System
 from robust_slurm.process_stat import ProcessStat, parse
 
 MOST = 10_000  # processes read, the youngest; a fork bomb must not keep the look from ending
+MOST_THREADS = 1_000  # of one process
 
 _JOB = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)  # both cgroup plugins name it so
 _LOGIN = re.compile(r"/user\.slice/.*(?:session-[^/]*\.scope|user@\d+\.service)")
@@ -33,9 +36,12 @@ def threads(system: System, process: ProcessStat) -> list[ProcessStat]:
     """Return the threads that are left of a process whose main thread has ended."""
     if process.state not in "ZX" or process.ended:
         return []
-    names = system.names(f"/proc/{process.pid}/task")
-    found = (one(system, int(name)) for name in names if name.isdigit())
-    return [thread for thread in found if thread and thread.state not in "ZX"]
+    task = f"/proc/{process.pid}/task"
+    found = []
+    for name in sysfs.names(system, task)[:MOST_THREADS]:
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            found.append(parse(system.read(f"{task}/{name}/stat")))
+    return [thread for thread in found if thread.state not in "ZX"]
 
 
 def ending(system: System, process: ProcessStat) -> bool:

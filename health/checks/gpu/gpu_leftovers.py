@@ -65,7 +65,8 @@ SETTINGS = {
     ),
 }
 
-PAUSE_S, ENDING_S = 0.2, 3.0  # a process that was killed gives back its GPU meanwhile
+PAUSE_S = 0.2  # between two looks at a process that is ending
+ENDING_S, PROLOG_S = 3.0, 1.5  # for all of them to give back the GPUs
 _MIB = 1 << 20
 _COHERENT = re.compile(r"\bG[HB][23]00\b")  # its memory is one of the kernel's NUMA nodes
 _UID = re.compile(r"^Uid:\s*(\d+)", re.MULTILINE)
@@ -109,7 +110,7 @@ class _Look:
         self.others = jobs.running(system)  # None: unknown
         self.alone = self.others is not None and not self.others
         self.own = allocated(system)
-        self.patience = ENDING_S
+        self.patience = PROLOG_S if system.context.where == "prolog" else ENDING_S
 
     def run(self, used: list[Device]) -> list[Finding]:
         found = []
@@ -130,16 +131,14 @@ class _Look:
 
     def _goes(self, pid: int) -> bool:
         """Wait for a process that is ending; True once it is gone."""
-        process = proctable.one(self.system, pid)
-        if process is None:
-            return False
-        while process and not process.ended:
+        while process := proctable.one(self.system, pid):
+            if process.ended:
+                return True
             if self.patience <= 0 or not proctable.ending(self.system, process):
                 return False
             proctable.pause(self.system, PAUSE_S)
             self.patience -= PAUSE_S
-            process = proctable.one(self.system, pid)
-        return True
+        return _process(self.system, pid) is None
 
     def _state(self, process: _GpuProcess, free: bool) -> str:
         """ "left", "foreign" (another running job's on this job's GPU), or "right"."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
@@ -107,11 +108,16 @@ def _run(system: System) -> list[Finding]:
     table = proctable.processes(system)
     found += judge_zombies(table)
     ours = [p for p in table if not p.kernel and p.state != "Z"]
-    rest = [thread for p in table for thread in proctable.threads(system, p)]
-    sleeping = [p for p in (*ours, *rest) if p.state == "D"]
+    threads = ((thread, p) for p in table for thread in proctable.threads(system, p))
+    rest = list(islice(threads, proctable.MOST))
+    sleeping = [(p, main) for p, main in (*((p, p) for p in ours), *rest) if p.state == "D"]
     if sleeping:
         lost, gate = left_behind(system), _gate(system)
-        sleeping = [p for p in sleeping if (p.pid, p.start) not in lost and p.parent not in gate]
+        sleeping = [
+            (p, main)
+            for p, main in sleeping
+            if (main.pid, main.start) not in lost and main.parent not in gate
+        ]
     found += _blocked(system, sleeping, busy)
     if busy is not None:
         found += _left(system, ours, busy)
@@ -133,14 +139,17 @@ def _gate(system: System) -> set[int]:
 
 
 def _blocked(
-    system: System, sleeping: list[ProcessStat], busy: frozenset[int] | None
+    system: System, sleeping: list[tuple[ProcessStat, ProcessStat]], busy: frozenset[int] | None
 ) -> list[Finding]:
     """Report processes of no running job that are in state D at every look.
 
     A job's own may wait for I/O. A killed process gets time to exit: freeing a GPU's memory takes
-    seconds.
+    seconds. ``sleeping``: each with its process, if it is a thread that outlives the main one:
+    between jobs, when several give back much, it is only a warning.
     """
-    still = [p for p in sleeping if _ownerless(system, p, busy)]
+    mains = {p.pid: main for p, main in sleeping if p is not main}
+    between = system.context.where in ("prolog", "epilog")
+    still = [p for p, _ in sleeping if _ownerless(system, p, busy)]
     patience = PROLOG_PATIENCE_S if system.context.where == "prolog" else PATIENCE_S
     looks = round(patience / PAUSE_S)
     while still and looks:
@@ -156,8 +165,10 @@ def _blocked(
     dead, waiting, server = [], [], []
     for process in still:
         channel = text(system, f"/proc/{process.pid}/wchan")
-        said = f"{process.pid} ({_printable(process.name)}) in {channel or 'the kernel'}"
-        if busy is None or not _killed(system, process):
+        main = mains.get(process.pid)
+        of = f", a thread of {main.pid} ({_printable(main.name)})," if main else ""
+        said = f"{process.pid} ({_printable(process.name)}){of} in {channel or 'the kernel'}"
+        if busy is None or not _killed(system, process) or (main and between):
             waiting.append(said)
         elif waits_for_server(channel, text(system, f"/proc/{process.pid}/stack")):
             server.append(said)

@@ -101,7 +101,8 @@ def shown(proc: Path, pid: int, main: str, others: Sequence[str] = (), uid: int 
     ("main", "others", "state", "ending"),
     [
         ("S", ["D"], "S", False),
-        ("R!", ["S"], "R", True),
+        ("R!", [], "R", True),
+        ("R!", ["S"], "R", False),
         ("Z!", [], "", False),
         ("Z!", ["S"], "S", False),  # the program goes on without its main thread
         ("Z!", ["S!", "D!"], "D", True),
@@ -141,6 +142,7 @@ def test_what_is_ending_already_is_waited_for_whatever_job_it_was_of(mode: str) 
     mine = make(Path("/dev/shm/of-the-job"))
     wait_old_enough(mine.stat().st_ctime)
     process.kill()
+    until(lambda: (stat := process_stat.read(process.pid)).ending or stat.ended, "its end to begin")
     assert clear(mode, dirs=["/dev/shm"]).findings == []
     assert process.poll() == -signal.SIGKILL
     assert mine.exists() == (mode == "never")
@@ -156,6 +158,7 @@ def test_a_process_that_ends_meanwhile_is_no_leftover(
     (tmp_path / "self").symlink_to(f"/proc/{os.getpid()}")
     (mine / "task" / str(at + 1) / "cgroup").write_text("0::/system.slice/slurm/job_7/step_0\n")
     monkeypatch.setattr(processes, "PROC", str(tmp_path))
+    monkeypatch.delattr(processes, "send")
     timer = threading.Timer(0.3, mine.rename, [tmp_path / "gone"])
     timer.start()
     assert clear("job") == cleanup.Cleared(0, 0, [])

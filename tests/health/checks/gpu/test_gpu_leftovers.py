@@ -67,20 +67,23 @@ def test_one_that_is_ending_has_time_to_give_the_gpu_back(
     def stat(pid: int, state: str, flags: int) -> str:
         return f"{pid} (python) {state} 1 1 1 0 -1 {flags} {'0 ' * 10}{1 + len(threads)} 0 9 0\n"
 
-    files = process() | {f"/proc/{PID}/stat": stat(PID, state, flags)}
-    for thread, of in threads.items():
-        files |= {f"/proc/{place}/stat": stat(thread, "R", of)
-                  for place in (thread, f"{PID}/task/{thread}")}  # fmt: skip
+    files = process() | process(PID + 9)  # two, which end together
+    for pid in (PID, PID + 9):
+        files[f"/proc/{pid}/stat"] = stat(pid, state, flags)
+        for thread, of in threads.items():
+            files[f"/proc/{pid}/task/{thread}/stat"] = stat(thread, "R", of)
     system = node(files, at("epilog", "0"))
+    system.snapshot["devices"][0]["processes"].append({"pid": PID + 9, "kind": "compute"})
     slept = []
 
     def pause(seconds: float) -> None:
         slept.append(seconds)
         if goes and len(slept) == 3:
-            system.files.pop(f"/proc/{PID}/stat")
+            for path in [path for path in system.files if path.startswith("/proc/47")]:
+                system.files.pop(path)
 
     system.pause = pause  # type: ignore[attr-defined]
-    assert [finding.status for finding in CHECK.run(system)] == ([expected] if expected else [])
+    assert [finding.status for finding in CHECK.run(system)] == ([expected] * 2 if expected else [])
     assert sum(slept) < CHECK.deadline_s
 
 
