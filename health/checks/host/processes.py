@@ -144,11 +144,11 @@ def _blocked(
     """Report processes of no running job that are in state D at every look.
 
     A job's own may wait for I/O. A killed process gets time to exit: freeing a GPU's memory takes
-    seconds. ``sleeping``: each with its process, if it is a thread that outlives the main one:
-    between jobs, when several give back much, it is only a warning.
+    seconds. ``sleeping``: each with its process, from which a thread differs that outlives the main
+    one. That is a warning but in the sweep: after a job several may give back much for long.
     """
     mains = {p.pid: main for p, main in sleeping if p is not main}
-    between = system.context.where in ("prolog", "epilog")
+    sweep = system.context.where == "sweep"
     still = [p for p, _ in sleeping if _ownerless(system, p, busy)]
     patience = PROLOG_PATIENCE_S if system.context.where == "prolog" else PATIENCE_S
     looks = round(patience / PAUSE_S)
@@ -168,7 +168,7 @@ def _blocked(
         main = mains.get(process.pid)
         of = f", a thread of {main.pid} ({_printable(main.name)})," if main else ""
         said = f"{process.pid} ({_printable(process.name)}){of} in {channel or 'the kernel'}"
-        if busy is None or not _killed(system, process) or (main and between):
+        if busy is None or not _killed(system, process) or (main and not sweep):
             waiting.append(said)
         elif waits_for_server(channel, text(system, f"/proc/{process.pid}/stack")):
             server.append(said)
