@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from health.checks.host import processes
 from health.node import jobs, proctable
 from health.node.stuck import DIRECTORY
-from health.node.system import Context
 from robust_slurm import process_stat
 
 run = processes.CHECK.run
@@ -216,36 +215,6 @@ def test_a_process_in_state_d(one: dict[str, Any], found: tuple[str, str], actio
     [finding] = run(healthy((stuck,), context=SWEEP))
     assert (finding.status, finding.check, finding.action) == (*found, action)
     assert "4000 (python3)" in finding.evidence
-
-
-@pytest.mark.parametrize(
-    ("state", "flags", "where", "found"),
-    [
-        ("D", process_stat.PF_EXITING, SWEEP, [(FAIL, "process-stuck")]),
-        # Eight ranks that give back much memory at once may wait for one another.
-        ("D", process_stat.PF_EXITING, context("epilog"), [(WARN, "process-blocked")]),
-        ("R", process_stat.PF_EXITING, SWEEP, []),
-        ("D", 0x400000, SWEEP, [(WARN, "process-blocked")]),  # its program goes on
-    ],
-)
-def test_a_thread_in_state_d_that_outlives_the_main_thread(
-    state: str, flags: int, where: Context, found: list[Any]
-) -> None:
-    main = process(4000, "python3", "Z", threads=2)
-    rest = process(4001, "python3", state, flags=flags, wchan=NVIDIA)
-    stat = rest["files"]["/proc/4001/stat"]
-    system = healthy((main, rest), more={"/proc/4000/task/4001/stat": stat}, context=where)
-    names = system.names
-    system.names = lambda path: [  # type: ignore[method-assign] # /proc lists no threads
-        name for name in names(path) if (path, name) != ("/proc", "4001")
-    ]
-    seen = run(system)
-    assert [(one.status, one.check) for one in seen] == found
-    assert all("4001 (python3), a thread of 4000 (python3)" in one.evidence for one in seen)
-
-
-def test_one_that_ends_while_its_threads_are_read_is_no_error() -> None:
-    assert run(healthy((process(4000, "python3", "Z", threads=2),), context=SWEEP)) == []
 
 
 def test_a_killed_process_has_time_to_die(clock: Time) -> None:
