@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import signal
 import sys
@@ -171,7 +172,7 @@ def same(
     if resized:
         results.once("cuda_resized.steps", len(resized), "count")
         results.once("cuda_resized.loss_apart", far := apart(resized, true), "")
-        if not far <= APART:  # NaN is far, too
+        if far > APART:
             raise BenchError(f"with other numbers of ranks, losses are {far:.2%} apart")
 
 
@@ -186,12 +187,13 @@ def apart(steps: Noted, true: Noted) -> float:
     def losses(lines: set[str]) -> list[float]:
         return [float.fromhex(line.split()[1]) for line in lines]
 
-    return max(
+    differences = (
         abs(loss / right - 1.0)
         for step, lines in steps.items()
         for right in losses(true.get(step, set()))
         for loss in losses(lines)
     )
+    return max(math.inf if math.isnan(each) else each for each in differences)
 
 
 def steps_of(training: Training) -> Noted:

@@ -183,9 +183,8 @@ def end_leftovers(
 
 
 def _waits_for_server(process: Process) -> bool:
-    return waits_for_server(
-        *(_text(f"/proc/{process.place}/{name}") for name in ("wchan", "stack"))
-    )
+    place = f"/proc/{process.place}"
+    return waits_for_server(_text(f"{place}/wchan"), _text(f"{place}/stack"))
 
 
 def _text(path: str) -> str:
@@ -219,7 +218,7 @@ def remove_files(
 def _found(left: Sequence[Process], server: Collection[int]) -> list[Finding]:
     """``server``: the pids that wait for a file server, which no reboot of this node mends."""
     out = []
-    # One that is ending may be in state D for as long as it gives back much: no reboot for that.
+    # A process that is ending may be in state D while it gives much back: no reboot for that.
     stuck = [p for p in left if p.state == "D" and not p.ending]
     waits = STUCK._replace(cls="user", action="none")  # the server's fault, not the node's
     for condition, which in (

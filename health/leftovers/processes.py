@@ -233,7 +233,7 @@ def _identity(pid: int) -> Process:
     stat = process_stat.read(pid, PROC)
     state, thread, ending = stat.state, 0, False
     if stat.ending and not stat.ended:
-        # One that has not begun to end before others, and one in state D before others.
+        # Threads that have not begun to end come first, then those in state D.
         left = min(_left(pid), default=(True, state, 0))
         ending, thread = left[0], left[2] if state in "ZX" or not left[0] else 0
         state = left[1] if state in "ZX" else state

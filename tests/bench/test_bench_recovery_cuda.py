@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 pytest.importorskip("torch")
@@ -28,3 +30,4 @@ def test_the_loss_that_is_furthest_off_counts() -> None:
     twice = {1: {"1 0x1p0 6"}, 2: {"2 0x1p-1 8", "2 0x1.8p-1 9"}, 3: {"3 0x1p9 1"}}
     assert cuda.apart(twice, true) == 0.5
     assert cuda.apart(dict(true), true) == 0.0
+    assert cuda.apart({2: {"2 nan 8", "2 0x1p-1 8"}}, true) == math.inf
