@@ -12,12 +12,18 @@ and detail (bits 20 to 25), the second one is the error status.
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import NamedTuple
 
 from health.nvidia.xid_catalog import NVLINK5
 
 FIRST, LAST = 144, 150
+# Patterns are compiled at their first use.
+_MESSAGE = (
+    r"(\w[\w/ ]{0,40}?)\s+(Non-?fatal|Fatal)\s+XC\d+\s+i\d+\s+Link\s+(-?\d{1,4})\s+"
+    r"\(0x([0-9a-fA-F]{1,8})[ ,]+0x([0-9a-fA-F]{1,8})"
+)
+_WORD = r"0x[0-9a-fA-F]{1,8}"
+_REGISTERS = rf"on link\s+(\d{{1,4}})\s*\(({_WORD}(?:,\s*{_WORD}){{6}})\)"
 
 
 class Link5(NamedTuple):
@@ -40,24 +46,9 @@ class Link4(NamedTuple):
     reset: bool
 
 
-@cache
-def _message() -> re.Pattern[str]:
-    return re.compile(
-        r"(\w[\w/ ]{0,40}?)\s+(Non-?fatal|Fatal)\s+XC\d+\s+i\d+\s+Link\s+(-?\d{1,4})\s+"
-        r"\(0x([0-9a-fA-F]{1,8})[ ,]+0x([0-9a-fA-F]{1,8})",
-        re.IGNORECASE,
-    )
-
-
-@cache
-def _registers() -> re.Pattern[str]:
-    word = r"0x[0-9a-fA-F]{1,8}"
-    return re.compile(rf"on link\s+(\d{{1,4}})\s*\(({word}(?:,\s*{word}){{6}})\)")
-
-
 def read(code: int, text: str) -> Link5 | None:
     """Decode a message of 144 to 150; None when it has not the known form."""
-    match = _message().search(text)
+    match = re.search(_MESSAGE, text, re.IGNORECASE)
     if not match:
         return None
     unit, severity, link, first, second = match.groups()
@@ -112,7 +103,7 @@ _HARMLESS_74 = {
 
 def read74(text: str) -> Link4 | None:
     """Decode a message of 74; None when it has not the known form."""
-    match = _registers().search(text)
+    match = re.search(_REGISTERS, text)
     if not match:
         return None
     words = tuple(int(word, 16) for word in match[2].split(","))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cache
 from typing import NamedTuple
 
 from health.node.system import LogRecord
@@ -51,52 +50,26 @@ class DriverMessage(NamedTuple):
 _ADDRESS = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?"
 
 
-@cache
-def _xid() -> re.Pattern[str]:
-    return re.compile(
-        r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?"
-        r"([^)]{0,60})\): ?(\d{1,5})(?!\d),? ?"
-    )
-
-
-@cache
-def _process() -> re.Pattern[str]:
-    return re.compile(r"pid=[^,]{0,40}(?:, name=(.{0,120}?))?(?:, |$)")
-
-
-@cache
-def _sxid() -> re.Pattern[str]:
-    return re.compile(
-        r"nvidia-(nvswitch\d{1,4}): SXid \(PCI:([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):"
-        r"([0-9a-fA-F]{2})(?:\.[0-7])?\): ?0{0,4}(\d{1,6})(?!\d),? ?"
-    )
-
-
-@cache
-def _off_the_bus() -> re.Pattern[str]:
-    return re.compile(
-        rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_ADDRESS}"
-        r"(?::? (?:GPU )?has fallen off the bus|.{0,200}fallen off the bus and is not responding)",
-        re.DOTALL,
-    )
-
-
-@cache
-def _init_failed() -> re.Pattern[str]:
-    return re.compile(rf"NVRM: GPU {_ADDRESS}: RmInitAdapter failed!")
-
-
-@cache
-def _first_of_three() -> re.Pattern[str]:
-    return re.compile(rf"NVRM: The NVIDIA GPU {_ADDRESS}\s*$")
-
-
-@cache
-def _recovery() -> re.Pattern[str]:
-    return re.compile(
-        r"recovery action changed from (?:0x([0-9a-fA-F]{1,8}) )?\(?([^()]{0,40}?)\)? "
-        r"to (?:0x([0-9a-fA-F]{1,8}) )?\(?([^()]{1,40})\)?"
-    )
+# Patterns are compiled at their first use: a healthy node needs none of them.
+_XID = (
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-7])?"
+    r"([^)]{0,60})\): ?(\d{1,5})(?!\d),? ?"
+)
+_PROCESS = r"pid=[^,]{0,40}(?:, name=(.{0,120}?))?(?:, |$)"
+_SXID = (
+    r"nvidia-(nvswitch\d{1,4}): SXid \(PCI:([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):"
+    r"([0-9a-fA-F]{2})(?:\.[0-7])?\): ?0{0,4}(\d{1,6})(?!\d),? ?"
+)
+_OFF_THE_BUS = (
+    rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_ADDRESS}"
+    r"(?::? (?:GPU )?has fallen off the bus|.{0,200}fallen off the bus and is not responding)"
+)
+_INIT_FAILED = rf"NVRM: GPU {_ADDRESS}: RmInitAdapter failed!"
+_FIRST_OF_THREE = rf"NVRM: The NVIDIA GPU {_ADDRESS}\s*$"
+_RECOVERY = (
+    r"recovery action changed from (?:0x([0-9a-fA-F]{1,8}) )?\(?([^()]{0,40}?)\)? "
+    r"to (?:0x([0-9a-fA-F]{1,8}) )?\(?([^()]{1,40})\)?"
+)
 
 
 def _loading(text: str) -> bool:
@@ -116,18 +89,18 @@ def address(domain: str, bus: str, device: str) -> str:
 def parse(text: str) -> DriverMessage | None:
     """The message in one record of the kernel's log; None when it is none of these."""
     if text.startswith("NVRM: Xid ("):
-        match = _xid().match(text)
+        match = re.match(_XID, text)
         if not match:
             return None
         domain, bus, device, instance, code = match.groups()
         rest = text[match.end() :]
-        process = _process().match(rest)
+        process = re.match(_PROCESS, rest)
         message = rest[process.end() :] if process else rest
         return DriverMessage(
             "xid", address(domain, bus, device), int(code), message, instance.strip()
         )
     if text.startswith("nvidia-nvswitch"):
-        match = _sxid().match(text)
+        match = re.match(_SXID, text)
         if not match:
             return None
         unit, domain, bus, device, code = match.groups()
@@ -141,10 +114,10 @@ def parse(text: str) -> DriverMessage | None:
             else None
         )
     if "fallen off the bus" in text:
-        match = _off_the_bus().match(text)
+        match = re.match(_OFF_THE_BUS, text, re.DOTALL)
         return DriverMessage("lost", address(*match.groups()), 0, "bus") if match else None
     if "RmInitAdapter failed" in text:
-        match = _init_failed().match(text)
+        match = re.match(_INIT_FAILED, text)
         return DriverMessage("lost", address(*match.groups()), 0, "init") if match else None
     return None
 
@@ -155,7 +128,7 @@ def recovery(message: str) -> tuple[int, int] | None:
     The number counts: the words beside it changed between releases ("Node Reboot Required", "OS
     Reboot"). UNKNOWN_RECOVERY where neither is known; None if this is no such message.
     """
-    match = _recovery().search(message)
+    match = re.search(_RECOVERY, message)
     if not match:
         return None
     was, was_word, now, now_word = match.groups()
@@ -189,7 +162,7 @@ def lines(records: Iterable[LogRecord]) -> Iterable[tuple[LogRecord, DriverMessa
             continue
         line = parse(text)
         if line is None and text.startswith("NVRM: The NVIDIA GPU "):
-            match = _first_of_three().match(text)
+            match = re.match(_FIRST_OF_THREE, text)
             opened = DriverMessage("lost", address(*match.groups()), 0, "bus") if match else None
         elif line is None and opened and text.startswith("NVRM: fallen off the bus"):
             line, opened = opened, None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from health.check import Check, Condition, Setting
@@ -164,16 +163,11 @@ _LINK_DOWN = (
 )
 
 
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
-
 def find(records: Iterable[LogRecord], needle: str, pattern: str) -> dict[str, list[LogRecord]]:
     """The messages of one kind, by device ("" where it has none); none of loop devices."""
     out: dict[str, list[LogRecord]] = {}
     for record in records:
-        if needle in record.text and (match := _compiled(pattern).match(record.text)):
+        if needle in record.text and (match := re.match(pattern, record.text)):
             names = match.groupdict()
             device = names.get("device") or names.get("old") or ""
             if not device.startswith("loop"):

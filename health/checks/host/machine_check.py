@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import NamedTuple
 
 from health.check import Check, Condition, Setting
@@ -30,6 +29,14 @@ PREVIOUS = Condition(
     "mce-previous-boot", "WARN", "node", "none", "an error that ended the previous boot"
 )
 
+# Patterns are compiled at their first use: a healthy node needs none of them.
+_BANK = (
+    r"(?:mce: )?\[Hardware Error\]: CPU:? ?\d+"
+    r"(?:: Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: | \([0-9a-f:]+\) MC\d+_STATUS\S*"
+    r"\]: 0x)([0-9a-f]{16})"
+)
+_EDAC = r"EDAC MC\d{1,4}: (\d{1,6}) (CE|UE) .* on "
+_FIRMWARE = r"(\{\d+\})?\[Hardware Error\]:\s+(event severity|section[ _]type): ?(\w.*)"
 BOOT_S = 30.0  # what the banks still held from before is logged while the processors come up
 _UC = 1 << 61  # MCi_STATUS: not corrected (Intel SDM 3B, 17.3.2.2; AMD APM 2, 9.3.2.1)
 
@@ -43,25 +50,6 @@ class Error(NamedTuple):
     times: int = 1
 
 
-@cache
-def _bank() -> re.Pattern[str]:
-    return re.compile(
-        r"(?:mce: )?\[Hardware Error\]: CPU:? ?\d+"
-        r"(?:: Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: | \([0-9a-f:]+\) MC\d+_STATUS\S*"
-        r"\]: 0x)([0-9a-f]{16})"
-    )
-
-
-@cache
-def _edac() -> re.Pattern[str]:
-    return re.compile(r"EDAC MC\d{1,4}: (\d{1,6}) (CE|UE) .* on ")
-
-
-@cache
-def _firmware() -> re.Pattern[str]:
-    return re.compile(r"(\{\d+\})?\[Hardware Error\]:\s+(event severity|section[ _]type): ?(\w.*)")
-
-
 def errors(records: Iterable[LogRecord]) -> list[Error]:
     """The errors that a log tells of; those of PCIe are left to the family pcie_aer."""
     out = []
@@ -69,13 +57,13 @@ def errors(records: Iterable[LogRecord]) -> list[Error]:
     for record in records:
         text = record.text
         if "[Hardware Error]" in text:
-            match = _bank().match(text)
+            match = re.match(_BANK, text)
             if match:
                 hard = "uncorrected" if record.time >= BOOT_S else "previous"
                 kind = hard if int(match[1], 16) & _UC else "corrected"
                 out.append(Error(record, "mce", kind))
                 continue
-            found = _firmware().match(text)
+            found = re.match(_FIRMWARE, text)
             if found:
                 number, key, value = found.groups()
                 if key == "event severity":
@@ -85,7 +73,7 @@ def errors(records: Iterable[LogRecord]) -> list[Error]:
                     if not (number and value.startswith("PCIe")):
                         out.append(_report(first, number, severity))
         elif text.startswith("EDAC MC"):
-            match = _edac().match(text)
+            match = re.match(_EDAC, text)
             if match:
                 kind = "uncorrected" if match[2] == "UE" else "corrected"
                 out.append(Error(record, "edac", kind, int(match[1])))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import NamedTuple
 
 from health.check import Check, Condition, Setting
@@ -33,6 +32,16 @@ OTHER = Condition(
 
 DEVICES = "/sys/bus/pci/devices"
 _LINKS = ("/sys/class/infiniband", "/sys/class/nvme", "/sys/class/net")
+# Patterns are compiled at their first use.
+_ADDRESS = r"[0-9a-f]{4,6}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_BUS_ERROR = (
+    rf"[\w.-]+ ({_ADDRESS}): (?:AER: )?(?:"
+    r"PCIe Bus Error: severity=(\w+(?: \([\w-]+\))?),|"
+    r"(?:Multiple )?(\w+(?: \([\w-]+\))?) error (?:message )?received(?: from|:) "
+    rf"({_ADDRESS})|"
+    r"(DPC: containment event))"
+)
+_REPORT = r"\{(\d+)\}\[Hardware Error\]:\s+(event severity|section[ _]type|device_id): ?(\S.*)"
 
 
 class AerMessage(NamedTuple):
@@ -61,27 +70,8 @@ class Devices(NamedTuple):
         return address if name == "gpu" else name
 
 
-@cache
-def _address() -> re.Pattern[str]:
-    return re.compile(r"[0-9a-f]{4,6}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
-
-
-@cache
-def _bus_error() -> re.Pattern[str]:
-    return re.compile(
-        r"[\w.-]+ ([0-9a-f]{4,6}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:AER: )?(?:"
-        r"PCIe Bus Error: severity=(\w+(?: \([\w-]+\))?),|"
-        r"(?:Multiple )?(\w+(?: \([\w-]+\))?) error (?:message )?received(?: from|:) "
-        r"([0-9a-f]{4,6}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|"
-        r"(DPC: containment event))"
-    )
-
-
-@cache
-def _report() -> re.Pattern[str]:
-    return re.compile(
-        r"\{(\d+)\}\[Hardware Error\]:\s+(event severity|section[ _]type|device_id): ?(\S.*)"
-    )
+def _is_address(text: str) -> bool:
+    return re.match(_ADDRESS + "$", text) is not None
 
 
 def kind_of(severity: str) -> str:
@@ -101,7 +91,7 @@ def messages(records: Iterable[LogRecord]) -> list[AerMessage]:
     for record in records:
         text = record.text
         if "AER: " in text or "PCIe Bus Error" in text or "DPC: " in text:
-            match = _bus_error().match(text)
+            match = re.match(_BUS_ERROR, text)
             if not match:
                 continue
             port, severity, received, about, contained = match.groups()
@@ -110,7 +100,7 @@ def messages(records: Iterable[LogRecord]) -> list[AerMessage]:
             if kind:
                 out.append(AerMessage(record, about or port, kind, source))
         elif "[Hardware Error]" in text:
-            match = _report().match(text)
+            match = re.match(_REPORT, text)
             if not match:
                 continue
             number, key, value = match.groups()
@@ -119,7 +109,7 @@ def messages(records: Iterable[LogRecord]) -> list[AerMessage]:
                 known[0] = kind_of(value)
             elif key != "device_id":
                 known[1] = value
-            elif known[1].startswith("PCIe") and known[0] and _address().match(value.strip()):
+            elif known[1].startswith("PCIe") and known[0] and _is_address(value.strip()):
                 out.append(AerMessage(record, value.strip(), known[0], "firmware"))
     return out
 
@@ -128,17 +118,17 @@ def devices(system: System) -> Devices:
     """Find the devices that jobs use on this node, and the ports above them."""
     used: dict[str, str] = {}
     for address in names(system, "/proc/driver/nvidia/gpus"):
-        if _address().match(address):
+        if _is_address(address):
             used[address] = "gpu"
     for place in _LINKS:
         for name in names(system, place):
             target = link(system, f"{place}/{name}/device").rpartition("/")[2]
-            if _address().match(target):
+            if _is_address(target):
                 used.setdefault(target, name)
     ports: dict[str, str] = {}
     nearest = set()
     for address, name in used.items():
-        above = [p for p in link(system, f"{DEVICES}/{address}").split("/") if _address().match(p)]
+        above = [p for p in link(system, f"{DEVICES}/{address}").split("/") if _is_address(p)]
         nearest.update(above[-2:-1])
         for port in above[:-1]:
             ports.setdefault(port, f"gpu {address}" if name == "gpu" else name)
