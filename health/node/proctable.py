@@ -32,6 +32,12 @@ def one(system: System, pid: int) -> ProcessStat | None:
         return None
 
 
+def runs(system: System, name: str) -> bool:
+    """True if any process has this name (of a thread: the kernel cuts it at 15 characters)."""
+    pids = (pid for pid in sysfs.names(system, "/proc") if pid.isdigit())
+    return any(sysfs.text(system, f"/proc/{pid}/comm") == name for pid in pids)
+
+
 def threads(system: System, process: ProcessStat) -> list[ProcessStat]:
     """Return the threads that are left of a process whose main thread has ended."""
     if process.state not in "ZX" or process.ended:

@@ -40,6 +40,14 @@ def link(system: System, path: str) -> str:
         return ""
 
 
+def kind(system: System, path: str) -> str:
+    """The kind of a path's entry ("file", "dir", "char", …); "" where it cannot be seen."""
+    try:
+        return system.entry(path).kind
+    except OSError:
+        return ""
+
+
 def fleet(system: System) -> Mapping[str, Any]:
     """The fleet's record; empty where it cannot be used, which is not the node's fault."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from health.check import Condition
 from health.finding import Finding
+from health.node import proctable, sysfs
 from health.node.gpu_snapshot import Device, Fabric
 from health.node.system import System
 from health.nvidia import gpus
@@ -105,10 +106,7 @@ def _state(device: Device, fabric: Fabric) -> list[Finding]:
 
 
 def _manager(system: System) -> list[Finding]:
-    try:
-        switches = system.names(_SWITCHES)
-    except OSError:
-        return []
+    switches = sysfs.names(system, _SWITCHES)
     if not switches or _runs(system):
         return []
     text = f"{len(switches)} NVSwitches ({_SWITCHES}) and no process {_COMM}r"
@@ -117,18 +115,5 @@ def _manager(system: System) -> list[Finding]:
 
 def _runs(system: System) -> bool:
     """Look at its pid file; where that leads nowhere (a container) at all processes."""
-    try:
-        if _comm(system, system.read(_PID_FILE).strip()) == _COMM:
-            return True
-    except OSError:
-        pass
-    return any(_comm(system, pid) == _COMM for pid in system.names("/proc") if pid.isdigit())
-
-
-def _comm(system: System, pid: str) -> str:
-    if not (pid.isascii() and pid.isdigit()):
-        return ""
-    try:
-        return system.read(f"/proc/{pid}/comm").strip()
-    except OSError:
-        return ""
+    pid = sysfs.text(system, _PID_FILE)
+    return sysfs.text(system, f"/proc/{pid}/comm") == _COMM or proctable.runs(system, _COMM)

@@ -8,7 +8,7 @@ The fleet's recorded values (``System.fleet``) that GPU checks read; a key may b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from health.node import slurmconf, sysfs
@@ -83,18 +83,24 @@ def pci(system: System) -> list[str]:
     Left out: virtual functions, and what another driver has (vfio-pci: given to a virtual
     machine; nouveau: a display). A GPU whose start failed has no driver and is in the list.
     """
+    there = _on_bus(system, (_NVIDIA,), _GPU_CLASSES)
+    return [address for address in there if driver(system, address) in ("", DRIVER)]
+
+
+def _on_bus(system: System, vendors: Collection[str], classes: Collection[str]) -> list[str]:
+    """PCI addresses of such devices, without virtual functions. Raises OSError."""
     out = []
     for address in system.names(PCI):
         place = f"{PCI}/{address}"
         try:
-            if system.read(f"{place}/vendor").strip() != _NVIDIA:
+            if system.read(f"{place}/vendor").strip() not in vendors:
                 continue
-            gpu = system.read(f"{place}/class").strip()[:6] in _GPU_CLASSES
+            fits = system.read(f"{place}/class").strip()[:6] in classes
         except FileNotFoundError:
             continue  # taken out while we looked
-        if gpu and not link(system, f"{place}/physfn"):
+        if fits and not link(system, f"{place}/physfn"):
             out.append(address)
-    return [address for address in out if driver(system, address) in ("", DRIVER)]
+    return out
 
 
 def of_others(system: System) -> bool:
@@ -106,22 +112,10 @@ def of_others(system: System) -> bool:
     count = configured(system)
     if not count or int(system.options("gpu_count")["expected"]) >= 0:
         return False
-    found = 0
     try:
-        if pci(system):
-            return False
-        for address in system.names(PCI):
-            place = f"{PCI}/{address}"
-            try:
-                vendor = system.read(f"{place}/vendor").strip()
-                kind = system.read(f"{place}/class").strip()[:6]
-            except FileNotFoundError:
-                continue  # taken out while we looked
-            virtual = bool(link(system, f"{place}/physfn"))
-            found += vendor in _OTHERS and kind in _OTHER_CLASSES and not virtual
+        return not pci(system) and len(_on_bus(system, _OTHERS, _OTHER_CLASSES)) >= count
     except OSError:
         return False
-    return found >= count
 
 
 def driver(system: System, address: str) -> str:

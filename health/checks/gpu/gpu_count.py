@@ -10,7 +10,7 @@ import re
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
-from health.node import slurmconf
+from health.node import slurmconf, sysfs
 from health.node.system import System
 from health.nvidia import gpus
 from robust_slurm.text import counted
@@ -122,13 +122,7 @@ def _unknown(system: System, conf: slurmconf.Conf, pci: list[str]) -> list[Findi
 
 def _had_gpus(system: System) -> bool:
     """True if the node should have GPUs but the bus shows none: by a driver, or Slurm's word."""
-    if system.context.env.get("SLURM_JOB_GPUS"):
-        return True
-    try:
-        system.entry(_DRIVER)
-    except OSError:
-        return False
-    return True
+    return bool(system.context.env.get("SLURM_JOB_GPUS") or sysfs.kind(system, _DRIVER))
 
 
 def _gone(system: System, pci: list[str]) -> str:
@@ -155,11 +149,8 @@ def _lost(system: System, pci: list[str]) -> list[Finding]:
 
 def _excluded(system: System, address: str) -> bool:
     """True if the site told the driver to leave this GPU alone (NVreg_ExcludedGpus)."""
-    try:
-        text = system.read(f"/proc/driver/nvidia/gpus/{address}/information")
-    except OSError:
-        return False
-    return bool(_EXCLUDED.search(text))
+    information = sysfs.text(system, f"/proc/driver/nvidia/gpus/{address}/information")
+    return bool(_EXCLUDED.search(information))
 
 
 def _files(system: System, conf: slurmconf.Conf) -> list[Finding]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
-from health.node import jobs, proctable, slurmconf
+from health.node import jobs, proctable, slurmconf, sysfs
 from health.node.gpu_snapshot import Device
 from health.node.system import System
 from health.nvidia import gpus
@@ -223,11 +223,8 @@ def _minor(files: list[str], number: int) -> int:
 
 
 def _driver_minor(system: System, device: Device, otherwise: int) -> int:
-    try:
-        text = system.read(f"/proc/driver/nvidia/gpus/{device.get('pci', '')}/information")
-    except OSError:
-        return otherwise
-    match = _MINOR.search(text)
+    place = f"/proc/driver/nvidia/gpus/{device.get('pci', '')}"
+    match = _MINOR.search(sysfs.text(system, f"{place}/information"))
     return int(match[1]) if match else otherwise
 
 

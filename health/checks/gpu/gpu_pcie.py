@@ -13,6 +13,7 @@ from typing import Any
 from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node.gpu_snapshot import Device
+from health.node.sysfs import link, number
 from health.node.system import System
 from health.nvidia import gpus
 
@@ -195,21 +196,14 @@ def _upstream(system: System, devices: list[Device]) -> list[Finding]:
 
 def _above(system: System, address: str) -> list[str]:
     """PCI addresses of the bridges above a device, the nearest first."""
-    try:
-        path = system.link(f"{gpus.PCI}/{address}")
-    except OSError:
-        return []
+    path = link(system, f"{gpus.PCI}/{address}")
     parts = [part for part in path.split("/") if part.count(":") == 2]
     return parts[-2::-1]
 
 
 def _sysfs(system: System, address: str, key: str) -> int:
     """A number of a PCI device; 0 where there is none."""
-    try:
-        text = system.read(f"{gpus.PCI}/{address}/{key}").strip()
-    except OSError:
-        return 0
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return number(system, f"{gpus.PCI}/{address}/{key}") or 0
 
 
 CHECK = Check(

@@ -11,6 +11,7 @@ import time
 
 from health.check import Check, Condition
 from health.finding import Finding
+from health.node.sysfs import kind
 from health.node.system import System
 
 CHASSIS = Condition(
@@ -60,7 +61,7 @@ def events(said: str, now: float) -> list[str]:
 
 
 def _run(system: System) -> list[Finding]:
-    if not any(_is_there(system, path) for path in _DEVICES):
+    if not any(kind(system, path) == "char" for path in _DEVICES):
         return []
     found: list[Finding] = []
     try:
@@ -85,13 +86,6 @@ def _run(system: System) -> list[Finding]:
     except OSError as error:
         found.append(UNREAD.found(f"ipmitool: {error.strerror or error}"))
     return found
-
-
-def _is_there(system: System, path: str) -> bool:
-    try:
-        return system.entry(path).kind == "char"
-    except OSError:
-        return False
 
 
 def _ask(system: System, *words: str) -> str | None:

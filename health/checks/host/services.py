@@ -13,8 +13,9 @@ from typing import Any
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
+from health.node import proctable
 from health.node.ibports import BASE as RDMA
-from health.node.sysfs import fleet, names, text
+from health.node.sysfs import fleet, link, names, text
 from health.node.system import System
 
 DOWN = Condition(
@@ -108,7 +109,7 @@ def _run(system: System) -> list[Finding]:
             found.append(UNKNOWN.found(f"services.required: {error}"))
     if _has_nvswitch(system):
         wanted[FABRIC_UNIT] = FABRIC_MANAGER
-    if _imex_enabled(system):
+    if link(system, _IMEX_ENABLED):
         wanted.setdefault(IMEX_UNIT, IMEX)
     record = fleet(system)
     unseen = [unit for unit in wanted if not _in_cgroup(system, unit)]
@@ -139,13 +140,6 @@ def running(system: System) -> dict[str, list[str]]:
 def _listed(record: Mapping[str, Any], key: str) -> list[Any]:
     value = record.get(key)
     return value if isinstance(value, list) else []
-
-
-def _imex_enabled(system: System) -> bool:
-    try:
-        return bool(system.link(_IMEX_ENABLED))
-    except OSError:
-        return False
 
 
 def _modules(system: System, wanted: Sequence[str], recorded: Sequence[Any]) -> list[Finding]:
@@ -199,8 +193,7 @@ def _runs(system: System, unit: str) -> bool:
     """True if a process has the name of the unit's program."""
     base = unit.rpartition(".")[0]
     name = _TASK_NAMES.get(base, base)[:_COMM]
-    pids = (pid for pid in names(system, "/proc") if pid.isdigit())
-    return any(text(system, f"/proc/{pid}/comm") == name for pid in pids)
+    return proctable.runs(system, name)
 
 
 def _has_nvswitch(system: System) -> bool:

@@ -11,8 +11,8 @@ import posixpath
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
-from health.node import jobs, slurmconf
-from health.node.sysfs import names, text
+from health.node import jobs, proctable, slurmconf, sysfs
+from health.node.sysfs import text
 from health.node.system import System
 
 SPOOL = Condition(
@@ -111,7 +111,8 @@ def _munge(system: System, values: dict[str, str]) -> list[Finding]:
         except FileNotFoundError:
             if given:
                 return [MUNGE_MISSING.found(f"no socket {path} (AuthInfo)")]
-            if _is_dir(system, directory):  # munge may have been built with another path
+            # munge may have been built with another path
+            if sysfs.kind(system, directory) == "dir":
                 return [MUNGE_MISSING.found(f"no socket {path}", status="WARN")]
             continue
         except OSError:
@@ -131,8 +132,7 @@ def _munged(system: System, socket: str, pid_file: str) -> list[Finding]:
         return []
     if text(system, f"/proc/{pid}/comm") == "munged":
         return []
-    others = (name for name in names(system, "/proc") if name.isdigit())
-    if any(text(system, f"/proc/{other}/comm") == "munged" for other in others):
+    if proctable.runs(system, "munged"):
         return []
     return [MUNGE_DEAD.found(f"{socket} is there, but process {pid} of {pid_file} is gone")]
 
@@ -144,13 +144,6 @@ def _daemon(system: System, conf: slurmconf.Conf) -> list[Finding]:
     if not pid.isdigit() or text(system, f"/proc/{pid}/comm").startswith("slurmd"):
         return []
     return [GONE.found(f"{path} says {pid}, which is not slurmd")]
-
-
-def _is_dir(system: System, path: str) -> bool:
-    try:
-        return system.entry(path).kind == "dir"
-    except OSError:
-        return False
 
 
 SETTINGS: dict[str, Setting] = {}
