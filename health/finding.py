@@ -45,6 +45,7 @@ LADDER: tuple[Action, ...] = (
     Action("service", "person", "reseat or replace the part, then run `robust-health repaired`"),
 )
 ACTIONS: dict[str, Action] = {action.name: action for action in LADDER}
+_RUNG: dict[str, int] = {action.name: place for place, action in enumerate(LADDER)}
 
 
 class Finding(NamedTuple):
@@ -74,7 +75,11 @@ def worst(findings: list[Finding]) -> Status:
     return max((f.status for f in findings), key=STATUSES.index, default="PASS")
 
 
+def rung(action: ActionName) -> int:
+    """The place of an action on the ladder; the mildest one is 0."""
+    return _RUNG[action]
+
+
 def harder(one: ActionName, other: ActionName) -> ActionName:
     """The action that is further down the ladder."""
-    names = [action.name for action in LADDER]
-    return max(one, other, key=names.index)
+    return max(one, other, key=rung)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from health.children.call import call_in_child
-from health.finding import LADDER
+from health.finding import rung
 from health.gate.breaker import HARD_CAUSE, SHARED, Drain, DrainLimits, allowed
 from health.gate.holds import HoldRules, service
 from health.gate.reserve import Permission, fleet_size, reserve, withdraw
@@ -232,8 +232,7 @@ def stands(node: Node, reason: str) -> DrainOutcome | None:
     old, new = parse_reason(node.reason or ""), parse_reason(reason)
     if old is None:
         return DrainOutcome(kept=node.reason or "(no reason)")
-    rungs = [action.name for action in LADDER]
-    if new is not None and rungs.index(new.action) > rungs.index(old.action):
+    if new is not None and rung(new.action) > rung(old.action):
         return None
     return DrainOutcome(drained=True, stood=True)
 

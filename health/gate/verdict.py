@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from health.finding import LADDER, Finding
+from health.finding import Finding, rung
 from health.run.report import GateReport
 from health.settings import Settings
 from robust_slurm.drain_reason import Reason
@@ -46,8 +46,7 @@ def judge(report: GateReport, settings: Settings) -> Verdict:
         if (finding.status == "FAIL" and finding.check not in off)
         or (finding.status == "ERROR" and finding.check not in open_errors)
     ]
-    rung = {action.name: number for number, action in enumerate(LADDER)}
-    closing.sort(key=lambda finding: (-rung[finding.action], finding.status == "ERROR"))
+    closing.sort(key=lambda finding: (-rung(finding.action), finding.status == "ERROR"))
     reason = reason_for(closing[0], report.job) if closing else ""
     return Verdict(bool(closing), tuple(closing), reason)
 

@@ -14,24 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from health.finding import ActionName, harder
-from health.history.cures import SETTLE_S, Driver, cured, noticed_resets
+from health.finding import ActionName, harder, rung
+from health.history.cures import SETTLE_S, Driver, noticed_resets
 from health.node.system import Event
 from health.nvidia import xid
-from health.nvidia.xid_policy import Occurrence, incidents, judge, order, rung, words
+from health.nvidia.xid_policy import Occurrence, incidents, judge, order, words
 from robust_slurm.text import counted
 
-__all__ = [
-    "Driver",
-    "Fault",
-    "NodeState",
-    "Note",
-    "StateRules",
-    "cured",
-    "escalate",
-    "node_state",
-    "noticed_resets",
-]
 DAY = 86400.0
 
 

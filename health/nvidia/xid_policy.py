@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
-from health.finding import LADDER, ActionName
+from health.finding import ActionName, rung
 from health.node.system import Event
 from health.nvidia import nvlink5, xid, xid_lines
 from health.nvidia.xid_catalog import SXIDS, XIDS
@@ -28,7 +28,6 @@ RECOVERY: Mapping[int, ActionName] = {
     7: "reboot",
     xid_lines.UNKNOWN_RECOVERY: "reboot",
 }
-_RUNG: dict[str, int] = {action.name: place for place, action in enumerate(LADDER)}
 _MEMORY = (48, 64, 95, 140, 171, 172)
 _SAME_FAULT = dict.fromkeys(_MEMORY, "memory") | {119: "gsp", 120: "gsp", 175: "gsp", 79: "bus"}
 
@@ -50,11 +49,6 @@ class Occurrence(NamedTuple):
     fault: str
     linked: bool = False
     why: str = ""
-
-
-def rung(action: ActionName) -> int:
-    """The place of an action on the ladder."""
-    return _RUNG[action]
 
 
 def incidents(events: Iterable[Event]) -> list[list[Event]]:

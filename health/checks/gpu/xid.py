@@ -14,7 +14,8 @@ from health.nvidia import xid
 from health.nvidia.xid_catalog import SXIDS, XIDS
 
 if TYPE_CHECKING:  # a healthy node does not need it
-    from health.history.state import Driver, Fault, NodeState, Note, StateRules
+    from health.history.cures import Driver
+    from health.history.state import Fault, NodeState, Note, StateRules
 
 SETTINGS = {
     "recent": Setting(3600.0, "how long Xids without a required action are reported", "s"),
@@ -117,7 +118,7 @@ def rules(options: Mapping[str, Any]) -> StateRules:
 
 def driver(snapshot: GpuSnapshot) -> Driver:
     """The state that NVML reports now, in the form that node_state needs."""
-    from health.history.state import Driver
+    from health.history.cures import Driver
 
     devices = [device for device in snapshot.get("devices", []) if "pci" in device]
     words = {d["pci"]: d["recovery_action"] for d in devices if "recovery_action" in d}

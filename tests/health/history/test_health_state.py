@@ -8,7 +8,8 @@ import pytest
 from node_events import GPU, NOW, OTHER, did, faults, notes, state, strike, word, xid
 
 from health.checks.gpu import gpu_recovery
-from health.history.state import DAY, Driver, cured, noticed_resets
+from health.history.cures import Driver, cured, noticed_resets
+from health.history.state import DAY
 from health.node.system import Event
 from health.nvidia.xid_policy import RECOVERY
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from node_events import GPU, NOW, OTHER, TEXT_154, did, strike, xid
 
-from health.finding import LADDER
+from health.finding import LADDER, rung
 from health.history.state import DAY, NodeState, StateRules, escalate, node_state
 from health.node.system import Event
-from health.nvidia.xid_policy import rung
 
 codes = st.sampled_from([13, 31, 45, 48, 54, 63, 74, 79, 94, 95, 119, 154, 163, 9999])
 gpus = st.sampled_from([GPU, OTHER])

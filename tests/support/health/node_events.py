@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from health.history.state import DAY, Driver, NodeState, StateRules, node_state
+from health.history.cures import Driver
+from health.history.state import DAY, NodeState, StateRules, node_state
 from health.node.system import Event
 
 NOW = 100 * DAY
