@@ -32,10 +32,10 @@ def _sorted(found: frozenset[int] | None) -> list[int] | None:
     return None if found is None else sorted(found)
 
 
-def running(system: System, conf: slurmconf.Conf | None = None) -> frozenset[int] | None:
+def running(system: System) -> frozenset[int] | None:
     """Ids of the jobs with steps here, the context's own left out; None: cannot be told."""
     try:
-        names = system.names(slurmconf.spool_dir(system, conf))
+        names = system.names(slurmconf.spool_dir(system))
     except OSError:
         return None
     node, jobs = system.context.node, set()

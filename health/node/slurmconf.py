@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from health.node.system import System
-from robust_slurm.hostlist import contains as contains
-from robust_slurm.hostlist import expand as expand
-from robust_slurm.hostlist import split
+from robust_slurm.hostlist import contains, expand, split
 
 # Where slurmd looks (man slurm.conf), then the usual --sysconfdir of own builds.
 PLACES = (
@@ -91,17 +89,17 @@ def _load(system: System) -> Conf:
     return Conf("", {}, None, tuple(problems))
 
 
-def expected_gpus(system: System, conf: Conf | None = None) -> int | None:
+def expected_gpus(system: System) -> int | None:
     """The number of GPUs that Slurm expects in this node; None: its files do not say.
 
     Where Slurm counts MIG slices, the GPUs are those whose device files gres.conf names.
     """
-    conf = conf or load(system)
+    conf = load(system)
     if conf.node is None:
         return None
     gpus = conf.node.gpus
     if any(map(is_slice, gpus)):
-        return len([file for file in gpu_files(system, conf) if _GPU_FILE.fullmatch(file)]) or None
+        return len([file for file in gpu_files(system) if _GPU_FILE.fullmatch(file)]) or None
     return sum(gpus.values())
 
 
@@ -110,12 +108,12 @@ def is_slice(kind: str) -> bool:
     return bool(_SLICE.search(kind.lower()))
 
 
-def gpu_files(system: System, conf: Conf | None = None) -> list[str]:
+def gpu_files(system: System) -> list[str]:
     """The device files that gres.conf names for this node's GPUs, each once, in its order.
 
     Empty where there is no gres.conf or AutoDetect finds them. Raises OSError, ValueError.
     """
-    conf = conf or load(system)
+    conf = load(system)
     if not conf.path:
         return []
     path = conf.path.rpartition("/")[0] + "/gres.conf"
@@ -134,9 +132,9 @@ def gpu_files(system: System, conf: Conf | None = None) -> list[str]:
     return list(found)
 
 
-def spool_dir(system: System, conf: Conf | None = None) -> str:
+def spool_dir(system: System) -> str:
     """SlurmdSpoolDir with %n and %h filled in."""
-    conf = conf or load(system)
+    conf = load(system)
     node = system.context.node
     host = conf.node.values.get("nodehostname", node) if conf.node else node
     path = conf.values.get("slurmdspooldir", "/var/spool/slurmd")

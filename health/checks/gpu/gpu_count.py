@@ -69,7 +69,7 @@ def run(system: System) -> list[Finding]:
     """The three counts compared; a node without GPUs passes without NVML."""
     conf = slurmconf.load(system)
     site = int(system.options("gpu_count")["expected"])
-    wanted = site if site >= 0 else slurmconf.expected_gpus(system, conf)
+    wanted = site if site >= 0 else slurmconf.expected_gpus(system)
     source = "[health.gpu_count] expected" if site >= 0 else conf.path
     try:
         pci = gpus.pci(system)
@@ -155,7 +155,7 @@ def _excluded(system: System, address: str) -> bool:
 
 def _files(system: System, conf: slurmconf.Conf) -> list[Finding]:
     try:
-        files = slurmconf.gpu_files(system, conf)
+        files = slurmconf.gpu_files(system)
     except (OSError, ValueError) as err:
         return [UNKNOWN.found(f"gres.conf beside {conf.path}: {err}")]
     found = []

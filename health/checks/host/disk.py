@@ -133,7 +133,6 @@ def size(count: float) -> str:
 
 class _Node(NamedTuple):
     system: System
-    conf: slurmconf.Conf
     mounts: Mapping[str, Mount]
     systems: tuple[str, ...]  # paths below which only the system writes
     look_s: float  # for the look at whose files fill one file system
@@ -162,13 +161,12 @@ class _Room(NamedTuple):
 
 def _run(system: System) -> list[Finding]:
     options = system.options("disk")
-    conf = slurmconf.load(system)
     found: list[Finding] = []
     minimum = _minimum(options["minimum"], found)
     paths = [*minimum, *options["paths"]]
     systems = list(_SYSTEMS)
-    if conf.path:
-        systems.append(posixpath.normpath(slurmconf.spool_dir(system, conf)))
+    if slurmconf.load(system).path:
+        systems.append(posixpath.normpath(slurmconf.spool_dir(system)))
         paths.append(systems[-1])
     mounts = _mounts(system)
     seen = set()  # file systems
@@ -199,7 +197,7 @@ def _run(system: System) -> list[Finding]:
         seen.add(key)
         rooms.append(_Room(path, real, disk, minimum.get(path)))
     full = sum(room.is_full for room in rooms)
-    node = _Node(system, conf, mounts, tuple(systems), LOOK_S / max(1, full))
+    node = _Node(system, mounts, tuple(systems), LOOK_S / max(1, full))
     for room in rooms:
         found += _space(room, node)
     found += _nvme(system, options["nvme"])
@@ -241,7 +239,7 @@ def _full(
     finding = condition.found(said, path, cls="user", action="clear-leftovers")
     if node.system.context.where == "prolog":
         return finding  # the next job would meet a full disk, whoever fills it
-    alone = jobs.running(node.system, node.conf) == frozenset()
+    alone = jobs.running(node.system) == frozenset()
     return finding if alone else finding._replace(status="WARN")
 
 

@@ -106,7 +106,7 @@ def _run(system: System) -> list[Finding]:
     info = parse_meminfo(text(system, "/proc/meminfo"))
     conf = slurmconf.load(system)
     found = _size(system, conf, info.get("MemTotal", 0), float(options["tolerance"]))
-    if jobs.running(system, conf) == frozenset():
+    if jobs.running(system) == frozenset():
         idle = judge_idle(info, 0, float(options["taken"]), float(options["held"]))
         if any(finding.check in ("memory-taken", "memory-held") for finding in idle):
             cache = _zfs_cache(system)

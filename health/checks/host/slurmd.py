@@ -74,7 +74,7 @@ def _run(system: System) -> list[Finding]:
     conf = slurmconf.load(system)
     found = []
     if conf.path:
-        found += _spool(system, slurmconf.spool_dir(system, conf))
+        found += _spool(system, slurmconf.spool_dir(system))
         found += _munge(system, conf.values) if uses_munge(conf.values) else []
         found += _daemon(system, conf) if system.context.where == "deep" else []
     address = loopback_only(text(system, "/etc/hosts"), system.context.node)

@@ -217,10 +217,11 @@ def test_unreadable_is_said_and_the_next_place_is_not_an_excuse() -> None:
 
 
 def test_cluster_values_and_spool_dir() -> None:
-    conf = load("AuthType=auth/munge\nSlurmdSpoolDir=/s/%n/%h\nNodeName=n1 NodeHostname=big-1\n")
-    assert conf.values["authtype"] == "auth/munge"
-    assert slurmconf.spool_dir(FakeSystem(), conf) == "/s/n1/big-1"
-    assert slurmconf.spool_dir(FakeSystem(), load("")) == "/var/spool/slurmd"
+    text = "AuthType=auth/munge\nSlurmdSpoolDir=/s/%n/%h\nNodeName=n1 NodeHostname=big-1\n"
+    system = FakeSystem({CONF: text})
+    assert slurmconf.load(system).values["authtype"] == "auth/munge"
+    assert slurmconf.spool_dir(system) == "/s/n1/big-1"
+    assert slurmconf.spool_dir(FakeSystem({CONF: ""})) == "/var/spool/slurmd"
 
 
 def test_one_system_reads_once_and_another_is_read_anew() -> None:
