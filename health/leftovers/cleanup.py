@@ -13,6 +13,7 @@ from health.children.call import call_in_child
 from health.finding import Finding
 from health.leftovers import files, processes
 from health.leftovers.processes import Process
+from health.node.leftover_files import FIRST_USER
 from robust_slurm.text import one_line
 
 SHM = "/dev/shm"  # with it go the objects of System V IPC
@@ -106,7 +107,7 @@ def clear(
     findings = _found(left, said["server"])
     removed = 0
     everything = said["gone"] and not left
-    if uid >= processes.FIRST_USER and (everything or SHM in dirs):
+    if uid >= FIRST_USER and (everything or SHM in dirs):
         time_left = max(0.5, until - time.monotonic())
         before = float(said["looked"]) - _CLOCK_S
         whose = 0 if everything else job

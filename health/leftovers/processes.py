@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from health.children.call import call_in_child
+from health.node import proctable
+from health.node.leftover_files import FIRST_USER
 from health.node.rootfiles import closing
 from robust_slurm import process_stat
 
 PROC = "/proc"
-FIRST_USER = 1000  # uids below are the system's: there "all processes of the user" is too much
 _ENVIRON_LIMIT = 128 << 10  # bytes
 _STEPD = re.compile(r"slurmstepd: \[(\d+)[.+_]")
-_CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 _MANAGER = re.compile(r"/user@\d+\.service(?:/|$)")  # systemd --user, also without a login
 _SLURM = ("slurmd", "slurmstepd")
 _INIT = 1
@@ -73,12 +73,6 @@ def unit_of(cgroup: str) -> str:
     return paths.get("name=systemd") or paths.get("") or "/"
 
 
-def job_of(cgroup: str) -> int:
-    """The job whose cgroup this is; 0 if it is none's. Pure."""
-    told = _CGROUP.search(cgroup)
-    return int(told[1]) if told else 0
-
-
 def claim_of(environ: bytes) -> int:
     """The job that an environment names; 0 if none. Pure."""
     for variable in environ.split(b"\0"):
@@ -124,6 +118,7 @@ def leftovers(
         return []
     listed = list(processes)
     strangers = of_others(listed)
+    # Of a lower uid, which is the system's, "all processes of the user" is too much.
     everything = mode == "user" and alone and uid >= FIRST_USER
 
     def left(p: Process) -> bool:
@@ -208,7 +203,7 @@ def _scan(uid: int) -> tuple[list[Process], bool]:
                     found.append(process)
                 continue
             cgroup = _cgroup(process)
-            job = job_of(cgroup)
+            job = proctable.job(cgroup) or 0
             claims = _claim(process, until) if process.uid == uid and not job else 0
             found.append(process._replace(job=job, claims=claims, unit=unit_of(cgroup)))
         except (OSError, ValueError):  # gone while it was read

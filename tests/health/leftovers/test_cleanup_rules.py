@@ -7,22 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_leftovers import OTHER, UID, proc
 
-from health.leftovers.processes import Process, claim_of, job_of, leftovers, others, stepd_of
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "job"),
-    [
-        ("0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n", 12),
-        ("9:memory:/slurm/uid_20001/job_34/step_batch\n1:name=systemd:/\n", 34),
-        ("0::/system.slice/slurmstepd.scope/job_12\n", 12),
-        ("0::/user.slice/user-1000.slice/session-3.scope\n", 0),
-        ("0::/my_job_12/x\n", 0),
-        ("", 0),
-    ],
-)
-def test_job_of(cgroup: str, job: int) -> None:
-    assert job_of(cgroup) == job
+from health.leftovers.processes import Process, claim_of, leftovers, others, stepd_of
 
 
 @pytest.mark.parametrize(

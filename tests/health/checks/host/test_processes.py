@@ -67,6 +67,8 @@ def test_other_text_is_no_process(text: str) -> None:
         ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.service\n", None, True),
         ("0::/\n", None, False),
         ("0::/system.slice/job_x/y\n", None, False),
+        ("0::/my_job_12/x\n", None, False),
+        ("0::/system.slice/slurmstepd.scope/job_12\n", 12, False),
         ("", None, False),
     ],
 )
