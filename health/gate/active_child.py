@@ -7,6 +7,7 @@ They fill the GPUs' memory, so they run only on a node without jobs, one run at 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import time
@@ -102,10 +103,6 @@ def test(
     until = min(until, time.monotonic() + float(gate.settings.active["deadline"]))
     if not free:
         return ActiveAnswer("owed", (), "skipped: a job is on this node")
-    return _test(gate, level, until, tests)
-
-
-def _test(gate: Gate, level: str, until: float, tests: Sequence[str]) -> ActiveAnswer:
     python = str(gate.settings.active["python"])
     wrong = distrusted(python, until - time.monotonic())
     if wrong:
@@ -232,8 +229,6 @@ def give_way(spool: str) -> str:
 
 
 def _is_free(fd: int) -> bool:
-    import fcntl
-
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

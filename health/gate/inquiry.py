@@ -195,7 +195,8 @@ class Inquiry:
             return [self._event("strike", {**data, **more})]
         why = (
             failed
-            or f"the job has {_plural(note.nodes)} and has already given strikes to {_plural(most)}"
+            or f"the job has {counted(note.nodes, 'node')} and has already given strikes to "
+            f"{counted(most, 'node')}"
         )
         self.errors.append(f"job {job} gives this node no strike: {why}")
         return []
@@ -246,10 +247,6 @@ def run_tests(
         elif output.code != 0:
             findings.append(BROKEN.found(f"{test}: exit code {output.code}: {said}"))
     return findings, [f"{len(tests)} tests of [accusations] were run"] if tests else []
-
-
-def _plural(nodes: int) -> str:
-    return counted(nodes, "node")
 
 
 def lemon(events: Iterable[Event], settings: Settings, now: float, boot: str) -> Finding | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from ctypes import byref
+from functools import partial
 from typing import Any
 
 from health.nvidia.nvml_ask import NOT_SUPPORTED, Asker, code_name, pci_address
@@ -68,7 +69,11 @@ def _remote(gpu: Asker, number: int) -> str:
 
 def count_errors(gpu: Asker, links: list[dict[str, Any]]) -> None:
     """The counters of all links, asked the way that the first of them answers."""
-    ways: tuple[Counters, ...] = (_legacy_counters, _data_link_counters, _nvlink5_counters)
+    ways: tuple[Counters, ...] = (
+        _legacy_counters,
+        partial(_field_counters, _DATA_LINK),
+        partial(_field_counters, _NVLINK5),
+    )
     for link in links:
         gpu.stage(f"nvlinks counters of link {link['link']}")
         for way in ways:
@@ -90,16 +95,8 @@ def _legacy_counters(gpu: Asker, link: int) -> dict[str, int]:
     return out
 
 
-def _data_link_counters(gpu: Asker, link: int) -> dict[str, int]:
-    return _field_counters(gpu, link, _DATA_LINK)
-
-
-def _nvlink5_counters(gpu: Asker, link: int) -> dict[str, int]:
-    return _field_counters(gpu, link, _NVLINK5)
-
-
 def _field_counters(
-    gpu: Asker, link: int, counters: Mapping[str, tuple[int, ...]]
+    counters: Mapping[str, tuple[int, ...]], gpu: Asker, link: int
 ) -> dict[str, int]:
     try:
         answers = gpu.fields(*((n, link) for numbers in counters.values() for n in numbers))
