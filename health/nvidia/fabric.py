@@ -116,4 +116,6 @@ def _manager(system: System) -> list[Finding]:
 def _runs(system: System) -> bool:
     """Look at its pid file; where that leads nowhere (a container) at all processes."""
     pid = sysfs.text(system, _PID_FILE)
-    return sysfs.text(system, f"/proc/{pid}/comm") == _COMM or proctable.runs(system, _COMM)
+    if pid.isdigit() and sysfs.text(system, f"/proc/{pid}/comm") == _COMM:
+        return True
+    return proctable.runs(system, _COMM)
