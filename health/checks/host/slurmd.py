@@ -16,7 +16,11 @@ from health.node.sysfs import text
 from health.node.system import System
 
 SPOOL = Condition(
-    "slurmd-spool", "FAIL", "node", "none", "no file can be written in SlurmdSpoolDir"
+    "slurmd-spool",
+    "FAIL",
+    "node",
+    "none",
+    "no file can be written in SlurmdSpoolDir; WARN if that only takes too long while a job runs",
 )
 GONE = Condition(
     "slurmd-gone", "WARN", "node", "none", "SlurmdPidFile names a process that is not slurmd"
