@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from health import checks
+from health.check import Check
+from health.finding import ACTIONS
 
 NAMES = list(checks.FAMILIES)
 
@@ -65,3 +68,27 @@ def test_only_families_are_in_the_rooms() -> None:
     top = Path(checks.__file__).parent
     files = {path.stem for path in top.glob("*/*.py") if not path.name.startswith("_")}
     assert files == set(NAMES)
+
+
+@pytest.mark.parametrize("check", checks.ALL, ids=lambda check: str(check.name))
+def test_the_page_agrees_with_the_table(check: Check) -> None:
+    path = Path(checks.__file__).parents[1] / "pages" / f"{check.name}.md"
+    page = path.read_text(encoding="utf-8")
+    rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    cells = [(row[0].strip().strip("`"), *(cell.strip() for cell in row[1:])) for row in rows]
+    conditions = [(c.check, c.status, c.cls, c.action, c.when) for c in check.conditions]
+    settings = [(key, setting.default) for key, setting in check.settings.items()]
+    assert [row for row in cells if len(row) == 5] == conditions
+    if check.name == "site":  # its page also has the keys of one command
+        assert {key for key, _ in settings} <= {row[0] for row in cells if len(row) == 3}
+    else:
+        assert [(row[0], json.loads(row[1])) for row in cells if len(row) == 3] == settings
+    assert page.startswith(f"# {check.name}: ")
+
+
+def test_the_tables_are_whole() -> None:
+    conditions = [condition for check in checks.ALL for condition in check.conditions]
+    assert len({condition.check for condition in conditions}) == len(conditions)
+    assert all(condition.action in ACTIONS and condition.when for condition in conditions)
+    assert all(setting.help for check in checks.ALL for setting in check.settings.values())
+    assert [check.name for check in checks.ALL] == NAMES

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from health import checks
-from health.checks.gpu.xid import CHECK
 from health.finding import ACTIONS
 from health.nvidia import generate_xid, xid_catalog
-
-PAGES = Path(checks.__file__).parents[1] / "pages"
 
 
 def test_the_catalogue_is_what_the_generator_makes() -> None:
@@ -77,26 +73,3 @@ def test_a_wrong_table_is_refused(
 
 def test_bad_arguments_are_refused() -> None:
     assert generate_xid.main(["--force"]) == 2
-
-
-def rows(page: str) -> dict[str, tuple[str, ...]]:
-    """The table of exit conditions of a page: id -> (status, class, action)."""
-    text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
-    found = re.findall(r"^\| `([a-z0-9-]+)` \| (\w+) \| (\w+) \| ([\w-]+) \|", text, re.MULTILINE)
-    assert len(found) == len({row[0] for row in found})
-    return {row[0]: row[1:] for row in found}
-
-
-@pytest.mark.parametrize("family", ["xid", "machine_check", "pcie_aer", "kernel_log"])
-def test_the_page_tells_what_the_check_says(family: str) -> None:
-    check = checks.load(family)
-    expected = {c.check: (c.status, c.cls, c.action) for c in check.conditions}
-    assert rows(family) == expected
-    text = (PAGES / f"{family}.md").read_text(encoding="utf-8")
-    for key, setting in check.settings.items():
-        assert f"| `{key}` | {setting.default} |" in text
-
-
-def test_ids_are_unique() -> None:
-    ids = [condition.check for condition in CHECK.conditions]
-    assert len(ids) == len(set(ids))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from fake_host import CHECKS, SPOOL, healthy, ids
 from fake_system import FakeSystem, context
-from places import REPOSITORY
 
 from health.check import Check
 
-PAGES = REPOSITORY / "health" / "pages"
 each = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 
 
@@ -58,18 +54,3 @@ def test_a_lab_node_is_healthy() -> None:
         context=context("sweep"),
     )
     assert ids([finding for check in CHECKS for finding in check.run(system)]) == []
-
-
-@each
-def test_the_page_has_a_row_for_each_condition_and_setting(check: Check) -> None:
-    page = (PAGES / f"{check.name}.md").read_text()
-    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (\w+) \| (\w+) \| ([a-z-]+) \|", page, re.M)
-    wanted = [(c.check, c.status, c.cls, c.action) for c in check.conditions]
-    assert sorted(rows) == sorted(wanted)
-    for key in check.settings:
-        assert re.search(rf"^\| `{key}` \|", page, re.M), key
-
-
-def test_ids_are_unique() -> None:
-    all_ids = [condition.check for check in CHECKS for condition in check.conditions]
-    assert len(all_ids) == len(set(all_ids))
