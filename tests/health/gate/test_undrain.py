@@ -114,21 +114,12 @@ _BOOTED = NOW - 50_000  # before the drain
 @pytest.mark.parametrize(
     ("action", "booted", "after", "free"),
     [
+        # The rest is of ``cured``, and in test_health_state.py.
         ("none", _BOOTED, [], True),
-        ("clear-leftovers", _BOOTED, [], True),
-        ("restart-fabric-manager", _BOOTED, [], True),
-        ("reset-gpu", _BOOTED, [], False),
         ("reset-gpu", _BOOTED, [("reset", "0000:3b:00.0")], True),
-        ("reset-gpu", _BOOTED, [("reset", "")], True),
         ("reset-gpu", _BOOTED, [("reset", "0000:99:00.0")], False),
-        ("reset-gpu", _BOOTED, [("driver", "")], True),
-        ("reset-gpu", NOW - 10, [], True),
         ("reboot", _BOOTED, [], False),
-        ("reboot", _BOOTED, [("reset", "")], False),
         ("reboot", NOW - 10, [], True),
-        ("service", _BOOTED, [], False),
-        ("service", NOW - 10, [("reset", "")], False),
-        ("service", NOW - 10, [("repaired", "")], True),
     ],
 )
 def test_the_proof_that_an_action_demands(
