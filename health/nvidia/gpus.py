@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from health.check import Condition
+from health.finding import Finding
 from health.node import slurmconf, sysfs
 from health.node.gpu_snapshot import Device
 from health.node.sysfs import link
@@ -152,6 +154,14 @@ def refused(device: Device, *queries: str) -> str:
         if any(query == wanted or query.startswith(f"{wanted}.") for wanted in queries):
             return f"{query}: {error}"
     return ""
+
+
+def unreadable(
+    condition: Condition, device: Device, *queries: str, board: str = ""
+) -> list[Finding]:
+    """The finding on the first unexpected failure of these queries; none if there is none."""
+    problem = refused(device, *queries)
+    return [condition.found(f"NVML {problem}{board}", name(device))] if problem else []
 
 
 def idle(device: Device) -> bool:

@@ -77,9 +77,7 @@ def run(system: System) -> list[Finding]:
     options = system.options("gpu_clocks")
     found = []
     for device in gpus.devices(system):
-        problem = gpus.refused(device, "throttle", "clocks")
-        if problem:
-            found.append(UNREADABLE.found(f"NVML {problem}", gpus.name(device)))
+        found += gpus.unreadable(UNREADABLE, device, "throttle", "clocks")
         found += _throttled(device)
         found += _application(device, options)
         found += _maximum(system, device)

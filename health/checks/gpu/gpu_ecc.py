@@ -86,9 +86,7 @@ def run(system: System) -> list[Finding]:
     for device in gpus.devices(system):
         name, board = gpus.name(device), gpus.identity(device)
         ecc = device.get("ecc", {})
-        problem = gpus.refused(device, "ecc")
-        if problem:
-            found.append(UNREADABLE.found(f"NVML {problem}{board}", name))
+        found += gpus.unreadable(UNREADABLE, device, "ecc", board=board)
         if ecc.get("sram_threshold_exceeded"):
             text = "SRAM threshold exceeded: yes, expected no"
             found.append(SRAM.found(f"{text}{board} (NVML SRAM ECC error status)", name))

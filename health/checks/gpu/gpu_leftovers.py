@@ -79,11 +79,10 @@ def run(system: System) -> list[Finding]:
     options = system.options("gpu_leftovers")
     limit = options["memory"] * _MIB
     devices = gpus.devices(system)
-    found = [
-        UNREADABLE.found(f"NVML {problem}{gpus.identity(device)}", gpus.name(device))
-        for device in devices
-        if (problem := gpus.refused(device, "processes", "memory"))
-    ]
+    found: list[Finding] = []
+    for device in devices:
+        board = gpus.identity(device)
+        found += gpus.unreadable(UNREADABLE, device, "processes", "memory", board=board)
     used = [
         device
         for device in devices

@@ -75,9 +75,7 @@ def run(system: System) -> list[Finding]:
     found = []
     for device in gpus.devices(system):
         name, board = gpus.name(device), gpus.identity(device)
-        problem = gpus.refused(device, "remap", "retired")
-        if problem:
-            found.append(UNREADABLE.found(f"NVML {problem}{board}", name))
+        found += gpus.unreadable(UNREADABLE, device, "remap", "retired", board=board)
         found += _remapped(device, options["remapped"], name, f"{board} (NVML remapped rows)")
         found += _retired(
             device,

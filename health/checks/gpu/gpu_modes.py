@@ -62,9 +62,7 @@ def run(system: System) -> list[Finding]:
             options[key] = "any"
     devices = gpus.devices(system)
     for device in devices:
-        problem = gpus.refused(device, "persistence", "mig", "compute_mode")
-        if problem:
-            found.append(UNREADABLE.found(f"NVML {problem}", gpus.name(device)))
+        found += gpus.unreadable(UNREADABLE, device, "persistence", "mig", "compute_mode")
         found += _persistence(device, options)
         found += _mig(device, options["mig"])
         found += _ecc(device, devices, options["ecc"])

@@ -88,9 +88,7 @@ def run(system: System) -> list[Finding]:
     found = []
     for device in devices:
         name, board = gpus.name(device), gpus.identity(device)
-        problem = gpus.refused(device, "pcie")
-        if problem:
-            found.append(UNREADABLE.found(f"NVML {problem}{board}", name))
+        found += gpus.unreadable(UNREADABLE, device, "pcie", board=board)
         if _sysfs(system, device.get("pci", ""), "current_link_width") in _ALL_ONES:
             text = f"its configuration space reads as all ones{board} (current_link_width)"
             found.append(GONE.found(text, name))

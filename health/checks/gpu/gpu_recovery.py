@@ -52,9 +52,7 @@ def run(system: System) -> list[Finding]:
     found = []
     for device in gpus.devices(system):
         name, board = gpus.name(device), gpus.identity(device)
-        problem = gpus.refused(device, "recovery_action")
-        if problem:
-            found.append(UNREADABLE.found(f"NVML {problem}{board}", name))
+        found += gpus.unreadable(UNREADABLE, device, "recovery_action", board=board)
         number = device.get("recovery_action", 0)
         if number:
             condition, text = ACTIONS.get(number, (UNKNOWN, "an unknown action"))

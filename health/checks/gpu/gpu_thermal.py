@@ -117,10 +117,7 @@ def _temperature(device: Device, options: Mapping[str, Any]) -> list[Finding]:
     values, name = device.get("temperature", {}), gpus.name(device)
     idle = gpus.idle(device)
     work = "idle" if idle else "busy"
-    found = []
-    problem = gpus.refused(device, "temperature")
-    if problem:
-        found.append(UNREADABLE.found(f"NVML {problem}", name))
+    found = gpus.unreadable(UNREADABLE, device, "temperature")
     slowdown, most = values.get("slowdown", 0), values.get("memory_max", 0)
     memory, most, known = MEMORY, *_limit(options["memory_limit"], most, 1)
     if not most and options["hbm_limit"] and _HBM.search(device.get("name", "")):
@@ -153,13 +150,12 @@ def _limit(setting: int, threshold: int, offset: int) -> tuple[int, str]:
 
 
 def _power_draw(device: Device) -> list[Finding]:
-    power, name = device.get("power", {}), gpus.name(device)
-    problem = gpus.refused(device, "power")
-    if problem:
-        return [NO_POWER.found(f"NVML {problem}", name)]
-    if power.get("draw", 1.0) <= 0:
-        return [NO_POWER.found(f"power draw {power.get('draw')} W, expected more (NVML)", name)]
-    return []
+    draw = device.get("power", {}).get("draw", 1.0)
+    found = gpus.unreadable(NO_POWER, device, "power")
+    if not found and draw <= 0:
+        text = f"power draw {draw} W, expected more (NVML)"
+        found.append(NO_POWER.found(text, gpus.name(device)))
+    return found
 
 
 def _in_force(device: Device) -> int:

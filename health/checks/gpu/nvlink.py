@@ -76,10 +76,8 @@ def run(system: System) -> list[Finding]:
     devices = gpus.devices(system)
     found = []
     for device in devices:
-        problem = gpus.refused(device, "nvlinks", "fabric")
-        if problem:
-            text = f"NVML {problem}{gpus.identity(device)}"
-            found.append(UNREADABLE.found(text, gpus.name(device)))
+        board = gpus.identity(device)
+        found += gpus.unreadable(UNREADABLE, device, "nvlinks", "fabric", board=board)
         found += _errors(system, device, options)
     for model in dict.fromkeys(device.get("name", "") for device in devices):
         same = [d for d in devices if d.get("name", "") == model and _comparable(d)]
