@@ -20,7 +20,6 @@ from health.node import rootfiles
 
 _LINKS = 40  # as the kernel's own limit
 _LIBRARIES = ("lib/python3*", "lib64/python3*", "lib/libpython3*", "lib64/libpython3*")
-_CODE = 0o022  # write permission of others: it would let them run code as the importing user
 
 
 def trust(python: str) -> None:
@@ -31,9 +30,9 @@ def trust(python: str) -> None:
     for link in _chain(python):
         place = os.path.dirname(link)  # noqa: PTH120
         os.close(rootfiles.open_dir(place))
-        _check(link, os.stat(link))  # noqa: PTH116
+        rootfiles.check(os.stat(link), link)  # noqa: PTH116
         for beside in (place, os.path.dirname(place)):  # noqa: PTH120 - a pyvenv.cfg may come there
-            _check(beside, os.stat(beside))  # noqa: PTH116
+            rootfiles.check(os.stat(beside), beside)  # noqa: PTH116
     todo = list(_places(python))
     seen: set[str] = set()
     while todo:
@@ -78,7 +77,7 @@ def _homes(config: str) -> list[str]:
 def _walk(top: str) -> list[str]:
     """Check all that lies there; return the places that its links and *.pth files lead to."""
     info = os.lstat(top)
-    _check(top, info)
+    rootfiles.check(info, top)
     beside: list[str] = []
     todo = [top] if stat.S_ISDIR(info.st_mode) else []
     while todo:
@@ -88,10 +87,10 @@ def _walk(top: str) -> list[str]:
                 info = entry.stat(follow_symlinks=False)
                 if stat.S_ISLNK(info.st_mode):
                     if info.st_uid not in (0, os.geteuid()):
-                        _check(entry.path, info)
+                        rootfiles.check(info, entry.path)
                     beside += [entry.path] if os.path.exists(entry.path) else []  # noqa: PTH110
                     continue
-                _check(entry.path, info)
+                rootfiles.check(info, entry.path)
                 if stat.S_ISDIR(info.st_mode):
                     todo.append(entry.path)
                 elif entry.name.endswith(".pth"):
@@ -110,11 +109,3 @@ def _named(pth: str) -> list[str]:
         if line and not line.startswith(("#", "import ", "import\t"))
     ]
     return [place for place in places if os.path.exists(place)]  # noqa: PTH110
-
-
-def _check(path: str, info: os.stat_result) -> None:
-    if info.st_uid not in (0, os.geteuid()):
-        raise PermissionError(errno.EPERM, f"belongs to uid {info.st_uid}, not to root", path)
-    if info.st_mode & _CODE and not stat.S_ISLNK(info.st_mode):
-        mode = stat.S_IMODE(info.st_mode)
-        raise PermissionError(errno.EPERM, f"can be written by others (mode {mode:04o})", path)

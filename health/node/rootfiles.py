@@ -44,7 +44,7 @@ def open_dir(path: str) -> int:
         finally:
             os.close(fd)
         fd = below
-        _check(fd, walked, sticky=True)
+        check(os.fstat(fd), walked, sticky=True)
     return fd
 
 
@@ -55,9 +55,10 @@ def open_file(directory: int, name: str, flags: int, mode: int = 0o644) -> int:
     """
     fd = os.open(name, flags | _FILE, mode, dir_fd=directory)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
             raise OSError(errno.EPERM, "not a regular file", name)
-        _check(fd, name, sticky=False)
+        check(info, name)
     except OSError:
         os.close(fd)
         raise
@@ -78,8 +79,8 @@ def check_program(path: str) -> None:
     os.close(open_in(os.path.dirname(real), os.path.basename(real)))  # noqa: PTH119, PTH120
 
 
-def _check(fd: int, name: str, *, sticky: bool) -> None:
-    info = os.fstat(fd)
+def check(info: os.stat_result, name: str, *, sticky: bool = False) -> None:
+    """Raise PermissionError if others than root (or we) can change what ``name`` is."""
     if info.st_uid not in (0, os.geteuid()):
         raise PermissionError(errno.EPERM, f"belongs to uid {info.st_uid}, not to root", name)
     if info.st_mode & 0o022 and not (sticky and info.st_mode & stat.S_ISVTX):
