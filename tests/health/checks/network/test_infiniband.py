@@ -120,9 +120,7 @@ INIT = port("mlx5_3", "2: INIT", physical="5: LinkUp")
 DISABLED = port("mlx5_3", "1: DOWN", physical="3: Disabled", port_rcv_packets="42\n")
 
 
-@pytest.mark.parametrize(
-    "source", [{"options": {"infiniband": {"expected": EXPECTED}}}, {"fleet": FLEET}]
-)
+@by_site_or_record
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
@@ -139,9 +137,7 @@ def test_a_wanted_port(
     assert ids(run(node(changed, **source))) == [found]
 
 
-@pytest.mark.parametrize(
-    "source", [{"options": {"infiniband": {"expected": EXPECTED}}}, {"fleet": FLEET}]
-)
+@by_site_or_record
 def test_a_wanted_port_that_is_not_there(source: Any) -> None:
     gone = tuple(path for path in port("mlx5_3"))
     [finding] = run(healthy(without=gone, **source))
@@ -149,9 +145,7 @@ def test_a_wanted_port_that_is_not_there(source: Any) -> None:
     assert finding.action == "reboot"
 
 
-@pytest.mark.parametrize(
-    "source", [{"options": {"infiniband": {"expected": EXPECTED}}}, {"fleet": FLEET}]
-)
+@by_site_or_record
 def test_ports_that_nobody_wants_are_left_alone(source: Any) -> None:
     spare = port("mlx5_8", "1: DOWN", port_rcv_packets="42\n")
     assert run(node(spare, **source)) == []
