@@ -33,7 +33,7 @@ def one(system: System, pid: int) -> ProcessStat | None:
 
 
 def runs(system: System, name: str) -> bool:
-    """True if any process has this name (of a thread: the kernel cuts it at 15 characters)."""
+    """True if any process has this name, which the kernel cuts at 15 characters."""
     pids = (pid for pid in sysfs.names(system, "/proc") if pid.isdigit())
     return any(sysfs.text(system, f"/proc/{pid}/comm") == name for pid in pids)
 

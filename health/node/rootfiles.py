@@ -66,7 +66,7 @@ def open_file(directory: int, name: str, flags: int, mode: int = 0o644) -> int:
 
 
 def open_in(path: str, name: str) -> int:
-    """A file to read, of root's own as its directory ``path`` is. Raises OSError."""
+    """Open a file for reading in the directory ``path``; both must be root's. Raises OSError."""
     with closing(open_dir(path)) as directory:
         return open_file(directory, name, os.O_RDONLY)
 

@@ -85,8 +85,7 @@ _BY_ID = {condition.check: condition for condition in CONDITIONS}
 def run(system: System) -> list[Finding]:
     options = system.options("xid")
     boot, now = system.boot_id(), system.now()
-    log = xid.events_from_log(system.kernel_log(), boot, now, system.uptime())
-    events = xid.merge(system.history(), log)
+    events = xid.merge(system.history(), _log(system))
     if not any(event.kind in ("xid", "sxid", "lost", "drain", "app-xid") for event in events):
         return []
     from health.history.state import node_state
@@ -95,12 +94,11 @@ def run(system: System) -> list[Finding]:
     state = node_state(events, now, boot, driver(snapshot), rules(options))
     names = {device["pci"]: f"gpu{device['index']}" for device in _located(snapshot)}
     older = {device["pci"] for device in _located(snapshot) if _retires_pages(device)}
-    return [
-        *(_fault(fault, names, now, older) for fault in state.faults),
-        *_standing(state),
-        *_notes(state, names, now, options),
-        *_suspects(events, names, now, options),
-    ]
+    found = [_fault(fault, names, now, older) for fault in state.faults]
+    if state.reboots:
+        found.append(_BY_ID["reboots-for-cause"].found(state.reboots))
+    found += _notes(state, names, now, options)
+    return found + _suspects(events, names, now, options)
 
 
 def rules(options: Mapping[str, Any]) -> StateRules:
@@ -153,10 +151,6 @@ def _fault(fault: Fault, names: Mapping[str, str], now: float, older: Collection
     return condition.found("; ".join(evidence), device, status="FAIL", action=fault.action)
 
 
-def _standing(state: NodeState) -> list[Finding]:
-    return [_BY_ID["reboots-for-cause"].found(state.reboots)] if state.reboots else []
-
-
 def _notes(
     state: NodeState, names: Mapping[str, str], now: float, options: Mapping[str, Any]
 ) -> list[Finding]:
@@ -193,10 +187,8 @@ def _suspects(
     from health.nvidia.suspects import suspects
 
     found = suspects(events, now, options["app_users"], options["app_days"])
-    condition, advice = (
-        _BY_ID["xid-app-users"],
-        "test it: robust-health test (docs/active-tests.md)",
-    )
+    advice = "test it: robust-health test (docs/active-tests.md)"
+    condition = _BY_ID["xid-app-users"]
     return [
         condition.found(f"{text}; {advice}", names.get(gpu, gpu)) for gpu, text in found.items()
     ]
@@ -212,10 +204,8 @@ def of_job(system: System) -> list[Event]:
         return []
     had = allocated(system)
     gpus = {d["pci"] for d in _located(system.nvml()) if d["index"] in had}
-    log = xid.events_from_log(system.kernel_log(), boot, now, system.uptime())
-    found = suspects.of_job(
-        xid.merge(system.history(), log), gpus, now - system.options("xid")["recent"]
-    )
+    merged = xid.merge(system.history(), _log(system))
+    found = suspects.of_job(merged, gpus, now - system.options("xid")["recent"])
     job = {"job": known.job, "uid": known.uid}
     return [
         Event(now, suspects.KIND, boot, {"gpu": gpu, "codes": codes} | job)
@@ -235,9 +225,12 @@ def _told(code: int, times: int, last: float, now: float, line: str = "") -> str
 
 def events(system: System) -> list[Event]:
     """The events that the history does not hold yet, for the gate's edge to write there."""
-    boot, now = system.boot_id(), system.now()
-    log = xid.events_from_log(system.kernel_log(), boot, now, system.uptime())
-    return xid.fresh(system.history(), log)
+    return xid.fresh(system.history(), _log(system))
+
+
+def _log(system: System) -> list[Event]:
+    log, boot = system.kernel_log(), system.boot_id()
+    return xid.events_from_log(log, boot, system.now(), system.uptime())
 
 
 CHECK = Check(
