@@ -71,7 +71,7 @@ class Devices(NamedTuple):
 
 
 def _is_address(text: str) -> bool:
-    return re.match(_ADDRESS + "$", text) is not None
+    return re.fullmatch(_ADDRESS, text) is not None
 
 
 def kind_of(severity: str) -> str:
