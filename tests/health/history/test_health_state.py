@@ -283,7 +283,6 @@ DRAINED = did("drain", 1000, "now", action="reset-gpu")
         ("clear-leftovers", [], "now", 0, ""),
         ("restart-fabric-manager", [], "now", 0, ""),
         ("reboot", [did("reset", 500, gpu="")], "now", 0, "has not rebooted"),
-        ("service", [did("reset", 500, gpu="")], "later", 0, "robust-health repaired"),
         ("reset-gpu", [], "now", 0, "no reset of 0000:3b:00.0"),
         ("reset-gpu", [did("reset", 500, gpu=GPU)], "now", 0, ""),
         ("reset-gpu", [did("reset", 500, gpu="")], "now", 0, ""),
