@@ -19,7 +19,7 @@ from health.active.burn_in import aftermath
 from health.active.burn_in.plan import START_S, BurnInPlan, job_argv, planned
 from health.active.burn_in.reservation import reserved
 from health.active.coordinator import account, runs
-from health.active.coordinator.procedure import Measurements, measure
+from health.active.coordinator.procedure import Measurements, Procedure
 from health.active.coordinator.runs import with_tools
 from health.active.coordinator.session import About, TestSession
 from health.active.coordinator.start import WorkerProcess
@@ -183,14 +183,7 @@ async def _tested(
             step.start(job_argv(plan, reservation, gpus, nodes, words), env, signal.SIGTERM)
             steps.append(step)
         await session.gather(START_S)
-        outcome = await measure(
-            session,
-            plan.nodes,
-            plan.wanted,
-            reference=known.digests,
-            baselines=known,
-            said=say,
-        )
+        outcome = await Procedure(session, plan.nodes, plan.wanted, known, say).measure()
         return outcome, {node: session.about(node) for node in plan.nodes if session.ready(node)}
     except OSError as err:
         raise BadInput(f"the tests cannot be started: {err.filename or ''} {err}") from None
