@@ -17,18 +17,16 @@ HERE = ""  # the name of the machine at hand
 def run(
     requests: Mapping[str, AdminRequest],
     ask: Ask,
+    replies: dict[str, AdminReply],
     *,
     yes: bool,
     dry_run: bool,
     out: IO[str],
-    confirm: Callable[[str], bool],
-    replies: dict[str, AdminReply] | None = None,
 ) -> int:
     """Carry the requests out. Exit code 0 done or nothing to do, 1 a machine failed or "no".
 
     ``replies`` gets the last reply of each machine.
     """
-    replies = {} if replies is None else replies
     looked = ask(requests)
     replies |= looked
     _show(looked, out)

@@ -20,7 +20,7 @@ def build_parser() -> Parser:
         description="install the node gate, and check Slurm's configuration",
         epilog=_EPILOG,
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     etc = Parser(add_help=False)
     etc.add_argument(
         "--etc",
@@ -86,18 +86,15 @@ def build_parser() -> Parser:
         metavar="DIR",
         help="directory that holds slurm/spank.h, to compile the plugin (default: Slurm's own)",
     )
-    install.set_defaults(command="install")
-    uninstall = commands.add_parser(
+    commands.add_parser(
         "uninstall",
         parents=[change, where, plugin],
         help="uninstall the node gate, the plugin, or the hooks",
     )
-    uninstall.set_defaults(command="uninstall")
     doctor = commands.add_parser(
         "doctor", parents=[etc], help="report what is wrong and how to fix it"
     )
     doctor.json_option()
-    doctor.set_defaults(command="doctor")
     return parser
 
 
