@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from health.node import kmsg
 from health.node.gpu_snapshot import GpuSnapshot
-from health.node.system import CommandOutput, Context, Disk, Event, LogRecord, PathEntry, Usage
+from health.node.system import CommandOutput, Disk, Event, LogRecord, PathEntry, Usage
 from health.nvidia.nvml import Collector
 from health.recording import tree
 from health.run.lane import FamilyResult
@@ -39,6 +39,7 @@ class RecordingSystem:
 
     def __init__(self, system: LiveSystem, directory: str):
         _take(directory)
+        self.context = system.context
         self.settings = system.settings
         self.stuck = system.stuck
         self._system = system
@@ -71,15 +72,13 @@ class RecordingSystem:
             kind, key, answer = json.loads(line)
             calls[kind].setdefault(key, answer)
         self._write(tree.CALLS, json.dumps(calls, indent=1) + "\n")
-        context = self.context
-        settings = self.settings._asdict()
         meta = {
             "format": tree.FORMAT,
-            "context": {**context._asdict(), "env": dict(context.env)},
+            "context": {**self.context._asdict(), "env": dict(self.context.env)},
             "now": self.now(),
             "uptime": self.uptime(),
             "boot_id": self.boot_id(),
-            "settings": settings,
+            "settings": self.settings._asdict(),
             "outcomes": self._outcomes,
         }
         self._write(tree.META, json.dumps(meta, indent=1) + "\n")
@@ -105,10 +104,6 @@ class RecordingSystem:
                 raise OSError(int(code), os.strerror(int(code)), self._directory)
 
     # The questions of a check.
-
-    @property
-    def context(self) -> Context:
-        return self._system.context
 
     def options(self, family: str) -> Mapping[str, Any]:
         return self._system.options(family)
