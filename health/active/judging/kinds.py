@@ -87,6 +87,5 @@ def _together(found: Sequence[PairVerdict]) -> PairVerdict:
         frozenset[str]().union(*(one.cleared for one in found)),
         {node: text for one in found for node, text in one.undecided.items()},
         {node: text for one in found for node, text in one.errors.items()},
-        max(one.rounds for one in found),
         found[0].median_gbps if len(found) == 1 else None,
     )

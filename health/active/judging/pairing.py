@@ -112,8 +112,7 @@ class Pairing:
         self._met: dict[str, dict[str, None]] = {node: {} for node in self._nodes}
         self._results: list[PairResult] = []
         self._running: set[frozenset[str]] = set()
-        self._rounds = 0
-        self._untouched = False
+        self.rounds = 0
 
     def next_round(self) -> list[Pair]:
         """Pairs to run at once, each node in at most one; empty when it is over.
@@ -123,11 +122,10 @@ class Pairing:
         for one, other in sorted(sorted(pair) for pair in self._running):
             self._results.append(PairResult(one, other, None, False, "no result came"))
         self._running.clear()
-        if self._rounds == ROUNDS:
+        if self.rounds == ROUNDS:
             return []
-        pairs = self._again() if self._rounds else self._first()
-        self._rounds += bool(pairs)
-        self._untouched = bool(pairs)
+        pairs = self._again() if self.rounds else self._first()
+        self.rounds += bool(pairs)
         for pair in pairs:
             self._met[pair.one][pair.other] = None
             self._met[pair.other][pair.one] = None
@@ -141,13 +139,11 @@ class Pairing:
             if ends not in self._running:
                 raise ValueError(f"{result.one} and {result.other} are no pair of this round")
             self._running.remove(ends)
-            self._untouched = False
             self._results.append(result)
 
     def verdict(self) -> PairVerdict:
-        """The verdict so far. A round that was requested but not run is not counted."""
-        rounds = self._rounds - self._untouched
-        return verdict(self._facts(), self._nodes, self._results, self._leaf_of, rounds)
+        """The verdict so far."""
+        return verdict(self._facts(), self._nodes, self._results, self._leaf_of)
 
     def _facts(self) -> PairFacts:
         return facts(self._results, self._leaf_of, self._floor, self._share)
@@ -205,7 +201,7 @@ class Pairing:
 
     def _again(self) -> list[Pair]:
         known = self._facts()
-        if not known.passed and self._rounds >= BLIND:
+        if not known.passed and self.rounds >= BLIND:
             return []
         named = known.named()
         left = [n for n in self._nodes if n not in named and not known.unstartable(n)]

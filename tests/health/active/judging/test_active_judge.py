@@ -33,7 +33,7 @@ def verdict(
     undecided: Mapping[str, str] = {},
     errors: Mapping[str, str] = {},
 ) -> PairVerdict:
-    return PairVerdict(dict(named), cleared, dict(undecided), dict(errors), 1, None)
+    return PairVerdict(dict(named), cleared, dict(undecided), dict(errors), None)
 
 
 def asked(nodes: int, *tests: str) -> dict[str, frozenset[str]]:
