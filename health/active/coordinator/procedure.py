@@ -235,7 +235,7 @@ class Procedure:
         if not groups:
             return None
         pairing = kinds.Pairings(
-            {kind: self._pairing(kind, nodes, suspects) for kind, nodes in groups.items()}
+            [self._pairing(kind, nodes, suspects) for kind, nodes in groups.items()]
         )
         meetings = Meetings(self._session, self._task("pair", seconds), self._until)
         done = 0

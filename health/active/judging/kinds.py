@@ -62,8 +62,8 @@ def floor_gbps(kind: PairKind, nodes: int, baselines: Baselines) -> float | None
 class Pairings:
     """A pairing for each kind, all of them at once; used as one ``Pairing`` is."""
 
-    def __init__(self, of_kind: Mapping[PairKind, Pairing]) -> None:
-        self._pairings = list(of_kind.values())
+    def __init__(self, pairings: Sequence[Pairing]) -> None:
+        self._pairings = pairings
         self._in: dict[Pair, Pairing] = {}
 
     def next_round(self) -> list[Pair]:
@@ -78,14 +78,11 @@ class Pairings:
 
     def verdict(self) -> PairVerdict:
         """Return the verdict on all nodes; ``median_gbps`` only where there is one kind."""
-        return _together([pairing.verdict() for pairing in self._pairings])
-
-
-def _together(found: Sequence[PairVerdict]) -> PairVerdict:
-    return PairVerdict(
-        {node: lines for one in found for node, lines in one.named.items()},
-        frozenset[str]().union(*(one.cleared for one in found)),
-        {node: text for one in found for node, text in one.undecided.items()},
-        {node: text for one in found for node, text in one.errors.items()},
-        found[0].median_gbps if len(found) == 1 else None,
-    )
+        found = [pairing.verdict() for pairing in self._pairings]
+        return PairVerdict(
+            {node: lines for one in found for node, lines in one.named.items()},
+            frozenset[str]().union(*(one.cleared for one in found)),
+            {node: text for one in found for node, text in one.undecided.items()},
+            {node: text for one in found for node, text in one.errors.items()},
+            found[0].median_gbps if len(found) == 1 else None,
+        )

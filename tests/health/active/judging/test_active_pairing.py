@@ -178,20 +178,6 @@ def test_one_slow_moment_names_nobody_and_one_wrong_result_is_not_forgotten() ->
         assert all("intermittently" in why for why in verdict.undecided.values())
 
 
-def test_results_that_do_not_come_are_errors() -> None:
-    pairing = Pairing(names(4))
-    while pairing.next_round():
-        pass
-    assert set(pairing.verdict().errors) == set(names(4))
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="share 1"):
-        Pairing(names(4), share=1.0)
-    with pytest.raises(ValueError, match="no pair of this round"):
-        Pairing(names(4)).record([PairResult("n0", "n1", 1.0, False, "")])
-
-
 @st.composite
 def fleets(draw: st.DrawFn, least: int, kinds: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Nodes, and what is wrong with fewer than half of them."""
