@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from health.finding import ACTIONS, STATUSES, Action, Finding
+from health.finding import ACTIONS, STATUSES, Finding
 
 Level = Literal["quick", "standard", "long"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "long")
@@ -175,9 +175,3 @@ class Judged(NamedTuple):
 def fails(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that prove the node bad."""
     return tuple(f for f in findings if f.status == "FAIL" and f.cls == "node")
-
-
-__all__ = [
-    "BY_NAME", "LEVELS", "TESTS", "Action", "Finding", "Judged", "Level", "Measured", "Need",
-    "Scope", "Test", "fails", "finding", "measured", "usual",
-]  # fmt: skip

@@ -137,7 +137,7 @@ class RecordingSystem:
         return self._ask("entry", path, lambda: self._system.entry(path))
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
-        key = tree.usage_key(tops)
+        key = tree.words_key(tops)
         return self._ask("usage", key, lambda: self._system.usage(tops, deadline_s))
 
     def disk(self, path: str) -> Disk:
@@ -148,7 +148,7 @@ class RecordingSystem:
         self._ask("probe", key, lambda: self._system.probe(path, write, deadline_s))
 
     def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
-        key = tree.command_key(argv)
+        key = tree.words_key(argv)
         return self._ask("command", key, lambda: self._system.command(argv, deadline_s))
 
     def kernel_log(self) -> list[LogRecord]:

@@ -137,9 +137,9 @@ class ReplaySystem:
         return PathEntry(kind, mode, 0, info.st_size, self._now - self._uptime)
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
-        kept = self._call("usage", tree.usage_key(tops))
+        kept = self._call("usage", tree.words_key(tops))
         if kept is not None:
-            return cast(Usage, self._made(Usage, kept, tree.usage_key(tops)))
+            return cast(Usage, self._made(Usage, kept, tree.words_key(tops)))
         owners: dict[int, list[int]] = {}
         waiting, seen = list(tops), 0
         while waiting:  # a tree from before there was this question, or built by hand
@@ -167,7 +167,7 @@ class ReplaySystem:
         self._call("probe", key)
 
     def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
-        key = tree.command_key(argv)
+        key = tree.words_key(argv)
         return cast(CommandOutput, self._made(CommandOutput, self._known("command", key), key))
 
     def kernel_log(self) -> list[LogRecord]:

@@ -17,7 +17,8 @@ from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.judge import judge
 from health.active.judging.kinds import PairKind
 from health.active.judging.pairing import Pairing, PairVerdict
-from health.active_tests import BY_NAME, Finding, Judged, Level, Measured, finding
+from health.active_tests import BY_NAME, Judged, Level, Measured, finding
+from health.finding import Finding
 from robust_slurm.text import counted
 
 LAST_S = 0.2  # of the limit, for the judgement

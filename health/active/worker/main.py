@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from health.active.nvidia import gpu_state
 from health.active.worker.env import WorkerSettings, prepare, take_environment
-from health.active_tests import BY_NAME, LEVELS, Finding, Level, Measured
+from health.active_tests import BY_NAME, LEVELS, Level, Measured
+from health.finding import Finding
 from robust_slurm.frames.wire import Codec, WireError
 
 CONNECT_S = 30.0

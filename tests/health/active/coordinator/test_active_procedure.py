@@ -19,7 +19,8 @@ from health.active.coordinator.shares import OVERHEAD_S, rounds, share
 from health.active.judging.fleet import NO_BASELINES, Baselines, FleetSpread
 from health.active.judging.judge import judge
 from health.active.judging.pairing import Pair
-from health.active_tests import BY_NAME, LEVELS, Finding, Judged, Level, Measured
+from health.active_tests import BY_NAME, LEVELS, Judged, Level, Measured
+from health.finding import Finding
 
 NAMES = [f"n{i}" for i in range(1, 9)]
 
