@@ -26,13 +26,8 @@ class PairKind(NamedTuple):
     devices: int
 
     @property
-    def shared(self) -> bool:
-        """True if other processes use the same device."""
-        return self.backend != "nccl"
-
-    @property
     def share(self) -> float:
-        return SHARE_CPU if self.shared else SHARE_GPU
+        return SHARE_GPU if self.backend == "nccl" else SHARE_CPU
 
     def __str__(self) -> str:
         return f"{self.devices} x {', '.join(self.models) or 'unknown'} ({self.backend})"
@@ -55,7 +50,7 @@ def floor_gbps(kind: PairKind, nodes: int, baselines: Baselines) -> float | None
         return None
     known = [baselines.spreads.get((model, "pair", "busbw_gbps")) for model in kind.models]
     usual = [spread.p50 for spread in known if spread and limit(spread) is not None]
-    share = min(FLEET_FAIL, kind.share) if kind.shared else FLEET_FAIL
+    share = FLEET_FAIL if kind.backend == "nccl" else SHARE_CPU
     return share * min(usual) if usual and len(usual) == len(kind.models) else None
 
 

@@ -161,9 +161,8 @@ class Worker:
         device.use_all_cores()
 
         def aligned(task: WorkerTask) -> list[Measured]:
-            models = [task.asked["model"]] if "model" in task.asked else bitwise.MODELS
-            steps = int(task.asked.get("steps", bitwise.STEPS[task.level]))
-            return bitwise.run(devices, models, steps, task.seconds, task.seed)
+            steps = bitwise.STEPS[task.level]
+            return bitwise.run(devices, bitwise.MODELS, steps, task.seconds, task.seed)
 
         self._tests: dict[str, Callable[[WorkerTask], list[Measured]]] = {
             "bitwise": aligned,

@@ -113,15 +113,6 @@ def test_a_test_that_contradicts_itself_everywhere_is_at_fault_itself() -> None:
     assert set(deviants(one_is_fine).named) == {"n0", "n1", "n2"}
 
 
-@given(st.integers(3, 20), st.integers(1, 8), st.data())
-def test_exactly_one_deviant_is_named(nodes: int, devices: int, data: st.DataObject) -> None:
-    odd = data.draw(st.integers(0, nodes - 1))
-    bits = {f"n{i}": ["b" if i == odd else "a"] * devices for i in range(nodes)}
-    measured = data.draw(st.permutations(run(bits)))
-    found = deviants(measured)
-    assert (set(found.named), found.undecided) == ({f"n{odd}"}, {})
-
-
 _LETTERS = st.text("abc", min_size=1, max_size=4)
 
 
