@@ -23,15 +23,9 @@ _LIMIT = 8 << 20  # bytes of the record
 def read(state_dir: str) -> Mapping[str, Any]:
     """Return the record of the pool; empty: there is none. Raises OSError, ValueError."""
     try:
-        directory = rootfiles.open_dir(f"{state_dir}/standby")
+        file = rootfiles.open_in(f"{state_dir}/standby", "pool.json")
     except FileNotFoundError:
         return {}
-    try:
-        file = rootfiles.open_file(directory, "pool.json", os.O_RDONLY)
-    except FileNotFoundError:
-        return {}
-    finally:
-        os.close(directory)
     with os.fdopen(file, "rb") as stream:
         found = json.loads(stream.read(_LIMIT))
     return found if isinstance(found, dict) else {}

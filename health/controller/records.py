@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 from health.node import rootfiles
+from health.node.rootfiles import closing
 from robust_slurm.state_dir import job_dirs
 from robust_slurm.state_dir.requeue_plan import LIMIT, NAME, RequeuePlan, plan_from
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 JOBS = "jobs"
 USED = "accusations"  # robust-srun makes it with its first record
@@ -24,14 +21,9 @@ _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@contextmanager
-def opened(state_dir: str) -> Iterator[int]:
+def opened(state_dir: str) -> AbstractContextManager[int]:
     """Open ``jobs``, which only root or SlurmUser can have put there. Raises OSError."""
-    jobs = rootfiles.open_dir(f"{state_dir}/{JOBS}")
-    try:
-        yield jobs
-    finally:
-        os.close(jobs)
+    return closing(rootfiles.open_dir(f"{state_dir}/{JOBS}"))
 
 
 def closed_to_users(jobs: int) -> bool:
@@ -60,12 +52,11 @@ def has_run(jobs: int, job: int, uid: int) -> bool:
     own = _own(jobs, job, uid)
     if own is None:
         return False
-    try:
-        return stat.S_ISDIR(os.lstat(USED, dir_fd=own).st_mode)
-    except FileNotFoundError:
-        return False
-    finally:
-        os.close(own)
+    with closing(own):
+        try:
+            return stat.S_ISDIR(os.lstat(USED, dir_fd=own).st_mode)
+        except FileNotFoundError:
+            return False
 
 
 def plan_of(jobs: int, job: int, uid: int) -> RequeuePlan | None:
@@ -73,12 +64,11 @@ def plan_of(jobs: int, job: int, uid: int) -> RequeuePlan | None:
     own = _own(jobs, job, uid)
     if own is None:
         return None
-    try:
-        file = os.open(NAME, _FILE, dir_fd=own)
-    except FileNotFoundError:
-        return None
-    finally:
-        os.close(own)
+    with closing(own):
+        try:
+            file = os.open(NAME, _FILE, dir_fd=own)
+        except FileNotFoundError:
+            return None
     with os.fdopen(file, "rb") as stream:
         info = os.fstat(file)
         if not stat.S_ISREG(info.st_mode) or info.st_uid != uid or info.st_size > LIMIT:
@@ -102,7 +92,7 @@ def make(jobs: int, job: int, uid: int, gid: int) -> str:
             made = os.open(name, _DIR, dir_fd=jobs)
         except OSError:  # a link, or a file: somebody with rights has put it there
             continue
-        try:
+        with closing(made):
             info = os.fstat(made)
             if info.st_uid == uid:
                 return name
@@ -112,8 +102,6 @@ def make(jobs: int, job: int, uid: int, gid: int) -> str:
                 os.fchown(made, uid, gid)
                 os.fchmod(made, 0o755)
                 return name
-        finally:
-            os.close(made)
     return ""
 
 

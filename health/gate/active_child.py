@@ -155,11 +155,8 @@ def distrusted(python: str, seconds: float) -> str:
 
 def _claim(spool: str) -> int:
     """Claim this node for a test; return a descriptor. BlockingIOError: it is claimed. OSError."""
-    directory = rootfiles.open_dir(spool)
-    try:
+    with rootfiles.closing(rootfiles.open_dir(spool)) as directory:
         held = rootfiles.lock(directory, LOCK, wait=False)
-    finally:
-        os.close(directory)
     if not _ended(held, time.monotonic() + _WAY_S):
         os.close(held)
         raise BlockingIOError(errno.EBUSY, "an earlier test cannot be stopped")
@@ -216,11 +213,7 @@ def give_way(spool: str) -> str:
     """Before a job starts, end a test that runs here; return why it failed or "". Never raises."""
     until = time.monotonic() + _WAY_S
     try:
-        directory = rootfiles.open_dir(spool)
-        try:
-            fd = rootfiles.open_file(directory, LOCK, os.O_RDONLY)
-        finally:
-            os.close(directory)
+        fd = rootfiles.open_in(spool, LOCK)
     except OSError:
         return ""  # nothing has ever run here
     try:

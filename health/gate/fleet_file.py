@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from health.history.events import NODES
 from health.node import rootfiles
+from health.node.rootfiles import closing
 
 LOOK_BACK = 1 << 20  # bytes: ten thousand records
 FLEET = "fleet.json"
@@ -27,13 +28,12 @@ def locked(state_dir: str, name: str) -> Iterator[int]:
     Raises OSError where there is no ledger to trust, and blocks while the file system or another
     gate does: call it in a child.
     """
-    with ExitStack() as opened:
-        nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
-        opened.callback(os.close, nodes)
-        opened.callback(os.close, rootfiles.lock(nodes, f"{name}.lock"))
-        file = f"{name}.jsonl"
-        fd = rootfiles.open_file(nodes, file, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        opened.callback(os.close, fd)
+    file, flags = f"{name}.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT
+    with (
+        closing(rootfiles.open_dir(f"{state_dir}/{NODES}")) as nodes,
+        closing(rootfiles.lock(nodes, f"{name}.lock")),
+        closing(rootfiles.open_file(nodes, file, flags)) as fd,
+    ):
         yield fd
         if os.fstat(fd).st_size > 2 * LOOK_BACK:
             rootfiles.replace(nodes, file, rootfiles.tail(fd, LOOK_BACK))
@@ -41,13 +41,11 @@ def locked(state_dir: str, name: str) -> Iterator[int]:
 
 def copy_fleet(state_dir: str, spool: str) -> bool:
     """Copy the fleet's recorded values to the spool, if they changed. In a child. OSError."""
-    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
-    try:
-        fd = rootfiles.open_file(nodes, FLEET, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    finally:
-        os.close(nodes)
+    with closing(rootfiles.open_dir(f"{state_dir}/{NODES}")) as nodes:
+        try:
+            fd = rootfiles.open_file(nodes, FLEET, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
     with os.fdopen(fd, "rb") as file:
         content = file.read(_FLEET_LIMIT + 1)
     try:
@@ -56,8 +54,7 @@ def copy_fleet(state_dir: str, spool: str) -> bool:
         usable = False
     if not usable:
         raise OSError(0, "is no JSON object of a usable size", FLEET)
-    directory = rootfiles.open_dir(spool)
-    try:
+    with closing(rootfiles.open_dir(spool)) as directory:
         try:
             old = rootfiles.open_file(directory, FLEET, os.O_RDONLY)
         except FileNotFoundError:
@@ -68,5 +65,3 @@ def copy_fleet(state_dir: str, spool: str) -> bool:
         if not same:
             rootfiles.replace(directory, FLEET, content)
         return not same
-    finally:
-        os.close(directory)

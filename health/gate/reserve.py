@@ -16,6 +16,7 @@ from health.gate.breaker import USER, Decision, Drain, DrainLimits, allowed
 from health.gate.fleet_file import LOOK_BACK, locked
 from health.history.events import NODES
 from health.node import rootfiles
+from health.node.rootfiles import closing
 from health.node.slurmconf import _pairs, _with_includes, load
 from health.node.system import System
 from robust_slurm.hostlist import expand
@@ -108,17 +109,13 @@ def _known(refused: Iterable[Refusal], own: Drain, window: float) -> bool:
 
 def refused_lately(state_dir: str, since: float) -> list[Refusal]:
     """The drains that the breaker refused since then, oldest first. Raises OSError; may block."""
-    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
-    try:
-        fd = rootfiles.open_file(nodes, f"{NAME}.jsonl", os.O_RDONLY)
-    except FileNotFoundError:
-        return []
-    finally:
-        os.close(nodes)
-    try:
+    with closing(rootfiles.open_dir(f"{state_dir}/{NODES}")) as nodes:
+        try:
+            fd = rootfiles.open_file(nodes, f"{NAME}.jsonl", os.O_RDONLY)
+        except FileNotFoundError:
+            return []
+    with closing(fd):
         found = refusals(rootfiles.records(rootfiles.tail(fd, LOOK_BACK)))
-    finally:
-        os.close(fd)
     return [one for one in found if one.time >= since]
 
 

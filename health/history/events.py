@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from health.children.call import call_in_child
 from health.node import rootfiles
+from health.node.rootfiles import closing
 from health.node.system import Event
 
 FILE = "history.jsonl"
@@ -27,6 +28,7 @@ READ_LIMIT = 8 << 20
 _KEPT_OF_RUNS = 1 << 20  # bytes of other than LASTING lines that stay then
 _CHUNK = 1 << 20  # bytes copied to the shared file, or back, at a time
 _SHARED = "shared.json"  # up to where both files agree
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 # Events that later decisions about the node depend on; the others are only a record.
 LASTING = frozenset(
     {
@@ -65,30 +67,17 @@ def _event(record: dict[str, Any]) -> Event | None:
 def load(spool: str) -> list[Event]:
     """The local history, oldest first; empty if there is none. Raises OSError."""
     try:
-        directory = rootfiles.open_dir(spool)
-        try:
-            fd = rootfiles.open_file(directory, FILE, os.O_RDONLY)
-        finally:
-            os.close(directory)
+        fd = rootfiles.open_in(spool, FILE)
     except FileNotFoundError:
         return []
-    try:
+    with closing(fd):
         return parse(rootfiles.tail(fd, READ_LIMIT))
-    finally:
-        os.close(fd)
 
 
 def append(spool: str, events: Sequence[Event]) -> None:
     """Write events to the local file. Raises OSError."""
-    directory = _open_spool(spool)
-    try:
-        held = rootfiles.lock(directory, "lock")
-        try:
-            _append_locked(directory, FILE, b"".join(line(event) for event in events))
-        finally:
-            os.close(held)
-    finally:
-        os.close(directory)
+    with closing(_open_spool(spool)) as directory, closing(rootfiles.lock(directory, "lock")):
+        _append_locked(directory, FILE, b"".join(line(event) for event in events))
 
 
 def _open_spool(spool: str) -> int:
@@ -101,13 +90,10 @@ def _open_spool(spool: str) -> int:
 
 
 def _append_locked(directory: int, name: str, lines: bytes) -> None:
-    fd = rootfiles.open_file(directory, name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-    try:
+    with closing(rootfiles.open_file(directory, name, _APPEND)) as fd:
         rootfiles.append(fd, lines)
         if os.fstat(fd).st_size > SIZE_LIMIT:
             _shrink(directory, name, fd)
-    finally:
-        os.close(fd)
 
 
 def _shrink(directory: int, name: str, fd: int) -> None:
@@ -136,10 +122,8 @@ class _Position:
             fd = rootfiles.open_file(directory, _SHARED, os.O_RDONLY)
         except FileNotFoundError:
             return
-        try:
+        with closing(fd):
             raw = os.read(fd, 4096)
-        finally:
-            os.close(fd)
         try:
             numbers = json.loads(raw)
             self.local, self.offset, self.shared, self.size = (int(n) for n in numbers)
@@ -164,9 +148,8 @@ def share(spool: str, state_dir: str, node: str) -> bool:
         return False
     position = _Position(directory)
     local, inode, end = _unshared(directory, position)
-    held = rootfiles.lock(nodes, f"{node}.lock")
-    foreign = _merge(nodes, f"{node}.jsonl", local, position, again=inode != position.local)
-    os.close(held)
+    with closing(rootfiles.lock(nodes, f"{node}.lock")):
+        foreign = _merge(nodes, f"{node}.jsonl", local, position, again=inode != position.local)
     position.local, position.offset = inode, end
     _bring_back(directory, foreign, position)
     position.save(directory)
@@ -180,15 +163,11 @@ def tell(state_dir: str, node: str, events: Iterable[Event]) -> None:
 
     Raises OSError, and blocks while the shared file system does: call it in a child.
     """
-    nodes = rootfiles.open_dir(f"{state_dir}/{NODES}")
-    try:
-        held = rootfiles.lock(nodes, f"{node}.lock")
-        try:
-            _append_locked(nodes, f"{node}.jsonl", b"".join(line(event) for event in events))
-        finally:
-            os.close(held)
-    finally:
-        os.close(nodes)
+    with (
+        closing(rootfiles.open_dir(f"{state_dir}/{NODES}")) as nodes,
+        closing(rootfiles.lock(nodes, f"{node}.lock")),
+    ):
+        _append_locked(nodes, f"{node}.jsonl", b"".join(line(event) for event in events))
 
 
 def _merge(nodes: int, name: str, local: bytes, position: _Position, *, again: bool) -> bytes:
@@ -196,7 +175,7 @@ def _merge(nodes: int, name: str, local: bytes, position: _Position, *, again: b
 
     ``again``: the lines may have been shared before (the local file was written anew).
     """
-    fd = rootfiles.open_file(nodes, name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    fd = rootfiles.open_file(nodes, name, _APPEND)
     info = os.fstat(fd)
     known = position.size if info.st_ino == position.shared else 0
     if known > info.st_size:
@@ -216,45 +195,37 @@ def _merge(nodes: int, name: str, local: bytes, position: _Position, *, again: b
 
 def _unshared(directory: int, position: _Position) -> tuple[bytes, int, int]:
     """The local lines that were not shared yet, the file's inode, and where they end."""
-    held = rootfiles.lock(directory, "lock")
-    try:
-        fd = rootfiles.open_file(directory, FILE, os.O_RDONLY)
-    except FileNotFoundError:
-        return b"", 0, 0
-    finally:
-        os.close(held)
-    try:
+    with closing(rootfiles.lock(directory, "lock")):
+        try:
+            fd = rootfiles.open_file(directory, FILE, os.O_RDONLY)
+        except FileNotFoundError:
+            return b"", 0, 0
+    with closing(fd):
         info = os.fstat(fd)
         same = info.st_ino == position.local and position.offset <= info.st_size
         begin = position.offset if same else 0
         lines = rootfiles.read_range(fd, begin, _CHUNK, cut=False)
         return lines, info.st_ino, begin + len(lines)
-    finally:
-        os.close(fd)
 
 
 def _bring_back(directory: int, foreign: bytes, position: _Position) -> None:
     """Append what only the shared file has to the local one."""
     if not foreign:
         return
-    held = rootfiles.lock(directory, "lock")
-    try:
-        fd = rootfiles.open_file(directory, FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        try:
-            own = set(rootfiles.tail(fd, READ_LIMIT).splitlines())
-            missing = [raw for raw in foreign.splitlines() if raw and raw not in own]
-            info = os.fstat(fd)
-            if not missing:
-                return
-            rootfiles.append(fd, b"\n".join(missing) + b"\n")
-            if info.st_ino == position.local and info.st_size == position.offset:
-                position.offset = os.fstat(fd).st_size
-            elif position.local == 0:
-                position.local, position.offset = info.st_ino, os.fstat(fd).st_size
-        finally:
-            os.close(fd)
-    finally:
-        os.close(held)
+    with (
+        closing(rootfiles.lock(directory, "lock")),
+        closing(rootfiles.open_file(directory, FILE, _APPEND)) as fd,
+    ):
+        own = set(rootfiles.tail(fd, READ_LIMIT).splitlines())
+        missing = [raw for raw in foreign.splitlines() if raw and raw not in own]
+        info = os.fstat(fd)
+        if not missing:
+            return
+        rootfiles.append(fd, b"\n".join(missing) + b"\n")
+        if info.st_ino == position.local and info.st_size == position.offset:
+            position.offset = os.fstat(fd).st_size
+        elif position.local == 0:
+            position.local, position.offset = info.st_ino, os.fstat(fd).st_size
 
 
 class Unwritten(NamedTuple):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from health.history.node_reports import ReportingJob, main_job_of
 from health.node import rootfiles
+from health.node.rootfiles import closing
 from health.node.system import Context
 from robust_slurm.hostlist import expand
 from robust_slurm.text import one_line
@@ -66,14 +67,11 @@ def _count(hostlist: str) -> int:
 def save(spool: str, note: JobNote) -> None:
     """Write a note; what an earlier one on the same job knows stays known. Raises OSError."""
     os.makedirs(f"{spool}/{_NOTES}", 0o755, exist_ok=True)  # noqa: PTH103
-    directory = rootfiles.open_dir(f"{spool}/{_NOTES}")
-    try:
+    with closing(rootfiles.open_dir(f"{spool}/{_NOTES}")) as directory:
         old = _load(directory, f"{note.job}.json")
         known = tuple(dict.fromkeys((*(old.known if old else ()), *note.known)))
         content = json.dumps(note._replace(known=known)).encode()
         rootfiles.replace(directory, f"{note.job}.json", content)
-    finally:
-        os.close(directory)
 
 
 def notes(spool: str, now: float) -> list[JobNote]:
@@ -83,7 +81,7 @@ def notes(spool: str, now: float) -> list[JobNote]:
     except FileNotFoundError:
         return []
     found = []
-    try:
+    with closing(directory):
         for name in os.listdir(directory):  # noqa: PTH208
             if name.startswith("."):
                 continue  # another epilog writes it at this moment
@@ -93,8 +91,6 @@ def notes(spool: str, now: float) -> list[JobNote]:
                     os.unlink(name, dir_fd=directory)
             else:
                 found.append(note)
-    finally:
-        os.close(directory)
     return sorted(found, key=lambda note: -note.time)[:_MOST_NOTES]
 
 
@@ -122,10 +118,8 @@ def claim(spool: str) -> int | None:
 
     Returns a descriptor to be closed. Raises OSError.
     """
-    directory = rootfiles.open_dir(spool)
-    try:
-        return rootfiles.lock(directory, "inquiry.lock", wait=False)
-    except BlockingIOError:
-        return None
-    finally:
-        os.close(directory)
+    with closing(rootfiles.open_dir(spool)) as directory:
+        try:
+            return rootfiles.lock(directory, "inquiry.lock", wait=False)
+        except BlockingIOError:
+            return None

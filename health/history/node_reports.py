@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from health.children.call import call_in_child
+from health.node.rootfiles import closing
 from robust_slurm.state_dir import job_dirs
 from robust_slurm.text import one_line
 
@@ -113,16 +114,12 @@ def find(
     if error:
         return ReportsFound((), ()), error
     reports = tuple(
-        AcceptedReport(**{**one, "evidence": tuple(one["evidence"])})
-        for one in map(_named(AcceptedReport), answer["reports"])
+        one._replace(evidence=tuple(one.evidence))  # JSON has lists only
+        for one in itertools.starmap(AcceptedReport, answer["reports"])
     )
     rejections = tuple(Rejection(*one) for one in answer["rejections"])
     withdrawals = tuple(Withdrawal(*one) for one in answer["withdrawals"])
     return ReportsFound(reports, rejections, withdrawals), ""
-
-
-def _named(kind: Any) -> Any:
-    return lambda row: dict(zip(kind._fields, row, strict=True))
 
 
 def become(uid: int, gid: int) -> None:
@@ -220,7 +217,7 @@ def _content(directory: int, name: str, reporting: ReportingJob) -> bytes:
         what = "a link" if stat.S_ISLNK(info.st_mode) else "not a regular file"
         raise _Refused(name, info.st_uid, f"it is {what}")
     fd = os.open(name, _READ, dir_fd=directory)
-    try:
+    with closing(fd):
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise _Refused(name, info.st_uid, "it is not a regular file")
@@ -230,8 +227,6 @@ def _content(directory: int, name: str, reporting: ReportingJob) -> bytes:
         raw = b""
         while len(raw) <= SIZE_LIMIT and (part := os.read(fd, SIZE_LIMIT + 1 - len(raw))):
             raw += part
-    finally:
-        os.close(fd)
     if len(raw) > SIZE_LIMIT:
         raise _Refused(name, info.st_uid, f"it is larger than {SIZE_LIMIT} bytes")
     return raw

@@ -15,6 +15,7 @@ import time
 from typing import NamedTuple
 
 from health.node.mountinfo import visible
+from health.node.rootfiles import closing
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEPTH = 200  # descriptors open at a time; deeper directories are first brought to the top
@@ -42,16 +43,13 @@ def clear_dir(
     Raises OSError if the directory itself cannot be opened. ``until``: monotonic seconds;
     ``prefix``: only what has such a name.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         whose = Whose(uid, before, os.fstat(fd).st_dev, fd, [], prefix, _mounted(path))
         removed, left = _clear(fd, whose, until, 0)
         while whose.deep:
             gone, stay = _remove(fd, whose.deep.pop(), whose, until, 0)
             removed, left = removed + gone, left + stay
         return removed, left[:100]
-    finally:
-        os.close(fd)
 
 
 def _mounted(path: str) -> frozenset[str]:
@@ -122,16 +120,13 @@ def _remove(
 def _clear_below(
     directory: int, name: str, whose: Whose, until: float, depth: int
 ) -> tuple[int, list[str]]:
-    fd = os.open(name, _OPEN, dir_fd=directory)
-    try:
+    with closing(os.open(name, _OPEN, dir_fd=directory)) as fd:
         info = os.fstat(fd)
         if info.st_dev != whose.device:
             return 0, ["another file system"]
         if info.st_uid != whose.uid:  # exchanged since
             return 0, ["not the user's"]
         return _clear(fd, whose, until, depth + 1)
-    finally:
-        os.close(fd)
 
 
 def ipc_of(text: str, uid: int, before: float) -> list[int]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from health.children.call import call_in_child
+from health.node.rootfiles import closing
 from robust_slurm import process_stat
 
 PROC = "/proc"
@@ -281,16 +282,13 @@ def _claim(process: Process, until: float) -> int:
 
 
 def _read(pid: int | str, name: str) -> bytes:
-    fd = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)) as fd:
         parts: list[bytes] = []
         size = 0
         while size < _ENVIRON_LIMIT and (part := os.read(fd, 1 << 16)):
             parts.append(part)
             size += len(part)
         return b"".join(parts)
-    finally:
-        os.close(fd)
 
 
 def send(process: Process, number: int) -> bool:

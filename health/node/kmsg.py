@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from health.node.rootfiles import closing
 from health.node.system import LogRecord
 
 DEVICE = "/dev/kmsg"
@@ -71,12 +72,9 @@ def format_record(record: LogRecord) -> str:
 
 def read(path: str = DEVICE) -> list[LogRecord]:
     """Return all records in the kernel's buffer, oldest first. Never waits. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
         device = stat.S_ISCHR(os.fstat(fd).st_mode)
         data = _records(fd) if device else _chunks(fd)
-    finally:
-        os.close(fd)
     return parse(data.decode("utf-8", "replace"), gaps=device)
 
 

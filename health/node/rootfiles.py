@@ -7,11 +7,21 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 LINE_LIMIT = 64 << 10  # bytes of one record; longer lines are no record of ours
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+@contextmanager
+def closing(fd: int) -> Iterator[int]:
+    """Close a descriptor at the end of a block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def open_dir(path: str) -> int:
@@ -54,16 +64,18 @@ def open_file(directory: int, name: str, flags: int, mode: int = 0o644) -> int:
     return fd
 
 
+def open_in(path: str, name: str) -> int:
+    """A file to read, of root's own as its directory ``path`` is. Raises OSError."""
+    with closing(open_dir(path)) as directory:
+        return open_file(directory, name, os.O_RDONLY)
+
+
 def check_program(path: str) -> None:
     """Raise OSError unless only root (or we) could have put this program, and its links, there."""
     os.stat(path)  # noqa: PTH116 - what is not there is FileNotFoundError, wherever it would lie
     os.close(open_dir(os.path.dirname(path)))  # noqa: PTH120
     real = os.path.realpath(path)
-    directory = open_dir(os.path.dirname(real))  # noqa: PTH120
-    try:
-        os.close(open_file(directory, os.path.basename(real), os.O_RDONLY))  # noqa: PTH119
-    finally:
-        os.close(directory)
+    os.close(open_in(os.path.dirname(real), os.path.basename(real)))  # noqa: PTH119, PTH120
 
 
 def _check(fd: int, name: str, *, sticky: bool) -> None:

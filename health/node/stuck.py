@@ -11,6 +11,7 @@ import zlib
 
 from health.children.child import start_time
 from health.node import rootfiles
+from health.node.rootfiles import closing
 from health.node.system import System
 
 DIRECTORY = "/run/robust-slurm"
@@ -31,22 +32,16 @@ class Stuck:
                 os.mkdir(self._directory, 0o755)  # noqa: PTH102
             except FileExistsError:
                 pass
-            directory = rootfiles.open_dir(self._directory)
-            try:
+            with closing(rootfiles.open_dir(self._directory)) as directory:
                 rootfiles.replace(directory, _name(key), text.encode()[:_LIMIT])
-            finally:
-                os.close(directory)
         except (OSError, IndexError):
             pass  # the process has ended after all, or there is no place to write to
 
     def still(self, key: str) -> str:
         """The operation that hung and still does; empty when nothing is left of it."""
         try:
-            directory = rootfiles.open_dir(self._directory)
-            try:
+            with closing(rootfiles.open_dir(self._directory)) as directory:
                 return _still(directory, _name(key))
-            finally:
-                os.close(directory)
         except (OSError, ValueError, IndexError):
             return ""
 
@@ -64,11 +59,8 @@ def left_behind(system: System, directory: str = DIRECTORY) -> set[tuple[int, in
 
 
 def _still(directory: int, name: str) -> str:
-    fd = rootfiles.open_file(directory, name, os.O_RDONLY)
-    try:
+    with closing(rootfiles.open_file(directory, name, os.O_RDONLY)) as fd:
         text = os.read(fd, _LIMIT).decode("utf-8", "replace")
-    finally:
-        os.close(fd)
     pid, started, what = text.split("\n", 2)
     try:
         if start_time(int(pid)) == started:
