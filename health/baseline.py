@@ -151,18 +151,14 @@ def save(settings: Settings, found: Mapping[str, Any], add: bool) -> list[str]:
 
 def _update(directory: str, found: Mapping[str, Any], add: bool) -> dict[str, Any]:
     """Merge into one file, under its lock; the directory must be there."""
-    where = rootfiles.open_dir(directory)
-    try:
-        held = rootfiles.lock(where, f"{FILE}.lock")
-        try:
-            merged = merge(_load(where), found, add)
-            text = json.dumps(merged, indent=1, sort_keys=True) + "\n"
-            rootfiles.replace(where, FILE, text.encode())
-        finally:
-            os.close(held)
-    finally:
-        os.close(where)
-    return merged
+    with (
+        rootfiles.closing(rootfiles.open_dir(directory)) as where,
+        rootfiles.closing(rootfiles.lock(where, f"{FILE}.lock")),
+    ):
+        merged = merge(_load(where), found, add)
+        text = json.dumps(merged, indent=1, sort_keys=True) + "\n"
+        rootfiles.replace(where, FILE, text.encode())
+        return merged
 
 
 def _load(directory: int) -> dict[str, Any]:

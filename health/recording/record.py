@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from health.node import kmsg
+from health.node import kmsg, rootfiles
 from health.node.gpu_snapshot import GpuSnapshot
 from health.node.system import CommandOutput, Disk, Event, LogRecord, PathEntry, Usage
 from health.nvidia.nvml import Collector
@@ -199,12 +199,10 @@ class RecordingSystem:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         line = json.dumps([kind, key, answer]).encode() + b"\n"
         try:
-            fd = os.open(f"{self._directory}/{_JOURNAL}", flags, 0o600)
-            try:
+            journal = os.open(f"{self._directory}/{_JOURNAL}", flags, 0o600)
+            with rootfiles.closing(journal) as fd:
                 if os.write(fd, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            finally:
-                os.close(fd)
         except OSError as err:
             self._failed(err)
 

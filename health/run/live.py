@@ -169,11 +169,7 @@ class LiveSystem:
         from health.node import rootfiles
 
         try:
-            directory = rootfiles.open_dir(str(self.settings.gate["spool"]))
-            try:
-                fd = rootfiles.open_file(directory, "fleet.json", os.O_RDONLY)
-            finally:
-                os.close(directory)
+            fd = rootfiles.open_in(str(self.settings.gate["spool"]), "fleet.json")
         except FileNotFoundError:
             return {}
         with os.fdopen(fd, "rb") as file:
