@@ -84,26 +84,23 @@ def _of_device(out: dict[str, Any], device: Device) -> None:
     clocks = device.get("clocks", {})
     if "max_sm" in clocks and "max_memory" in clocks:
         both = {"sm": clocks["max_sm"], "memory": clocks["max_memory"]}
-        _most(out, "max_clocks", model, both)
+        _most(out.setdefault("max_clocks", {}).setdefault(model, {}), both)
     pcie = device.get("pcie", {})
     if pcie.get("max_generation") and pcie.get("width"):
         # The width in use: it never changes, and a slot may be wired for less than the GPU can.
         both = {"generation": pcie["max_generation"], "width": pcie["width"]}
-        _most(out, "pcie", model, both)
+        _most(out.setdefault("pcie", {}).setdefault(model, {}), both)
     power = device.get("power", {})
     limit = round(power.get("enforced_limit", 0.0) or power.get("limit", 0.0))
     if limit:
-        limits = out.setdefault("power_limits", {})
-        limits[model] = max(limits.get(model, 0), limit)
+        _most(out.setdefault("power_limits", {}), {model: limit})
     if "nvlinks" in device:
         active = sum(link.get("active", False) for link in device["nvlinks"])
-        links = out.setdefault("nvlinks", {})
-        links[model] = max(links.get(model, 0), active)
+        _most(out.setdefault("nvlinks", {}), {model: active})
 
 
-def _most(out: dict[str, Any], key: str, model: str, values: Mapping[str, int]) -> None:
+def _most(best: dict[str, int], values: Mapping[str, int]) -> None:
     """Keep the best value of several GPUs of a model: a degraded one sets no standard."""
-    best = out.setdefault(key, {}).setdefault(model, {})
     for name, value in values.items():
         best[name] = max(best.get(name, 0), value)
 
