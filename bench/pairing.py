@@ -98,7 +98,7 @@ def ours(world: World) -> Outcome:
         pairing.record(world.measure(pair) for pair in pairs)
     found = pairing.verdict()
     named = frozenset(found.named)
-    return Outcome(found.rounds, named, named | frozenset(found.undecided), world.bad)
+    return Outcome(pairing.rounds, named, named | frozenset(found.undecided), world.bad)
 
 
 def all_pairs(world: World) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from health.finding import ACTIONS, STATUSES, Action, Finding
+from health.finding import ACTIONS, STATUSES, Finding
 
 Level = Literal["quick", "standard", "long"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "long")
@@ -28,10 +28,9 @@ class Test(NamedTuple):
     seconds: Mapping[Level, float]
     scope: Scope
     needs: frozenset[Need]
-    restores: tuple[str, ...] = ()
+    restores: tuple[str, ...] = ("clocks", "power_limit")
 
 
-_CLOCKS = ("clocks", "power_limit")
 TESTS: tuple[Test, ...] = (
     Test(
         "bitwise",
@@ -39,7 +38,6 @@ TESTS: tuple[Test, ...] = (
         {"quick": 2.0, "standard": 10.0, "long": 60.0},
         "device",
         frozenset({"torch"}),
-        _CLOCKS,
     ),
     Test(
         "gemm",
@@ -47,7 +45,6 @@ TESTS: tuple[Test, ...] = (
         {"quick": 3.0, "standard": 30.0, "long": 600.0},
         "device",
         frozenset({"torch", "exclusive"}),
-        _CLOCKS,
     ),
     Test(
         "memory",
@@ -55,7 +52,6 @@ TESTS: tuple[Test, ...] = (
         {"quick": 3.0, "standard": 30.0, "long": 600.0},
         "device",
         frozenset({"torch", "exclusive"}),
-        _CLOCKS,
     ),
     Test(
         "links",
@@ -63,7 +59,6 @@ TESTS: tuple[Test, ...] = (
         {"quick": 2.0, "standard": 10.0, "long": 60.0},
         "node",
         frozenset({"torch", "cuda", "exclusive"}),
-        _CLOCKS,
     ),
     Test(
         "local",
@@ -71,7 +66,6 @@ TESTS: tuple[Test, ...] = (
         {"quick": 3.0, "standard": 15.0, "long": 120.0},
         "node",
         frozenset({"torch", "exclusive"}),
-        _CLOCKS,
     ),
     Test(
         "pair",
@@ -79,7 +73,6 @@ TESTS: tuple[Test, ...] = (
         {"quick": 2.0, "standard": 8.0, "long": 60.0},
         "pair",
         frozenset({"torch", "exclusive", "peer"}),
-        _CLOCKS,
     ),
     Test(
         "ring",
@@ -87,7 +80,6 @@ TESTS: tuple[Test, ...] = (
         {"quick": 3.0, "standard": 10.0, "long": 60.0},
         "ring",
         frozenset({"torch", "exclusive", "peer"}),
-        _CLOCKS,
     ),
 )
 BY_NAME: Mapping[str, Test] = {test.name: test for test in TESTS}
@@ -175,9 +167,3 @@ class Judged(NamedTuple):
 def fails(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that prove the node bad."""
     return tuple(f for f in findings if f.status == "FAIL" and f.cls == "node")
-
-
-__all__ = [
-    "BY_NAME", "LEVELS", "TESTS", "Action", "Finding", "Judged", "Level", "Measured", "Need",
-    "Scope", "Test", "fails", "finding", "measured", "usual",
-]  # fmt: skip

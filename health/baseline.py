@@ -84,26 +84,23 @@ def _of_device(out: dict[str, Any], device: Device) -> None:
     clocks = device.get("clocks", {})
     if "max_sm" in clocks and "max_memory" in clocks:
         both = {"sm": clocks["max_sm"], "memory": clocks["max_memory"]}
-        _most(out, "max_clocks", model, both)
+        _most(out.setdefault("max_clocks", {}).setdefault(model, {}), both)
     pcie = device.get("pcie", {})
     if pcie.get("max_generation") and pcie.get("width"):
         # The width in use: it never changes, and a slot may be wired for less than the GPU can.
         both = {"generation": pcie["max_generation"], "width": pcie["width"]}
-        _most(out, "pcie", model, both)
+        _most(out.setdefault("pcie", {}).setdefault(model, {}), both)
     power = device.get("power", {})
     limit = round(power.get("enforced_limit", 0.0) or power.get("limit", 0.0))
     if limit:
-        limits = out.setdefault("power_limits", {})
-        limits[model] = max(limits.get(model, 0), limit)
+        _most(out.setdefault("power_limits", {}), {model: limit})
     if "nvlinks" in device:
         active = sum(link.get("active", False) for link in device["nvlinks"])
-        links = out.setdefault("nvlinks", {})
-        links[model] = max(links.get(model, 0), active)
+        _most(out.setdefault("nvlinks", {}), {model: active})
 
 
-def _most(out: dict[str, Any], key: str, model: str, values: Mapping[str, int]) -> None:
+def _most(best: dict[str, int], values: Mapping[str, int]) -> None:
     """Keep the best value of several GPUs of a model: a degraded one sets no standard."""
-    best = out.setdefault(key, {}).setdefault(model, {})
     for name, value in values.items():
         best[name] = max(best.get(name, 0), value)
 
@@ -151,18 +148,14 @@ def save(settings: Settings, found: Mapping[str, Any], add: bool) -> list[str]:
 
 def _update(directory: str, found: Mapping[str, Any], add: bool) -> dict[str, Any]:
     """Merge into one file, under its lock; the directory must be there."""
-    where = rootfiles.open_dir(directory)
-    try:
-        held = rootfiles.lock(where, f"{FILE}.lock")
-        try:
-            merged = merge(_load(where), found, add)
-            text = json.dumps(merged, indent=1, sort_keys=True) + "\n"
-            rootfiles.replace(where, FILE, text.encode())
-        finally:
-            os.close(held)
-    finally:
-        os.close(where)
-    return merged
+    with (
+        rootfiles.closing(rootfiles.open_dir(directory)) as where,
+        rootfiles.closing(rootfiles.lock(where, f"{FILE}.lock")),
+    ):
+        merged = merge(_load(where), found, add)
+        text = json.dumps(merged, indent=1, sort_keys=True) + "\n"
+        rootfiles.replace(where, FILE, text.encode())
+        return merged
 
 
 def _load(directory: int) -> dict[str, Any]:

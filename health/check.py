@@ -14,7 +14,8 @@ from health.node.system import System
 # When a check runs: before a job, after it, in the HealthCheckProgram, or only when somebody
 # looks closer (a reported node, `robust-health check`).
 Where = Literal["prolog", "epilog", "sweep", "deep"]
-EVERYWHERE: frozenset[Where] = frozenset({"prolog", "epilog", "sweep", "deep"})
+PLACES: tuple[Where, ...] = ("prolog", "epilog", "sweep", "deep")
+EVERYWHERE = frozenset(PLACES)
 
 
 class Setting(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from health import settings as site
-from health.check import EVERYWHERE, Where
+from health.check import PLACES, Where
 from health.checks import ALL
 from health.gate.verdict import Verdict, judge
 from health.run.live import LiveSystem, context
@@ -23,7 +23,6 @@ from robust_slurm.command_line.plain_text import has_colour
 from robust_slurm.text import closest, did_you_mean
 
 OPEN, CLOSED, BAD_INPUT = 0, 1, 2
-PLACES: tuple[Where, ...] = ("prolog", "epilog", "sweep", "deep")
 _PATIENT_S = 60.0  # the least that a person waits for all checks
 
 
@@ -247,7 +246,7 @@ def _deadline(settings: Settings, where: Where) -> float:
 
 
 def _where(word: str) -> Where:
-    if word not in EVERYWHERE:
+    if word not in PLACES:
         near = did_you_mean(word, PLACES)
         raise BadInput(f"--where {word}: use one of {', '.join(PLACES)}{near}")
     return cast(Where, word)

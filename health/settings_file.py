@@ -21,11 +21,8 @@ def parse(text: str) -> dict[str, Any]:
 
 def read(path: str) -> tuple[str, os.stat_result]:
     """A file's text and what it is. OSError and ValueError say why it must not be used."""
-    directory = rootfiles.open_dir(os.path.dirname(path) or ".")  # noqa: PTH120
-    try:
-        fd = rootfiles.open_file(directory, os.path.basename(path), os.O_RDONLY)  # noqa: PTH119
-    finally:
-        os.close(directory)
+    above, name = os.path.split(path)
+    fd = rootfiles.open_in(above or ".", name)
     with os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
         data = file.read(FILE_LIMIT + 1)

@@ -76,8 +76,5 @@ def _copy(path: str, content: bytes, mode: int) -> None:
     if same:
         return
     above, name = os.path.split(path)
-    directory = rootfiles.open_dir(above or ".")
-    try:
+    with rootfiles.closing(rootfiles.open_dir(above or ".")) as directory:
         rootfiles.replace(directory, name + SUFFIX, content, mode)
-    finally:
-        os.close(directory)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from health.check import Check, Where
+from health.check import PLACES, Check
 from health.finding import ACTIONS, Finding
 from health.gate.verdict import Verdict
 from health.run.report import GateReport
 from robust_slurm.text import counted
 
 _COLOURS = {"PASS": "32", "WARN": "33", "ERROR": "35", "FAIL": "31"}  # ANSI
-_PLACES: tuple[Where, ...] = ("prolog", "epilog", "sweep", "deep")
 
 
 def as_json(report: GateReport, verdict: Verdict) -> str:
@@ -83,7 +82,7 @@ def listing(checks: Sequence[Check]) -> str:
     """Every family with its conditions."""
     lines = []
     for check in checks:
-        places = ",".join(place for place in _PLACES if place in check.where)
+        places = ",".join(place for place in PLACES if place in check.where)
         closes = "ERROR closes" if check.closes_on_error else "ERROR does not close"
         lines.append(
             f"{check.name:<16} {check.cost_ms:g} ms, deadline {check.deadline_s:g} s; "
@@ -101,7 +100,7 @@ def listing_json(checks: Sequence[Check]) -> str:
             "family": check.name,
             "cost_ms": check.cost_ms,
             "deadline_s": check.deadline_s,
-            "where": [place for place in _PLACES if place in check.where],
+            "where": [place for place in PLACES if place in check.where],
             "closes_on_error": check.closes_on_error,
             "needs_nvml": check.needs_nvml,
             "conditions": [

@@ -22,6 +22,7 @@ from health.active.judging import records, tables
 from health.active.judging.fleet import Baselines
 from health.active.judging.judge import judge
 from health.active.judging.profiles import Floors, with_site
+from health.active.judging.tables import PASSED, UNTESTED
 from health.active.nvidia import dcgm
 from health.active.nvidia.job_tools import TOOLS
 from health.active_tests import BY_NAME, LEVELS, Judged, Level, usual
@@ -38,7 +39,6 @@ from robust_slurm.command_line.screen import console
 from robust_slurm.hostlist import expand
 from robust_slurm.text import did_you_mean
 
-PASSED, FAILED, UNTESTED = 0, 1, 3
 _RECORD_S = 1.0  # seconds that recording always has: the most by which a run exceeds its limit
 DESCRIPTION = "Run active tests on this machine, or on nodes of the current job."
 EPILOG = """\
@@ -196,19 +196,16 @@ def _test(options: argparse.Namespace, began: float, stream: IO[str]) -> int:
         )
     unread = None
     try:  # print the verdict before recording it: the file system may hang
-        if options.json:
-            print(tables.as_json(judged), flush=True)
-        else:
-            tables.show(judged, nodes, known, floors, out)
+        tables.show(judged, nodes, known, floors, out, options.json)
     except OutputError as err:
         unread = err
     left = min(limit / records.PART, limit - (time.monotonic() - began))
-    failed = records.write(settings, judged, level, here, _boot_id(), max(_RECORD_S, left))
+    failed = records.write(settings, judged, level, here, max(_RECORD_S, left))
     if failed:
         _say(f"not fully recorded: {failed}")
     if unread is not None:
         raise unread
-    return _code(judged, nodes)
+    return tables.exit_code(judged, nodes)
 
 
 @contextmanager
@@ -245,12 +242,6 @@ def _judged(done: RunResult, known: Baselines, floors: Floors) -> Judged:
     )
     outcome = outcome._replace(measured=measured)
     return judge(baselines=known, floors=floors, **outcome._asdict())
-
-
-def _code(judged: Judged, nodes: Sequence[str]) -> int:
-    if judged.named:
-        return FAILED
-    return PASSED if judged.cleared.issuperset(nodes) else UNTESTED
 
 
 _say = partial(warn, "robust-health test")
@@ -326,10 +317,6 @@ def _log(keep: bool) -> Iterator[IO[bytes] | None]:
     with file:
         yield file
     _say(f"the workers' output is in {path}")
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -23,6 +23,7 @@ from robust_slurm.command_line.run import run
 from robust_slurm.slurm.values import expand, fold
 
 MOST_NODES = 20_000
+CarryOut = Callable[[AdminRequest], int]
 
 
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
@@ -57,11 +58,11 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     from health.admin.doctor import state_dir
     from health.checks import ALL
 
-    ask, names = _targets(args)
+    carry_out = _on_targets(args, out)
     if args.plugin:
-        return _install_plugin(args, ask, names, out)
+        return _install_plugin(args, carry_out, out)
     if args.controller:
-        return _install_controller(args, ask, names, out)
+        return _install_controller(args, carry_out, out)
     own = Path(args.etc) / render.SETTINGS
     there, last = own.exists(), own.with_name(own.name + SUFFIX)
     if not there and last.exists():
@@ -88,7 +89,7 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
         lines = [f"{w.where}:  {w.line()}" for w in wants if w.needed and w.level == "fix"]
         args.needs += lines
     request = AdminRequest("install", args.etc, "", files, render.directories(site), *prefix)
-    code = _run(dict.fromkeys(names, request), ask, args, out)
+    code = carry_out(request)
     if not args.dry_run and not code:
         out.write("".join(f"{line}\n" for line in state_dir.make(found.state_dir)))
     if lines and not code:
@@ -105,7 +106,7 @@ def _install(args: argparse.Namespace, out: IO[str]) -> int:
     return code
 
 
-def _install_plugin(args: argparse.Namespace, ask: flow.Ask, names: list[str], out: IO[str]) -> int:
+def _install_plugin(args: argparse.Namespace, carry_out: CarryOut, out: IO[str]) -> int:
     from health.admin import plugin
     from health.admin.doctor import run as doctor
 
@@ -121,7 +122,7 @@ def _install_plugin(args: argparse.Namespace, ask: flow.Ask, names: list[str], o
         )
     top = plugin.directory(args.etc)
     request = AdminRequest("install", top, "", files, plugin.directories(args.etc), *prefix)
-    code = _run(dict.fromkeys(names, request), ask, args, out)
+    code = carry_out(request)
     lines = plugin.site_lines(args.etc, config)
     args.needs += [f"{line.file}:  {line.text}" for line in lines]
     if lines and not code:
@@ -131,16 +132,14 @@ def _install_plugin(args: argparse.Namespace, ask: flow.Ask, names: list[str], o
     return code
 
 
-def _install_controller(
-    args: argparse.Namespace, ask: flow.Ask, names: list[str], out: IO[str]
-) -> int:
+def _install_controller(args: argparse.Namespace, carry_out: CarryOut, out: IO[str]) -> int:
     from health.admin import controller
     from health.admin.doctor import run as doctor
 
     prefix, config = render.find_prefix(args.prefix), doctor.slurm_config()
     files, top = controller.files(args.etc, prefix, config), controller.directory(args.etc)
     request = AdminRequest("install", top, "", files, controller.directories(args.etc), *prefix)
-    code = _run(dict.fromkeys(names, request), ask, args, out)
+    code = carry_out(request)
     lines = controller.site_lines(args.etc, config, doctor.runs(config, controller.KEYS))
     args.needs += [f"{line.where}:  {line.line}" for line in lines]
     if lines and not code:
@@ -156,14 +155,13 @@ def _install_controller(
 def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
     from health.admin.doctor import run as doctor
 
-    ask, names = _targets(args)
+    carry_out = _on_targets(args, out)
     if args.plugin:  # Slurm passes by an include of a file that is gone
         from health.admin import plugin
 
-        gone = AdminRequest("uninstall", plugin.directory(args.etc))
-        return _run(dict.fromkeys(names, gone), ask, args, out)
+        return carry_out(AdminRequest("uninstall", plugin.directory(args.etc)))
     if args.controller:
-        return _uninstall_controller(args, ask, names, out)
+        return _uninstall_controller(args, carry_out)
     used = doctor.in_use(args.etc)
     if used is None:
         warn(
@@ -176,13 +174,10 @@ def _uninstall(args: argparse.Namespace, out: IO[str]) -> int:
             f"Slurm still runs {', '.join(used)}, and without the scripts every job would drain "
             "its nodes; remove them from slurm.conf, run scontrol reconfigure, and try again"
         )
-    request = AdminRequest("uninstall", args.etc)
-    return _run(dict.fromkeys(names, request), ask, args, out)
+    return carry_out(AdminRequest("uninstall", args.etc))
 
 
-def _uninstall_controller(
-    args: argparse.Namespace, ask: flow.Ask, names: list[str], out: IO[str]
-) -> int:
+def _uninstall_controller(args: argparse.Namespace, carry_out: CarryOut) -> int:
     from health.admin import controller
     from health.admin.doctor import run as doctor
 
@@ -194,8 +189,7 @@ def _uninstall_controller(
             f"{what}, and without the script that PrologSlurmctld names jobs may go back to the "
             "queue; remove the lines from slurm.conf, restart slurmctld, and try again"
         )
-    request = AdminRequest("uninstall", controller.directory(args.etc))
-    return _run(dict.fromkeys(names, request), ask, args, out)
+    return carry_out(AdminRequest("uninstall", controller.directory(args.etc)))
 
 
 def _doctor(args: argparse.Namespace, out: IO[str]) -> int:
@@ -207,18 +201,15 @@ def _doctor(args: argparse.Namespace, out: IO[str]) -> int:
 _COMMANDS = {"install": _install, "uninstall": _uninstall, "doctor": _doctor}
 
 
-def _run(
-    requests: Mapping[str, AdminRequest], ask: flow.Ask, args: argparse.Namespace, out: IO[str]
-) -> int:
-    return flow.run(
-        requests,
-        ask,
-        yes=args.yes,
-        dry_run=args.dry_run,
-        out=out,
-        confirm=flow.confirm,
-        replies=args.replies,
-    )
+def _on_targets(args: argparse.Namespace, out: IO[str]) -> CarryOut:
+    """Return the function that carries a request out on the machines that were named."""
+    ask, names = _targets(args)
+
+    def carry_out(request: AdminRequest) -> int:
+        requests = dict.fromkeys(names, request)
+        return flow.run(requests, ask, args.replies, yes=args.yes, dry_run=args.dry_run, out=out)
+
+    return carry_out
 
 
 def _targets(args: argparse.Namespace) -> tuple[flow.Ask, list[str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from health.admin.node import AdminReply, AdminRequest
+from robust_slurm.slurm.values import fold
 from robust_slurm.text import counted
 
 Ask = Callable[[Mapping[str, AdminRequest]], dict[str, AdminReply]]
@@ -17,18 +18,16 @@ HERE = ""  # the name of the machine at hand
 def run(
     requests: Mapping[str, AdminRequest],
     ask: Ask,
+    replies: dict[str, AdminReply],
     *,
     yes: bool,
     dry_run: bool,
     out: IO[str],
-    confirm: Callable[[str], bool],
-    replies: dict[str, AdminReply] | None = None,
 ) -> int:
     """Carry the requests out. Exit code 0 done or nothing to do, 1 a machine failed or "no".
 
     ``replies`` gets the last reply of each machine.
     """
-    replies = {} if replies is None else replies
     looked = ask(requests)
     replies |= looked
     _show(looked, out)
@@ -69,11 +68,7 @@ def _question(pending: Mapping[str, AdminReply]) -> str:
 
 
 def _on(names: Sequence[str]) -> str:
-    if list(names) == [HERE]:
-        return ""
-    from robust_slurm.slurm.values import fold
-
-    return f" on {fold(names)}"
+    return "" if list(names) == [HERE] else f" on {fold(names)}"
 
 
 def as_data(name: str, reply: AdminReply) -> dict[str, Any]:
@@ -136,8 +131,6 @@ def _say(reply: AdminReply, told: Sequence[str], out: IO[str]) -> None:
 
 def _table(replies: Mapping[str, AdminReply], out: IO[str]) -> None:
     """Print the result of each node; nodes with the same result share a line."""
-    from robust_slurm.slurm.values import fold
-
     rows: dict[tuple[str, str], list[str]] = {}
     for name, reply in replies.items():
         paths = ", ".join(path for _, path, _ in reply.changes)

@@ -142,17 +142,14 @@ def _lock() -> Iterator[None]:
             f"{sys.executable} cannot import {error.name}: pip install 'robust-slurm[admin]'"
         ) from error
     directory = "/run" if os.geteuid() == 0 else tempfile.gettempdir()
-    lock = FileLock(f"{directory}/robust-admin-{os.geteuid()}.lock", mode=0o600)
+    path = f"{directory}/robust-admin-{os.geteuid()}.lock"
     try:
-        lock.acquire(timeout=LOCK_S)
+        with FileLock(path, timeout=LOCK_S, mode=0o600):
+            yield
     except Timeout:
         raise InstallError(
-            f"another robust-admin holds {lock.lock_file} for {LOCK_S:g} s: wait until it ends"
+            f"another robust-admin holds {path} for {LOCK_S:g} s: wait until it ends"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def probe(python: str, dirs: Sequence[str]) -> list[str]:

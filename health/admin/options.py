@@ -20,7 +20,7 @@ def build_parser() -> Parser:
         description="install the node gate, and check Slurm's configuration",
         epilog=_EPILOG,
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     etc = Parser(add_help=False)
     etc.add_argument(
         "--etc",
@@ -48,8 +48,7 @@ def build_parser() -> Parser:
         metavar="FILE",
         help="host keys (default: ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)",
     )
-    where = Parser(add_help=False)
-    where.add_argument(
+    change.add_argument(
         "--prefix",
         default=sys.prefix,
         metavar="DIR",
@@ -57,14 +56,13 @@ def build_parser() -> Parser:
         help="where robust-slurm is installed, here and on the nodes (default: the environment of"
         " this robust-admin)",
     )
-    where.add_argument(
+    change.add_argument(
         "--tmpfiles",
         default=render.TMPFILES,
         metavar="DIR",
         help="directory of systemd's tmpfiles.d (default: %(default)s; empty: write none)",
     )
-    plugin = Parser(add_help=False)
-    part = plugin.add_mutually_exclusive_group()
+    part = change.add_mutually_exclusive_group()
     part.add_argument(
         "--plugin",
         action="store_true",
@@ -77,7 +75,7 @@ def build_parser() -> Parser:
     )
     install = commands.add_parser(
         "install",
-        parents=[change, where, plugin],
+        parents=[change],
         help="install the node gate, the plugin, or the hooks",
     )
     install.add_argument(
@@ -86,18 +84,15 @@ def build_parser() -> Parser:
         metavar="DIR",
         help="directory that holds slurm/spank.h, to compile the plugin (default: Slurm's own)",
     )
-    install.set_defaults(command="install")
-    uninstall = commands.add_parser(
+    commands.add_parser(
         "uninstall",
-        parents=[change, where, plugin],
+        parents=[change],
         help="uninstall the node gate, the plugin, or the hooks",
     )
-    uninstall.set_defaults(command="uninstall")
     doctor = commands.add_parser(
         "doctor", parents=[etc], help="report what is wrong and how to fix it"
     )
     doctor.json_option()
-    doctor.set_defaults(command="doctor")
     return parser
 
 

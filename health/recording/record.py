@@ -15,9 +15,9 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from health.node import kmsg
+from health.node import kmsg, rootfiles
 from health.node.gpu_snapshot import GpuSnapshot
-from health.node.system import CommandOutput, Context, Disk, Event, LogRecord, PathEntry, Usage
+from health.node.system import CommandOutput, Disk, Event, LogRecord, PathEntry, Usage
 from health.nvidia.nvml import Collector
 from health.recording import tree
 from health.run.lane import FamilyResult
@@ -39,6 +39,7 @@ class RecordingSystem:
 
     def __init__(self, system: LiveSystem, directory: str):
         _take(directory)
+        self.context = system.context
         self.settings = system.settings
         self.stuck = system.stuck
         self._system = system
@@ -71,15 +72,13 @@ class RecordingSystem:
             kind, key, answer = json.loads(line)
             calls[kind].setdefault(key, answer)
         self._write(tree.CALLS, json.dumps(calls, indent=1) + "\n")
-        context = self.context
-        settings = self.settings._asdict()
         meta = {
             "format": tree.FORMAT,
-            "context": {**context._asdict(), "env": dict(context.env)},
+            "context": {**self.context._asdict(), "env": dict(self.context.env)},
             "now": self.now(),
             "uptime": self.uptime(),
             "boot_id": self.boot_id(),
-            "settings": settings,
+            "settings": self.settings._asdict(),
             "outcomes": self._outcomes,
         }
         self._write(tree.META, json.dumps(meta, indent=1) + "\n")
@@ -105,10 +104,6 @@ class RecordingSystem:
                 raise OSError(int(code), os.strerror(int(code)), self._directory)
 
     # The questions of a check.
-
-    @property
-    def context(self) -> Context:
-        return self._system.context
 
     def options(self, family: str) -> Mapping[str, Any]:
         return self._system.options(family)
@@ -142,7 +137,7 @@ class RecordingSystem:
         return self._ask("entry", path, lambda: self._system.entry(path))
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
-        key = tree.usage_key(tops)
+        key = tree.words_key(tops)
         return self._ask("usage", key, lambda: self._system.usage(tops, deadline_s))
 
     def disk(self, path: str) -> Disk:
@@ -153,7 +148,7 @@ class RecordingSystem:
         self._ask("probe", key, lambda: self._system.probe(path, write, deadline_s))
 
     def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
-        key = tree.command_key(argv)
+        key = tree.words_key(argv)
         return self._ask("command", key, lambda: self._system.command(argv, deadline_s))
 
     def kernel_log(self) -> list[LogRecord]:
@@ -204,12 +199,10 @@ class RecordingSystem:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         line = json.dumps([kind, key, answer]).encode() + b"\n"
         try:
-            fd = os.open(f"{self._directory}/{_JOURNAL}", flags, 0o600)
-            try:
+            journal = os.open(f"{self._directory}/{_JOURNAL}", flags, 0o600)
+            with rootfiles.closing(journal) as fd:
                 if os.write(fd, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            finally:
-                os.close(fd)
         except OSError as err:
             self._failed(err)
 

@@ -67,7 +67,7 @@ class ReplaySystem:
         where = str(given.get("where", "prolog"))
         if where not in EVERYWHERE:  # no check would run, and the gate be open
             raise ValueError(f"where is {where!r}, want one of {', '.join(sorted(EVERYWHERE))}")
-        self._context = Context(
+        self.context = Context(
             where=where,
             node=str(given.get("node", "n1")),
             job=int(given.get("job", 0)),
@@ -85,13 +85,9 @@ class ReplaySystem:
             if (kept := meta.get("outcomes", {}).get(check.name)) is not None
         ]
 
-    @property
-    def context(self) -> Context:
-        return self._context
-
     def report(self, only: Sequence[str] = ()) -> GateReport:
         """Run the checks of the place for which the tree was recorded. Raises BadTree."""
-        where = cast(Where, self._context.where)
+        where = cast(Where, self.context.where)
         report = run_inline(self, self._checks, where, self.settings, only, self._outcomes)
         if self._bad:  # a check has reported an error of the tree as one of the node
             raise BadTree(self._bad)
@@ -141,9 +137,9 @@ class ReplaySystem:
         return PathEntry(kind, mode, 0, info.st_size, self._now - self._uptime)
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
-        kept = self._call("usage", tree.usage_key(tops))
+        kept = self._call("usage", tree.words_key(tops))
         if kept is not None:
-            return cast(Usage, self._made(Usage, kept, tree.usage_key(tops)))
+            return cast(Usage, self._made(Usage, kept, tree.words_key(tops)))
         owners: dict[int, list[int]] = {}
         waiting, seen = list(tops), 0
         while waiting:  # a tree from before there was this question, or built by hand
@@ -171,7 +167,7 @@ class ReplaySystem:
         self._call("probe", key)
 
     def command(self, argv: Sequence[str], deadline_s: float) -> CommandOutput:
-        key = tree.command_key(argv)
+        key = tree.words_key(argv)
         return cast(CommandOutput, self._made(CommandOutput, self._known("command", key), key))
 
     def kernel_log(self) -> list[LogRecord]:

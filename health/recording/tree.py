@@ -55,10 +55,6 @@ def probe_key(path: str, write: bool) -> str:
     return f"{path} write" if write else path
 
 
-def usage_key(tops: Sequence[str]) -> str:
-    return "\n".join(tops)
-
-
-def command_key(argv: Sequence[str]) -> str:
-    """One string for a command line; no argument of ours has a newline."""
-    return "\n".join(argv)
+def words_key(words: Sequence[str]) -> str:
+    """One string for a command line, or for directories; none of ours has a newline."""
+    return "\n".join(words)

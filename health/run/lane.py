@@ -58,7 +58,7 @@ class Lane:
         self._system = system
         self._stuck = stuck
         self._limit = limit
-        self._pending: list[Check] = []
+        self.pending: list[Check] = []  # the checks without an outcome yet, in order
         self._running = False  # the first of the pending has begun
         self._began = 0.0
         self._rest = b""
@@ -68,7 +68,7 @@ class Lane:
             if still:
                 self._seen(check, _hung(check, one_line(still)))
             else:
-                self._pending.append(check)
+                self.pending.append(check)
         self._next_worker()
 
     @property
@@ -78,11 +78,6 @@ class Lane:
     @property
     def done(self) -> bool:
         return self._child is None
-
-    @property
-    def pending(self) -> list[Check]:
-        """The checks without an outcome yet, in order."""
-        return self._pending
 
     def feed(self) -> None:
         """Take what the worker has written."""
@@ -98,7 +93,7 @@ class Lane:
             if not self._take(line):
                 self._broken("sent an invalid answer")
                 return
-        if not self._pending:
+        if not self.pending:
             self._end_worker()
         elif len(self._rest) > _LINE_LIMIT:
             self._broken("sent too much data")
@@ -109,12 +104,12 @@ class Lane:
 
     def expire(self) -> None:
         """The running check is over its deadline."""
-        if self._child is None or not self._pending:
+        if self._child is None or not self.pending:
             return
         if not self._running:
             self._broken(f"did not start it within {_START_S:g} s")
             return
-        check = self._pending.pop(0)
+        check = self.pending.pop(0)
         where = where_it_hangs(self._child.pid)
         text = f"did not finish within {check.deadline_s:g} s" + (f", {where}" if where else "")
         if not self._child.stop():
@@ -126,15 +121,15 @@ class Lane:
     def abandon(self) -> None:
         """The whole run is over: stop without waiting; what is pending has no outcome."""
         if self._child is not None:
-            if not self._child.stop() and self._pending:
+            if not self._child.stop() and self.pending:
                 where = where_it_hangs(self._child.pid)
-                check = self._pending[0]
+                check = self.pending[0]
                 self._stuck.remember(_key(check), self._child.pid, f"did not finish, {where}")
             self._end_worker()
 
     def _take(self, line: bytes) -> bool:
         """Take one line of the worker; False: it is not the one expected now."""
-        check = self._pending[0] if self._pending else None
+        check = self.pending[0] if self.pending else None
         try:
             kind, name, *values = json.loads(line)
             if check is None or name != check.name:
@@ -149,7 +144,7 @@ class Lane:
             self.outcomes.append(outcome(check, float(ms), findings, str(raised)))
         except (ValueError, TypeError):
             return False
-        self._pending.pop(0)
+        self.pending.pop(0)
         self._running = False
         self.deadline = min(self._limit, time.monotonic() + _START_S)
         return True
@@ -159,7 +154,7 @@ class Lane:
         self.outcomes.append(found)
 
     def _broken(self, how: str) -> None:
-        check = self._pending.pop(0)
+        check = self.pending.pop(0)
         self._seen(check, _error(check, f"the worker {how}"))
         if self._child:
             self._child.stop()
@@ -167,18 +162,18 @@ class Lane:
         self._next_worker()
 
     def _next_worker(self) -> None:
-        if not self._pending or time.monotonic() >= self._limit:
+        if not self.pending or time.monotonic() >= self._limit:
             return
         now = time.monotonic()
         self._rest = b""
         self._running = False
         self.deadline = min(self._limit, now + _START_S)
         try:
-            self._child = fork(work(self._system, tuple(self._pending)), self._limit - now)
+            self._child = fork(work(self._system, tuple(self.pending)), self._limit - now)
         except OSError as err:  # no memory, too many processes
-            for check in self._pending:
+            for check in self.pending:
                 self._seen(check, _error(check, f"no process for it: {err.strerror}"))
-            self._pending = []
+            self.pending = []
 
     def _end_worker(self) -> None:
         if self._child:

@@ -60,7 +60,7 @@ class LiveSystem:
 
     def __init__(self, settings: Settings, context: Context) -> None:
         self.settings = settings
-        self._context = context
+        self.context = context
         self._collector: Collector | None = None
         self._snapshot: GpuSnapshot | None = None
         self._log: list[LogRecord] | None = None
@@ -68,10 +68,6 @@ class LiveSystem:
         self._now = time.time()
         self._uptime = float(self.read("/proc/uptime").split()[0])
         self.stuck = Stuck()
-
-    @property
-    def context(self) -> Context:
-        return self._context
 
     def options(self, family: str) -> Mapping[str, Any]:
         return self.settings.options(family)
@@ -173,11 +169,7 @@ class LiveSystem:
         from health.node import rootfiles
 
         try:
-            directory = rootfiles.open_dir(str(self.settings.gate["spool"]))
-            try:
-                fd = rootfiles.open_file(directory, "fleet.json", os.O_RDONLY)
-            finally:
-                os.close(directory)
+            fd = rootfiles.open_in(str(self.settings.gate["spool"]), "fleet.json")
         except FileNotFoundError:
             return {}
         with os.fdopen(fd, "rb") as file:

@@ -27,8 +27,6 @@ LATE = "gate-deadline"  # the id of the finding for checks that did not get to r
 _PAUSED_S = 1.0  # by so much too late a poll returns only on a machine that was paused
 _LAST_S = 1.0  # reserved for the GPU checks within the deadline if NVML does not answer
 
-__all__ = ["GateReport", "Ran", "RunSystem", "run", "run_inline"]
-
 
 class RunSystem(System, Protocol):
     """A system that can be run against: live, or live and recorded."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from health.active.judging import records
-from health.active_tests import BY_NAME, Judged, Level
+from health.active_tests import BY_NAME, Judged, Level, fails
 from health.gate.act import Drainer, DrainOutcome, drain_event
 from health.gate.active_answer import BURN_IN, applying
 from health.gate.gate import told
@@ -47,7 +47,7 @@ def verdicts(judged: Judged, nodes: Sequence[str], settings: Settings) -> dict[s
     """Return the verdicts on the nodes to drain, by the rules of the gate. Pure."""
     found = {}
     for node in nodes:
-        bad = [f for f in judged.findings.get(node, ()) if f.status == "FAIL" and f.cls == "node"]
+        bad = [*fails(judged.findings.get(node, ()))]
         verdict = judge(GateReport(node, "burn-in", 0, 0.0, bad, [], 0.0, [], []), settings)
         if node in judged.named and verdict.closed:
             found[node] = verdict

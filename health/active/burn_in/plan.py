@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from health.active.nvidia import job_tools
 from health.active_tests import TESTS, Level, usual
 from health.commands import BadInput
 from health.gate.active_child import TRUST_S, distrusted
+from health.node.slurmconf import parse_gres
 from health.settings import Settings
 from robust_slurm.checkpoint.planning.topology import leaves
 from robust_slurm.hostlist import expand
@@ -24,7 +24,6 @@ from robust_slurm.slurm import Node, Slurm
 
 START_S = 180.0  # prolog, start of the job, and torch from a slow file system
 _SPARE_S = 60.0
-_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)")
 
 
 class BurnInPlan(NamedTuple):
@@ -82,7 +81,7 @@ def by_gpus(nodes: Iterable[Node]) -> dict[int, list[str]]:
     """Group the nodes by the number of GPUs that Slurm gives to an exclusive job. Pure."""
     found: dict[int, list[str]] = {}
     for node in nodes:
-        count = sum(int(number) for number in _GPUS.findall(node.gres or ""))
+        count = sum(parse_gres(node.gres or "").values())
         found.setdefault(count, []).append(node.name)
     return found
 

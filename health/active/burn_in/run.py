@@ -12,21 +12,21 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import IO, cast
 
 from health.active.burn_in import aftermath
 from health.active.burn_in.plan import START_S, BurnInPlan, job_argv, planned
 from health.active.burn_in.reservation import reserved
 from health.active.coordinator import account, runs
-from health.active.coordinator.procedure import Measurements, measure
+from health.active.coordinator.procedure import Measurements, Procedure
 from health.active.coordinator.runs import with_tools
 from health.active.coordinator.session import About, TestSession
 from health.active.coordinator.start import WorkerProcess
 from health.active.judging import records, tables
 from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.judge import judge
-from health.active.judging.profiles import Floors, with_site
+from health.active.judging.profiles import with_site
+from health.active.judging.tables import UNTESTED
 from health.active.nvidia import job_tools
 from health.active_tests import LEVELS, Judged, Level
 from health.commands import BAD_INPUT, BadInput, settings_for
@@ -42,7 +42,6 @@ from robust_slurm.command_line.screen import console
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.run import without_slurm
 
-PASSED, FAILED, UNTESTED = 0, 1, 3
 SLURM_S = 20.0
 DESCRIPTION = "Run active tests on nodes without jobs, in a maintenance reservation."
 EPILOG = """\
@@ -118,7 +117,11 @@ def _burn_in(options: argparse.Namespace, slurm: Slurm, out: IO[str]) -> int:
             outcome = with_tools(outcome, _nvidia(plan, name, about, ends))
         judged = judge(baselines=known, floors=floors, **outcome._asdict())
         _follow(settings, judged, plan, level, options.no_drain)
-    return _show(judged, plan, known, floors, options.json, out)
+    try:
+        tables.show(judged, plan.nodes, known, floors, console(out), options.json)
+    except OutputError as err:  # the reservation and the drains are what matters
+        say(f"not printed: {err}")
+    return tables.exit_code(judged, plan.nodes)
 
 
 def _follow(
@@ -135,33 +138,9 @@ def _follow(
         say(f"{node} {verdict.reason} {outcome}")
         events[node] += happened
     here = context("deep", os.environ).node
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    failed = [
-        records.write(settings, judged, level, here, boot),
-        aftermath.write(settings, events),
-    ]
+    failed = [records.write(settings, judged, level, here), aftermath.write(settings, events)]
     for why in filter(None, failed):
         say(f"not fully recorded: {why}")
-
-
-def _show(
-    judged: Judged,
-    plan: BurnInPlan,
-    known: Baselines,
-    floors: Floors,
-    as_json: bool,
-    out: IO[str],
-) -> int:
-    try:
-        if as_json:
-            print(tables.as_json(judged), flush=True)
-        else:
-            tables.show(judged, plan.nodes, known, floors, console(out))
-    except OutputError as err:  # the reservation and the drains are what matters
-        say(f"not printed: {err}")
-    if judged.named:
-        return FAILED
-    return PASSED if judged.cleared.issuperset(plan.nodes) else UNTESTED
 
 
 # -- the job ------------------------------------------------------------------------------------
@@ -183,14 +162,7 @@ async def _tested(
             step.start(job_argv(plan, reservation, gpus, nodes, words), env, signal.SIGTERM)
             steps.append(step)
         await session.gather(START_S)
-        outcome = await measure(
-            session,
-            plan.nodes,
-            plan.wanted,
-            reference=known.digests,
-            baselines=known,
-            said=say,
-        )
+        outcome = await Procedure(session, plan.nodes, plan.wanted, known, say).measure()
         return outcome, {node: session.about(node) for node in plan.nodes if session.ready(node)}
     except OSError as err:
         raise BadInput(f"the tests cannot be started: {err.filename or ''} {err}") from None

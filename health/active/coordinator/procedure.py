@@ -17,8 +17,9 @@ from health.active.judging.fleet import NO_BASELINES, Baselines
 from health.active.judging.judge import judge
 from health.active.judging.kinds import PairKind
 from health.active.judging.pairing import Pairing, PairVerdict
-from health.active.judging.profiles import Floors, floor
-from health.active_tests import BY_NAME, Finding, Judged, Level, Measured, finding
+from health.active_tests import BY_NAME, Judged, Level, Measured, finding
+from health.finding import Finding
+from robust_slurm.text import counted
 
 LAST_S = 0.2  # of the limit, for the judgement
 STATE_S = 45.0  # for two looks at the GPUs of a driver that keeps no state, and to put it back
@@ -56,48 +57,32 @@ async def run(
     nodes: Sequence[str],
     wanted: WantedTests,
     *,
-    reference: Mapping[str, str] = {},
     baselines: Baselines = NO_BASELINES,
-    floors: Floors = floor,
     said: Callable[[str], None] = lambda line: None,
 ) -> Judged:
-    """Test the nodes whose workers the session has gathered, and judge.
+    """Test the nodes whose workers the session has gathered, and judge by the published floors."""
+    found = await Procedure(session, nodes, wanted, baselines, said).measure()
+    return judge(baselines=baselines, **found._asdict())
 
-    ``reference``: recorded digests to compare with; ``said`` gets a line for each stage. Takes at
-    most ``wanted.limit`` seconds. KeyError for an unknown test.
+
+class Procedure:
+    """The tests of the nodes whose workers the session has gathered.
+
+    ``baselines``: the fleet's record; ``said`` gets a line for each stage. Takes at most
+    ``wanted.limit`` seconds. KeyError for an unknown test.
     """
-    known = {**baselines.digests, **reference}
-    found = await measure(session, nodes, wanted, reference=known, baselines=baselines, said=said)
-    return judge(reference=reference, baselines=baselines, floors=floors, **found._asdict())
 
-
-async def measure(
-    session: TestSession,
-    nodes: Sequence[str],
-    wanted: WantedTests,
-    *,
-    reference: Mapping[str, str] = {},
-    baselines: Baselines = NO_BASELINES,
-    said: Callable[[str], None] = lambda line: None,
-) -> Measurements:
-    """Run the tests as ``run`` does, without the judgement."""
-    return await _Run(session, nodes, wanted, reference, baselines, said).outcome()
-
-
-class _Run:
     def __init__(
         self,
         session: TestSession,
         nodes: Sequence[str],
         wanted: WantedTests,
-        reference: Mapping[str, str],
         baselines: Baselines,
         said: Callable[[str], None],
     ) -> None:
         self._session = session
         self._nodes = list(dict.fromkeys(nodes))
         self._wanted = wanted
-        self._reference = reference
         self._baselines = baselines
         self._said = said
         self._clock = asyncio.get_running_loop().time
@@ -113,7 +98,8 @@ class _Run:
         self._more: dict[str, tuple[Finding, ...]] = {}
         self._shares = self._divide()
 
-    async def outcome(self) -> Measurements:
+    async def measure(self) -> Measurements:
+        """Run the tests, without the judgement."""
         for node in self._nodes:
             for why in self._session.missing(node):
                 self._measured.append(Measured("worker", node, error=why))
@@ -128,7 +114,7 @@ class _Run:
             asked[node] -= {"pair"}
         for name, nodes in self._not_begun.items():
             self._left_out.append(
-                f"{name}: not started on {_count(len(nodes), 'node')} ({_some(nodes)}): "
+                f"{name}: not started on {counted(len(nodes), 'node')} ({_some(nodes)}): "
                 f"{self._wanted.limit:g} s had passed"
             )
             for node in nodes:
@@ -176,7 +162,7 @@ class _Run:
                 del wanted[name]
         shares = share(wanted, self._wanted.level, self._until - self._began)
         self._left_out += shares.left_out
-        few = 0 < len(self._able) < COMPARABLE and not self._reference
+        few = 0 < len(self._able) < COMPARABLE and not self._baselines.digests
         if "bitwise" in shares.seconds and few:
             self._left_out.append(
                 f"bitwise between machines: {len(self._able)} of them and no recorded reference "
@@ -199,7 +185,7 @@ class _Run:
         order = [name for name in self._shares if BY_NAME[name].scope in ("device", "node")]
         if not order or not self._able:
             return
-        self._said(f"{', '.join(order)} on {_count(len(self._able), 'node')}")
+        self._said(f"{', '.join(order)} on {counted(len(self._able), 'node')}")
         places = [(node, n) for node in self._able for n in self._session.ready(node)]
         await asyncio.gather(*(self._chain(node, local, order) for node, local in places))
 
@@ -250,7 +236,7 @@ class _Run:
         if not groups:
             return None
         pairing = kinds.Pairings(
-            {kind: self._pairing(kind, nodes, suspects) for kind, nodes in groups.items()}
+            [self._pairing(kind, nodes, suspects) for kind, nodes in groups.items()]
         )
         meetings = Meetings(self._session, self._task("pair", seconds), self._until)
         done = 0
@@ -261,7 +247,7 @@ class _Run:
                 )
                 break
             done += 1
-            self._said(f"round {done}: {_count(len(pairs), 'pair')}")
+            self._said(f"round {done}: {counted(len(pairs), 'pair')}")
             pairing.record(await asyncio.gather(*(meetings.meet(pair) for pair in pairs)))
         self._measured += meetings.measured
         return pairing.verdict()
@@ -281,11 +267,11 @@ class _Run:
             of_kind = kinds.groups({node: self._kind(node) for node in idle}).values()
             chosen = [ring for nodes in of_kind for ring in round_(nodes, leaf_of)]
             if chosen and self._clock() + seconds + OVERHEAD_S > self._until:
-                self._left_out.append(f"ring: no time for {_count(len(chosen), 'ring')}")
+                self._left_out.append(f"ring: no time for {counted(len(chosen), 'ring')}")
                 break
             if chosen:
                 sizes = ", ".join(str(len(ring)) for ring in chosen)
-                self._said(f"{_count(len(chosen), 'ring')} of {sizes} nodes")
+                self._said(f"{counted(len(chosen), 'ring')} of {sizes} nodes")
             for found in await asyncio.gather(*(meetings.together(ring) for ring in chosen)):
                 good -= {one.node for one in found if any(o.error or o.wrong for o in found)}
             self._ringed.update(*chosen)
@@ -295,7 +281,7 @@ class _Run:
 
     def _proven(self) -> tuple[set[str], set[str]]:
         """Nodes with proven wrong arithmetic, and nodes that disagree without such proof."""
-        aligned = alignment.deviants(self._measured, self._reference)
+        aligned = alignment.deviants(self._measured, self._baselines.digests)
         wrong = {m.node for m in self._measured if m.wrong}
         return wrong | set(aligned.named), set(aligned.undecided)
 
@@ -315,7 +301,7 @@ class _Run:
                 others += len(rest)
         if sum(map(len, chosen.values())) < sum(map(len, groups.values())):
             self._left_out.append(
-                f"pair: no time for all; only the suspects and {_count(others, 'other')} were "
+                f"pair: no time for all; only the suspects and {counted(others, 'other')} were "
                 "tested"
             )
         return chosen
@@ -339,7 +325,3 @@ def _some(nodes: Iterable[str]) -> str:
     """The first few."""
     names = sorted(nodes)
     return ",".join([*names[:4], *(["…"] if len(names) > 4 else [])])
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" + ("" if n == 1 else "s")

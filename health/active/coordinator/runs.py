@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from health.active.coordinator import start
-from health.active.coordinator.procedure import Measurements, WantedTests, measure
+from health.active.coordinator.procedure import Measurements, Procedure, WantedTests
 from health.active.coordinator.session import About, TestSession
 from health.active.judging.fleet import Baselines
 from health.active.nvidia import gpu_state, job_tools
@@ -151,14 +151,7 @@ async def _tested(
             started = start.here(session, plan.nodes[0], plan.python, plan.log, plan.user)
         await session.gather(min(START_S, wanted.limit))
         wanted = wanted._replace(limit=max(0.0, ends - clock()))
-        outcome = await measure(
-            session,
-            plan.nodes,
-            wanted,
-            reference=plan.known.digests,
-            baselines=plan.known,
-            said=plan.said,
-        )
+        outcome = await Procedure(session, plan.nodes, wanted, plan.known, plan.said).measure()
         about = {node: session.about(node) for node in plan.nodes if session.ready(node)}
         return outcome, about
     finally:

@@ -22,13 +22,10 @@ _DIGITS = 12  # of a digest
 
 class Alignment(NamedTuple):
     """``named`` differ, with the evidence; ``undecided`` nodes disagree and nobody can say who is
-    right; ``agreed`` gave what at least one other node or the reference gave, in all keys that
-    could be compared. ``reference``: the right digest by key, where that was decided."""
+    right."""
 
     named: Mapping[str, tuple[str, ...]]
     undecided: Mapping[str, str]
-    agreed: frozenset[str]
-    reference: Mapping[str, str]
 
 
 class _Key(NamedTuple):
@@ -49,8 +46,6 @@ class _Tally:
     def __init__(self) -> None:
         self.named: dict[str, list[str]] = defaultdict(list)
         self.undecided: dict[str, list[str]] = defaultdict(list)
-        self.agreed: set[str] = set()
-        self.reference: dict[str, str] = {}
 
     def doubt(self, key: _Key, why: str) -> None:
         for node in key.nodes:
@@ -62,12 +57,8 @@ class _Tally:
             for node, lines in sorted(self.undecided.items())
             if node not in self.named
         }
-        return Alignment(
-            {node: tuple(lines) for node, lines in sorted(self.named.items())},
-            undecided,
-            frozenset(self.agreed - set(self.named) - set(undecided)),
-            self.reference,
-        )
+        named = {node: tuple(lines) for node, lines in sorted(self.named.items())}
+        return Alignment(named, undecided)
 
 
 def deviants(measured: Sequence[Measured], reference: Mapping[str, str] = {}) -> Alignment:
@@ -167,12 +158,11 @@ def _right(key: _Key, whole: Mapping[str, str], known: str | None) -> tuple[str,
 
 
 def _compare(key: _Key, right: str, source: str, tally: _Tally) -> None:
-    tally.reference[key.key] = right
     for node, devices in key.nodes.items():
         other = {device: said - {right} for device, said in devices.items() if said - {right}}
         if not other:
-            tally.agreed.add(node)
-        elif len(other) == len(devices):
+            continue
+        if len(other) == len(devices):
             shown = sorted(frozenset().union(*other.values()))
             tally.named[node].append(
                 f"{key.key}: {_short(shown)} against {_short([right])} of {source}"

@@ -66,7 +66,6 @@ class PairVerdict(NamedTuple):
     cleared: frozenset[str]
     undecided: dict[str, str]
     errors: dict[str, str]
-    rounds: int
     median_gbps: float | None
 
 
@@ -208,7 +207,6 @@ def verdict(
     nodes: Sequence[str],
     results: Iterable[PairResult],
     leaf_of: Mapping[str, str],
-    rounds: int,
 ) -> PairVerdict:
     """The verdict on all nodes so far. A node without any result yet is undecided."""
     suspected, solid = known.named(), known.named(solid=True)
@@ -266,7 +264,7 @@ def verdict(
             )
     speeds = [result.gbps for result in results if _measured(result) and result.gbps is not None]
     middle = median(speeds) if speeds else None
-    return PairVerdict(named, frozenset(cleared), undecided, errors, rounds, middle)
+    return PairVerdict(named, frozenset(cleared), undecided, errors, middle)
 
 
 def _in_doubt(bad: Sequence[Bad]) -> bool:

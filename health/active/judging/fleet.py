@@ -177,7 +177,7 @@ def recorded(state_dir: str) -> list[Event]:
         nodes = rootfiles.open_dir(f"{state_dir}/{history.NODES}")
     except FileNotFoundError:
         return []
-    try:
+    with rootfiles.closing(nodes):
         names = sorted(
             name
             for name in os.listdir(nodes)  # noqa: PTH208
@@ -189,8 +189,6 @@ def recorded(state_dir: str) -> list[Event]:
         for name in names:
             found += _results(nodes, name, most)
         return found
-    finally:
-        os.close(nodes)
 
 
 def _results(nodes: int, name: str, most: int) -> list[Event]:
@@ -198,10 +196,8 @@ def _results(nodes: int, name: str, most: int) -> list[Event]:
         fd = rootfiles.open_file(nodes, name, os.O_RDONLY)
     except OSError:  # a link, a pipe, another's file: no record of root's
         return []
-    try:
+    with rootfiles.closing(fd):
         raw = rootfiles.tail(fd, most)
-    finally:
-        os.close(fd)
     mark = b'"kind":"%s"' % KIND.encode()  # as rootfiles.line_of writes it; most lines are others
     lines = b"\n".join(line for line in raw.split(b"\n") if mark in line)
     node = name.removesuffix(".jsonl")

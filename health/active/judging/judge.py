@@ -58,7 +58,6 @@ def judge(
     measured: Sequence[Measured],
     *,
     pairs: PairVerdict | None = None,
-    reference: Mapping[str, str] = {},
     baselines: Baselines = NO_BASELINES,
     asked: Mapping[str, frozenset[str]] = {},
     seconds: float = 0.0,
@@ -69,14 +68,14 @@ def judge(
     """The outcome of a run; the order of ``measured`` is no matter.
 
     ``asked``: the tests that were to run, by node: one that gave nothing is an ERROR there, and
-    only nodes in it can be cleared. ``reference`` (digest by key) goes before the fleet's own.
-    ``more``: what else was found on the nodes. ``floors``: ``profiles.with_site`` for a site's.
+    only nodes in it can be cleared. ``more``: what else was found on the nodes. ``floors``:
+    ``profiles.with_site`` for a site's.
     """
     ordered = tuple(sorted(measured, key=repr))
     found = _Found()
     _wrong(ordered, found)
     _errors(ordered, asked, pairs, found)
-    aligned = deviants(ordered, {**baselines.digests, **reference})
+    aligned = deviants(ordered, baselines.digests)
     _bits(aligned, found)
     for one in slow(ordered, floors, baselines):
         check = f"active-{one.test}-slow"

@@ -26,13 +26,8 @@ class PairKind(NamedTuple):
     devices: int
 
     @property
-    def shared(self) -> bool:
-        """True if other processes use the same device."""
-        return self.backend != "nccl"
-
-    @property
     def share(self) -> float:
-        return SHARE_CPU if self.shared else SHARE_GPU
+        return SHARE_GPU if self.backend == "nccl" else SHARE_CPU
 
     def __str__(self) -> str:
         return f"{self.devices} x {', '.join(self.models) or 'unknown'} ({self.backend})"
@@ -55,15 +50,15 @@ def floor_gbps(kind: PairKind, nodes: int, baselines: Baselines) -> float | None
         return None
     known = [baselines.spreads.get((model, "pair", "busbw_gbps")) for model in kind.models]
     usual = [spread.p50 for spread in known if spread and limit(spread) is not None]
-    share = min(FLEET_FAIL, kind.share) if kind.shared else FLEET_FAIL
+    share = FLEET_FAIL if kind.backend == "nccl" else SHARE_CPU
     return share * min(usual) if usual and len(usual) == len(kind.models) else None
 
 
 class Pairings:
     """A pairing for each kind, all of them at once; used as one ``Pairing`` is."""
 
-    def __init__(self, of_kind: Mapping[PairKind, Pairing]) -> None:
-        self._pairings = list(of_kind.values())
+    def __init__(self, pairings: Sequence[Pairing]) -> None:
+        self._pairings = pairings
         self._in: dict[Pair, Pairing] = {}
 
     def next_round(self) -> list[Pair]:
@@ -78,15 +73,11 @@ class Pairings:
 
     def verdict(self) -> PairVerdict:
         """Return the verdict on all nodes; ``median_gbps`` only where there is one kind."""
-        return _together([pairing.verdict() for pairing in self._pairings])
-
-
-def _together(found: Sequence[PairVerdict]) -> PairVerdict:
-    return PairVerdict(
-        {node: lines for one in found for node, lines in one.named.items()},
-        frozenset[str]().union(*(one.cleared for one in found)),
-        {node: text for one in found for node, text in one.undecided.items()},
-        {node: text for one in found for node, text in one.errors.items()},
-        max(one.rounds for one in found),
-        found[0].median_gbps if len(found) == 1 else None,
-    )
+        found = [pairing.verdict() for pairing in self._pairings]
+        return PairVerdict(
+            {node: lines for one in found for node, lines in one.named.items()},
+            frozenset[str]().union(*(one.cleared for one in found)),
+            {node: text for one in found for node, text in one.undecided.items()},
+            {node: text for one in found for node, text in one.errors.items()},
+            found[0].median_gbps if len(found) == 1 else None,
+        )

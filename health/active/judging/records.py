@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from health.active.judging import fleet
@@ -52,17 +53,17 @@ def write(
     judged: Judged,
     level: Level,
     here: str,
-    boot: str,
     deadline_s: float = WRITE_S,
 ) -> str:
     """Write each node's results into its history; return why that failed, or "". Root only.
 
-    ``here`` and ``boot``: this node's name and boot id. Results of other nodes go to their shared
-    files, from which their next sweep fetches them. ``deadline_s``: for all.
+    ``here``: this node's name. Results of other nodes go to their shared files, from which their
+    next sweep fetches them. ``deadline_s``: for all.
     """
     if os.geteuid() != 0:
         return ""
     until = time.monotonic() + min(WRITE_S, deadline_s)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     now, spool = time.time(), str(settings.gate["spool"])
     failed, others = "", dict[str, list[Event]]()
     for node in sorted({one.node for one in judged.measured if one.test != "worker"}):

@@ -17,6 +17,7 @@ from robust_slurm.command_line.screen import plain_table
 from robust_slurm.slurm.values import fold
 from robust_slurm.text import counted
 
+PASSED, FAILED, UNTESTED = 0, 1, 3
 MOST_ROWS = 400  # beyond it only what did not pass is shown
 _STYLES = {"ok": "green", "slow": "yellow", "error": "magenta"}
 
@@ -32,7 +33,7 @@ class TableRow(NamedTuple):
     limit: str
 
 
-def as_json(judged: Judged) -> str:
+def _as_json(judged: Judged) -> str:
     """All of it."""
     found = {
         "findings": {n: [f.as_dict() for f in found] for n, found in judged.findings.items()},
@@ -46,10 +47,24 @@ def as_json(judged: Judged) -> str:
     return json.dumps(found, indent=1)
 
 
+def exit_code(judged: Judged, nodes: Sequence[str]) -> int:
+    if judged.named:
+        return FAILED
+    return PASSED if judged.cleared.issuperset(nodes) else UNTESTED
+
+
 def show(
-    judged: Judged, nodes: Sequence[str], baselines: Baselines, floors: Floors, out: Console
+    judged: Judged,
+    nodes: Sequence[str],
+    baselines: Baselines,
+    floors: Floors,
+    out: Console,
+    as_json: bool = False,
 ) -> None:
-    """The table, then the verdict."""
+    """The table, then the verdict; or all of it as JSON on stdout."""
+    if as_json:
+        print(_as_json(judged), flush=True)
+        return
     made = [row for one in judged.measured for row in rows(one, judged, baselines, floors)]
     shown = made if len(made) <= MOST_ROWS else [row for row in made if row.result != "ok"]
     if shown:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from health.active.nvidia import tools
@@ -98,13 +98,13 @@ def take(deadline_s: float = DEADLINE_S) -> GpuState:
     return GpuState(tuple(gpus), lost, error)
 
 
-def busy(state: GpuState, ours: Collection[int] = ()) -> tuple[str, ...]:
+def busy(state: GpuState) -> tuple[str, ...]:
     """The reasons not to start a test that needs the GPUs to itself: one line per GPU in use."""
     lines = []
     for gpu in state.gpus:
-        others = [str(pid) for pid in gpu.processes if pid not in ours]
-        if others:
-            lines.append(f"gpu{gpu.number} is used by process {', '.join(others[:8])}")
+        if gpu.processes:
+            some = ", ".join(map(str, gpu.processes[:8]))
+            lines.append(f"gpu{gpu.number} is used by process {some}")
         if gpu.values.get("mig"):
             lines.append(f"gpu{gpu.number} has MIG on")
     return tuple(lines)

@@ -41,24 +41,15 @@ def find(name: str, directories: Sequence[str] = ()) -> str:
     for directory in (*directories, *asked, *FIXED):
         path = Path(directory) / name
         found = directory.startswith("/") and path.is_file() and os.access(path, os.X_OK)
-        if found and (os.geteuid() or _roots_own(path)):
-            return str(path)
-    return ""
-
-
-def _roots_own(path: Path) -> bool:
-    """True if only root can change the program, and the directories of its path and its target."""
-    real = path.resolve()
-    try:
-        os.close(rootfiles.open_dir(str(path.parent)))
-        directory = rootfiles.open_dir(str(real.parent))
+        if not found:
+            continue
         try:
-            os.close(rootfiles.open_file(directory, real.name, os.O_RDONLY))
-        finally:
-            os.close(directory)
-    except OSError:
-        return False
-    return True
+            if os.geteuid() == 0:
+                rootfiles.check_program(str(path))
+        except OSError:  # somebody else's
+            continue
+        return str(path)
+    return ""
 
 
 def run(argv: Sequence[str], limit_s: float, env: Mapping[str, str]) -> ToolRun:

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from health.active.worker.device import MOST_WRONG, WorkerDevice, failed, hashed
+from health.active.worker.device import MOST_WRONG, WorkerDevice, hashed, on_each
 from health.active_tests import Measured
 
 WORDS = 32 << 20  # int64: 256 MiB a copy
@@ -21,30 +21,21 @@ LEAST = 3  # copies of each kind
 
 def run(devices: Sequence[WorkerDevice], seconds: float, seed: int) -> list[Measured]:
     """One device after the other: they share the host's memory and often its bus."""
+
+    def work(device: WorkerDevice) -> Measured:
+        peers = [other for other in devices if other is not device]
+        return _one(device, peers, seconds / len(devices), seed)
+
     if not devices[0].cuda:
         error = "the links test needs CUDA, but torch finds no GPU"
         return [Measured("links", "", device.name, device.model, error=error) for device in devices]
-    return [_attempt(device, devices, seconds / len(devices), seed) for device in devices]
-
-
-def _attempt(
-    device: WorkerDevice, devices: Sequence[WorkerDevice], seconds: float, seed: int
-) -> Measured:
-    begin = time.monotonic()
-    try:
-        answer = _one(device, [d for d in devices if d is not device], seconds, seed)
-    except Exception as err:  # noqa: BLE001 - whatever it is, it is this test's answer
-        wrong, error = failed(err)
-        answer = Measured("links", "", wrong=wrong, error=error)
-    took = round(time.monotonic() - begin, 3)
-    return answer._replace(device=device.name, model=device.model, seconds=took)
+    return [answer for device in devices for answer in on_each("links", [device], work)]
 
 
 def _one(
     device: WorkerDevice, peers: Sequence[WorkerDevice], seconds: float, seed: int
 ) -> Measured:
     """h2d and d2h from pinned memory; p2p_gbps is the slowest way to a peer that is direct."""
-    device.use()
     share = seconds / (2 + len(peers))
     number = seed + (device.index or 0)
     data = hashed(number, WORDS, device.torch)

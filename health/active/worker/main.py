@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from health.active.nvidia import gpu_state
 from health.active.worker.env import WorkerSettings, prepare, take_environment
-from health.active_tests import BY_NAME, LEVELS, Finding, Level, Measured
+from health.active_tests import BY_NAME, LEVELS, Level, Measured
+from health.finding import Finding
 from robust_slurm.frames.wire import Codec, WireError
 
 CONNECT_S = 30.0
@@ -160,9 +161,8 @@ class Worker:
         device.use_all_cores()
 
         def aligned(task: WorkerTask) -> list[Measured]:
-            models = [task.asked["model"]] if "model" in task.asked else bitwise.MODELS
-            steps = int(task.asked.get("steps", bitwise.STEPS[task.level]))
-            return bitwise.run(devices, models, steps, task.seconds, task.seed)
+            steps = bitwise.STEPS[task.level]
+            return bitwise.run(devices, bitwise.MODELS, steps, task.seconds, task.seed)
 
         self._tests: dict[str, Callable[[WorkerTask], list[Measured]]] = {
             "bitwise": aligned,

@@ -10,6 +10,7 @@ from health.admin.install import ETC, Present
 from health.admin.trust import Hole, close
 from health.admin.want import Level, Want
 from health.node.slurmconf import is_slice, parse_gres
+from robust_slurm.slurm.values import fold
 from robust_slurm.text import counted
 
 OLDEST, NEWEST = (22, 5), (26, 5)  # the releases whose behaviour was looked at
@@ -221,7 +222,7 @@ def of_gpus(nodes: Iterable[NodeGpus], toml: str) -> list[Remark]:
     found = [
         Remark(
             "fix",
-            f"GPUs of {_some(names)}",
+            f"GPUs of {fold(names)}",
             f"Slurm has Gres=gpu:{count}, robust.toml expects {expected}: no job would start there",
             toml,
             f"[health.gpu_count]\nexpected = {count}",
@@ -233,12 +234,6 @@ def of_gpus(nodes: Iterable[NodeGpus], toml: str) -> list[Remark]:
         line = "GresTypes=gpu, and Gres=gpu:<type>:<count> on the NodeName lines"
         found.append(Remark("advice", "GPUs", text, "slurm.conf", line))
     return found or [Remark("ok", "GPUs", f"{total} configured")]
-
-
-def _some(names: Sequence[str]) -> str:
-    from robust_slurm.slurm.values import fold
-
-    return fold(names)
 
 
 # ---- files

@@ -39,6 +39,8 @@ def test_nothing_is_run_unless_the_site_names_an_interpreter() -> None:
         ('floors = { "NVIDIA H200" = 3 }', "NVIDIA H200: not a table of numbers"),
         ('floors = { "NVIDIA H200" = { bf16_tflops = "x" } }', "bf16_tflops: not a number"),
         ('floors = { "NVIDIA H200" = { bf16_tflops = -1 } }', "must not be below 0"),
+        ('floors = { "NVIDIA H200" = { bf16_tflops = true } }', "bf16_tflops: not a number"),
+        ('floors = { "NVIDIA H200" = { bf16_tflops = nan } }', "bf16_tflops: not a usable number"),
         ("pythn = 1", "did you mean python?"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from health.active import cli as active_cli
 from health.active.coordinator import runs, start
+from health.active.judging import tables
 
 site, python, run = health_site.site, fake_active_test.python, fake_active_test.run
 
@@ -84,5 +85,5 @@ def test_what_nobody_thought_of_blames_no_node(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-")
     monkeypatch.setattr("shutil.which", lambda _name: "/bin/true")
-    assert active_cli.main(["--nodes", "all"]) == active_cli.UNTESTED
+    assert active_cli.main(["--nodes", "all"]) == tables.UNTESTED
     assert "no node was judged" in capsys.readouterr().err

@@ -93,15 +93,11 @@ class FakeSystem:
         self.events = list(history)
         self.fleet_values = dict(fleet or {})
         self.overrides = {family: dict(table) for family, table in (options or {}).items()}
-        self._context = context
+        self.context = context
         self._now, self._uptime, self._boot = now, uptime, boot
         self._clock_offset = clock_offset
         self.asked: Counter[str] = Counter()
         self.whole = True  # ``usage`` sees everything
-
-    @property
-    def context(self) -> Context:
-        return self._context
 
     def options(self, family: str) -> Mapping[str, Any]:
         over = self.overrides.get(family, {})

@@ -19,7 +19,8 @@ from health.active.coordinator.shares import OVERHEAD_S, rounds, share
 from health.active.judging.fleet import NO_BASELINES, Baselines, FleetSpread
 from health.active.judging.judge import judge
 from health.active.judging.pairing import Pair
-from health.active_tests import BY_NAME, LEVELS, Finding, Judged, Level, Measured
+from health.active_tests import BY_NAME, LEVELS, Judged, Level, Measured
+from health.finding import Finding
 
 NAMES = [f"n{i}" for i in range(1, 9)]
 
@@ -199,16 +200,10 @@ def test_it_ends_at_its_limit_whatever_the_workers_do() -> None:
 def test_a_test_that_was_never_begun_is_left_out_and_no_error() -> None:
     async def body() -> Judged:
         async with fleet(healthy()) as session:
-            one = procedure._Run(
-                session,
-                NAMES,
-                WantedTests(("bitwise", "gemm"), "quick", 9.0),
-                {},
-                NO_BASELINES,
-                print,
-            )
+            wanted = WantedTests(("bitwise", "gemm"), "quick", 9.0)
+            one = procedure.Procedure(session, NAMES, wanted, NO_BASELINES, print)
             one._until = one._clock() + 2.9  # something has taken longer than was planned
-            return judge(**(await one.outcome())._asdict())
+            return judge(**(await one.measure())._asdict())
 
     judged = asyncio.run(body())
     assert not judged.errors and judged.cleared == set(NAMES)
@@ -254,9 +249,9 @@ def test_with_little_time_only_suspects_and_as_many_others_are_paired() -> None:
     async def body() -> Judged:
         async with fleet(healthy(names)) as session:
             wanted = WantedTests(("pair",), "quick", 9.3, suspects=("n7",))
-            one = procedure._Run(session, names, wanted, {}, NO_BASELINES, print)
+            one = procedure.Procedure(session, names, wanted, NO_BASELINES, print)
             one._until = one._clock() + 6.0  # something has taken longer than was planned
-            found = await one.outcome()
+            found = await one.measure()
             return judge(**found._asdict())
 
     judged = asyncio.run(body())

@@ -33,7 +33,7 @@ def verdict(
     undecided: Mapping[str, str] = {},
     errors: Mapping[str, str] = {},
 ) -> PairVerdict:
-    return PairVerdict(dict(named), cleared, dict(undecided), dict(errors), 1, None)
+    return PairVerdict(dict(named), cleared, dict(undecided), dict(errors), None)
 
 
 def asked(nodes: int, *tests: str) -> dict[str, frozenset[str]]:
@@ -90,11 +90,10 @@ def test_two_that_disagree_are_undecided_and_not_cleared() -> None:
     assert (found.status, found.cls, found.check) == ("WARN", "tool", "active-undecided")
 
 
-def test_the_fleets_digest_decides_and_a_given_reference_goes_before_it() -> None:
+def test_the_fleets_digest_decides() -> None:
     fleet = Baselines({}, {"dense/k": "a"})
     both = [bits("n0"), bits("n1", "b")]
     assert set(judge(both, baselines=fleet).named) == {"n1"}
-    assert set(judge(both, baselines=fleet, reference={"dense/k": "b"}).named) == {"n0"}
 
 
 def test_below_the_floor_names_the_node() -> None:

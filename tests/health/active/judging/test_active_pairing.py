@@ -75,11 +75,12 @@ def judged(count: int, faults: Mapping[str, str], **options: object) -> PairVerd
 def test_the_bad_are_named_and_all_others_cleared(
     count: int, faults: dict[str, str], named: list[str], errors: list[str], most: int, seed: int
 ) -> None:
-    verdict = judged(count, faults, seed=seed)
+    pairing = Pairing(names(count), seed=seed)
+    verdict = finish(pairing, network(faults))
     assert (sorted(verdict.named), sorted(verdict.errors)) == (named, errors)
     assert verdict.cleared == set(names(count)) - set(named) - set(errors)
     assert not verdict.undecided
-    assert verdict.rounds <= most
+    assert pairing.rounds <= most
 
 
 def test_evidence_names_partner_and_numbers() -> None:
@@ -177,20 +178,6 @@ def test_one_slow_moment_names_nobody_and_one_wrong_result_is_not_forgotten() ->
         assert all("intermittently" in why for why in verdict.undecided.values())
 
 
-def test_results_that_do_not_come_are_errors() -> None:
-    pairing = Pairing(names(4))
-    while pairing.next_round():
-        pass
-    assert set(pairing.verdict().errors) == set(names(4))
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="share 1"):
-        Pairing(names(4), share=1.0)
-    with pytest.raises(ValueError, match="no pair of this round"):
-        Pairing(names(4)).record([PairResult("n0", "n1", 1.0, False, "")])
-
-
 @st.composite
 def fleets(draw: st.DrawFn, least: int, kinds: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Nodes, and what is wrong with fewer than half of them."""
@@ -236,9 +223,10 @@ def test_up_to_five_of_twenty_or_more_are_named_exactly(
     chance = random.Random(seed)
     faults = {n: chance.choice(["slow", "wrong"]) for n in chance.sample(names(count), bad)}
     leaf_of = leaves(count, leaf) if leaf else {}
-    verdict = finish(Pairing(names(count), leaf_of=leaf_of, seed=seed), network(faults, leaf_of))
+    pairing = Pairing(names(count), leaf_of=leaf_of, seed=seed)
+    verdict = finish(pairing, network(faults, leaf_of))
     # Most nodes of a leaf: that may be the leaf.
     assert set(verdict.named) | set(verdict.undecided) == set(faults)
     assert all("most nodes of leaf" in why for why in verdict.undecided.values())
     assert verdict.cleared == set(names(count)) - set(faults)
-    assert verdict.rounds <= (6 if leaf else 5)
+    assert pairing.rounds <= (6 if leaf else 5)

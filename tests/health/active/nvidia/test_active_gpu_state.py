@@ -118,10 +118,9 @@ def test_what_could_not_be_read_is_an_error_of_the_tool() -> None:
         assert (finding.status, finding.cls, finding.check) == ("ERROR", "tool", "active-error")
 
 
-def test_busy_gpus_are_named_but_not_for_our_own_processes() -> None:
+def test_busy_gpus_are_named() -> None:
     state = GpuState((Gpu(0, "a", WELL, {}, (7, 8)), gpu(1, mig=1), gpu(2)))
     assert gpu_state.busy(state) == ("gpu0 is used by process 7, 8", "gpu1 has MIG on")
-    assert gpu_state.busy(state, ours={7, 8}) == ("gpu1 has MIG on",)
     assert gpu_state.mig(state) == ("gpu1",)
 
 

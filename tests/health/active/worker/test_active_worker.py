@@ -51,8 +51,8 @@ def test_a_worker_says_who_it_is_and_does_what_it_is_told(coordinator: Coordinat
     assert (found.test, found.node, found.device, found.model) == ("gemm", "n1", "cpu", "cpu")
     assert found.values["fp32_tflops"] > 0
     assert 0.1 < found.seconds < 60
-    found = one(peer.ask(test="bitwise", level="quick", seconds=0.0, seed=1, model="moe", steps=2))
-    assert [key.split("/")[0] for key in found.digests] == ["moe"]
+    found = one(peer.ask(test="bitwise", level="quick", seconds=0.0, seed=1))
+    assert [key.split("/")[0] for key in found.digests] == ["dense", "moe"]
     assert (
         one(peer.ask(test="memory", level="quick", seconds=0.1, seed=1)).values["memory_gbps"] > 0
     )
