@@ -146,7 +146,6 @@ def _value_end(
         if anchors:
             end = anchors[0].start()
             return end, _next_key(line, end)
-    look_from = begin
     if kind == "node" and key == "Reason":
         signed = _SIGNATURE.search(line, begin)
         if signed is not None:
@@ -154,10 +153,9 @@ def _value_end(
             end = signed.start()
             return end, _after(line, signed.end(), rank, rank[key])
     if key in rank:
-        end = _after(line, look_from, rank, rank[key])
+        end = _after(line, begin, rank, rank[key])
         return end, end
-    following = _KEY.search(line, begin)
-    end = following.start() if following else len(line)
+    end = _next_key(line, begin)
     return end, end
 
 
