@@ -210,11 +210,12 @@ class Questions(SlurmCommands):
         """The running steps of a job that an srun has started."""
         argv = ("scontrol", "-a", "-o", "show", "step", job_argument(job_id))
         text = self._run(argv, retry=True).stdout
-        return [
-            Step(found[1], values.expand(found[2]), found[3], int(found[4]))
-            for found in map(_STEP.search, text.splitlines())
-            if found is not None
-        ]
+        with _readable(argv):
+            return [
+                Step(found[1], values.expand(found[2]), found[3], int(found[4]))
+                for found in map(_STEP.search, text.splitlines())
+                if found is not None
+            ]
 
     def topology(self) -> str:
         """Return the output of ``scontrol show topology``; "" where the plugin has none."""
