@@ -65,8 +65,8 @@ class Questions(SlurmCommands):
         argv = ("scontrol", "write", "batch_script", job_argument(job_id), "-")
         return self._run(argv, retry=True).stdout
 
-    def jobs(self, user: str | None = None, states: Collection[str] | None = None) -> list[Job]:
-        """All jobs that slurmctld still knows, finished ones too, filtered by owner and state.
+    def jobs(self, user: str | None = None) -> list[Job]:
+        """All jobs that slurmctld still knows, finished ones too; of one owner, if named.
 
         A name or comment may hold a newline and behind it a whole invented record, so each record
         must agree in id and owner with squeue's list, which has no free text; a job that is printed
@@ -92,7 +92,7 @@ class Questions(SlurmCommands):
                 if error.transient:
                     raise
                 continue
-            if (user is None or job.user == user) and (states is None or job.state in states):
+            if user is None or job.user == user:
                 out.append(job)
         return out
 
