@@ -37,12 +37,7 @@ def read_histories(
 ) -> tuple[list[JobHistory], list[str]]:
     """The histories of the newest jobs, newest first, and what could not be read."""
     problems: list[str] = []
-    try:
-        dirs, older = job_dirs(state_dir, view.owners, only=only)
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        return [], [f"cannot read {state_dir / 'jobs'}: {error.strerror or error}"]
+    dirs, older = job_dirs(state_dir, problems, view.owners, only=only)
     if older:
         problems.append(f"not read: {older} of the older jobs in {state_dir / 'jobs'}")
     found = []
