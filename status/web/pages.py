@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from robust_slurm.command_line import version
 from status.metrics.families import Family
 from status.metrics.textfile import collect
-from status.report.write import ReportError, fill, rendered, version
+from status.report.write import ReportError, fill, rendered
 from status.show import JSON_VERSION, Cluster, NoRecordError, read_cluster, read_job
 from status.source import RecordSource
 from status.views.overview import duration, node_word
