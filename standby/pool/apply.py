@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from health.admin.want import SLURM_CONF, Want
 from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.text import counted
 from standby.pool import file as pool_file
-from standby.pool.edge import Confirm, PoolView, WishError, check, count, give, observe, slurm_conf
+from standby.pool.edge import Confirm, PoolView, WishError, check, give, observe, slurm_conf
 from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import named_in, partition_lines, preemption, preempts
 from standby.pool.members import Admission, Choice, Sight, Wish, choose, demote
@@ -110,7 +111,7 @@ def apply(
         found = plan(slurm, state_dir, wish, old)
         _show(found, out)
         while found.orders and confirm is not None:
-            if not confirm(f"make {count(found.orders)}?"):
+            if not confirm(f"make {counted(len(found.orders), 'change')}?"):
                 out.write("nothing was changed\n")
                 return 1
             asked, found = found, plan(slurm, state_dir, wish, old)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from robust_slurm.state_dir.progress import JobRun, Point
 from robust_slurm.state_dir.records import NOT_STOPPED, Incident
+from robust_slurm.text import counted
 from status.accounts.segments import (
     INCIDENT_PHASES,
     REDONE,
@@ -81,7 +82,7 @@ def account(of: JobHistory, now: float) -> JobAccount:
     notes = list(of.notes)
     unknown = sum(i.outcome == RECOVERED and i.lost_steps is None for i in incidents)
     if unknown:
-        times = "1 recovery" if unknown == 1 else f"{unknown} recoveries"
+        times = counted(unknown, "recovery", "recoveries")
         notes.append(f"steps done twice after {times} are not known, and not counted")
     begins = [run.begin for run in runs]
     where = [_run_of(one, begins) for one in incidents]

@@ -16,6 +16,8 @@ from status.views.overview import clock, duration
 LINES = 4  # of evidence in a paragraph; --html and --json have all
 LEAST = 0.05  # of an incident's time: a shorter phase is not named
 
+_NAMES = {"first_step": "first step", "start_up": "start-up", "queued": "in the queue"}
+_NAMES |= {"redone": "steps done twice"}
 _KNOWN = {rule.id: rule.evidence for rule in RULES}
 _KNOWN |= {TESTED: "tests of the machines named it", REPLAYED: "a replay of the job named it"}
 _WHAT = {
@@ -111,7 +113,7 @@ def _known(one: Incident) -> str:
     lines = [f"“{line}”" for line in one.evidence[:LINES]]
     more = len(one.evidence) - LINES
     if more > 0:
-        lines.append("and 1 more line" if more == 1 else f"and {more} more lines")
+        lines.append(f"and {counted(more, 'more line')}")
     proof = f"The lines that prove it: {'; '.join(lines)}." if lines else ""
     first = "; ".join(part for part in (seen, how) if part)
     tests = f"Tests of the machines: {'; '.join(one.tests[:LINES])}." if one.tests else ""
@@ -152,23 +154,15 @@ def _cost(job: JobAccount, number: int) -> str:
     for s in mine:
         phases[s.phase] = phases.get(s.phase, 0) + s.ms
     named = [p for p in (*INCIDENT_PHASES, "redone", "queued", "start_up", "ending") if p in phases]
-    shown = [f"{_phase(p)} {duration(phases[p] / 1000)}" for p in named
+    shown = [f"{_NAMES.get(p, p)} {duration(phases[p] / 1000)}" for p in named
              if phases[p] >= LEAST * lost]  # fmt: skip
     steps = job.incidents[number].lost_steps
     again = "steps done twice not known"
     if steps is not None:
-        again = {0: "no step done twice", 1: "1 step done twice"}.get(
-            steps, f"{steps} steps done twice"
-        )
+        again = f"{counted(steps, 'step') if steps else 'no step'} done twice"
     return (
         f"It cost {duration(lost / 1000)} without new steps ({', '.join(shown)}), {again}, "
         f"{hours(sum(s.gpu_ms for s in mine)):.2f} GPU-hours."
-    )
-
-
-def _phase(name: str) -> str:
-    return {"first_step": "first step", "start_up": "start-up", "queued": "in the queue"}.get(
-        name, {"redone": "steps done twice"}.get(name, name)
     )
 
 
