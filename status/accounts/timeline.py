@@ -26,14 +26,6 @@ CLOCKS = 2.0  # s that an incident may lie before its run, by rounding
 
 
 @dataclass(frozen=True)
-class SlurmRun:
-    """One time that Slurm ran the job, as sacct has it. Seconds since 1970; None: it runs."""
-
-    start: float
-    end: float | None
-
-
-@dataclass(frozen=True)
 class JobAccount:
     """A job's time. ``segments`` cover [begin, end) without gap or overlap."""
 
@@ -57,7 +49,10 @@ class JobAccount:
 
 @dataclass(frozen=True)
 class JobHistory:
-    """A job's records, as far as they tell of time. ``spans``: sacct's, where there are any."""
+    """A job's records, as far as they tell of time.
+
+    ``spans``: start and end (None: it runs) of each time that Slurm ran the job, where sacct knows.
+    """
 
     job_id: int
     name: str
@@ -66,7 +61,7 @@ class JobHistory:
     live: bool
     runs: Sequence[JobRun]
     incidents: Sequence[Incident]
-    spans: Sequence[SlurmRun] = ()
+    spans: Sequence[tuple[float, float | None]] = ()
     step_time: float | None = None  # of the newest report
     notes: Sequence[str] = field(default_factory=tuple)
 
@@ -74,7 +69,7 @@ class JobHistory:
 def account(of: JobHistory, now: float) -> JobAccount:
     """Return the account of a job's time until ``now``, or until it ended."""
     runs = _apart(of.runs, now, of.live)
-    spans = [(ms(s.start), ms(now if s.end is None else s.end)) for s in of.spans]
+    spans = [(ms(start), ms(now if end is None else end)) for start, end in of.spans]
     edges = [*((r.begin, r.end) for r in runs), *spans]
     begin, end = min(b for b, _ in edges), max(e for _, e in edges)
     incidents = tuple(sorted(of.incidents, key=lambda i: i.time))

@@ -10,7 +10,7 @@ from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
 from status.accounts.segments import INCIDENT_PHASES
 from status.accounts.sums import hours
-from status.accounts.timeline import JobAccount
+from status.accounts.timeline import JobAccount, blamed
 from status.views.overview import clock, duration
 
 LINES = 4  # of evidence in a paragraph; --html and --json have all
@@ -97,7 +97,7 @@ def _blame(one: Incident) -> str:
 
 
 def _what(one: Incident) -> str:
-    nodes = _nodes(one)
+    nodes = blamed(one)
     if (text := _WHAT.get(one.symptom)) is None:  # text of a record: no format string
         return one.symptom.replace("_", " ") or "something failed"
     if not nodes:
@@ -130,7 +130,7 @@ def _done(one: Incident) -> str:
     if more := max(0, len(one.swaps) - LINES):
         swaps.append(f"and {more} more")
     did = {
-        "requeue": "The job was requeued" + (f" without {_listed(_nodes(one))}" if one.suspects
+        "requeue": "The job was requeued" + (f" without {_listed(blamed(one))}" if one.suspects
                                              else ""),
         "stop": "The job was ended",
         "shrink": "The job went on with fewer ranks",
@@ -167,7 +167,7 @@ def _cost(job: JobAccount, number: int) -> str:
 
 
 def _advice(one: Incident, log: str) -> str:
-    nodes = _nodes(one)
+    nodes = blamed(one)
     unsure = one.cause == "node" and stays(one.outcome, one.symptom)
     text = _ADVICE.get("unknown" if unsure else one.cause, "")
     if "{node" in text and not nodes:
@@ -176,11 +176,6 @@ def _advice(one: Incident, log: str) -> str:
     if one.cause in ("user", "unknown") and log:
         text += f" The log: {log}."
     return f"What you can do: {text}" if text else ""
-
-
-def _nodes(one: Incident) -> tuple[str, ...]:
-    left = tuple(dict.fromkeys(old for old, _ in one.swaps))
-    return left or one.suspects
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
