@@ -11,10 +11,9 @@ contract, and ``tests/robust_slurm/slurm/test_slurm_contract.py`` holds them to 
 - No answer is taken from an exit code alone.
 """
 
-from robust_slurm.slurm.door import DrainResult, Slurm
-from robust_slurm.slurm.errors import Kind, SlurmError, classify
+from robust_slurm.slurm.door import Slurm
+from robust_slurm.slurm.errors import Kind, SlurmError
 from robust_slurm.slurm.model import (
-    FINISHED,
     Allotted,
     Job,
     JobPlacement,
@@ -24,24 +23,20 @@ from robust_slurm.slurm.model import (
     Step,
     job_id_for_cli,
 )
-from robust_slurm.slurm.run import Completed, Runner, run_command
+from robust_slurm.slurm.run import Completed, run_command
 
 __all__ = [
-    "FINISHED",
     "Allotted",
     "Completed",
-    "DrainResult",
     "Job",
     "JobPlacement",
     "Kind",
     "Node",
     "Partition",
-    "Runner",
     "Slurm",
     "SlurmError",
     "StandbyClaim",
     "Step",
-    "classify",
     "job_id_for_cli",
     "run_command",
 ]
