@@ -71,15 +71,11 @@ def _report(found: PoolPlan) -> ApplyReport:
 
 
 def _show(found: PoolPlan, out: IO[str]) -> None:
-    for order in found.orders:
-        out.write(f"{order}\n")
-    for name, target in found.goal.items():
-        for note in gone_notes(name, target.gone):
-            out.write(f"note: {note}\n")
-    for name, why in found.choice.refused.items():
-        out.write(f"not admitted: {name}: {why}\n")
-    for name in found.choice.claims:
-        out.write(f"joins when its jobs end: {name}\n")
+    report = _report(found)
+    lines = [*report.changes, *(f"note: {note}" for note in report.notes)]
+    lines += [f"not admitted: {name}: {why}" for name, why in report.not_admitted.items()]
+    lines += [f"joins when its jobs end: {name}" for name in report.joins_later]
+    out.write("".join(f"{line}\n" for line in lines))
 
 
 def apply(

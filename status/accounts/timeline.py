@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from robust_slurm.state_dir.progress import JobRun, Point
 from robust_slurm.state_dir.records import NOT_STOPPED, Incident
@@ -205,7 +205,7 @@ def _of_run(
     taken = in_order(wanted, run.begin, run.end)
     training = Segment(0, 0, TRAINING)
     whole = degraded(filled(taken, run.begin, run.end, training), run.sizes)
-    return [_with_gpus(one, run.gpus) for one in whole]
+    return [replace(one, gpus=run.gpus) for one in whole]
 
 
 def _phases(incident: Incident, number: int) -> Iterator[Segment]:
@@ -276,11 +276,5 @@ def _between(
             queued = Segment(0, 0, "script", "script")  # between two steps of the job
         scripts = [s for s in known if s.end > one.begin and s.begin < one.end]
         part = filled(in_order(scripts, one.begin, one.end), one.begin, one.end, queued)
-        whole += [_with_gpus(each, gpus) for each in part]
+        whole += [replace(each, gpus=gpus) for each in part]
     return whole
-
-
-def _with_gpus(one: Segment, gpus: int) -> Segment:
-    return Segment(
-        one.begin, one.end, one.phase, one.cause, one.symptom, one.incident, one.nodes, gpus
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from robust_slurm.state_dir.records import NOT_STOPPED, Incident, stays
-from robust_slurm.text import counted
+from robust_slurm.text import counted, listed
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
 from status.accounts.segments import INCIDENT_PHASES
@@ -181,4 +181,4 @@ def _advice(one: Incident, log: str) -> str:
 def _listed(names: Sequence[str], most: int = 4) -> str:
     if len(names) > most:
         return f"{', '.join(names[:most])} and {counted(len(names) - most, 'more node')}"
-    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return listed(names, "and")
