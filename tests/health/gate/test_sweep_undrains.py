@@ -86,7 +86,9 @@ def test_slurms_drain_for_a_reason_that_outlived_ours(site: GateSite) -> None:
     assert site.slurm.drained == ["n1"]
 
 
-@pytest.mark.parametrize("state", ["DOWN+DRAIN", "IDLE+DRAIN+MAINT", "IDLE+DRAIN+REBOOT_ISSUED"])
+@pytest.mark.parametrize(
+    "state", ["DOWN+DRAIN", "IDLE+DRAIN+MAINTENANCE", "IDLE+DRAIN+REBOOT_ISSUED"]
+)
 def test_no_node_that_is_also_something_else(site: GateSite, state: str) -> None:
     site.slurm.set(state=state, reason="robust:node:broken:-:none:job1")
     main([])
