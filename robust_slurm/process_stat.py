@@ -60,13 +60,13 @@ def read(pid: int | str, proc: str = "/proc") -> ProcessStat:
         return parse(os.fsdecode(file.read(4096)))
 
 
-def parents(proc: str = "/proc") -> dict[int, int]:
+def parents() -> dict[int, int]:
     """Map the pid of every process to its parent's; those that end meanwhile are left out."""
     found = {}
-    for name in os.listdir(proc):  # noqa: PTH208
+    for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():
             try:
-                found[int(name)] = read(name, proc).parent
+                found[int(name)] = read(name).parent
             except (OSError, ValueError):
                 continue
     return found

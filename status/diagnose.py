@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from robust_slurm.state_dir.records import clean
+from robust_slurm.text import counted
 from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.signatures.lines import LogLine
 from srun_wrapper.signatures.verdict import LogVerdict, judge
@@ -69,8 +70,8 @@ def diagnose(logs: Logs, catalogue: Catalogue) -> tuple[LogVerdict, list[str]]:
         mark = ">" if verdict.first and line.number == verdict.first.number else " "
         shown.append(f" {mark} {logs.place(line)}: {clean(line.text.strip())[:WIDTH]}")
     if verdict.followers:
-        lines = "line that only follows" if verdict.followers == 1 else "lines that only follow"
-        shown.append(f"   and {verdict.followers} {lines} from it")
+        lines = counted(verdict.followers, "line that only follows", "lines that only follow")
+        shown.append(f"   and {lines} from it")
     return verdict, shown
 
 

@@ -13,22 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from robust_slurm.command_line.screen import plain_table
-from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.state_dir.records import Checkpoint, Incident
 from standby.pool.stock import told
+from status.accounts.segments import INCIDENT_PHASES
 from status.lemons import Lemon
 from status.model import JobReport, JobRow, NodeRow, StatusReport
 from status.rules import RuleRow
-from status.views.attention import Attention
+from status.views.attention import BAD, Attention
 from status.views.data import data_lines
 from status.views.job import short_incidents
-from status.views.overview import Line, job_lines, overview, short_clock, unread
+from status.views.overview import Line, folded, job_lines, overview, short_clock, unread
 
-_PHASES = (
-    *("detect", "decide", "stop", "test", "replace"),
-    *("restore", "launch", "first_step", "total"),
-)
-_BAD = {"DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "INVALID_REG"}
+_PHASES = (*INCIDENT_PHASES, "total")
 _STATUS_STYLE = {
     "running": "green",
     "recovering": "yellow",
@@ -84,7 +80,7 @@ def print_report(report: StatusReport, out: Console, with_jobs: bool = True) -> 
     if report.nodes:
         table = plain_table("NODE", "POOL", "STATE", "REASON", "REPORTS", "NEWEST EVIDENCE")
         for names, node in _alike(report.nodes):
-            bad = bool(_BAD & set(node.state))
+            bad = bool(BAD & set(node.state))
             table.add_row(
                 names,
                 node.pool or "?",
@@ -279,22 +275,15 @@ def _alike(nodes: Sequence[NodeRow]) -> list[tuple[str, NodeRow]]:
     for node in nodes:
         rows.setdefault(replace(node, name=""), []).append(node.name)
     return [
-        (_folded(names) + (f" ({len(names)} nodes)" if len(names) > 1 else ""), node)
+        (folded(names) + (f" ({len(names)} nodes)" if len(names) > 1 else ""), node)
         for node, names in rows.items()
     ]
-
-
-def _folded(names: Sequence[str]) -> str:
-    try:
-        return fold(names)
-    except ParseError:  # a name that no node can have: print it unchanged
-        return ",".join(names)
 
 
 def _members(nodes: tuple[Mapping[str, Any], ...]) -> str:
     """Active nodes folded, the others counted by role: "n[1-2,5] (1 spare, 1 released)"."""
     active = [node["name"] for node in nodes if node["role"] == "active"]
-    text = _folded(active)
+    text = folded(active)
     if len(text) > 60:
         text = f"{len(active)} nodes"
     others = Counter(node["role"] or "?" for node in nodes if node["role"] != "active")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
 from robust_slurm.command_line.errors import CommandError, warn
@@ -30,6 +30,9 @@ class Cluster:
     look: tuple[Attention, ...]
     wrong: bool  # there is no such state directory, or it cannot be read
 
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self.report), "attention": [asdict(one) for one in self.look]}
+
 
 def read_cluster(source: RecordSource, mine: bool = False, since: float | None = None) -> Cluster:
     """Read all jobs and nodes.
@@ -50,9 +53,7 @@ def read_cluster(source: RecordSource, mine: bool = False, since: float | None =
         rows += sorted((r for r in ended if not r.live), key=lambda r: (-r.job_id, r.step_id))
     if mine:
         rows = [row for row in rows if row.user == source.own]
-    done = StatusReport(
-        done.time, done.slurm_error, done.nodes, tuple(rows), done.problems, done.pool
-    )
+    done = replace(done, jobs=tuple(rows))
     look = attention(done, files.reports)
     return Cluster(done, tuple(files.reports), tuple(look), source.wrong)
 
@@ -61,8 +62,7 @@ def show_all(args: argparse.Namespace, source: RecordSource, out: IO[str]) -> in
     """Print the screen, the table of nodes (--nodes), or that of the bad ones (--bad)."""
     found = read_cluster(source, args.mine, moment(args.since, source.now))
     if args.json:
-        extra = {"attention": [asdict(one) for one in found.look]}
-        print_json({**asdict(found.report), **extra}, out)
+        print_json(found.as_json(), out)
     else:
         from robust_slurm.command_line.screen import console
         from status import render

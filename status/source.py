@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from robust_slurm.config import Config
-from robust_slurm.slurm import Slurm, SlurmClient, SlurmError
+from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.choose import connect
 from robust_slurm.state_dir.records import clean
 from status.accounts.gather import UserOf, user_of
@@ -103,7 +103,7 @@ def _own() -> str:
         return str(os.getuid())
 
 
-def ask_slurm(slurm: SlurmClient, with_nodes: bool = True, with_places: bool = False) -> SlurmView:
+def ask_slurm(slurm: Slurm, with_nodes: bool = True, with_places: bool = False) -> SlurmView:
     """Ask for nodes, partitions and two job lists at once; ``with_places``: also the jobs' nodes.
 
     ``ping`` goes first because it answers at once when slurmctld is down; the others block 9 s.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -16,14 +15,15 @@ from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.state_dir.files import JobRecord, read_jobs
 from robust_slurm.state_dir.node_events import NodeEvent, published, read_events
 from robust_slurm.state_dir.records import clean
+from robust_slurm.text import counted
 from status.by_node import by_node
 from status.lemons import Lemon, lemon, order
 from status.model import SlurmView
 from status.rules import rule_rows
+from status.show import print_json
 from status.story import Suspicion, proven_good, suspicions
 from status.views.overview import clock
 
-JSON_VERSION = 1
 SHOWN = 20  # suspicions of a node in words; JSON has all
 
 
@@ -97,7 +97,7 @@ def show_node(node: str, state_dir: Path, view: SlurmView, as_json: bool, out: I
             "suspicions": [asdict(one) for one in found],
             "problems": records.problems,
         }
-        _print_json(data, out)
+        print_json(data, out)
     else:
         print("\n".join(story(node, known, found, view.error, state_dir)), file=out)
         _complain(records.problems)
@@ -135,19 +135,15 @@ def _head(one: Suspicion) -> str:
 def _count(found: Sequence[Suspicion]) -> str:
     """Like "3 reports: 1 confirmed, 2 cleared; 1 drain by the gate's own checks"."""
     verdicts = [one.verdict for one in found if one.reported]
-    counted = [f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts)]
-    parts = [_plural(len(verdicts), "report") + (f": {', '.join(counted)}" if counted else "")]
+    each = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+    parts = [counted(len(verdicts), "report") + (f": {each}" if each else "")]
     if own := sum(one.source == "gate" for one in found):
-        parts.append(f"{_plural(own, 'drain')} by the gate's own checks")
+        parts.append(f"{counted(own, 'drain')} by the gate's own checks")
     if silent := sum(one.verdict == "unreported" for one in found):
-        parts.append(f"{_plural(silent, 'replacement')} without a report")
+        parts.append(f"{counted(silent, 'replacement')} without a report")
     if named := sum(one.verdict == "warned" for one in found):
-        parts.append(f"{_plural(named, 'warning')}")
+        parts.append(counted(named, "warning"))
     return "; ".join(parts)
-
-
-def _plural(count: int, what: str) -> str:
-    return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
 # -- lemons and rules -------------------------------------------------------------------------
@@ -207,12 +203,7 @@ def _print_table_json(key: str, rows: Iterable[Any], records: Records, out: IO[s
         key: [asdict(row) for row in rows],
         "problems": records.problems,
     }
-    _print_json(data, out)
-
-
-def _print_json(data: dict[str, Any], out: IO[str]) -> None:
-    json.dump({"version": JSON_VERSION, **data}, out, indent=1, allow_nan=False)
-    out.write("\n")
+    print_json(data, out)
 
 
 def _complain(problems: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from robust_slurm.error_counters import weight
 from robust_slurm.state_dir.node_events import NodeEvent
 from robust_slurm.state_dir.records import Incident, NodeReport
+from robust_slurm.text import counted
 
 MOST = 5  # lines of evidence that are shown of one record
 
@@ -61,9 +62,7 @@ def evicted(job: int, node: str, incident: Incident) -> str:
 def outcome(job: int, incident: Incident) -> str:
     lost = ""
     if incident.lost_steps is not None and incident.outcome == "recovered":
-        lost = (
-            "; 1 step lost" if incident.lost_steps == 1 else f"; {incident.lost_steps} steps lost"
-        )
+        lost = f"; {counted(incident.lost_steps, 'step')} lost"
     return f"outcome in job {job}: {incident.outcome or 'unknown'}{lost}"
 
 

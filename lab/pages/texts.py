@@ -20,7 +20,7 @@ CHANNELS = frozenset(
         "DurableError",
         "ListingError",
         "NoRecordError",
-        "_Usage",
+        "_usage",
         "_Wrong",
         "SizeError",
         "WishError",

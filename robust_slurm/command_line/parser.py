@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from robust_slurm.text import did_you_mean, listed
 
-from . import BAD_INPUT
+from . import BAD_INPUT, version
 from .errors import CommandError
 
 _NUMBER = re.compile(r"-\.?\d")
@@ -124,10 +124,4 @@ class _Version(argparse.Action):
 
 def version_text(prog: str) -> str:
     """Return what ``--version`` prints."""
-    from importlib import metadata
-
-    try:
-        version = metadata.version("robust-slurm")
-    except metadata.PackageNotFoundError:  # a clone that is not installed
-        version = "(not installed)"
-    return f"{prog} (robust-slurm) {version}"
+    return f"{prog} (robust-slurm) {version()}"

@@ -90,10 +90,10 @@ def abandon(stream: IO[str]) -> None:
         pass
 
 
-def fit_locale(env: Mapping[str, str] | None = None) -> None:
+def fit_locale() -> None:
     """Have stdout and stderr print what the locale can show, whatever the text is."""
     codecs.register_error(_HANDLER, transliterate)
-    plain = is_ascii(os.environ if env is None else env)
+    plain = is_ascii(os.environ)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="ascii" if plain else None, errors=_HANDLER)
@@ -127,9 +127,9 @@ def _letter(char: str) -> str:
     return unicodedata.normalize("NFKD", char).encode("ascii", "ignore").decode() or "?"
 
 
-def encoded(text: str, env: Mapping[str, str] | None = None) -> bytes:
+def encoded(text: str) -> bytes:
     """Return the bytes of a line for stderr, as the locale can show it."""
-    if not text.isascii() and is_ascii(os.environ if env is None else env):
+    if not text.isascii() and is_ascii(os.environ):
         text = plain(text)
     return text.encode(errors="backslashreplace")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from robust_slurm.slurm import parse, values
 from robust_slurm.slurm.command import SlurmCommands
@@ -55,7 +56,8 @@ class Questions(SlurmCommands):
                 f"{record.get('ArrayJobId')}_{record.get('ArrayTaskId')}",
                 f"{record.get('HetJobId')}+{record.get('HetJobOffset')}",
             ):
-                return self._typed(argv, record)
+                with _readable(argv):
+                    return job_from(record)
         raise SlurmError("not_found", argv, f"Slurm printed no record of job {wanted}")
 
     def batch_script(self, job_id: int | str) -> str:
@@ -63,8 +65,8 @@ class Questions(SlurmCommands):
         argv = ("scontrol", "write", "batch_script", job_argument(job_id), "-")
         return self._run(argv, retry=True).stdout
 
-    def jobs(self, user: str | None = None, states: Collection[str] | None = None) -> list[Job]:
-        """All jobs that slurmctld still knows, finished ones too, filtered by owner and state.
+    def jobs(self, user: str | None = None) -> list[Job]:
+        """All jobs that slurmctld still knows, finished ones too; of one owner, if named.
 
         A name or comment may hold a newline and behind it a whole invented record, so each record
         must agree in id and owner with squeue's list, which has no free text; a job that is printed
@@ -90,7 +92,7 @@ class Questions(SlurmCommands):
                 if error.transient:
                     raise
                 continue
-            if (user is None or job.user == user) and (states is None or job.state in states):
+            if user is None or job.user == user:
                 out.append(job)
         return out
 
@@ -138,10 +140,8 @@ class Questions(SlurmCommands):
                 continue
             if len(row[4]) >= _NODE_LIST:  # a name may be cut to another node's
                 raise SlurmError("other", argv, f"the node list of job {row[0]} is cut off")
-            try:
+            with _readable(argv):
                 names = values.expand(row[4])
-            except ParseError as error:
-                raise SlurmError("other", argv, str(error)) from error
             found.append(Allotted(int(row[0]), int(row[1]), row[2], row[3], names))
         return sorted(found, key=lambda job: job.id)
 
@@ -152,14 +152,12 @@ class Questions(SlurmCommands):
         """
         argv = ("squeue", "-h", "-a", "-p", partition, "-o", "%A|%T|%u|%N|%j")
         found = map(_CLAIM.fullmatch, self._run(argv, retry=True).stdout.splitlines())
-        try:
+        with _readable(argv):
             return [
                 StandbyClaim(int(m[1]), int(m[5]), m[2], m[3], values.expand(m[4]))
                 for m in found
                 if m is not None
             ]
-        except ParseError as error:
-            raise SlurmError("other", argv, str(error)) from error
 
     def placements(self) -> dict[int, JobPlacement]:
         """Return the places of all jobs that hold nodes now, by id: short, no free text."""
@@ -168,10 +166,8 @@ class Questions(SlurmCommands):
         for number, row in self._squeue("%T|%P|%u|%N", self._until()).items():
             if len(row) != 4 or row[0] in FINISHED or row[0] == "PENDING":
                 continue
-            try:
+            with _readable(argv):
                 nodes = values.expand(row[3])
-            except ParseError as error:
-                raise SlurmError("other", argv, str(error)) from error
             if nodes:
                 found[number] = JobPlacement(row[0], row[1], row[2], nodes)
         return found
@@ -198,34 +194,28 @@ class Questions(SlurmCommands):
                 return {}
             argv = (*argv, folded)
         done = self._run(argv, until=until, retry=True, allow=("not_found",))
-        out: dict[str, Node] = {}
-        for record in self._records(argv, done.stdout, "node"):
-            try:
-                node = node_from(record)
-            except ParseError as error:
-                raise SlurmError("other", argv, str(error)) from error
-            out[node.name] = node
-        return out
+        with _readable(argv):
+            found = [node_from(record) for record in self._records(argv, done.stdout, "node")]
+        return {node.name: node for node in found}
 
     def partitions(self) -> dict[str, Partition]:
         """All partitions by name, hidden ones too."""
         argv = ("scontrol", "-a", "-o", "show", "partition")
         text = self._run(argv, retry=True).stdout
-        try:
+        with _readable(argv):
             found = [partition_from(r) for r in self._records(argv, text, "partition")]
-        except ParseError as error:
-            raise SlurmError("other", argv, str(error)) from error
         return {partition.name: partition for partition in found}
 
     def steps(self, job_id: int | str) -> list[Step]:
         """The running steps of a job that an srun has started."""
         argv = ("scontrol", "-a", "-o", "show", "step", job_argument(job_id))
         text = self._run(argv, retry=True).stdout
-        return [
-            Step(found[1], values.expand(found[2]), found[3], int(found[4]))
-            for found in map(_STEP.search, text.splitlines())
-            if found is not None
-        ]
+        with _readable(argv):
+            return [
+                Step(found[1], values.expand(found[2]), found[3], int(found[4]))
+                for found in map(_STEP.search, text.splitlines())
+                if found is not None
+            ]
 
     def topology(self) -> str:
         """Return the output of ``scontrol show topology``; "" where the plugin has none."""
@@ -234,16 +224,8 @@ class Questions(SlurmCommands):
     # ---- inside
 
     def _records(self, argv: Sequence[str], text: str, kind: parse.Record) -> list[dict[str, str]]:
-        try:
+        with _readable(argv):
             return [parse.fields(line, kind) for line in parse.split_records(text, kind)]
-        except ParseError as error:
-            raise SlurmError("other", argv, str(error)) from error
-
-    def _typed(self, argv: Sequence[str], record: Mapping[str, str]) -> Job:
-        try:
-            return job_from(record)
-        except ParseError as error:
-            raise SlurmError("other", argv, str(error)) from error
 
     def _folded(self, argv: Sequence[str], names: Iterable[str]) -> str:
         try:
@@ -257,6 +239,15 @@ class Questions(SlurmCommands):
         if node not in found:
             raise SlurmError("not_found", argv, f"Slurm has no node {node}")
         return found[node]
+
+
+@contextmanager
+def _readable(argv: Sequence[str]) -> Iterator[None]:
+    """Raise SlurmError where the answer to a command cannot be read."""
+    try:
+        yield
+    except ParseError as error:
+        raise SlurmError("other", argv, str(error)) from error
 
 
 def job_argument(job_id: int | str) -> str:

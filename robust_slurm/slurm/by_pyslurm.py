@@ -248,7 +248,7 @@ def _node(row: Sequence[Any]) -> Node:
     name, hostname, port, state, partitions, kinds, cpus, comment, features, why = row
     if not name:
         raise ValueError("a node without a name")
-    reason, author, given = why or (None, None, None)
+    reason, given = why or (None, None)
     gres = ",".join(f"{kind}:{int(count)}" for kind, count in (kinds or {}).items())
     return Node(
         name=str(name),
@@ -256,7 +256,6 @@ def _node(row: Sequence[Any]) -> Node:
         port=port or None,
         state=values.state_flags(state),
         reason=values.optional(reason),
-        reason_by=author,
         reason_time=float(given) if given else None,
         partitions=tuple(partitions or ()),
         gres=gres or None,

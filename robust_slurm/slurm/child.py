@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,15 @@ class PyslurmChild:
 
     # ---- inside; the lock is held
 
-    def _entered(self, until: float) -> _Entered:
-        return _Entered(self._lock, until)
+    @contextmanager
+    def _entered(self, until: float) -> Iterator[None]:
+        """Hold the lock. Raises ChildLate if another thread's question holds it until then."""
+        if not self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
+            raise ChildLate("another question took until the deadline")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _start(self, until: float) -> subprocess.Popen[bytes]:
         if self._why:
@@ -243,18 +251,3 @@ def _bounded_file(size: int) -> int:
     os.ftruncate(file, size)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
     return file
-
-
-class _Entered:
-    """Holds the lock; raises ChildLate if another thread's question holds it until the deadline."""
-
-    def __init__(self, lock: threading.Lock, until: float) -> None:
-        self._lock = lock
-        self._until = until
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=max(0.0, self._until - time.monotonic())):
-            raise ChildLate("another question took until the deadline")
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()

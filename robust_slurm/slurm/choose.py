@@ -6,14 +6,8 @@ import sys
 from importlib.util import find_spec
 
 from robust_slurm.slurm.by_pyslurm import PySlurm
-from robust_slurm.slurm.client import SlurmClient
 from robust_slurm.slurm.door import Slurm
 from robust_slurm.slurm.errors import SlurmError
-
-_CLIENTS: tuple[type[SlurmClient], ...] = (
-    Slurm,
-    PySlurm,
-)  # checked by mypy: both keep the contract
 
 
 def connect(backend: str = "auto", deadline_s: float = 10.0) -> Slurm:

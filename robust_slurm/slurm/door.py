@@ -76,13 +76,10 @@ class Slurm(Objects):
         """Put a batch job back in the queue. ``conflict`` if it is pending already."""
         self._run(("scontrol", "requeue", job_argument(job_id)))
 
-    def cancel(self, job_id: int | str, signal: str | None = None) -> None:
-        """Cancel a job, or send its steps a signal. A job that is gone is no error."""
-        argv: tuple[str, ...] = ("scancel", job_argument(job_id))
-        if signal is not None:
-            argv = ("scancel", f"--signal={signal}", job_argument(job_id))
+    def cancel(self, job_id: int | str) -> None:
+        """Cancel a job. A job that is gone is no error."""
         try:
-            self._run(argv, retry=True)
+            self._run(("scancel", job_argument(job_id)), retry=True)
         except SlurmError as error:
             gone = "already completing or completed" in error.message.lower()
             if not (gone or error.kind == "not_found"):
@@ -94,9 +91,8 @@ class Slurm(Objects):
         *,
         partition: str | None = None,
         exclude: Sequence[str] | None = None,
-        start_time: float | str | None = None,
+        start_time: float | None = None,
         requeue: bool | None = None,
-        comment: str | None = None,
         num_nodes: int | None = None,
         required: Sequence[str] | None = None,
         within: float | None = None,
@@ -104,9 +100,9 @@ class Slurm(Objects):
         """Change a job in one request; None leaves a field as it is.
 
         ``partition`` may be a list "train,standby"; an empty ``exclude`` or ``required`` (nodes
-        that the job insists on) clears the list; ``start_time`` is seconds since 1970 or Slurm's
-        own words ("now"). All but ``requeue`` and ``comment`` are refused (``conflict``) while
-        the job runs; ``conflict`` may take 5 s to come (see errors.py on the second update).
+        that the job insists on) clears the list; ``start_time`` is seconds since 1970. All but
+        ``requeue`` are refused (``conflict``) while the job runs; ``conflict`` may take 5 s to come
+        (see errors.py on the second update).
         ``within``: seconds for this request, instead of the door's deadline.
         """
         argv: tuple[str, ...] = ("scontrol", "update", f"JobId={job_argument(job_id)}")
@@ -116,11 +112,10 @@ class Slurm(Objects):
         if exclude is not None:
             changes.append(f"ExcNodeList={self._folded(argv, exclude)}")
         if start_time is not None:
-            changes.append(f"StartTime={_start_time(start_time)}")
+            local = time.localtime(start_time)  # Slurm reads wall-clock times of this zone only
+            changes.append(time.strftime("StartTime=%Y-%m-%dT%H:%M:%S", local))
         if requeue is not None:
             changes.append(f"Requeue={int(requeue)}")
-        if comment is not None:
-            changes.append(f"Comment={printable(comment, 1000)}")
         if num_nodes is not None:
             changes.append(f"NumNodes={num_nodes}")
         if required is not None:
@@ -134,21 +129,17 @@ class Slurm(Objects):
         script: str,
         *,
         args: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> int:
         """Submit a batch script (its text begins with "#!") and return the job id.
 
-        The job gets ``env`` (default: this process's) in full, less what describes the job that
-        we run in; values may hold commas and newlines, since nothing passes through --export's
-        list. Never retried: after a time-out the job may exist.
+        The job gets our environment in full, less what describes the job that we run in; values
+        may hold commas and newlines, since nothing passes through --export's list. Never retried:
+        after a time-out the job may exist.
         """
         argv = ("sbatch", "--parsable", "--export=ALL", *args)
-        base = without_slurm(self._environ)
-        given = base if env is None else without_slurm(env)
-        reach = {name: base[name] for name in base if name.startswith("SLURM")}
-        full = {"PATH": self._environ.get("PATH", os.defpath)} | given | reach
-        printed = self._run(argv, input=script, env=full, cwd=cwd).stdout
+        env = {"PATH": os.defpath} | without_slurm(self._environ)
+        printed = self._run(argv, input=script, env=env, cwd=cwd).stdout
         match = re.search(r"^(\d+)(;|$)", printed.strip(), re.MULTILINE)
         if match is None:
             raise SlurmError("other", argv, f"sbatch printed no job id: {printed[:200]!r}")
@@ -200,17 +191,10 @@ def _reason(text: str) -> str:
 
 
 def printable(text: str, length: int) -> str:
-    """Text that can stand in a reason or a comment: one line, no control characters.
+    """Text that can stand in a reason: one line, no control characters.
 
     Quotes go (scontrol strips a pair of them), and brackets become round, since Slurm signs a
     reason with "[who@when]".
     """
     table = str.maketrans({"[": "(", "]": ")", '"': None, "'": None})
     return one_line(text.translate(table), len(text) + 1)[:length].rstrip()
-
-
-def _start_time(value: float | str) -> str:
-    """Slurm's time argument; it reads wall-clock times in the local zone only."""
-    if isinstance(value, str):
-        return value
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(value))

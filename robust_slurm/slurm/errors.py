@@ -81,7 +81,6 @@ _RULES: tuple[tuple[str, Kind, str | None], ...] = (
     ("could not establish a configuration source", "invalid", "set SLURM_CONF, or run slurmd here"),
     ("access/permission denied", "denied", None),
     ("invalid user id", "denied", None),
-    ("group not permitted to use this partition", "denied", None),
     ("not permitted to use", "denied", None),
     ("access denied", "denied", None),
     ("rejecting authentication of user", "denied", None),
@@ -119,22 +118,16 @@ _RULES: tuple[tuple[str, Kind, str | None], ...] = (
     ("invalid node state", "conflict", None),
     ("node count specification invalid", "invalid", None),
     ("violates accounting/qos policy", "denied", None),
-    ("invalid qos", "invalid", None),
     ("update of this parameter is not supported", "invalid", None),
-    ("invalid keyword", "invalid", None),
     ("unrecognized option", "invalid", None),
     ("unrecognised option", "invalid", None),
-    ("invalid option", "invalid", None),
     ("you must specify a reason", "invalid", None),
     ("does not look like a batch script", "invalid", None),
     ("batch script is empty", "invalid", None),
     ("unknown job signal", "invalid", None),
-    ("invalid feature specification", "invalid", None),
-    ("invalid generic resource", "invalid", None),
-    ("invalid job array specification", "invalid", None),
     ("memory specification can not be satisfied", "invalid", None),
     ("time limit", "invalid", None),
-    ("invalid", "invalid", None),
+    ("invalid", "invalid", None),  # option, keyword, QOS, feature, generic resource, array …
 )
 
 

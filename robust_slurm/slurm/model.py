@@ -120,7 +120,6 @@ class Node:
     port: int | None
     state: frozenset[str]
     reason: str | None
-    reason_by: str | None
     reason_time: float | None
     partitions: tuple[str, ...]
     gres: str | None
@@ -243,7 +242,6 @@ def node_from(record: Mapping[str, str]) -> Node:
         port=values.integer(record.get("Port")) or None,
         state=values.state_flags(_required(record, "State")),
         reason=values.optional(record.get("Reason")),
-        reason_by=record.get(parse.REASON_BY),
         reason_time=values.epoch(record.get(parse.REASON_TIME)),
         partitions=tuple(p for p in record.get("Partitions", "").split(",") if p),
         gres=values.optional(record.get("Gres")),

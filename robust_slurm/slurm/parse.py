@@ -27,7 +27,7 @@ _AFTER_JOB_NAME = re.compile(
     r"(?:\s+SLUID=\S*)?(?:\s+HetJobIdSet=\S*)?"
     r"\s+UserId=[^\s()]*\(\d+\) GroupId=[^\s()]*\(\d+\) MCS_label="
 )
-_REASON_BY = re.compile(r"\s\[([^\s@\[\]]+)@(\d+|\d{4}-\d\d-\d\dT[\d:]+|Unknown|None)\]")
+_SIGNATURE = re.compile(r"\s\[[^\s@\[\]]+@(\d+|\d{4}-\d\d-\d\dT[\d:]+|Unknown|None)\]")
 
 # From here on a record contains free text, in the order in which Slurm prints it.
 _JOB_TAIL = (
@@ -91,7 +91,6 @@ _RANK: dict[Record, dict[str, int]] = {
     "partition": {},
 }
 
-REASON_BY = "Reason.by"
 REASON_TIME = "Reason.time"
 
 
@@ -111,7 +110,7 @@ def split_records(text: str, kind: Record) -> list[str]:
 
 
 def fields(line: str, kind: Record) -> dict[str, str]:
-    """The fields of one record, values stripped. A node's ``[who@when]`` gets keys of its own.
+    """The fields of one record, values stripped. REASON_TIME is that of a node's ``[who@when]``.
 
     Raises ParseError when the line is no such record, or when its free text imitates a record so
     well that the two readings cannot be told apart.
@@ -147,18 +146,16 @@ def _value_end(
         if anchors:
             end = anchors[0].start()
             return end, _next_key(line, end)
-    look_from = begin
     if kind == "node" and key == "Reason":
-        signed = _REASON_BY.search(line, begin)
+        signed = _SIGNATURE.search(line, begin)
         if signed is not None:
-            out[REASON_BY], out[REASON_TIME] = signed[1], signed[2]
+            out[REASON_TIME] = signed[1]
             end = signed.start()
             return end, _after(line, signed.end(), rank, rank[key])
     if key in rank:
-        end = _after(line, look_from, rank, rank[key])
+        end = _after(line, begin, rank, rank[key])
         return end, end
-    following = _KEY.search(line, begin)
-    end = following.start() if following else len(line)
+    end = _next_key(line, begin)
     return end, end
 
 

@@ -26,8 +26,7 @@ NOT_TEXT = "(not UTF-8)"  # in place of a comment or reason that pyslurm cannot 
 
 def nodes(pyslurm: Any, request: dict[str, Any]) -> list[list[Any]]:
     """Return name, hostname, port, state, partitions, gres, CPUs, comment and features of each
-    node, and the reason with its author and time. To look up an author's name may take a request
-    over the network."""
+    node, and the reason with its time."""
     return [_node(node) for node in pyslurm.Nodes.load().values()]
 
 
@@ -58,15 +57,9 @@ def _text(node: Any, what: str) -> Any:
         return NOT_TEXT
 
 
-def _reason(node: Any) -> tuple[Any, Any, Any] | None:
+def _reason(node: Any) -> tuple[Any, Any] | None:
     reason = _text(node, "reason")
-    if not reason:
-        return None
-    try:
-        author = node.reason_user
-    except KeyError:  # a user that this machine does not know
-        author = None
-    return reason, author, node.reason_time
+    return (reason, node.reason_time) if reason else None
 
 
 def jobs(pyslurm: Any, request: dict[str, Any]) -> list[list[Any]]:

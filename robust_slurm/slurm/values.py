@@ -16,32 +16,6 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}", re.ASCII)
 _NOTHING = frozenset({"", "(null)", "none", "n/a", "unknown", "none assigned", "n/s", "invalid"})
 _ENDLESS = frozenset({"UNLIMITED", "INFINITE", "PARTITION_LIMIT", "NONE", "INVALID", "NOT_SET"})
 
-# Suffixes of `sinfo` and of old `scontrol` state names.
-_SYMBOLS = {
-    "*": "NOT_RESPONDING",
-    "~": "POWERED_DOWN",
-    "#": "POWERING_UP",
-    "!": "POWER_DOWN",
-    "%": "POWERING_DOWN",
-    "$": "MAINTENANCE",
-    "@": "REBOOT_REQUESTED",
-    "^": "REBOOT_ISSUED",
-    "-": "PLANNED",
-}
-_STATE_NAMES: dict[str, tuple[str, ...]] = {
-    "ALLOC": ("ALLOCATED",),
-    "MIX": ("MIXED",),
-    "COMP": ("COMPLETING",),
-    "MAINT": ("MAINTENANCE",),
-    "RESV": ("RESERVED",),
-    "NO_RESPOND": ("NOT_RESPONDING",),
-    "INVAL": ("INVALID_REG",),
-    "DRAINED": ("IDLE", "DRAIN"),
-    "DRAINING": ("ALLOCATED", "DRAIN"),
-    "DRNG": ("ALLOCATED", "DRAIN"),
-    "FAILING": ("ALLOCATED", "FAIL"),
-}
-
 
 class ParseError(ValueError):
     """Text that Slurm is not known to print, or that cannot be read in one way only."""
@@ -102,16 +76,8 @@ def megabytes(value: str | None) -> int | None:
 
 @lru_cache(maxsize=256)
 def state_flags(value: str) -> frozenset[str]:
-    """A node's state as a set: "IDLE+DRAIN*" is {IDLE, DRAIN, NOT_RESPONDING}."""
-    flags: set[str] = set()
-    for word in value.upper().split("+"):
-        name = word.strip()
-        while name and name[-1] in _SYMBOLS:
-            flags.add(_SYMBOLS[name[-1]])
-            name = name[:-1]
-        if name:
-            flags.update(_STATE_NAMES.get(name, (name,)))
-    return frozenset(flags)
+    """A node's state as a set: "IDLE+DRAIN" is {IDLE, DRAIN}. Other names and signs are sinfo's."""
+    return frozenset(name for word in value.upper().split("+") if (name := word.strip()))
 
 
 def gres_option(value: str | None) -> str | None:

@@ -26,6 +26,7 @@ from robust_slurm.state_dir.records import (
     node_report_from,
     roster_from,
 )
+from robust_slurm.text import counted
 
 ROSTER_BYTES = 4 << 20  # 1,250 nodes x 8 ranks are about 200 KB
 REPORT_BYTES = 64 << 10
@@ -66,6 +67,7 @@ def read_capped(path: Path, limit: int, tail: bool = False) -> bytes:
 
 def job_dirs(
     state_dir: Path,
+    problems: list[str],
     owners: Mapping[int, int] | None = None,
     most: int = MAX_JOBS,
     only: int | None = None,
@@ -74,10 +76,20 @@ def job_dirs(
 
     Every user can make directories there, also for jobs of others and for jobs to come. What Slurm
     knows (``owners``: job id → uid) decides which directory is the job's and which ids can exist.
-    ``only``: this job alone. Raises OSError.
+    ``only``: this job alone. A directory that cannot be read is added to ``problems``.
     """
-    jobs = state_dir / "jobs"
-    known = owners or {}
+    try:
+        return _job_dirs(state_dir / "jobs", owners or {}, most, only)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problems.append(f"cannot read {state_dir / 'jobs'}: {error.strerror or error}")
+    return [], 0
+
+
+def _job_dirs(
+    jobs: Path, known: Mapping[int, int], most: int, only: int | None
+) -> tuple[list[tuple[int, Path]], int]:
     if only is not None and only in known:
         name = names.find(str(jobs), only, known[only])
         return [(only, jobs / name)] if name else [], 0
@@ -118,32 +130,22 @@ def read_state(
 ) -> StateFiles:
     """Rosters and reports of all jobs, or of one; ``owners`` and ``only``: see ``job_dirs``."""
     found = StateFiles()
-    try:
-        dirs, older = job_dirs(state_dir, owners, only=only)
-    except FileNotFoundError:
-        return found
-    except OSError as error:
-        found.problems.append(f"cannot read {state_dir / 'jobs'}: {error.strerror or error}")
-        return found
+    dirs, older = job_dirs(state_dir, found.problems, owners, only=only)
     if older:
-        jobs = "job" if older == 1 else "jobs"
-        found.problems.append(f"not read: {older} older {jobs} in {state_dir / 'jobs'}")
+        jobs = state_dir / "jobs"
+        found.problems.append(f"not read: {counted(older, 'older job')} in {jobs}")
     for job, directory in dirs:
         found.directory = directory
-        _read_job(job, directory, found)
+        found.rosters += read_rosters(job, directory, found.problems)
+        found.reports += _node_reports(directory, found.problems)
     return found
-
-
-def _read_job(job: int, job_dir: Path, found: StateFiles) -> None:
-    found.rosters += read_rosters(job, job_dir, found.problems)
-    found.reports += _node_reports(job_dir, found.problems)
 
 
 def read_rosters(job: int, job_dir: Path, problems: list[str]) -> list[Roster]:
     """The last reports of a job's steps; what could not be read is added to ``problems``."""
     found: list[Roster] = []
     for path in _listed(job_dir, "roster.", MAX_STEPS, problems):
-        if (raw := _content(path, ROSTER_BYTES, problems)) is None:
+        if (raw := content(path, ROSTER_BYTES, problems)) is None:
             continue
         roster = roster_from(decode(raw))
         if roster is not None and roster.job_id == job:
@@ -158,7 +160,7 @@ def _node_reports(job_dir: Path, problems: list[str]) -> list[NodeReport]:
     said: list[NodeReport] = []
     wrong: dict[tuple[str, str], NodeReport] = {}
     for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems):
-        if (raw := _content(path, REPORT_BYTES, problems)) is None:
+        if (raw := content(path, REPORT_BYTES, problems)) is None:
             continue
         report = node_report_from(decode(raw))
         if report is None:
@@ -190,12 +192,7 @@ def read_jobs(
 ) -> tuple[list[JobRecord], list[str]]:
     """Reports and incidents of the newest jobs, newest first, and what could not be read."""
     problems: list[str] = []
-    try:
-        dirs, older = job_dirs(state_dir, owners, most)
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        return [], [f"cannot read {state_dir / 'jobs'}: {error.strerror or error}"]
+    dirs, older = job_dirs(state_dir, problems, owners, most)
     if older:
         problems.append(f"not read: {older} of the older jobs in {state_dir / 'jobs'}")
     found: list[JobRecord] = []
@@ -224,7 +221,7 @@ def _withdrawals(job_dir: Path, problems: list[str]) -> list[NodeReport]:
     """Return the withdrawals of reports; malformed ones are listed by ``_node_reports``."""
     found = []
     for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems, WITHDRAWN):
-        raw = _content(path, REPORT_BYTES, problems)
+        raw = content(path, REPORT_BYTES, problems)
         if raw is not None and (one := node_report_from(decode(raw))) is not None:
             found.append(one)
     return found
@@ -249,9 +246,10 @@ def _listed(
     return [directory / name for name in names[-most:]]
 
 
-def _content(path: Path, limit: int, problems: list[str]) -> bytes | None:
+def content(path: Path, limit: int, problems: list[str], tail: bool = False) -> bytes | None:
+    """Return what ``read_capped`` does; None, and a line in ``problems``, if it cannot be read."""
     try:
-        return read_capped(path, limit)
+        return read_capped(path, limit, tail)
     except FileNotFoundError:  # replaced or removed since it was listed
         return None
     except OSError as error:
@@ -275,14 +273,13 @@ def read_incidents(job_dir: Path | None) -> tuple[list[Incident], list[str]]:
     if job_dir is None:
         return [], []
     path = job_dir / "incidents.jsonl"
-    try:
-        raw = read_capped(path, INCIDENTS_BYTES, tail=True)
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        return [], [f"cannot read {path}: {clean(error.strerror or str(error))}"]
+    problems: list[str] = []
+    raw = content(path, INCIDENTS_BYTES, problems, tail=True)
+    if raw is None:
+        return [], problems
     found, bad, torn = incidents_from(raw)
-    problems = [f"{path}: {bad} unreadable lines skipped"] if bad else []
+    if bad:
+        problems.append(f"{path}: {bad} unreadable lines skipped")
     if torn:
         problems.append(f"{path}: torn last line skipped")
     return amend(found, _withdrawals(job_dir, problems)), problems

@@ -231,11 +231,16 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 
 def replace_file(path: Path, record: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically."""
+    replace_content(path, json.dumps(record, separators=(",", ":"), default=str), 0o644)
+
+
+def replace_content(path: Path, text: str, mode: int) -> None:
+    """Replace a file atomically. Raises OSError; then the old one stands."""
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
-        with os.fdopen(fd, "w") as file:
-            json.dump(record, file, separators=(",", ":"), default=str)
-        os.chmod(name, 0o644)  # noqa: PTH101 - a plain name from mkstemp
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, mode)  # noqa: PTH101 - a plain name from mkstemp
         os.replace(name, path)  # noqa: PTH105
     except BaseException:
         Path(name).unlink(missing_ok=True)

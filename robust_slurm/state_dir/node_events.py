@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.state_dir.files import read_capped
+from robust_slurm.state_dir.files import content
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from robust_slurm.state_dir.records import MAX_TEXT, clean, decode, number, whole, words
 
@@ -113,13 +113,9 @@ def events_from(raw: bytes, node: str) -> list[NodeEvent]:
 
 def read_events(state_dir: Path, node: str) -> tuple[list[NodeEvent], list[str]]:
     """Return the gate's published events of a node (a name without "/"), and reading errors."""
-    path = state_dir / NODES / f"{node}.jsonl"
-    try:
-        return events_from(read_capped(path, READ_BYTES, tail=True), node), []
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        return [], [f"cannot read {clean(str(path))}: {clean(error.strerror or str(error))}"]
+    problems: list[str] = []
+    raw = content(state_dir / NODES / f"{node}.jsonl", READ_BYTES, problems, tail=True)
+    return events_from(raw or b"", node), problems
 
 
 def published(state_dir: Path) -> list[str]:

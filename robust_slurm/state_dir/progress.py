@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from robust_slurm.state_dir.files import read_capped
+from robust_slurm.state_dir.files import content
 from robust_slurm.state_dir.records import clean, decode, moment, number, whole
 
 NAME = "progress.jsonl"
@@ -63,13 +63,9 @@ def read_progress(job_dir: Path | None) -> tuple[list[JobRun], list[str]]:
     """Return the runs of a job, oldest first, and what could not be read."""
     if job_dir is None:
         return [], []
-    path = job_dir / NAME
-    try:
-        return progress_from(read_capped(path, BYTES, tail=True)), []
-    except FileNotFoundError:  # a job of an older robust-srun
-        return [], []
-    except OSError as error:
-        return [], [f"cannot read {clean(str(path))}: {clean(error.strerror or str(error))}"]
+    problems: list[str] = []
+    raw = content(job_dir / NAME, BYTES, problems, tail=True)  # none of an older robust-srun
+    return progress_from(raw or b""), problems
 
 
 def progress_from(raw: bytes) -> list[JobRun]:

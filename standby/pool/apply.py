@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from health.admin.want import SLURM_CONF, Want
 from robust_slurm.slurm import Slurm, SlurmError
+from robust_slurm.text import counted
 from standby.pool import file as pool_file
-from standby.pool.edge import Confirm, PoolView, WishError, check, count, give, observe, slurm_conf
+from standby.pool.edge import Confirm, PoolView, WishError, check, give, observe, slurm_conf
 from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import named_in, partition_lines, preemption, preempts
 from standby.pool.members import Admission, Choice, Sight, Wish, choose, demote
@@ -70,15 +71,11 @@ def _report(found: PoolPlan) -> ApplyReport:
 
 
 def _show(found: PoolPlan, out: IO[str]) -> None:
-    for order in found.orders:
-        out.write(f"{order}\n")
-    for name, target in found.goal.items():
-        for note in gone_notes(name, target.gone):
-            out.write(f"note: {note}\n")
-    for name, why in found.choice.refused.items():
-        out.write(f"not admitted: {name}: {why}\n")
-    for name in found.choice.claims:
-        out.write(f"joins when its jobs end: {name}\n")
+    report = _report(found)
+    lines = [*report.changes, *(f"note: {note}" for note in report.notes)]
+    lines += [f"not admitted: {name}: {why}" for name, why in report.not_admitted.items()]
+    lines += [f"joins when its jobs end: {name}" for name in report.joins_later]
+    out.write("".join(f"{line}\n" for line in lines))
 
 
 def apply(
@@ -110,7 +107,7 @@ def apply(
         found = plan(slurm, state_dir, wish, old)
         _show(found, out)
         while found.orders and confirm is not None:
-            if not confirm(f"make {count(found.orders)}?"):
+            if not confirm(f"make {counted(len(found.orders), 'change')}?"):
                 out.write("nothing was changed\n")
                 return 1
             asked, found = found, plan(slurm, state_dir, wish, old)

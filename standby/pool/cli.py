@@ -80,7 +80,8 @@ def main(argv: Sequence[str], slurm: Slurm | None = None, out: IO[str] | None = 
 def _apply(args: argparse.Namespace, place: PoolSettings, slurm: Slurm, out: IO[str]) -> int:
     wanted = partial(wish, args, place.partition)
     if not args.json:
-        return applying.apply(slurm, place.state_dir, wanted, out, _confirm(args), args.dry_run)
+        confirm = None if args.yes else flow.confirm
+        return applying.apply(slurm, place.state_dir, wanted, out, confirm, args.dry_run)
     if not (args.yes or args.dry_run):
         raise WishError("--json asks no questions; add --yes or --dry-run")
 
@@ -146,10 +147,6 @@ def wish(args: argparse.Namespace, partition: str, before: Wish | None) -> Wish:
             "--proof-hours above 0"
         )
     return found
-
-
-def _confirm(args: argparse.Namespace) -> edge.Confirm:
-    return None if args.yes else flow.confirm
 
 
 # ---- options

@@ -137,7 +137,3 @@ def recorded(state_dir: str) -> PoolRecord:
             "robust-standby apply --nodes …"
         )
     return found
-
-
-def count(orders: list[PartitionChange]) -> str:
-    return f"{len(orders)} change{'s' if len(orders) != 1 else ''}"

@@ -15,7 +15,7 @@ import msgspec
 from health.gate.proof import Proof
 from robust_slurm.slurm import JobPlacement, Node, Partition
 from standby.leases import held, held_nodes
-from standby.pool.stock import span
+from standby.pool.stock import ago
 
 Refill = Literal["train", "pool"]
 HOUR = 3600.0
@@ -209,11 +209,6 @@ def demote(choice: Choice, wish: Wish, sight: Sight, admitted: Mapping[str, Admi
     late = {n for n in choice.members if n not in admitted and use.get(n, Use()).other}
     kept = tuple(name for name in choice.members if name not in late)
     return Choice(kept, (*choice.claims, *sorted(late)), choice.refused)
-
-
-def ago(then: float, now: float) -> str:
-    """Like "4 min ago"."""
-    return f"{span(now - then)} ago"
 
 
 def shared(

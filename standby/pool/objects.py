@@ -140,7 +140,8 @@ def changes(
                 settings = {**target.settings, **target.initial}
                 last.append(PartitionChange("create", name, settings, target.nodes))
             continue
-        settings = {k: v for k, v in target.settings.items() if not _same(present, k, v)}
+        wished = target.settings.items()
+        settings = {k: v for k, v in wished if setting(present, k).lower() != v.lower()}
         kept = tuple(node for node in present.nodes if node in target.nodes)
         if len(kept) < len(present.nodes):
             first.append(PartitionChange("update", name, settings, kept))
@@ -158,10 +159,6 @@ def takes(order: PartitionChange, wish: Wish, partitions: Mapping[str, Partition
     if order.partition != wish.source or order.nodes is None or present is None:
         return False
     return not set(present.nodes) <= set(order.nodes)
-
-
-def _same(partition: Partition, key: str, value: str) -> bool:
-    return setting(partition, key).lower() == value.lower()
 
 
 def setting(partition: Partition, key: str) -> str:

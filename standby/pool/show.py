@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from health.admin.show_config import seconds, value_of
@@ -186,5 +187,4 @@ def _ago(age: float | None) -> str:
 
 def as_json(found: View) -> dict[str, Any]:
     rows = [row._asdict() for row in found.rows]
-    stock_ = {name: getattr(found.stock, name) for name in found.stock.__dataclass_fields__}
-    return {"version": JSON_VERSION, **found._asdict(), "stock": stock_, "rows": rows}
+    return {"version": JSON_VERSION, **found._asdict(), "stock": asdict(found.stock), "rows": rows}

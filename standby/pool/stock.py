@@ -129,6 +129,11 @@ def told(stock: PoolStock) -> str:
     return text
 
 
+def ago(then: float, now: float) -> str:
+    """Like "4 min ago"."""
+    return f"{span(now - then)} ago"
+
+
 def span(seconds: float) -> str:
     """A time in the unit that fits."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):

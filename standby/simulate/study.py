@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from standby.simulate.approaches import APPROACHES
 from standby.simulate.assumed import GUESSES
 from standby.simulate.events import (
     DAY,
@@ -65,13 +64,12 @@ def study(
     mix: Sequence[Kind],
     what: str,
     seeds: Sequence[int],
-    approaches: Sequence[Approach] = (),
+    approaches: Sequence[Approach],
 ) -> Study:
-    """Simulate all approaches with the same seeds, and ours with other pools."""
-    chosen = approaches or [make(cluster.nodes, cluster.step_s) for make in APPROACHES.values()]
-    found = {one.name: accounts(one, cluster, mix, seeds) for one in chosen}
+    """Simulate the approaches with the same seeds, and ours with other pools."""
+    found = {one.name: accounts(one, cluster, mix, seeds) for one in approaches}
     own = found["ours"]
-    of_ours = next(one for one in chosen if one.name == "ours")
+    of_ours = next(one for one in approaches if one.name == "ours")
     pools = {
         size: fmean(a.ettr for a in accounts(of_ours, cluster._replace(pool=size), mix, seeds))
         for size in sorted({0, 1, 2, 4, 8, 16, 32, cluster.pool})
@@ -81,7 +79,7 @@ def study(
         what,
         len(seeds),
         fmean(account.faults for account in own),
-        tuple(_row(one, found[one.name]) for one in chosen),
+        tuple(_row(one, found[one.name]) for one in approaches),
         pools,
         _mean(own, 0),
         _mean(own, 1),

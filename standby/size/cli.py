@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from robust_slurm.command_line import BAD_INPUT, NO, OK
-from robust_slurm.command_line.errors import warn
+from robust_slurm.command_line import BAD_INPUT, OK
+from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.run import run
 from standby.size import answer
@@ -29,18 +29,9 @@ probability --quantile. All rates are events per 1,000 node-days: at --rate 1, 1
 node a day."""
 
 
-class _Nothing(Exception):
-    """No rate was measured; the text says what to do."""
-
-
-class _Usage(Exception):
-    """Options that do not go together."""
-
-
 def main(argv: Sequence[str] | None = None, out: IO[str] | None = None) -> int:
     """Print the answer to ``out`` (stdout) and return the exit code."""
-    codes = {_Nothing: NO, _Usage: BAD_INPUT, SizeError: BAD_INPUT}
-    return run(build_parser(), argv, _size, out, codes=codes)
+    return run(build_parser(), argv, _size, out, codes={SizeError: BAD_INPUT})
 
 
 def build_parser() -> Parser:
@@ -103,22 +94,35 @@ def add_options(parser: Parser) -> None:
 
 def _size(args: argparse.Namespace, out: IO[str]) -> int:
     _check(args)
-    _show(_answer(args), args.json, out)
+    found = _answer(args)
+    if args.json:
+        data = {"version": JSON_VERSION, **as_data(found)}
+        json.dump(data, out, indent=1, allow_nan=False)
+        out.write("\n")
+    else:
+        from robust_slurm.command_line.screen import console
+        from standby.size.render import print_answer
+
+        print_answer(found, console(out))
     return OK
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Check the options that need or exclude each other. Raises _Usage."""
+    """Check the options that need or exclude each other. Raises CommandError."""
     given = {name for name, value in vars(args).items() if value is not None and value is not False}
     if args.nodes is None:
-        raise _Usage("--nodes N is missing: the number of nodes of the training")
+        raise _usage("--nodes N is missing: the number of nodes of the training")
     if (args.rate is None) == (not args.from_ledger):
-        raise _Usage("give either --rate R or --from-ledger")
+        raise _usage("give either --rate R or --from-ledger")
     if not args.from_ledger and (more := sorted(given & {"state_dir", "node_days", "since"})):
-        raise _Usage(f"{_flags(more)}: only with --from-ledger")
+        raise _usage(f"{_flags(more)}: only with --from-ledger")
     for name in ("group", "switch"):
         if vars(args)[name] is not None and vars(args)[f"{name}_rate"] is None:
-            raise _Usage(f"--{name} needs --{name}-rate, the rate of {name} failures")
+            raise _usage(f"--{name} needs --{name}-rate, the rate of {name} failures")
+
+
+def _usage(text: str) -> CommandError:
+    return CommandError(text, BAD_INPUT)
 
 
 def _flags(names: Sequence[str]) -> str:
@@ -143,7 +147,7 @@ def _answer(args: argparse.Namespace) -> answer.PoolSize:
     try:
         return answer.from_ledger(args.nodes, seen, groups, hours, quantile)
     except SizeError as error:
-        raise _Nothing(f"too few node-days were observed to compute a rate: {error}") from None
+        raise CommandError(f"too few node-days were observed to compute a rate: {error}") from None
 
 
 def _measure(args: argparse.Namespace) -> Observed:
@@ -154,10 +158,10 @@ def _measure(args: argparse.Namespace) -> Observed:
         named = {"robust-state-dir": args.state_dir} if args.state_dir else {}
         config = load(cli=named, warn=partial(warn, "robust-standby size"))
     except ConfigError as error:
-        raise _Usage(str(error)) from None
+        raise _usage(str(error)) from None
     state_dir: Path = config.state_dir
     if not state_dir.is_dir():
-        raise _Usage(
+        raise _usage(
             f"{state_dir} is not a directory: name the state directory with --state-dir DIR"
         )
     now = time.time()
@@ -166,22 +170,12 @@ def _measure(args: argparse.Namespace) -> Observed:
     if seen.node_days <= 0.0:
         for problem in seen.problems:
             warn("robust-standby size", problem)
-        raise _Nothing(
+        raise CommandError(
             f"no job in {state_dir / 'jobs'} has recorded how long its nodes ran"
             + (" in that time" if since else "")
             + "; give the observed node-days with --node-days D, or a rate with --rate R"
         )
     return seen
-
-
-def _show(found: answer.PoolSize, as_json: bool, out: IO[str]) -> None:
-    if as_json:
-        _dump(as_data(found), out)
-    else:
-        from robust_slurm.command_line.screen import console
-        from standby.size.render import print_answer
-
-        print_answer(found, console(out))
 
 
 def as_data(found: answer.PoolSize) -> dict[str, Any]:
@@ -212,11 +206,6 @@ def as_data(found: answer.PoolSize) -> dict[str, Any]:
             "several": seen.several._asdict(),
         }
     return data
-
-
-def _dump(data: dict[str, Any], out: IO[str]) -> None:
-    json.dump({"version": JSON_VERSION, **data}, out, indent=1, allow_nan=False)
-    out.write("\n")
 
 
 # -- numbers ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.state_dir.files import MAX_STEPS, ROSTER_BYTES, job_dirs, read_capped
+from robust_slurm.state_dir.files import MAX_STEPS, ROSTER_BYTES, content, job_dirs
 from robust_slurm.state_dir.records import Roster, clean, decode, roster_from
 from robust_slurm.text import counted
 from standby.size.history import (
@@ -59,13 +59,7 @@ class Ledger:
 
     def _jobs(self) -> None:
         jobs = self._dir / "jobs"
-        try:
-            found, older = job_dirs(self._dir, most=MAX_JOBS)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.problems.append(f"cannot read {jobs}: {error.strerror or error}")
-            return
+        found, older = job_dirs(self._dir, self.problems, most=MAX_JOBS)
         if older:
             self.problems.append(f"not read: {older} of the older jobs in {jobs}")
         for job, directory in found:
@@ -133,7 +127,7 @@ class Ledger:
         if self._bytes < limit:
             self._bytes = 0
             return None
-        raw = self._content(path, limit, tail)
+        raw = content(path, limit, self.problems, tail)
         self._bytes -= len(raw or b"")
         return raw
 
@@ -156,20 +150,11 @@ class Ledger:
             )
         for name in names[:MAX_NODES]:
             path = directory / name
-            for record in self._parsed(path, self._content(path, HISTORY_BYTES, tail=True)):
+            raw = content(path, HISTORY_BYTES, self.problems, tail=True)
+            for record in self._parsed(path, raw):
                 loss = drain(record, name.removesuffix(".jsonl"))
                 if loss is not None:
                     self.losses.append(loss)
-
-    def _content(self, path: Path, limit: int, tail: bool = False) -> bytes | None:
-        try:
-            return read_capped(path, limit, tail)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            why = clean(error.strerror or str(error))
-            self.problems.append(f"cannot read {clean(str(path))}: {why}")
-            return None
 
     def _parsed(self, path: Path, raw: bytes | None) -> Sequence[Mapping[str, Any]]:
         if raw is None:

@@ -64,26 +64,22 @@ def _pools(case: SizeCase, table: Table) -> None:
 
 def _verdict(found: PoolSize) -> str:
     first, *more = found.cases
-    text = f"{counted(found.nodes, 'node')}: keep {_count(first.all.standbys, 'standby')}"
+    text = f"{counted(found.nodes, 'node')}: keep {counted(first.all.standbys, 'standby')}"
     for case in more:
         text += f"; {case.all.standbys} if the rate is at the {case.name}"
     return f"{text} (enough with probability {found.quantile:g})"
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
 def _measured(seen: Observed, out: Console) -> None:
-    where = (
-        "as given" if seen.given else f"{_count(seen.nodes, 'node')} in {_count(seen.jobs, 'job')}"
-    )
+    where = f"{counted(seen.nodes, 'node')} in {counted(seen.jobs, 'job')}"
+    if seen.given:
+        where = "as given"
     if seen.begin is not None and seen.end is not None:
         where += f", {_date(seen.begin)} to {_date(seen.end)}"
     out.print(f"watched: {seen.node_days:,.1f} node-days ({where})")
     out.print(
-        f"counted: {_count(seen.incidents, 'incident')} that cost a node, "
-        f"{_count(seen.drains, 'drain')} by the gate"
+        f"counted: {counted(seen.incidents, 'incident')} that cost a node, "
+        f"{counted(seen.drains, 'drain')} by the gate"
     )
     if seen.left_out:
         out.print(f"left out: {seen.left_out} losses of nodes at times that no job's records cover")
@@ -97,7 +93,7 @@ def _measured(seen: Observed, out: Console) -> None:
 
 def _rate(what: str, rate: Rate) -> str:
     return (
-        f"{what}: {_count(rate.events, 'event')}, {1000 * rate.estimate:.3g} per 1,000 node-days, "
+        f"{what}: {counted(rate.events, 'event')}, {1000 * rate.estimate:.3g} per 1,000 node-days, "
         f"95 % interval {1000 * rate.low:.3g} to {1000 * rate.high:.3g}"
     )
 

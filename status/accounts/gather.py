@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pwd
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from robust_slurm.state_dir import job_dirs as names
 from robust_slurm.state_dir.files import job_dirs, read_incidents, read_rosters
 from robust_slurm.state_dir.progress import JobRun, Point, read_progress
 from robust_slurm.state_dir.records import Incident, Roster, clean
-from status.accounts.timeline import JobHistory, SlurmRun, redone
+from status.accounts.timeline import JobHistory, redone
 from status.model import LIVE, SlurmView, status_of
 
 INCIDENTS = 1000  # of one job, the newest
@@ -37,12 +37,7 @@ def read_histories(
 ) -> tuple[list[JobHistory], list[str]]:
     """The histories of the newest jobs, newest first, and what could not be read."""
     problems: list[str] = []
-    try:
-        dirs, older = job_dirs(state_dir, view.owners, only=only)
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        return [], [f"cannot read {state_dir / 'jobs'}: {error.strerror or error}"]
+    dirs, older = job_dirs(state_dir, problems, view.owners, only=only)
     if older:
         problems.append(f"not read: {older} of the older jobs in {state_dir / 'jobs'}")
     found = []
@@ -126,13 +121,8 @@ def _from_roster(roster: Roster, incidents: Sequence[Incident], live: bool) -> J
 def with_spans(found: Sequence[JobHistory], door: Slurm) -> tuple[list[JobHistory], str]:
     """Return the histories with sacct's times, and the reason if there are none."""
     try:
-        spans: Mapping[int, list[tuple[float, float | None]]]
         spans = door.accounted([one.job_id for one in found])
     except SlurmError as error:
         why = f"no times of sacct, only those of robust-srun are counted: {clean(str(error), 120)}"
         return list(found), why
-    out = []
-    for one in found:
-        ran = [SlurmRun(start, end) for start, end in spans.get(one.job_id, ())]
-        out.append(replace(one, spans=ran))
-    return out, ""
+    return [replace(one, spans=spans.get(one.job_id, ())) for one in found], ""

@@ -87,20 +87,9 @@ Share = Callable[[JobAccount, Segment], Iterable[tuple[str, int, int]]]
 """Name, ms and GPU-ms of each part of a segment; the parts add up to the segment."""
 
 
-def by_phase(job: JobAccount, one: Segment) -> Iterable[tuple[str, int, int]]:
-    return ((one.phase, one.ms, one.gpu_ms),)
-
-
-def by_cause(job: JobAccount, one: Segment) -> Iterable[tuple[str, int, int]]:
-    return ((one.cause or "unknown", one.ms, one.gpu_ms),)
-
-
-def by_user(job: JobAccount, one: Segment) -> Iterable[tuple[str, int, int]]:
-    return ((job.user or "?", one.ms, one.gpu_ms),)
-
-
-def by_partition(job: JobAccount, one: Segment) -> Iterable[tuple[str, int, int]]:
-    return ((job.partition or "?", one.ms, one.gpu_ms),)
+def _whole(name: Callable[[JobAccount, Segment], str]) -> Share:
+    """Return the share that gives a segment to one name."""
+    return lambda job, one: ((name(job, one), one.ms, one.gpu_ms),)
 
 
 def by_node(job: JobAccount, one: Segment) -> Iterable[tuple[str, int, int]]:
@@ -116,11 +105,11 @@ def by_node(job: JobAccount, one: Segment) -> Iterable[tuple[str, int, int]]:
 
 
 SHARES: dict[str, Share] = {
-    "phase": by_phase,
-    "cause": by_cause,
+    "phase": _whole(lambda job, one: one.phase),
+    "cause": _whole(lambda job, one: one.cause or "unknown"),
     "node": by_node,
-    "user": by_user,
-    "partition": by_partition,
+    "user": _whole(lambda job, one: job.user or "?"),
+    "partition": _whole(lambda job, one: job.partition or "?"),
 }
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from robust_slurm.state_dir.progress import JobRun, Point
 from robust_slurm.state_dir.records import NOT_STOPPED, Incident
+from robust_slurm.text import counted
 from status.accounts.segments import (
     INCIDENT_PHASES,
     REDONE,
@@ -22,14 +23,6 @@ RECOVERED = "recovered"
 MOST_REDONE = 365 * 86400.0  # s; a record of more is not believed
 PARTS = 1_000_000  # of a GPU: shares of the ranks are rounded to it
 CLOCKS = 2.0  # s that an incident may lie before its run, by rounding
-
-
-@dataclass(frozen=True)
-class SlurmRun:
-    """One time that Slurm ran the job, as sacct has it. Seconds since 1970; None: it runs."""
-
-    start: float
-    end: float | None
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,10 @@ class JobAccount:
 
 @dataclass(frozen=True)
 class JobHistory:
-    """A job's records, as far as they tell of time. ``spans``: sacct's, where there are any."""
+    """A job's records, as far as they tell of time.
+
+    ``spans``: start and end (None: it runs) of each time that Slurm ran the job, where sacct knows.
+    """
 
     job_id: int
     name: str
@@ -65,7 +61,7 @@ class JobHistory:
     live: bool
     runs: Sequence[JobRun]
     incidents: Sequence[Incident]
-    spans: Sequence[SlurmRun] = ()
+    spans: Sequence[tuple[float, float | None]] = ()
     step_time: float | None = None  # of the newest report
     notes: Sequence[str] = field(default_factory=tuple)
 
@@ -73,7 +69,7 @@ class JobHistory:
 def account(of: JobHistory, now: float) -> JobAccount:
     """Return the account of a job's time until ``now``, or until it ended."""
     runs = _apart(of.runs, now, of.live)
-    spans = [(ms(s.start), ms(now if s.end is None else s.end)) for s in of.spans]
+    spans = [(ms(start), ms(now if end is None else end)) for start, end in of.spans]
     edges = [*((r.begin, r.end) for r in runs), *spans]
     begin, end = min(b for b, _ in edges), max(e for _, e in edges)
     incidents = tuple(sorted(of.incidents, key=lambda i: i.time))
@@ -81,7 +77,7 @@ def account(of: JobHistory, now: float) -> JobAccount:
     notes = list(of.notes)
     unknown = sum(i.outcome == RECOVERED and i.lost_steps is None for i in incidents)
     if unknown:
-        times = "1 recovery" if unknown == 1 else f"{unknown} recoveries"
+        times = counted(unknown, "recovery", "recoveries")
         notes.append(f"steps done twice after {times} are not known, and not counted")
     begins = [run.begin for run in runs]
     where = [_run_of(one, begins) for one in incidents]
@@ -209,7 +205,7 @@ def _of_run(
     taken = in_order(wanted, run.begin, run.end)
     training = Segment(0, 0, TRAINING)
     whole = degraded(filled(taken, run.begin, run.end, training), run.sizes)
-    return [_with_gpus(one, run.gpus) for one in whole]
+    return [replace(one, gpus=run.gpus) for one in whole]
 
 
 def _phases(incident: Incident, number: int) -> Iterator[Segment]:
@@ -280,11 +276,5 @@ def _between(
             queued = Segment(0, 0, "script", "script")  # between two steps of the job
         scripts = [s for s in known if s.end > one.begin and s.begin < one.end]
         part = filled(in_order(scripts, one.begin, one.end), one.begin, one.end, queued)
-        whole += [_with_gpus(each, gpus) for each in part]
+        whole += [replace(each, gpus=gpus) for each in part]
     return whole
-
-
-def _with_gpus(one: Segment, gpus: int) -> Segment:
-    return Segment(
-        one.begin, one.end, one.phase, one.cause, one.symptom, one.incident, one.nodes, gpus
-    )

@@ -55,9 +55,6 @@ class Plot:
     xticks: tuple[Tick, ...]
     yticks: tuple[Tick, ...]
     marks: tuple[Marker, ...]
-    width: float = WIDTH
-    left: float = LEFT
-    right: float = WIDTH - RIGHT
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,6 @@ class Page:
     marks: tuple[Marker, ...]
     plots: tuple[Plot, ...]
     anatomy: tuple[Anatomy, ...]
-    anatomy_ticks: tuple[Tick, ...]
     legend: tuple[tuple[str, str], ...]
     tables: tuple[tuple[str, tuple[Row, ...]], ...]
     told: tuple[Told, ...]
@@ -100,16 +99,15 @@ def page(
     """Return all that the template shows."""
     axis = Axis(job.begin / 1000, max(job.end, job.begin + 1) / 1000)
     marks = _marks(job, axis)
-    anatomy, ticks = _anatomy(job)
     kinds = {s.phase for s in job.segments}
     legend = [(KINDS[p], NAMES.get(p, p)) for p in KINDS if p in kinds and p != "decide"]
     places = places_of(runs, job.incidents)
     step = max(report.steps, key=lambda row: row.updated, default=None)
     status = "recovering" if recovering else step.status if step else ""
-    about = [f"user {job.user}" if job.user else "", f"partition {job.partition}"]
-    about[1] = about[1] if job.partition else ""
+    about = [f"user {job.user}" if job.user else ""]
+    about += [f"partition {job.partition}" if job.partition else ""]
     about += [counted(job.gpus, "GPU"), f"{clock(job.begin / 1000)} to {clock(job.end / 1000)}"]
-    notes = [*([f"Slurm did not answer: {report.slurm_error}"] if report.slurm_error else [])]
+    notes = [f"Slurm did not answer: {report.slurm_error}"] if report.slurm_error else []
     data = data_lines(step.data, step.step_id) if step and step.data and step.live else ()
     return Page(
         title=f"Job {job.job_id} {job.name}".rstrip(),
@@ -121,8 +119,7 @@ def page(
         incarnations=_incarnations(runs, axis),
         marks=marks,
         plots=tuple(p for p in (*_progress(runs, axis, marks), _ettr(job, axis, marks)) if p),
-        anatomy=anatomy,
-        anatomy_ticks=ticks,
+        anatomy=_anatomy(job),
         legend=tuple(legend),
         tables=tuple((name, _rows(job, name)) for name in ("phase", "cause", "node")),
         told=incidents_told(job, report.log, recovering),
@@ -237,7 +234,7 @@ def _ettr(job: JobAccount, axis: Axis, marks: Sequence[Marker]) -> Plot | None:
     return plot("ETTR", "", axis, series, marks, bounds=(low, 1.0))
 
 
-def _anatomy(job: JobAccount) -> tuple[tuple[Anatomy, ...], tuple[Tick, ...]]:
+def _anatomy(job: JobAccount) -> tuple[Anatomy, ...]:
     """Each restart as a bar of its phases, all on one scale."""
     mine: dict[int, list[Segment]] = {}
     for one in job.segments:
@@ -246,7 +243,7 @@ def _anatomy(job: JobAccount) -> tuple[tuple[Anatomy, ...], tuple[Tick, ...]]:
     numbers = sorted(mine)[-40:]
     longest = max((sum(s.ms for s in mine[n]) for n in numbers), default=0)
     if not longest:
-        return (), ()
+        return ()
     right = WIDTH - RIGHT - 70  # for the label
     rows = []
     for at, number in enumerate(numbers):
@@ -260,7 +257,7 @@ def _anatomy(job: JobAccount) -> tuple[tuple[Anatomy, ...], tuple[Tick, ...]]:
             x += width
         spent = sum(s.ms for s in mine[number]) / 1000
         rows.append(Anatomy(number + 1, y, tuple(boxes), duration(spent), round(x, 2)))
-    return tuple(rows), ()
+    return tuple(rows)
 
 
 def _rows(job: JobAccount, name: str) -> tuple[Row, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import IO
 
+from robust_slurm.command_line import version
 from robust_slurm.command_line.errors import CommandError
+from robust_slurm.state_dir.ledger import replace_content
 from status.report.page import Page, as_context, page
 from status.show import OneJob, print_json, read_job
 from status.source import RecordSource
@@ -73,17 +73,9 @@ def replace_text(path: Path, text: str) -> None:
         with path.open("w", encoding="utf-8") as device:
             device.write(text)
         return
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # noqa: PTH101 - a plain name from mkstemp
-        os.replace(name, path)  # noqa: PTH105
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    mask = os.umask(0)
+    os.umask(mask)
+    replace_content(path, text, 0o666 & ~mask)
 
 
 def _is_plain(path: Path) -> bool:
@@ -92,10 +84,3 @@ def _is_plain(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
         return True
-
-
-def version() -> str:
-    try:
-        return metadata.version("robust-slurm")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from robust_slurm.command_line.screen import plain_table
+from robust_slurm.text import counted
 from status.accounts.sums import SHARES, LostTime, Total, curve, ettr, hours, lost, total
 from status.accounts.sums import unproductive as unproductive_of
 from status.accounts.timeline import JobAccount
@@ -62,8 +63,7 @@ def print_accounts(
 
 def headline(of: Total) -> str:
     """Like "3 jobs, 9 incidents: 7031.5 GPU-hours, 30.3 of them lost; ETTR 0.9957"."""
-    jobs = "1 job" if of.jobs == 1 else f"{of.jobs} jobs"
-    hits = "1 incident" if of.incidents == 1 else f"{of.incidents} incidents"
+    jobs, hits = counted(of.jobs, "job"), counted(of.incidents, "incident")
     gpu, gone = hours(of.gpu_ms), hours(of.lost_gpu_ms)
     share = "?" if of.ettr is None else f"{of.ettr:.4f}"
     return f"{jobs}, {hits}: {gpu:.1f} GPU-hours, {gone:.1f} of them lost; ETTR {share}"

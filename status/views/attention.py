@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from robust_slurm.state_dir.data_record import DataRecord
 from robust_slurm.state_dir.records import NodeReport
-from standby.pool.stock import span, told
+from standby.pool.stock import ago, span, told
 from status.model import JobRow, NodeRow, StatusReport
 from status.views.data import slowed, waits
 
@@ -91,7 +91,3 @@ def _nodes(rows: Iterable[NodeRow], reports: Sequence[NodeReport], now: float) -
 def _said(one: NodeReport, now: float) -> str:
     told = one.evidence[-1] if one.evidence else one.symptom.replace("_", " ")
     return f"job {one.job_id}, {ago(one.time, now)}: {told}"
-
-
-def ago(when: float, now: float) -> str:
-    return f"{span(max(0.0, now - when))} ago"

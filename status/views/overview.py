@@ -157,11 +157,16 @@ def layout(table: Sequence[Sequence[str]], width: int, keep: Sequence[int]) -> l
 
 def _members(nodes: Sequence[dict[str, Any]]) -> str:
     active = [node["name"] for node in nodes if node["role"] == "active"]
-    try:
-        text = fold(active)
-    except ParseError:
-        text = ",".join(active)
+    text = folded(active)
     return text if len(text) <= 24 else f"{len(active)} nodes"
+
+
+def folded(names: Sequence[str]) -> str:
+    """Return names of nodes as one list."""
+    try:
+        return fold(names)
+    except ParseError:  # a name that no node can have: print it unchanged
+        return ",".join(names)
 
 
 def _pool(report: StatusReport) -> list[Line]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from robust_slurm.state_dir.records import NOT_STOPPED, Incident, stays
-from robust_slurm.text import counted
+from robust_slurm.text import counted, listed
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
 from status.accounts.segments import INCIDENT_PHASES
 from status.accounts.sums import hours
-from status.accounts.timeline import JobAccount
+from status.accounts.timeline import JobAccount, blamed
 from status.views.overview import clock, duration
 
 LINES = 4  # of evidence in a paragraph; --html and --json have all
 LEAST = 0.05  # of an incident's time: a shorter phase is not named
 
+_NAMES = {"first_step": "first step", "start_up": "start-up", "queued": "in the queue"}
+_NAMES |= {"redone": "steps done twice"}
 _KNOWN = {rule.id: rule.evidence for rule in RULES}
 _KNOWN |= {TESTED: "tests of the machines named it", REPLAYED: "a replay of the job named it"}
 _WHAT = {
@@ -95,7 +97,7 @@ def _blame(one: Incident) -> str:
 
 
 def _what(one: Incident) -> str:
-    nodes = _nodes(one)
+    nodes = blamed(one)
     if (text := _WHAT.get(one.symptom)) is None:  # text of a record: no format string
         return one.symptom.replace("_", " ") or "something failed"
     if not nodes:
@@ -111,7 +113,7 @@ def _known(one: Incident) -> str:
     lines = [f"“{line}”" for line in one.evidence[:LINES]]
     more = len(one.evidence) - LINES
     if more > 0:
-        lines.append("and 1 more line" if more == 1 else f"and {more} more lines")
+        lines.append(f"and {counted(more, 'more line')}")
     proof = f"The lines that prove it: {'; '.join(lines)}." if lines else ""
     first = "; ".join(part for part in (seen, how) if part)
     tests = f"Tests of the machines: {'; '.join(one.tests[:LINES])}." if one.tests else ""
@@ -128,7 +130,7 @@ def _done(one: Incident) -> str:
     if more := max(0, len(one.swaps) - LINES):
         swaps.append(f"and {more} more")
     did = {
-        "requeue": "The job was requeued" + (f" without {_listed(_nodes(one))}" if one.suspects
+        "requeue": "The job was requeued" + (f" without {_listed(blamed(one))}" if one.suspects
                                              else ""),
         "stop": "The job was ended",
         "shrink": "The job went on with fewer ranks",
@@ -152,28 +154,20 @@ def _cost(job: JobAccount, number: int) -> str:
     for s in mine:
         phases[s.phase] = phases.get(s.phase, 0) + s.ms
     named = [p for p in (*INCIDENT_PHASES, "redone", "queued", "start_up", "ending") if p in phases]
-    shown = [f"{_phase(p)} {duration(phases[p] / 1000)}" for p in named
+    shown = [f"{_NAMES.get(p, p)} {duration(phases[p] / 1000)}" for p in named
              if phases[p] >= LEAST * lost]  # fmt: skip
     steps = job.incidents[number].lost_steps
     again = "steps done twice not known"
     if steps is not None:
-        again = {0: "no step done twice", 1: "1 step done twice"}.get(
-            steps, f"{steps} steps done twice"
-        )
+        again = f"{counted(steps, 'step') if steps else 'no step'} done twice"
     return (
         f"It cost {duration(lost / 1000)} without new steps ({', '.join(shown)}), {again}, "
         f"{hours(sum(s.gpu_ms for s in mine)):.2f} GPU-hours."
     )
 
 
-def _phase(name: str) -> str:
-    return {"first_step": "first step", "start_up": "start-up", "queued": "in the queue"}.get(
-        name, {"redone": "steps done twice"}.get(name, name)
-    )
-
-
 def _advice(one: Incident, log: str) -> str:
-    nodes = _nodes(one)
+    nodes = blamed(one)
     unsure = one.cause == "node" and stays(one.outcome, one.symptom)
     text = _ADVICE.get("unknown" if unsure else one.cause, "")
     if "{node" in text and not nodes:
@@ -184,12 +178,7 @@ def _advice(one: Incident, log: str) -> str:
     return f"What you can do: {text}" if text else ""
 
 
-def _nodes(one: Incident) -> tuple[str, ...]:
-    left = tuple(dict.fromkeys(old for old, _ in one.swaps))
-    return left or one.suspects
-
-
 def _listed(names: Sequence[str], most: int = 4) -> str:
     if len(names) > most:
         return f"{', '.join(names[:most])} and {counted(len(names) - most, 'more node')}"
-    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return listed(names, "and")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import io
 import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from robust_slurm.command_line import version
 from status.metrics.families import Family
 from status.metrics.textfile import collect
-from status.report.write import ReportError, fill, rendered, version
-from status.show import JSON_VERSION, Cluster, NoRecordError, read_cluster, read_job
+from status.report.write import ReportError, fill, rendered
+from status.show import Cluster, NoRecordError, print_json, read_cluster, read_job
 from status.source import RecordSource
 from status.views.overview import duration, node_word
 
@@ -23,6 +24,7 @@ REFRESH_S = 15  # s after which a browser loads a page anew
 _JOB = re.compile(r"/job/([1-9]\d{0,9})", re.ASCII)
 HTML = "text/html; charset=utf-8"
 
+T = TypeVar("T")
 Encode = Callable[[list[Family], str], tuple[bytes, str]]
 
 
@@ -48,16 +50,16 @@ class Pages:
     def get(self, path: str, accept: str = "") -> Response:
         """The response to a GET of a path, without a query."""
         if path == "/":
-            return self._kept("/", lambda: _overview(read_cluster(self._source)))
+            return self._fresh("/", lambda: _overview(read_cluster(self._source)))
         if path == "/status.json":
-            return self._kept(path, lambda: _json(read_cluster(self._source)))
+            return self._fresh(path, lambda: _json(read_cluster(self._source)))
         if path == "/metrics":
             made = self._fresh("/metrics", lambda: collect(self._source)[0])
             body, kind = self._encode(made, accept)
             return Response(200, kind, body)
         if (match := _JOB.fullmatch(path)) is not None:
             number = int(match[1])
-            return self._kept(path, lambda: self._job(number))
+            return self._fresh(path, lambda: self._job(number))
         return _plain(404, "no such page: / /job/ID /metrics /status.json")
 
     def _job(self, number: int) -> Response:
@@ -69,14 +71,10 @@ class Pages:
         except ReportError as error:
             return _plain(503, str(error))
 
-    def _kept(self, key: str, make: Callable[[], Response]) -> Response:
-        found: Response = self._fresh(key, make)
-        return found
-
-    def _fresh(self, key: str, make: Callable[[], Any]) -> Any:
+    def _fresh(self, key: str, make: Callable[[], T]) -> T:
         with self._lock:  # one look at Slurm at a time
             now = self._clock()
-            kept = self._made.get(key)
+            kept: tuple[float, T] | None = self._made.get(key)
             if kept is not None and now - kept[0] < FRESH_S:
                 return kept[1]
             value = make()
@@ -109,10 +107,9 @@ def _overview(found: Cluster) -> Response:
 
 
 def _json(found: Cluster) -> Response:
-    look = [asdict(one) for one in found.look]
-    data = {"version": JSON_VERSION, **asdict(found.report), "attention": look}
-    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-    return Response(200, "application/json", text.encode())
+    text = io.StringIO()
+    print_json(found.as_json(), text)
+    return Response(200, "application/json", text.getvalue().encode())
 
 
 def _plain(status: int, text: str) -> Response:

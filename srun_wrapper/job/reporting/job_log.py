@@ -14,11 +14,11 @@ import socket
 import textwrap
 import threading
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
+from robust_slurm.command_line import version
 from robust_slurm.config import FIELDS, Config
 from robust_slurm.state_dir.job_dirs import LOG
 from srun_wrapper.decide.incident import Incident
@@ -170,17 +170,10 @@ def begin(directory: Path | None, config: Config) -> None:
     other = [f"{n} = {v}" for n, v in chosen.items() if v != FIELDS[n].default]
     _root.info(
         "robust-srun %s begins on %s; settings other than the defaults: %s",
-        _version(),
+        version(),
         socket.gethostname(),
         ", ".join(other) or "none",
     )
-
-
-def _version() -> str:
-    try:
-        return metadata.version("robust-slurm")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def end(deadline: float = 2.0) -> str:

@@ -56,7 +56,7 @@ class Answers:
 
 def one(*state: str, reason: str | None = None) -> Node:
     flags = frozenset(state)
-    return Node("n1", "n1", None, flags, reason, None, None, (), None, 1, None, {})
+    return Node("n1", "n1", None, flags, reason, None, (), None, 1, None, {})
 
 
 @pytest.mark.parametrize(

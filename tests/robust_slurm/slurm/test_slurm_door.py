@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
-from recorded_slurm import DATA, OK, door, failed, job_text, node_text, said
+from recorded_slurm import DATA, ENVIRON, OK, Recorded, door, failed, job_text, node_text, said
 
-from robust_slurm.slurm import Completed, SlurmError
+from robust_slurm.slurm import Completed, Slurm, SlurmError
 from robust_slurm.slurm.door import printable
 
 
@@ -43,7 +44,7 @@ def test_invented_jobs_are_not_listed() -> None:
     table = {"show job": said("22.05-jobs.txt"), "squeue": said("22.05-squeue.txt")}
     slurm, _ = door(table)
     assert {job.id for job in slurm.jobs()} == {15, 16, 18, 19, 20, 21, 22, 23}
-    assert {job.id for job in slurm.jobs("root", ["RUNNING"])} == {18, 22, 23}
+    assert {job.id for job in slurm.jobs("root") if job.running} == {18, 22, 23}
     assert slurm.jobs("nobody") == []
 
 
@@ -149,12 +150,11 @@ def test_shrink_refused(job: Completed, update: Completed, kind: str) -> None:
 def test_update_is_one_request() -> None:
     slurm, runner = door({"update": OK})
     slurm.update_job(
-        "5_3", partition="train,standby", exclude=["n2", "n1"], start_time="now", requeue=True,
-        comment="a 'b'\nc",
-    )  # fmt: skip
+        "5_3", partition="train,standby", exclude=["n2", "n1"], start_time=1.7e9, requeue=True
+    )
     assert runner.calls == [
         ("scontrol", "update", "JobId=5_3", "Partition=train,standby", "ExcNodeList=n[1-2]",
-         "StartTime=now", "Requeue=1", "Comment=a b c"),
+         time.strftime("StartTime=%Y-%m-%dT%H:%M:%S", time.localtime(1.7e9)), "Requeue=1"),
     ]  # fmt: skip
     slurm.update_job(5, exclude=[])
     assert runner.calls[-1][-1] == "ExcNodeList="
@@ -164,22 +164,22 @@ def test_update_is_one_request() -> None:
 
 def test_cancel_of_a_job_that_is_gone_is_no_error() -> None:
     slurm, runner = door({"scancel": failed("error: Job/step already completing or completed")})
-    slurm.cancel(5, "USR2")
-    assert runner.calls == [("scancel", "--signal=USR2", "5")]
+    slurm.cancel(5)
+    assert runner.calls == [("scancel", "5")]
     slurm, _ = door({"scancel": failed("error: Access/permission denied", 210)})
     with pytest.raises(SlurmError):
         slurm.cancel(5)
 
 
 def test_submit_gives_the_job_its_environment_and_nothing_of_ours() -> None:
-    slurm, runner = door({"sbatch": Completed(0, "77;cluster\n", "sbatch: hello\n")})
-    env = {"A": "x,y\nz", "SLURM_MEM_PER_CPU": "7", "SBATCH_QOS": "high"}
-    assert slurm.submit("#!/bin/sh\n", args=["-N1"], env=env, cwd=Path("/")) == 77
+    runner = Recorded({"sbatch": Completed(0, "77;cluster\n", "sbatch: hello\n")})
+    more = {"A": "x,y\nz", "SLURM_MEM_PER_CPU": "7", "SBATCH_QOS": "high"}
+    slurm = Slurm(runner, environ=ENVIRON | more)
+    assert slurm.submit("#!/bin/sh\n", args=["-N1"], cwd=Path("/")) == 77
     assert runner.calls == [("sbatch", "--parsable", "--export=ALL", "-N1")]
     assert runner.inputs == ["#!/bin/sh\n"]
-    assert runner.envs == [{"PATH": "/usr/bin", "A": "x,y\nz", "SLURM_CONF": "/c"}]
-    slurm.submit("#!/bin/sh\n")
-    assert runner.envs[-1] == {"PATH": "/usr/bin", "HOME": "/h", "SLURM_CONF": "/c"}
+    kept = {"PATH": "/usr/bin", "A": "x,y\nz", "SLURM_CONF": "/c", "HOME": "/h"}
+    assert runner.envs == [kept]
     slurm, runner = door({"sbatch": failed("sbatch: error: Socket timed out on send/recv")})
     with pytest.raises(SlurmError):
         slurm.submit("#!/bin/sh\n")

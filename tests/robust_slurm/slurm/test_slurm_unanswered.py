@@ -41,7 +41,7 @@ def test_what_explains_an_error_keeps_the_deadline(said: str, most: float) -> No
         return failed(said)
 
     with pytest.raises(SlurmError):
-        Slurm(runner, deadline_s=0.4, environ=ENVIRON).update_job(5, comment="x")
+        Slurm(runner, deadline_s=0.4, environ=ENVIRON).update_job(5, requeue=True)
     assert left and left[0] <= most
 
 

@@ -84,7 +84,7 @@ def test_a_pass_is_written_once_an_hour(events: list[Event], expected: bool) -> 
         ("", "IDLE", WELL, {}),
         ("", "MIXED", WELL, {}),
         ("DRAIN+IDLE", "IDLE+DRAIN", WELL, {}),
-        ("DOWN+NOT_RESPONDING", "DOWN*", WELL, {}),
+        ("DOWN+NOT_RESPONDING", "DOWN+NOT_RESPONDING", WELL, {}),
         ("no check is on record", "IDLE", Proof(), {}),
         ("its last check failed 2 min ago: r", "IDLE", Proof(NOW - 200, NOW - 120, "r"), {}),
         ("", "IDLE", Proof(NOW - 60, NOW - 120, "r"), {}),

@@ -20,8 +20,8 @@ from robust_slurm.state_dir.progress import JobRun, progress_from
 from robust_slurm.state_dir.records import Incident, incident_from, roster_from
 from status.accounts.gather import history, read_histories, with_spans
 from status.accounts.segments import INCIDENT_PHASES, PHASES, TRAINING
-from status.accounts.sums import SHARES, by_phase, curve, ettr, lost, since, total, unproductive
-from status.accounts.timeline import JobAccount, JobHistory, SlurmRun, account, ms
+from status.accounts.sums import SHARES, curve, ettr, lost, since, total, unproductive
+from status.accounts.timeline import JobAccount, JobHistory, account, ms
 from status.accounts.weeks import weekly
 from status.views.accounts import print_accounts
 
@@ -47,7 +47,7 @@ def run_of(start: float, end: float, first: float | None = None, gpus: int = 8) 
 
 
 def phases(of: JobAccount) -> dict[str, int]:
-    return {row.name: row.ms for row in lost([of], by_phase)}
+    return {row.name: row.ms for row in lost([of], SHARES["phase"])}
 
 
 def test_an_incident_costs_its_phases_and_the_steps_done_twice() -> None:
@@ -75,7 +75,7 @@ def test_time_in_the_queue_is_charged_to_the_incident_that_requeued() -> None:
 
 
 def test_sacct_adds_the_script_around_robust_srun() -> None:
-    spans = [SlurmRun(T - 20, T + 110), SlurmRun(T + 230, None)]
+    spans = [(T - 20, T + 110), (T + 230, None)]
     done = of([run_of(0, 100, 10), run_of(250, 400, 300)], [], spans=spans)
     assert phases(done)["script"] == ms(20 + 10 + 20 + (NOW - T - 400))
     assert phases(done)["queued"] == 120_000
@@ -102,7 +102,7 @@ def test_sacct_is_read_and_its_absence_is_said() -> None:
     text = "7|1700000000|1700000100\n7|1700000300|Unknown\n8|None|Unknown\n"
     (found,), why = with_spans([told], Slurm(lambda *_: Completed(0, text, ""), environ={}))
     assert not why
-    assert found.spans == [SlurmRun(1.7e9, 1.7e9 + 100), SlurmRun(1.7e9 + 300, None)]
+    assert found.spans == [(1.7e9, 1.7e9 + 100), (1.7e9 + 300, None)]
     gone = Slurm(lambda *_: Completed(1, "", "Slurm accounting storage is disabled"), environ={})
     assert "no times of sacct" in with_spans([told], gone)[1]
 
@@ -146,7 +146,7 @@ def test_every_sum_reconciles_to_the_millisecond(
         failed(at, phases, outcome=outcome, cause=cause, suspects=nodes, swaps=[], lost_steps=lost)
         for at, phases, outcome, cause, nodes, lost in hits
     ]
-    done = of(made, told, spans=[SlurmRun(T + start, T + start + long) for start, long in spans])
+    done = of(made, told, spans=[(T + start, T + start + long) for start, long in spans])
     # The segments cover the job's time, without gap or overlap.
     edges = [(s.begin, s.end) for s in done.segments]
     assert [b for b, _ in edges] == [done.begin, *(e for _, e in edges)][: len(edges)]

@@ -80,7 +80,7 @@ def node(name: str, state: str, partitions: str, reason: str = "") -> Node:
 
 NODES = {
     "n1": node("n1", "MIXED", "train"),
-    "n2": node("n2", "DOWN*+DRAIN", "train", "robust: node_lost"),
+    "n2": node("n2", "DOWN+DRAIN+NOT_RESPONDING", "train", "robust: node_lost"),
     "n3": node("n3", "MIXED", "standby"),
     "n4": node("n4", "IDLE", "train,standby"),
 }

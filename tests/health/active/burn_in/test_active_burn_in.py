@@ -109,7 +109,7 @@ class FakeSlurm:
         ("ALLOCATED", "n2", "n2: busy with job 5 of ada; wait until it ends"),
         ("IDLE+DRAIN", "n1", "n2: drained (why), and drained nodes run no jobs"),
         ("DOWN", "n1", "n2: DOWN"),
-        ("IDLE+MAINT", "n1", "n2: IDLE+MAINTENANCE"),
+        ("IDLE+MAINTENANCE", "n1", "n2: IDLE+MAINTENANCE"),
         ("IDLE+COMPLETING", "n1", "n2: COMPLETING+IDLE"),
     ],
 )
