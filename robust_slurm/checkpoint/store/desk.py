@@ -185,26 +185,26 @@ class Desk:
         if connection.rank >= 0:
             raise RefusedError("enrol: only once in a connection")
         enrolment = read_enrolment(message)
-        number = enrolment.rank
+        said, number = enrolment.said, enrolment.said.rank
         with self._lock:
-            if enrolment.epoch != self._epoch:
-                raise RefusedError(f"enrol: epoch {enrolment.epoch}, here it is {self._epoch}")
+            if said.epoch != self._epoch:
+                raise RefusedError(f"enrol: epoch {said.epoch}, here it is {self._epoch}")
             known = self._ranks.get(number)
             first = known is None or known.enrolled != self._epoch
         unexpected = first and self.awaited.lacks(number)
         if unexpected:  # robust-srun must know where it is
-            self._emit(enrolment.event)
-            self.awaited.wait(connection, number, enrolment.epoch)
+            self._emit(said)
+            self.awaited.wait(connection, number, said.epoch)
         with self._lock:
-            if enrolment.epoch != self._epoch:
-                raise RefusedError(f"enrol: epoch {enrolment.epoch}, here it is {self._epoch}")
+            if said.epoch != self._epoch:
+                raise RefusedError(f"enrol: epoch {said.epoch}, here it is {self._epoch}")
             rank = self._ranks.get(number)
             if rank is None:
                 if len(self._ranks) >= MAX_RANKS:
                     raise RefusedError(f"enrol: {MAX_RANKS} ranks are here already")
                 rank = self._ranks[number] = self._new_rank(number)
                 rank.pusher.begin(self._epoch)
-            connection.rank, connection.epoch = number, enrolment.epoch
+            connection.rank, connection.epoch = number, said.epoch
             again = rank.enrolled == self._epoch
             goes_on = message.get("goes_on") is True
             anew, line = again and not goes_on, 0
@@ -236,7 +236,7 @@ class Desk:
         )  # fmt: skip
         self._place(rank)
         if not unexpected:
-            self._emit(enrolment.event)
+            self._emit(said)
         self.archive.warm(rank)
 
     def _began(self, rank: Rank, connection: RankConnection, first: int, line: int) -> None:
@@ -292,9 +292,10 @@ class Desk:
                 if in_memory:
                     self._shelf.forget(path.name)
                     record = ShelfRecord(
-                        path.name, step=step, world=enrolment.world, needs=enrolment.needs,
-                        epoch=enrolment.epoch, size=size, inode=inode,
-                        digest=digest.take(fd, size, digest.workers(4)), same=same, line=rank.line,
+                        path.name, step=step, world=enrolment.said.world,
+                        needs=enrolment.said.needs, epoch=enrolment.said.epoch, size=size,
+                        inode=inode, digest=digest.take(fd, size, digest.workers(4)), same=same,
+                        line=rank.line,
                     )  # fmt: skip
                 # A rank that does not wait may have overwritten this file during the digest.
                 torn = "" if shelf.complete(fd) else shelf.TORN

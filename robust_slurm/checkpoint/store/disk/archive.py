@@ -107,7 +107,7 @@ class Archive:
         rank.persister.add(
             PersistJob(
                 latest.path, rank.number, latest.step, latest.slot, latest.record,
-                enrolment.destination, local, enrolment.world if rank.number == 0 else 0,
+                enrolment.destination, local, enrolment.said.world if rank.number == 0 else 0,
                 COMMIT_WAIT, finished,
             )
         )  # fmt: skip
