@@ -21,11 +21,12 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from ...capture.assembly import Source
 from .. import tier
 from ..files import DurableError
 from ..merge import merge
 from ..parts import File, Outline
-from ..reader import Loaded, Tensors, notes, refuse
+from ..reader import Tensors, notes, refuse
 from ..verify import Problem, verify_files
 from .metadata import TooManyBlocks, build, with_storage
 from .records import loads
@@ -38,7 +39,7 @@ class Carried(NamedTuple):
     """The values of the lowest rank, as in ``Snapshot.values``."""
     notes: list[str]
     """Parts that could not be carried over, one line each."""
-    first: Loaded
+    first: Source
     """All of the lowest rank."""
 
 
@@ -94,7 +95,7 @@ def load_resharded(
         raise DurableError(f"{where} is not loaded into another shape: {err}") from None
     except (CheckpointException, RuntimeError, ValueError, OSError) as err:
         raise DurableError(f"{where} does not fit what is to be loaded: {_cause(err)}") from err
-    first = Loaded(lowest.snapshot, Tensors(where, lowest))
+    first = Source(lowest.snapshot, Tensors(where, lowest))
     return Carried(first.snapshot.values, notes(first.snapshot, len(parts), world), first)
 
 
