@@ -62,7 +62,7 @@ def test_a_rank_that_has_no_memory_does_not_stand(store: FakeStore) -> None:
     training.run(1, 1)
     saver = training.ckpt._session.saver  # type: ignore[union-attr]
     assert saver is not None
-    saver.leave_memory("no room in a test")
+    saver.room.leave_memory("no room in a test")
     goes_on = threading.Thread(target=training.run, args=[2, 3], daemon=True)
     goes_on.start()
     goes_on.join(LONG)

@@ -169,7 +169,7 @@ def test_a_step_that_is_left_out_is_told_so_that_no_other_rank_waits_for_it(
         assert training.ckpt.resume() == 0
         session = training.ckpt._session
         assert session is not None and session.saver is not None and session.client is not None
-        session.saver.keep(RoomRung(2, 0, 2))
+        session.saver.room.keep(RoomRung(2, 0, 2))
         client = session.client
         for step in (1, 2):
             training.step(step)
