@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from robust_slurm.checkpoint.format import digest
@@ -73,6 +73,7 @@ class Store:
         self._desk = Desk(
             self._shelf, settings, emit, self._wake, self._prune, self._replica_slots, self._anew
         )
+        self.orders = self._desk.orders
         self._door = Door(self._desk.take, self._desk.gone)
         self._fetcher = Fetcher(
             self._shelf, key, self._desk.archive.local, self.room, patience, name
@@ -164,14 +165,6 @@ class Store:
         """The snapshot of this step goes to the durable tier when it comes (or if it is here)."""
         self._desk.persist_at(step)
 
-    def unshare(self, ranks: Collection[int]) -> None:
-        """Tell those of these ranks that are here to save all of their own state."""
-        self._desk.orders.unshare(ranks)
-
-    def stand_at(self, step: int) -> None:
-        """Have the ranks wait after this step until another one is named; -1: for none."""
-        self._desk.orders.stand_at(step)
-
     def state_sums(self, step: int) -> list[StateSum]:
         """Return checksums of all state that the ranks here saved as this step. Reads all of it."""
         threads = digest.workers(8)
@@ -184,10 +177,6 @@ class Store:
         self._desk.complete(step, passed)
         if self._peers is not None:
             self._peers.complete(step, passed)
-
-    def save_every(self, every: int, first: int) -> None:
-        """Save only multiples of ``every`` from step ``first`` on, and what goes to disk."""
-        self._desk.orders.save_every(every, first)
 
     def flush(
         self, owners: Sequence[tuple[int, str]], step: int, commit_world: int, deadline: float
