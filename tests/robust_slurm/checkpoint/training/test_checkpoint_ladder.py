@@ -114,7 +114,7 @@ def test_of_two_replicas_the_newest_that_all_ranks_have_is_left_alone(tmp_path: 
         a.place({0: target(b)})
         other.wait("welcome")
         other.say(op="slots", replicas=2)
-        until(lambda: b._peers is not None and b._peers._slots == 2, "the limit")
+        until(lambda: b._peers._slots == 2, "the limit")
         for step in (1, 2):
             rank.save(step)
             rank.wait("replicated", step=step)
@@ -132,7 +132,7 @@ def test_a_node_with_room_for_its_own_only_takes_no_replicas(tmp_path: Path) -> 
         rank, other = FakeRank(a, 0), FakeRank(b, 1)
         a.place({0: target(b)})
         other.say(op="slots", replicas=0)
-        until(lambda: b._peers is not None and b._peers._slots == 0, "the limit")
+        until(lambda: b._peers._slots == 0, "the limit")
         rank.save(1)
         rank.wait("alone", step=1)
         assert "has room for the snapshots of its own ranks only" in str(events)
