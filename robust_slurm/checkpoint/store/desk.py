@@ -31,17 +31,16 @@ from robust_slurm.checkpoint.store.ranks import (
     snapshot_path,
     took_a_place,
 )
-from robust_slurm.checkpoint.store.shelf import OWN, Shelf, ShelfRecord
+from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.pusher import Pusher
+from robust_slurm.checkpoint.transfer.replicas import PeerServer
 
 MAX_RANKS = 1024
 MAX_ALARMS = 100  # of one connection
 
 
 class Desk:
-    """Calls ``due()`` if an event of a rank is to be reported later, ``prune(oldest)`` if replicas
-    older than this step are useless, ``replica_slots(count)`` if only so many of each owner find
-    room, and ``anew(first, line)``: see Store."""
+    """Calls ``due()`` if an event of a rank is to be reported later. ``peers``: the store's."""
 
     def __init__(
         self,
@@ -49,17 +48,13 @@ class Desk:
         settings: StoreSettings,
         emit: Callable[[Event], None],
         due: Callable[[], None],
-        prune: Callable[[int], None],
-        replica_slots: Callable[[int], None],
-        anew: Callable[[int, int], None],
+        peers: PeerServer,
     ) -> None:
         self._shelf = store_shelf
         self._settings = settings
         self._emit = emit
         self._due = due
-        self._prune_replicas = prune
-        self._replica_slots = replica_slots
-        self._anew = anew
+        self._peers = peers
         self._lock = threading.RLock()
         self._placing = threading.Lock()
         self._epoch = 0
@@ -166,7 +161,7 @@ class Desk:
         elif op == "unusable":
             self._unusable(rank, message)
         elif op == "slots":
-            self._replica_slots(door.whole(message, "replicas", 10))
+            self._peers.limit(door.whole(message, "replicas", 10))
         elif op == "alarm":
             connection.alarms += 1
             if connection.alarms <= MAX_ALARMS:
@@ -263,6 +258,13 @@ class Desk:
         if moved:
             self._place(rank)
 
+    def _anew(self, first: int, line: int) -> None:
+        """Give up what is of step ``first`` or later, as a rank, and so all, begin anew within the
+        epoch. -1: the step is not yet known. ``line``: see Snapshot."""
+        if first >= 0:
+            self._shelf.drop(lambda record: record.kind == FETCHED and record.step >= first)
+        self._peers.anew(first, line)
+
     def _new_rank(self, number: int) -> Rank:
         settings = self._settings
 
@@ -329,7 +331,7 @@ class Desk:
         newest = min(here.values(), default=-1)
         oldest = newest - USELESS * self.orders.every
         self._shelf.drop(superseded(self._shelf.all(), here, self._everywhere, oldest))
-        self._prune_replicas(oldest)
+        self._peers.prune(oldest)
 
     def _unusable(self, rank: Rank, message: Message) -> None:
         step, file = door.whole(message, "step"), door.text(message, "file")

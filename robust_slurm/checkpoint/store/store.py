@@ -35,7 +35,7 @@ from robust_slurm.checkpoint.store.events import (
 )
 from robust_slurm.checkpoint.store.pruning import give_way
 from robust_slurm.checkpoint.store.reserve import Reserve
-from robust_slurm.checkpoint.store.shelf import FETCHED, Shelf, ShelfRecord
+from robust_slurm.checkpoint.store.shelf import Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.fetching import Fetcher
 from robust_slurm.checkpoint.transfer.replicas import PeerServer
 from robust_slurm.checkpoint.transfer.sending import Offer
@@ -71,10 +71,7 @@ class Store:
         self.room = Reserve(directory, name)
         # Without a key it listens to nobody.
         self._peers = PeerServer(self._shelf, key or b"", patience / 2, self._on_disk)
-        self._desk = Desk(
-            self._shelf, settings, emit, self._wake, self._peers.prune, self._peers.limit,
-            self._anew,
-        )  # fmt: skip
+        self._desk = Desk(self._shelf, settings, emit, self._wake, self._peers)
         self.orders = self._desk.orders
         self._door = Door(self._desk.take, self._desk.gone)
         self._fetcher = Fetcher(
@@ -247,13 +244,6 @@ class Store:
         with self._waking:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
-
-    def _anew(self, first: int, line: int) -> None:
-        """Give up what is of step ``first`` or later, as a rank, and so all, begin anew within the
-        epoch. -1: the step is not yet known. ``line``: see Snapshot."""
-        if first >= 0:
-            self._shelf.drop(lambda record: record.kind == FETCHED and record.step >= first)
-        self._peers.anew(first, line)
 
     def _on_disk(self, owner: int, step: int) -> tuple[int, Offer] | None:
         local = self._desk.archive.local()

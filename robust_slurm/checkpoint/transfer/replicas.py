@@ -99,7 +99,7 @@ class PeerServer:
         self._shelf.drop(lambda record: record.kind == REPLICA and unwanted(record))
 
     def anew(self, first: int, line: int) -> None:
-        """See Store. Replicas whose owner has said that it begins anew are kept, unless they are of
+        """See Desk. Replicas whose owner has said that it begins anew are kept, unless they are of
         an older timeline."""
         with self._lock:
             if first < 0:
