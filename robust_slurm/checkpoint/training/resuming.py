@@ -261,17 +261,17 @@ def _reshard(
     if optimizer is not None:
         asked["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
     differ = [] if _data_only(directory, step) else _parameters(model, asked["model"])
-    carried = read.load_resharded(directory, step, asked, differ)
+    first, notes = read.load_resharded(directory, step, asked, differ)
     dcp.set_model_state_dict(model, asked["model"])
     if optimizer is not None:
         dcp.set_optimizer_state_dict(model, optimizer, asked["optimizer"])
-    tensors = carried.first.tensors
+    kept = first.snapshot.values
     for key, target in objects.items():
-        if key.startswith("extra.") and key in carried.values:
-            found = values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone())
+        if key.startswith("extra.") and key in kept:
+            found = values.decode(kept[key], lambda ref: first.tensors[ref.fqn].clone())
             load_extra(key, target, found)
     taken = _positions(state, objects.get("loader"), directory, step, own)
-    for note in carried.notes:
+    for note in notes:
         if not taken or reader.LOADERS not in note:
             say(note)
 
