@@ -26,7 +26,7 @@ MAX_RANK = 1 << 24
 
 class RankEnrolment(NamedTuple):
     said: Enrolled
-    """What robust-srun is told of it."""
+    """The event that tells robust-srun of it."""
     destination: Destination
     local_directory: str
     local: int

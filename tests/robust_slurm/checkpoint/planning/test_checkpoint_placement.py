@@ -49,7 +49,7 @@ def groups(mesh: dict[str, int]) -> dict[str, list[set[int]]]:
 
 
 def level(holders: Holders, nodes: list[str], mesh: dict[str, int], leaf: dict[str, str]) -> str:
-    """What each rank has apart from its holder, by definition."""
+    """Return how far apart all ranks are from their holders, by definition."""
     pairs = [(owner, holder) for owner, holder in enumerate(holders) if holder is not None]
     if not pairs:
         return "none"
