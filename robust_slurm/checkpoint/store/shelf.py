@@ -9,7 +9,6 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from robust_slurm.checkpoint.format import digest, layout, state_sum
@@ -21,31 +20,43 @@ MAX_SLOT = 100
 TORN = "torn: it was being overwritten"
 
 
-@dataclass(eq=False)
 class ShelfRecord:
     """A complete snapshot file: what was true of it when it was complete."""
 
-    file: str
-    _: KW_ONLY
-    step: int
-    world: int
-    needs: tuple[int, ...]
-    epoch: int
-    size: int
-    inode: int
-    digest: list[int]
-    same: int = -1
-    line: int = 0
-    """See ``Snapshot``."""
-    marks: tuple[int, ...] = ()
-    """A number for each chunk's content: equal numbers mean equal bytes (see ``Pusher._mark``).
-    Empty: unknown."""
-    header: bytes = b""
-    """Hash of its header, once that was parsed and found right: parsing takes milliseconds."""
-    bad: str = ""
-
-    def __post_init__(self) -> None:
-        self.kind, self.owner, _ = parse_name(self.file)
+    def __init__(
+        self,
+        file: str,
+        *,
+        step: int,
+        world: int,
+        needs: tuple[int, ...],
+        epoch: int,
+        size: int,
+        inode: int,
+        digest: list[int],
+        same: int = -1,
+        line: int = 0,
+    ) -> None:
+        kind, owner, _ = parse_name(file)
+        self.file = file
+        self.kind = kind
+        self.owner = owner
+        self.step = step
+        self.world = world
+        self.needs = needs
+        self.epoch = epoch
+        self.size = size
+        self.inode = inode
+        self.digest = digest
+        self.same = same
+        self.line = line
+        """See ``Snapshot``."""
+        self.marks: tuple[int, ...] = ()
+        """A number for each chunk's content: equal numbers mean equal bytes (see ``Pusher._mark``).
+        Empty: unknown."""
+        self.header = b""
+        """Hash of its header, once that was parsed and found right: parsing takes milliseconds."""
+        self.bad = ""
 
     @property
     def slot(self) -> int:

@@ -77,11 +77,12 @@ class Offer(NamedTuple):
 
     def record(self, file: str, inode: int) -> ShelfRecord:
         """Return the record of the file in which the snapshot is now complete."""
-        return ShelfRecord(
+        record = ShelfRecord(
             file, step=self.step, world=self.world, needs=self.needs, epoch=self.epoch,
             size=self.size, inode=inode, digest=self.digest, same=self.same, line=self.line,
-            marks=self.marks,
         )  # fmt: skip
+        record.marks = self.marks
+        return record
 
 
 def send(
