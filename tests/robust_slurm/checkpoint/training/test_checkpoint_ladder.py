@@ -196,5 +196,5 @@ def test_a_replica_beyond_the_limit_gives_its_memory_back_at_once(tmp_path: Path
             return sum(str(tmp_path / "s1" / "replica-0-") in line for line in maps.splitlines())
 
         assert mapped() == 3
-        b._replica_slots(1)  # the last one may be coming in still: its end frees the rest
+        b._peers.limit(1)  # the last one may be coming in still: its end frees the rest
         until(lambda: mapped() == 1, "the memory of the others")
