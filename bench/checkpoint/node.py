@@ -69,7 +69,7 @@ class Node:
         return {"costs": [(each.rank, each.step, each.cost) for each in taken]}
 
     def save_every(self, every: int, first: int) -> dict[str, Any]:
-        self.store.save_every(every, first)
+        self.store.orders.save_every(every, first)
         return {}
 
     def place(self, rank: int, host: str, port: int) -> dict[str, Any]:

@@ -33,13 +33,13 @@ class StepRow(NamedTuple):
     path: str
     step: int
     state: str
-    time: float | None
+    time: float | None = None
     """Time of the commit, seconds since 1970."""
-    world: int | None
-    mesh: dict[str, int]
-    bytes: int
-    attempt: str
-    note: str
+    world: int | None = None
+    mesh: dict[str, int] = {}  # noqa: RUF012 - a default
+    bytes: int = 0
+    attempt: str = ""
+    note: str = ""
     mark: str = ""
     """The proofs that certify it; ``doubted``: a recovery passed over it."""
 
@@ -50,12 +50,12 @@ class FileRow(NamedTuple):
     path: str
     state: str
     bytes: int
-    step: int | None
-    rank: int | None
-    world: int | None
-    epoch: int | None
-    job: str
-    note: str
+    step: int | None = None
+    rank: int | None = None
+    world: int | None = None
+    epoch: int | None = None
+    job: str = ""
+    note: str = ""
 
 
 class Listing(NamedTuple):
@@ -108,7 +108,7 @@ def _step_row(path: Path) -> StepRow:
     try:
         m = tier.read_manifest(path)
     except DurableError as err:
-        return StepRow(str(path), step, DAMAGED, None, None, {}, 0, "", str(err))
+        return StepRow(str(path), step, DAMAGED, note=str(err))
     mark = marks.read(path, m.attempt)
     notes = [mark.doubt] if mark.doubt else []
     notes += [f"{len(m.renamed)} names stand for more than one tensor"] if m.renamed else []
@@ -128,13 +128,11 @@ def _open_row(path: Path, step: int) -> StepRow:
                 ranks += _PART.fullmatch(entry.name) is not None
                 newest = max(about.st_mtime, newest or 0.0)
     except OSError as err:
-        return StepRow(
-            str(path), step, DAMAGED, None, None, {}, 0, "", explain(err, "listing", path)
-        )
+        return StepRow(str(path), step, DAMAGED, note=explain(err, "listing", path))
     note = f"{ranks} ranks' parts are there"
     if newest is not None:
         note += f", last written {time.time() - newest:.0f} s ago"
-    return StepRow(str(path), step, OPEN, None, None, {}, size, "", note)
+    return StepRow(str(path), step, OPEN, bytes=size, note=note)
 
 
 def _file_row(path: Path) -> FileRow:
@@ -143,12 +141,10 @@ def _file_row(path: Path) -> FileRow:
         size = path.lstat().st_size
         s = _snapshot(path)
     except (LayoutError, OSError, ListingError) as err:
-        torn = str(err).startswith("torn")
-        return FileRow(
-            str(path), TORN if torn else DAMAGED, size, None, None, None, None, "",
-            "" if torn else str(err),
-        )  # fmt: skip
-    return FileRow(str(path), COMPLETE, size, s.step, s.rank, s.world, s.epoch, s.job, "")
+        if str(err).startswith("torn"):
+            return FileRow(str(path), TORN, size)
+        return FileRow(str(path), DAMAGED, size, note=str(err))
+    return FileRow(str(path), COMPLETE, size, s.step, s.rank, s.world, s.epoch, s.job)
 
 
 def _snapshot(path: Path) -> Snapshot:

@@ -113,13 +113,13 @@ class SnapshotStore:
         elif isinstance(order, PersistAt):
             kept.persist_at(order.step)
         elif isinstance(order, Unshare):
-            kept.unshare(order.ranks)
+            kept.orders.unshare(order.ranks)
         elif isinstance(order, Complete):
             kept.complete(order.step, order.passed)
         elif isinstance(order, SaveEvery):
-            kept.save_every(order.every, order.first)
+            kept.orders.save_every(order.every, order.first)
         elif isinstance(order, StandAt):
-            kept.stand_at(order.step)
+            kept.orders.stand_at(order.step)
         elif isinstance(order, TakeSums):
             said = partial(StateSums, order.token, local)
             self._answer(order.token, lambda: kept.state_sums(order.step), said)

@@ -71,9 +71,9 @@ class Replicas:
         if any(e.said.mesh != mesh for e in ranks.values()):
             say("checkpoints: the ranks pass different meshes; replicas ignore parallel groups")
             mesh = {}
-        placed = placement.place(names, mesh, leaf)
+        holders = placement.place(names, mesh, leaf)
         orders: dict[int, tuple[Node, dict[int, Target | None]]] = {}
-        for owner, holder in enumerate(placed.holders):
+        for owner, holder in enumerate(holders):
             node = ranks[owner].at.node
             to = ranks[holder].at if holder is not None else None
             port = to.node.stores.get(to.local, 0) if to is not None else 0
@@ -84,8 +84,8 @@ class Replicas:
             orders.setdefault(id(node), (node, {}))[1][owner] = target
         for node, targets in orders.values():
             self._bus.send(node, ReplicaTargets(targets))
-        self.copies = copies(placed, names)
-        survives = survival(placed, names, mesh, leaf).text
+        self.copies = copies(holders, names)
+        survives = survival(holders, names, mesh, leaf)
         if survives != self.survives:
             self.survives = survives
             size = max(e.said.size for e in ranks.values())

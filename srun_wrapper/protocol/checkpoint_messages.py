@@ -72,7 +72,6 @@ class Persisted(Event):
     step: int
     ok: bool
     why: str
-    seconds: float
 
 
 class Committed(Event):

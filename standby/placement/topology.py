@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from robust_slurm.checkpoint.planning.topology import MAX_NODES, at_most, leaves
+from robust_slurm.checkpoint.planning.topology import MAX_NODES, leaves
 from robust_slurm.slurm.values import ParseError, expand
 
 _WORD = re.compile(r"(\w+)=(\S*)", re.ASCII)
@@ -39,12 +39,12 @@ def _parents(text: str) -> dict[str, str]:
         name, below = words.get("SwitchName"), words.get("Switches", "")
         if not name or not below:
             continue
-        if len(above) + at_most(below) > MAX_NODES:
-            return {}
         try:
             for child in expand(below):
                 above.setdefault(child, name)
-        except (ParseError, ValueError, IndexError):
+        except ParseError:
+            return {}
+        if len(above) > MAX_NODES:
             return {}
     return above
 

@@ -15,7 +15,6 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from health.admin import flow
-from robust_slurm.checkpoint.planning.topology import MAX_NODES, at_most
 from robust_slurm.command_line import BAD_INPUT, NO
 from robust_slurm.command_line.errors import CommandError
 from robust_slurm.command_line.parser import Parser
@@ -252,7 +251,7 @@ def add_commands(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def _nodes(text: str) -> tuple[str, ...]:
     try:
-        names = expand(text) if at_most(text) <= MAX_NODES else ()
+        names = expand(text)
     except ParseError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if not 0 < len(names) <= _MOST_NODES:

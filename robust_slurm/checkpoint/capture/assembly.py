@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
     snapshot: Snapshot
     tensors: Mapping[str, torch.Tensor]
-    """Entry name → its data, a view of the file."""
+    """Entry name → its data: a view of the file, or read from the disk at each request."""
 
 
 class WholeTensor(NamedTuple):

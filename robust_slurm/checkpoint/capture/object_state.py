@@ -1,4 +1,4 @@
-"""The state of anything else: objects with a state_dict(), generators, plain values."""
+"""The state of anything else: objects with a state_dict(), and generators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from . import rng
 from .assembly import Assembly, StateError, Step
 from .leaves import Leaf, Leaves
-from .values import Encoded, Ref, Save, decode, encode, ref_of
+from .values import Encoded, Save, decode, encode
 
 
 class ObjectState:
@@ -159,41 +159,6 @@ class GlobalGenerators(GeneratorState):
 
     def put(self, state: Any) -> None:
         rng.restore(state)
-
-
-class ReturnedValue:
-    """A value that is returned, not restored in place, unless it is a tensor that still fits."""
-
-    def __init__(self, key: str, value: Any) -> None:
-        self.key = key
-        self.value = value
-        self.restored: Any = value
-        self._leaves = Leaves(key, late=False, shareable=False)
-
-    @property
-    def leaves(self) -> list[list[Leaf]]:
-        """The tensors that ``collect`` found."""
-        return [self._leaves.found]
-
-    def collect(self) -> Encoded:
-        """Find the tensors (``leaves``), and return all else, encoded."""
-        return _collect(self.key, self.value, self._leaves.add, self._leaves)
-
-    def plan(self, saved: Assembly, encoded: Encoded) -> list[Step]:
-        """Decode the value (``restored``). Raises StateError."""
-        ref = ref_of(encoded)
-        if ref is not None and isinstance(self.value, torch.Tensor):
-            self.restored = self.value
-            return [saved.into(self.value, ref)]
-        made: dict[str, torch.Tensor] = {}
-
-        def fresh(ref: Ref) -> torch.Tensor:
-            if ref.fqn not in made:  # one tensor in two places is one again
-                made[ref.fqn] = saved.fresh(ref)
-            return made[ref.fqn]
-
-        self.restored = decode(encoded, fresh)
-        return []
 
 
 def _collect(key: str, value: Any, add: Save, leaves: Leaves) -> Encoded:

@@ -147,7 +147,7 @@ class OptimizerState:
                 if isinstance(owner, torch.Tensor):
                     what = "a parameter that is in none of its groups (was it replaced?)"
                 raise TypeError(f"{self.key}: its state holds a part for {what}")
-            pairs.append((name, self._encode_part(part, str(name))))
+            pairs.append((name, encode(part, str(name), self._state.add)))
         if all(type(name) is str for name, _ in pairs):
             self._encoded_state = {"d": dict(pairs)}
         else:
@@ -156,9 +156,6 @@ class OptimizerState:
         self._own.collect(((name, p) for p, name in label.items()), self._elsewhere())
         self._batch = Batch([*self._state.found, *self._own.found])
         self._seen, self._sizes, self._known, self._simple = seen, sizes, names, simple
-
-    def _encode_part(self, part: Any, path: str) -> Encoded:
-        return encode(part, path, self._state.add)
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield this rank's parts of the gradients of its parameters, by name."""

@@ -17,7 +17,6 @@ from .object_state import (
     GlobalGenerators,
     LoaderState,
     ObjectState,
-    ReturnedValue,
     ScalerState,
 )
 from .optimizer_state import OptimizerState
@@ -76,7 +75,7 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
     """
     kind = kind_of(key)
     several = isinstance(found, list | tuple | dict)
-    if several and (kind != "extra" or (has_state(found) and not _is_object(found))):
+    if several and not (kind == "extra" and _is_object(found)):
         if isinstance(found, dict):
             if len(set(map(str, found))) < len(found):
                 raise TypeError(f"{key}: two of its keys are the same as text: {list(found)}")
@@ -102,11 +101,7 @@ def sections(key: str, found: Any, names: ParameterNames) -> Any:
         if kind == "model":
             names.note(other)
         return other
-    if kind != "extra":
-        raise TypeError(
-            f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()"
-        )
-    return ReturnedValue(key, found)
+    raise TypeError(f"{key}: a {type(found).__name__} has no state_dict() and load_state_dict()")
 
 
 def kind_of(key: str) -> str:

@@ -17,7 +17,7 @@ from ..format.layout import Entry, Snapshot
 from .assembly import Assembly, Fill, Source, StateError, Step, run_all
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
-from .object_state import ObjectState, ReturnedValue, ScalerState
+from .object_state import ObjectState, ScalerState
 from .optimizer_state import OptimizerState
 from .section_tree import Section, each, flat, pairs
 from .sections import RNG, TRAINED, ParameterNames, kind_of, sections
@@ -247,12 +247,11 @@ class State:
         self.share = None
         self._shared, self._shared_items, self._found = [], [], []
 
-    def restore(self, sources: Sequence[Source], taken: Taken | None = None) -> dict[str, Any]:
+    def restore(self, sources: Sequence[Source], taken: Taken | None = None) -> None:
         """Restore all objects from this rank's snapshot and those of the ranks it shares with.
 
-        ``taken``: set if they are of a world of another size.
-        Returns the values of "extra." that are no objects, by their keys. Whether models and
-        optimizers fit is known before anything is changed. Raises StateError that names the key.
+        ``taken``: set if they are of a world of another size. Whether models and optimizers fit is
+        known before anything is changed. Raises StateError that names the key.
         """
         origin = self.rank if taken is None else taken.origin
         saved = Assembly(sources, origin, resized=taken is not None)
@@ -279,11 +278,6 @@ class State:
         for step in steps:
             if not isinstance(step, Fill):
                 step()
-        return {
-            section.key: section.restored
-            for section in self._all()
-            if isinstance(section, ReturnedValue)
-        }
 
     def like(self, snapshot: Snapshot) -> bool:
         """Return True if a snapshot is of these objects, as far as models' names tell."""

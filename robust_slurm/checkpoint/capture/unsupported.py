@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
+
+from .values import holds_tensor
 
 
 def checked(optimizers: Any, key: str = "optimizer") -> Any:
@@ -41,17 +42,9 @@ def checked(optimizers: Any, key: str = "optimizer") -> Any:
             f"{key}: {kind} leaves moments and master weights out of its state_dict(). Pass "
             "robust_slurm.integrations.megatron.MegatronOptimizerState(optimizer) instead"
         )
-    if hasattr(optimizers, "state_dict") and not _holds_tensors(optimizers.state_dict()):
+    if hasattr(optimizers, "state_dict") and not holds_tensor(optimizers.state_dict()):
         raise TypeError(
             f"{key}: the state_dict() of {kind} holds no tensors, so its moments would be lost. "
             "Pass the torch optimizer inside it; if it has no tensors at all, pass it in extra="
         )
     return optimizers
-
-
-def _holds_tensors(state: Any) -> bool:
-    if isinstance(state, Mapping):
-        return any(map(_holds_tensors, state.values()))
-    if isinstance(state, list | tuple):
-        return any(map(_holds_tensors, state))
-    return isinstance(state, torch.Tensor)

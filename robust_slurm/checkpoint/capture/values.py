@@ -87,6 +87,15 @@ def ref_of(encoded: Encoded) -> Ref | None:
     return None
 
 
+def holds_tensor(value: Any) -> bool:
+    """True for a tensor, and for a dict, list, tuple or set that holds one at any depth."""
+    if isinstance(value, Mapping):
+        return any(map(holds_tensor, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(holds_tensor, value))
+    return isinstance(value, torch.Tensor)
+
+
 def encode(value: Any, path: Path, tensor: Save) -> Encoded:
     """``value`` as JSON-able data. Raises TypeError that names the path of what it cannot keep."""
     try:

@@ -47,14 +47,8 @@ def devices_of(*lists: Iterable[torch.Tensor]) -> set[torch.device]:
 
 
 def each_device(tensors: Iterable[torch.Tensor]) -> list[torch.device | None]:
-    """The CUDA device of each, as ``device_of``."""
+    """The CUDA device of each; None for one that is on no such device."""
     return [device if device.type == "cuda" else None for device in map(_DEVICE, tensors)]
-
-
-def device_of(tensor: torch.Tensor) -> torch.device | None:
-    """The CUDA device that holds a tensor."""
-    device: torch.device = _DEVICE(tensor)
-    return device if device.type == "cuda" else None
 
 
 def memory(device: torch.device, first: int, size: int) -> torch.Tensor | None:

@@ -79,8 +79,7 @@ class Joint:
 def on_host(taken: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the parts from ``take`` as one tensor on the host, after a wait for the devices."""
     parts = []
-    for part in taken:
-        device = gpu.device_of(part)
+    for part, device in zip(taken, gpu.each_device(taken), strict=True):
         if device is None:
             parts.append(part)
             continue

@@ -252,10 +252,6 @@ class Ring:
         with self._lock:
             slot.invalidate()
 
-    def newest(self) -> Slot | None:
-        complete = [s for s in self.slots if s.step is not None]
-        return max(complete, key=lambda s: s.step or 0, default=None)
-
     def remove(self) -> None:
         with self._lock:
             for slot in self.slots:

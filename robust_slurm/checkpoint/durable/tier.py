@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from robust_slurm.text import counted
 
-from .files import DurableError, digest_of, encode, explain, is_plain_name, read_inside
+from .files import DurableError as DurableError
+from .files import digest_of, encode, explain, is_plain_name, read_inside
 from .marks import Mark
 from .marks import read as read_mark
 from .marks import write as write_mark
@@ -33,18 +34,6 @@ from .parts import (
     parse_part,
     text,
 )
-
-__all__ = [
-    "DurableError",
-    "DurableStep",
-    "Manifest",
-    "PartFile",
-    "committed",
-    "newest",
-    "read_manifest",
-    "read_rank",
-    "step_dir",
-]
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -97,8 +86,6 @@ class DurableStep(NamedTuple):
     path: Path
     attempt: str
     world: int
-    mesh: dict[str, int]
-    time: float
     bytes: int
     mark: Mark
 
@@ -153,7 +140,9 @@ def list_steps(directory: str | Path) -> tuple[list[DurableStep], dict[int, str]
     found, unreadable = [], {}
     for step, path in step_dirs(directory):
         try:
-            found.append(_as_committed(step, path, read_manifest(path)))
+            m = read_manifest(path)
+            mark = read_mark(path, m.attempt)
+            found.append(DurableStep(step, path, m.attempt, m.world, m.bytes, mark))
         except DurableError as err:
             if is_committed(path):
                 unreadable[step] = str(err)
@@ -163,11 +152,6 @@ def list_steps(directory: str | Path) -> tuple[list[DurableStep], dict[int, str]
 def newest(directory: str | Path) -> DurableStep | None:
     """Return the newest committed step. Raises DurableError as ``step_dirs``."""
     return max(committed(directory), key=lambda each: each.step, default=None)
-
-
-def _as_committed(step: int, path: Path, m: Manifest) -> DurableStep:
-    mark = read_mark(path, m.attempt)
-    return DurableStep(step, path, m.attempt, m.world, m.mesh, m.time, m.bytes, mark)
 
 
 def is_committed(path: Path) -> bool:

@@ -22,9 +22,6 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
-from typing import NamedTuple
-
-LEVELS = ("groups+switch", "groups", "switch", "node", "none")
 
 # Things that an owner and a holder share; SPAN: some group has ranks on both their nodes.
 NODE, GROUP, SPAN, LEAF = 8, 4, 2, 1
@@ -41,18 +38,13 @@ _COMPARED = 200_000  # ranks, over all candidates
 _REPAIRED = 200_000  # pairs looked at, for one of _TRIES
 
 
-class Placement(NamedTuple):
-    """Holders of all replicas, with the level of protection that they give."""
-
-    holders: tuple[int | None, ...]
-    """Rank whose store holds the replica, by owner; None: there is none."""
-    level: str
-    """One of LEVELS: what every rank reaches."""
+Holders = tuple[int | None, ...]
+"""Rank whose store holds the replica, by owner; None: there is none."""
 
 
 def place(
     nodes: Sequence[str], mesh: Mapping[str, int], leaf: Mapping[str, str] | None = None
-) -> Placement:
+) -> Holders:
     """Choose a holder for every rank.
 
     ``nodes``: node of each rank. ``mesh``: size of each parallel dimension in DeviceMesh order (the
@@ -61,17 +53,9 @@ def place(
     """
     world = RankLayout(nodes, mesh, leaf or {})
     if world.node_count < 2:
-        return Placement((None,) * world.size, "none")
+        return (None,) * world.size
     largest = max(Counter(world.node).values())
-    holders = _lopsided(world) if 2 * largest > world.size else _permutation(world)
-    common = 0
-    for owner, holder in enumerate(holders):
-        common |= world.common(owner, holder)
-    if not common & GROUP and world.grouped:
-        level = "groups" if common & LEAF or not world.switched else "groups+switch"
-    else:
-        level = "node" if common & LEAF or not world.switched else "switch"
-    return Placement(tuple(holders), level)
+    return tuple(_lopsided(world) if 2 * largest > world.size else _permutation(world))
 
 
 class RankLayout:
@@ -86,12 +70,10 @@ class RankLayout:
         self.node_count = len(numbers)
         switches = [leaf.get(name, "") for name in numbers]
         # Nodes that the topology does not know count as one more switch, together.
-        self.switched = len(set(switches)) > 1
-        self.leaf = switches if self.switched else list(numbers)
+        self.leaf = switches if len(set(switches)) > 1 else list(numbers)
         self.sizes = dimensions(mesh, self.size)
         ids = [group_ids(self.sizes, d) for d in range(len(self.sizes))]
-        self.grouped = len(ids) > 1  # with one dimension everybody shares its only group
-        self.groups = ids if self.grouped else []
+        self.groups = ids if len(ids) > 1 else []  # with one, everybody shares its only group
         self._span = self._spans()
         self._pairs: dict[tuple[int, int], int] = {}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-from .placement import Placement, dimensions, group_ids
+from .placement import Holders, dimensions, group_ids
 
 _Node = TypeVar("_Node", bound=Hashable)
 _KINDS = {
@@ -21,29 +21,22 @@ _KINDS = {
 }
 
 
-class Survival(NamedTuple):
-    """Simultaneous losses that leave a copy of each snapshot, and those that do not."""
-
-    survives: tuple[str, ...]
-    fatal: tuple[str, ...]
-    text: str
-    """Both as one sentence part: ``any 1 node, any 1 pipeline group; not 1 leaf switch``."""
-
-
 def survives(
-    placement: Placement,
+    holders: Holders,
     nodes: Sequence[str],
     mesh: Mapping[str, int],
     leaf: Mapping[str, str] | None = None,
-) -> Survival:
-    """Try every single node, leaf switch and parallel group, and every two nodes.
+) -> str:
+    """Return the losses that leave a copy of each snapshot, and those that do not, as a part of a
+    sentence: ``any 1 node, any 1 pipeline group; not 1 leaf switch``.
 
-    Arguments as of ``place``, for any placement. A group is lost with all nodes it has ranks on.
+    Every single node, leaf switch and parallel group is tried, and every two nodes. Arguments as of
+    ``place``, for any holders. A group is lost with all nodes it has ranks on.
     The death of processes alone is not counted as a loss: their snapshots outlive them.
     """
     numbers = {name: i for i, name in enumerate(dict.fromkeys(nodes))}
     node = [numbers[name] for name in nodes]
-    together = _together(placement.holders, node)
+    together = _together(holders, node)
     kinds = [("node", {frozenset((i,)) for i in numbers.values()})]
     sizes = dimensions(mesh, len(nodes))
     names = [name for name, size in mesh.items() if size > 1] if sizes else []
@@ -69,12 +62,12 @@ def survives(
         part = f"{alive} of {pairs} pairs of nodes"
         (good if alive else fatal).append(part if alive else "2 nodes")
     text = "; not ".join(part for part in (", ".join(good), ", ".join(fatal)) if part)
-    return Survival(tuple(good), tuple(fatal), text if good else f"not {text}")
+    return text if good else f"not {text}"
 
 
-def copies(placement: Placement, nodes: Sequence[str]) -> dict[str, frozenset[str]]:
+def copies(holders: Holders, nodes: Sequence[str]) -> dict[str, frozenset[str]]:
     """For each node the nodes that keep replicas of its ranks; itself where a rank has none."""
-    found = _together(placement.holders, nodes)
+    found = _together(holders, nodes)
     return {name: frozenset(others) for name, others in found.items()}
 
 

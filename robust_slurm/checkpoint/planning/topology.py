@@ -10,8 +10,6 @@ MAX_NODES = 1_000_000
 """A text that names more nodes is rejected."""
 
 _WORD = re.compile(r"(\w+)=(\S*)", re.ASCII)
-_BRACKET = re.compile(r"\[([^\[\]]*)\]")
-_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
 
 
 def leaves(text: str) -> dict[str, str]:
@@ -29,23 +27,11 @@ def leaves(text: str) -> dict[str, str]:
         name = words.get("SwitchName") or words.get("BlockName")
         if not name or words.get("Level", "0") != "0" or words.get("Switches"):
             continue
-        nodes = words.get("Nodes", "")
-        if len(found) + at_most(nodes) > MAX_NODES:
-            return {}
         try:
-            for node in expand(nodes):
+            for node in expand(words.get("Nodes", "")):
                 found.setdefault(node, name)
-        except (ParseError, ValueError, IndexError):
+        except ParseError:
+            return {}
+        if len(found) > MAX_NODES:
             return {}
     return found
-
-
-def at_most(nodes: str) -> int:
-    """An upper bound of the nodes that a folded list names, without unfolding it."""
-    total = 1
-    for inside in _BRACKET.findall(nodes):
-        total *= sum(
-            max(0, int(match[2]) - int(match[1]) + 1) if (match := _RANGE.search(part)) else 1
-            for part in inside.split(",")
-        )
-    return total * (1 + nodes.count(","))

@@ -29,10 +29,6 @@ class Awaited:
         self._fetching = 0
         self._restore: Restore | None = None
 
-    @property
-    def restore(self) -> Restore | None:
-        return self._restore
-
     def begin(self, epoch: int, restore: Restore | None) -> None:
         with self._change:
             self._epoch = epoch

@@ -31,17 +31,16 @@ from robust_slurm.checkpoint.store.ranks import (
     snapshot_path,
     took_a_place,
 )
-from robust_slurm.checkpoint.store.shelf import OWN, Shelf, ShelfRecord
+from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.pusher import Pusher
+from robust_slurm.checkpoint.transfer.replicas import PeerServer
 
 MAX_RANKS = 1024
 MAX_ALARMS = 100  # of one connection
 
 
 class Desk:
-    """Calls ``due()`` if an event of a rank is to be reported later, ``prune(oldest)`` if replicas
-    older than this step are useless, ``replica_slots(count)`` if only so many of each owner find
-    room, and ``anew(first, line)``: see Store."""
+    """Calls ``due()`` if an event of a rank is to be reported later. ``peers``: the store's."""
 
     def __init__(
         self,
@@ -49,17 +48,13 @@ class Desk:
         settings: StoreSettings,
         emit: Callable[[Event], None],
         due: Callable[[], None],
-        prune: Callable[[int], None],
-        replica_slots: Callable[[int], None],
-        anew: Callable[[int, int], None],
+        peers: PeerServer,
     ) -> None:
         self._shelf = store_shelf
         self._settings = settings
         self._emit = emit
         self._due = due
-        self._prune_replicas = prune
-        self._replica_slots = replica_slots
-        self._anew = anew
+        self._peers = peers
         self._lock = threading.RLock()
         self._placing = threading.Lock()
         self._epoch = 0
@@ -166,7 +161,7 @@ class Desk:
         elif op == "unusable":
             self._unusable(rank, message)
         elif op == "slots":
-            self._replica_slots(door.whole(message, "replicas", 10))
+            self._peers.limit(door.whole(message, "replicas", 10))
         elif op == "alarm":
             connection.alarms += 1
             if connection.alarms <= MAX_ALARMS:
@@ -185,26 +180,26 @@ class Desk:
         if connection.rank >= 0:
             raise RefusedError("enrol: only once in a connection")
         enrolment = read_enrolment(message)
-        number = enrolment.rank
+        said, number = enrolment.said, enrolment.said.rank
         with self._lock:
-            if enrolment.epoch != self._epoch:
-                raise RefusedError(f"enrol: epoch {enrolment.epoch}, here it is {self._epoch}")
+            if said.epoch != self._epoch:
+                raise RefusedError(f"enrol: epoch {said.epoch}, here it is {self._epoch}")
             known = self._ranks.get(number)
             first = known is None or known.enrolled != self._epoch
         unexpected = first and self.awaited.lacks(number)
         if unexpected:  # robust-srun must know where it is
-            self._emit(enrolment.event)
-            self.awaited.wait(connection, number, enrolment.epoch)
+            self._emit(said)
+            self.awaited.wait(connection, number, said.epoch)
         with self._lock:
-            if enrolment.epoch != self._epoch:
-                raise RefusedError(f"enrol: epoch {enrolment.epoch}, here it is {self._epoch}")
+            if said.epoch != self._epoch:
+                raise RefusedError(f"enrol: epoch {said.epoch}, here it is {self._epoch}")
             rank = self._ranks.get(number)
             if rank is None:
                 if len(self._ranks) >= MAX_RANKS:
                     raise RefusedError(f"enrol: {MAX_RANKS} ranks are here already")
                 rank = self._ranks[number] = self._new_rank(number)
                 rank.pusher.begin(self._epoch)
-            connection.rank, connection.epoch = number, enrolment.epoch
+            connection.rank, connection.epoch = number, said.epoch
             again = rank.enrolled == self._epoch
             goes_on = message.get("goes_on") is True
             anew, line = again and not goes_on, 0
@@ -236,7 +231,7 @@ class Desk:
         )  # fmt: skip
         self._place(rank)
         if not unexpected:
-            self._emit(enrolment.event)
+            self._emit(said)
         self.archive.warm(rank)
 
     def _began(self, rank: Rank, connection: RankConnection, first: int, line: int) -> None:
@@ -262,6 +257,13 @@ class Desk:
         self.archive.give_up(rank, first, (epoch, line))
         if moved:
             self._place(rank)
+
+    def _anew(self, first: int, line: int) -> None:
+        """Give up what is of step ``first`` or later, as a rank, and so all, begin anew within the
+        epoch. -1: the step is not yet known. ``line``: see Snapshot."""
+        if first >= 0:
+            self._shelf.drop(lambda record: record.kind == FETCHED and record.step >= first)
+        self._peers.anew(first, line)
 
     def _new_rank(self, number: int) -> Rank:
         settings = self._settings
@@ -292,9 +294,10 @@ class Desk:
                 if in_memory:
                     self._shelf.forget(path.name)
                     record = ShelfRecord(
-                        path.name, step=step, world=enrolment.world, needs=enrolment.needs,
-                        epoch=enrolment.epoch, size=size, inode=inode,
-                        digest=digest.take(fd, size, digest.workers(4)), same=same, line=rank.line,
+                        path.name, step=step, world=enrolment.said.world,
+                        needs=enrolment.said.needs, epoch=enrolment.said.epoch, size=size,
+                        inode=inode, digest=digest.take(fd, size, digest.workers(4)), same=same,
+                        line=rank.line,
                     )  # fmt: skip
                 # A rank that does not wait may have overwritten this file during the digest.
                 torn = "" if shelf.complete(fd) else shelf.TORN
@@ -328,7 +331,7 @@ class Desk:
         newest = min(here.values(), default=-1)
         oldest = newest - USELESS * self.orders.every
         self._shelf.drop(superseded(self._shelf.all(), here, self._everywhere, oldest))
-        self._prune_replicas(oldest)
+        self._peers.prune(oldest)
 
     def _unusable(self, rank: Rank, message: Message) -> None:
         step, file = door.whole(message, "step"), door.text(message, "file")

@@ -78,7 +78,6 @@ class FetchOutcome(NamedTuple):
     ok: bool
     why: str
     file: str
-    seconds: float
     bytes: int
     """Received or written."""
 
@@ -130,7 +129,6 @@ class Persisted(NamedTuple):
     step: int
     ok: bool
     why: str
-    seconds: float
 
 
 class Committed(NamedTuple):

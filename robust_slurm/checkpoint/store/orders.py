@@ -51,7 +51,7 @@ class Orders:
                 rank.tell({"op": "unshare"})
 
     def save_every(self, every: int, first: int) -> None:
-        """Save only multiples of ``every`` from step ``first`` on."""
+        """Save only multiples of ``every`` from step ``first`` on, and what goes to disk."""
         self.every, self._first = every, first
         for rank in self._ranks():
             rank.tell({"op": "every", "every": every, "first": first})

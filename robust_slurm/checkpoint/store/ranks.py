@@ -25,30 +25,12 @@ MAX_RANK = 1 << 24
 
 
 class RankEnrolment(NamedTuple):
-    rank: int
-    world: int
-    epoch: int
-    mesh: dict[str, int]
-    needs: tuple[int, ...]
+    said: Enrolled
+    """The event that tells robust-srun of it."""
     destination: Destination
     local_directory: str
-    every: int
-    bytes: int
-    local: int = 0
+    local: int
     """Number of the rank on its node."""
-    fixed: str = ""
-    lengths: tuple[int, ...] = ()
-    shards: int = 0
-    stages: int = 0
-    """See ``Enrolled`` for these four."""
-
-    @property
-    def event(self) -> Enrolled:
-        return Enrolled(
-            self.epoch, self.rank, self.world, self.mesh, self.needs,
-            self.destination.directory, self.every, self.bytes, self.fixed, self.lengths,
-            self.shards, self.stages,
-        )  # fmt: skip
 
 
 def read_enrolment(message: Message) -> RankEnrolment:
@@ -68,23 +50,23 @@ def read_enrolment(message: Message) -> RankEnrolment:
         or not all(type(v) is int and 0 < v < 1 << 62 for v in lengths)
     ):
         raise RefusedError(f"enrol: lengths is {lengths!r}"[:200])
-    return RankEnrolment(
-        rank, world, door.whole(message, "epoch"), mesh,
-        tuple(sorted({*needs, rank})),
-        Destination(
-            door.absolute(message, "directory"),
-            max(1, door.whole(message, "keep")) if "keep" in message else 2,
-            door.absolute(message, "python"),
-        ),
-        door.absolute(message, "local_directory"),
+    said = Enrolled(
+        door.whole(message, "epoch"), rank, world, mesh, tuple(sorted({*needs, rank})),
+        door.absolute(message, "directory"),
         door.whole(message, "every") if "every" in message else 0,
         door.whole(message, "bytes") if "bytes" in message else 0,
-        door.whole(message, "local") if "local" in message else 0,
-        door.text(message, "fixed", 1024) if "fixed" in message else "",
+        door.text(message, "fixed", 1024),
         tuple(lengths),
         door.whole(message, "shards", MAX_RANK) if "shards" in message else 0,
         door.whole(message, "stages", MAX_RANK) if "stages" in message else 0,
     )  # fmt: skip
+    keep = max(1, door.whole(message, "keep")) if "keep" in message else 2
+    return RankEnrolment(
+        said,
+        Destination(said.directory, keep, door.absolute(message, "python")),
+        door.absolute(message, "local_directory"),
+        door.whole(message, "local") if "local" in message else 0,
+    )
 
 
 class Latest(NamedTuple):
@@ -141,7 +123,7 @@ class Rank:
         with self.lock:
             older, self.connection = self.connection, connection
             self.enrolment = enrolment
-            self.enrolled = enrolment.epoch
+            self.enrolled = enrolment.said.epoch
             self._told_held = set()
         if older is not None and older is not connection:
             older.close()
@@ -265,8 +247,8 @@ def took_a_place(enrolment: RankEnrolment, ranks: Iterable[Rank]) -> bool:
     """True if a rank of another number ran in this rank's place before, in this epoch: a launcher
     that starts ranks anew may number them otherwise. ``ranks``: those of the store."""
     return any(
-        rank.number != enrolment.rank
-        and rank.enrolled == enrolment.epoch
+        rank.number != enrolment.said.rank
+        and rank.enrolled == enrolment.said.epoch
         and rank.connection is None
         and rank.enrolment is not None
         and rank.enrolment.local == enrolment.local
@@ -284,8 +266,8 @@ def snapshot_path(
         kind, owner, slot = shelf.parse_name(base)
     except ValueError as err:
         raise RefusedError(f"{message['op']}: {err}") from None
-    if kind != shelf.OWN or owner != enrolment.rank:
-        raise RefusedError(f"{message['op']}: {name!r} is no file of rank {enrolment.rank}")
+    if kind != shelf.OWN or owner != enrolment.said.rank:
+        raise RefusedError(f"{message['op']}: {name!r} is no file of rank {enrolment.said.rank}")
     if not folder:
         return directory / base, slot, True
     durable = enrolment.destination.directory

@@ -258,12 +258,10 @@ class Shelf:
             record.file, record.size, not why, why, record.epoch, record.same, record.line,
         )  # fmt: skip
 
-    def drop(self, unwanted: Callable[[ShelfRecord], bool]) -> list[ShelfRecord]:
+    def drop(self, unwanted: Callable[[ShelfRecord], bool]) -> None:
         """Remove all files for which ``unwanted`` holds."""
-        dropped = [record for record in self.all() if unwanted(record)]
-        for record in dropped:
+        for record in [each for each in self.all() if unwanted(each)]:
             self.remove(record.file)
-        return dropped
 
 
 def read_header(fd: int, size: int) -> layout.Snapshot:

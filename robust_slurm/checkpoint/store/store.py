@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from robust_slurm.checkpoint.format import digest
@@ -35,7 +35,7 @@ from robust_slurm.checkpoint.store.events import (
 )
 from robust_slurm.checkpoint.store.pruning import give_way
 from robust_slurm.checkpoint.store.reserve import Reserve
-from robust_slurm.checkpoint.store.shelf import FETCHED, Shelf, ShelfRecord
+from robust_slurm.checkpoint.store.shelf import Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.fetching import Fetcher
 from robust_slurm.checkpoint.transfer.replicas import PeerServer
 from robust_slurm.checkpoint.transfer.sending import Offer
@@ -69,10 +69,10 @@ class Store:
         settings = StoreSettings(key, bandwidth, local_directory, job, patience, write_deadline)
         self._shelf = Shelf(directory)
         self.room = Reserve(directory, name)
-        self._peers: PeerServer | None = None
-        self._desk = Desk(
-            self._shelf, settings, emit, self._wake, self._prune, self._replica_slots, self._anew
-        )
+        # Without a key it listens to nobody.
+        self._peers = PeerServer(self._shelf, key or b"", patience / 2, self._on_disk)
+        self._desk = Desk(self._shelf, settings, emit, self._wake, self._peers)
+        self.orders = self._desk.orders
         self._door = Door(self._desk.take, self._desk.gone)
         self._fetcher = Fetcher(
             self._shelf, key, self._desk.archive.local, self.room, patience, name
@@ -86,14 +86,14 @@ class Store:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         try:
-            self._listen(key, patience)
+            self._listen(peers=key is not None)
         except OSError:
             self._release()
             raise
         self._thread = threading.Thread(target=self._keep, name="ckpt-store", daemon=True)
         self._thread.start()
 
-    def _listen(self, key: bytes | None, patience: float) -> None:
+    def _listen(self, *, peers: bool) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.socket_path.unlink()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -102,18 +102,17 @@ class Store:
         listener.bind(str(self.socket_path))
         self.socket_path.chmod(0o600)
         listener.listen(128)
-        if key is None:
+        if not peers:
             return
-        self._peers = PeerServer(self._shelf, key, patience / 2, self._on_disk)
         if socket.has_dualstack_ipv6():
-            peers = socket.create_server(
+            listener = socket.create_server(
                 ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
             )
         else:
-            peers = socket.create_server(("", 0), backlog=128)
-        peers.setblocking(False)
-        self._selector.register(peers, selectors.EVENT_READ, self._peers.accept)
-        self.port = peers.getsockname()[1]
+            listener = socket.create_server(("", 0), backlog=128)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._peers.accept)
+        self.port = listener.getsockname()[1]
 
     # -- what the supervisor asks
 
@@ -130,8 +129,7 @@ class Store:
         self.room.clear()  # the ranks need it now
         self._desk.begin(epoch, restore)
         self._door.close_all()
-        if self._peers is not None:
-            self._peers.begin(epoch, unwanted, keep)
+        self._peers.begin(epoch, unwanted, keep)
         self._desk.sweep(unwanted)
 
     def place(self, targets: Mapping[int, Target | None]) -> None:
@@ -164,14 +162,6 @@ class Store:
         """The snapshot of this step goes to the durable tier when it comes (or if it is here)."""
         self._desk.persist_at(step)
 
-    def unshare(self, ranks: Collection[int]) -> None:
-        """Tell those of these ranks that are here to save all of their own state."""
-        self._desk.orders.unshare(ranks)
-
-    def stand_at(self, step: int) -> None:
-        """Have the ranks wait after this step until another one is named; -1: for none."""
-        self._desk.orders.stand_at(step)
-
     def state_sums(self, step: int) -> list[StateSum]:
         """Return checksums of all state that the ranks here saved as this step. Reads all of it."""
         threads = digest.workers(8)
@@ -182,12 +172,7 @@ class Store:
         """Note that all ranks and their replicas have ``step`` (-1: no new one is known): what is
         older may be overwritten. No rank has a step up to ``passed`` on its way."""
         self._desk.complete(step, passed)
-        if self._peers is not None:
-            self._peers.complete(step, passed)
-
-    def save_every(self, every: int, first: int) -> None:
-        """Save only multiples of ``every`` from step ``first`` on, and what goes to disk."""
-        self._desk.orders.save_every(every, first)
+        self._peers.complete(step, passed)
 
     def flush(
         self, owners: Sequence[tuple[int, str]], step: int, commit_world: int, deadline: float
@@ -211,7 +196,7 @@ class Store:
             wait = min(COMMIT_WAIT, deadline)
             why = self._desk.archive.flush_one(owner, file, step, commit, wait, finished)
             if why:
-                finished(FetchOutcome(owner, step, False, why, file, 0.0, 0))
+                finished(FetchOutcome(owner, step, False, why, file, 0))
         with change:
             while len(results) < len(dict(owners)):
                 left = began + deadline - time.monotonic()
@@ -220,7 +205,7 @@ class Store:
                 change.wait(min(left, 0.5))
             late = f"not written within {deadline:g} s"
             return [
-                results.get(owner) or FetchOutcome(owner, step, False, late, file, deadline, 0)
+                results.get(owner) or FetchOutcome(owner, step, False, late, file, 0)
                 for owner, file in owners
             ]
 
@@ -237,9 +222,7 @@ class Store:
         self._fetcher.stop()
         self._wake()
         self.room.close()
-        threads = [self._thread, *self._door.stop()]
-        if self._peers is not None:
-            threads += self._peers.stop()
+        threads = [self._thread, *self._door.stop(), *self._peers.stop()]
         for rank in self._desk.ranks():
             threads += rank.pusher.stop()
         for persister in self._desk.archive.persisters():
@@ -248,8 +231,7 @@ class Store:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, give_up_at - time.monotonic()))
-        if self._peers is not None:
-            self._peers.clear()
+        self._peers.clear()
         self._shelf.drop(lambda _record: True)
         for rank in self._desk.ranks():
             self._shelf.remove_unknown(rank.number)
@@ -262,22 +244,6 @@ class Store:
         with self._waking:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
-
-    def _prune(self, oldest: int) -> None:
-        if self._peers is not None:
-            self._peers.prune(oldest)
-
-    def _replica_slots(self, count: int) -> None:
-        if self._peers is not None:
-            self._peers.limit(count)
-
-    def _anew(self, first: int, line: int) -> None:
-        """Give up what is of step ``first`` or later, as a rank, and so all, begin anew within the
-        epoch. -1: the step is not yet known. ``line``: see Snapshot."""
-        if first >= 0:
-            self._shelf.drop(lambda record: record.kind == FETCHED and record.step >= first)
-        if self._peers is not None:
-            self._peers.anew(first, line)
 
     def _on_disk(self, owner: int, step: int) -> tuple[int, Offer] | None:
         local = self._desk.archive.local()

@@ -129,7 +129,7 @@ def from_durable(
     steps, last = [only] if only is not None else _candidates(directory), ""
     unread: list[int] = []
     for step in steps:
-        why, outcome, loaded = "", _BAD, list[reader.Loaded]()
+        why, outcome, loaded = "", _BAD, list[Source]()
         try:
             outcome, loaded = _read(state, directory, step, world, mesh, cut=cut)
         except (tier.DurableError, OSError, LayoutError) as error:
@@ -140,7 +140,7 @@ def from_durable(
                 tier.doubt(directory, bad_step, "a rank could not read it")
         try:
             if min(outcomes) == _GOOD:
-                state.restore([Source(each.snapshot, each.tensors) for each in loaded])
+                state.restore(loaded)
                 return step
             if set(outcomes) == {_OF_STAGE}:
                 _take_stage(state, objects.get("loader"), loaded, world, this_world(mesh), say)
@@ -196,7 +196,7 @@ def _holders(snapshot: Snapshot, own: TrainingWorld) -> list[int]:
 
 def _read(
     state: State, directory: str, step: int, world: RankIds, mesh: Mapping[str, int], *, cut: bool
-) -> tuple[int, list[reader.Loaded]]:
+) -> tuple[int, list[Source]]:
     """Return what this rank can restore of a durable step, and how. Raises DurableError."""
     try:
         return _GOOD, reader.load(directory, step, world.rank, world.size, mesh)
@@ -214,7 +214,7 @@ def _read(
 def _take_stage(
     state: State,
     loaders: Any,
-    loaded: Sequence[reader.Loaded],
+    loaded: Sequence[Source],
     world: RankIds,
     own: TrainingWorld,
     say: Callable[[str], None],
@@ -226,8 +226,7 @@ def _take_stage(
         same_shares(each.snapshot, own.share_count, each.snapshot.mesh) for each in loaded
     )
     positions = loaders is None or is_global(loaders) or by_shares
-    sources = [Source(each.snapshot, each.tensors) for each in loaded]
-    state.restore(sources, Taken(first.rank, own.shares, anew=True, positions=positions))
+    state.restore(loaded, Taken(first.rank, own.shares, anew=True, positions=positions))
     for note in reader.notes(first, first.world, world.size):
         if not positions or reader.LOADERS not in note:
             say(note)
@@ -262,17 +261,17 @@ def _reshard(
     if optimizer is not None:
         asked["optimizer"] = dcp.get_optimizer_state_dict(model, optimizer)
     differ = [] if _data_only(directory, step) else _parameters(model, asked["model"])
-    carried = read.load_resharded(directory, step, asked, differ)
+    first, notes = read.load_resharded(directory, step, asked, differ)
     dcp.set_model_state_dict(model, asked["model"])
     if optimizer is not None:
         dcp.set_optimizer_state_dict(model, optimizer, asked["optimizer"])
-    tensors = carried.first.tensors
+    kept = first.snapshot.values
     for key, target in objects.items():
-        if key.startswith("extra.") and key in carried.values:
-            found = values.decode(carried.values[key], lambda ref: tensors[ref.fqn].clone())
+        if key.startswith("extra.") and key in kept:
+            found = values.decode(kept[key], lambda ref: first.tensors[ref.fqn].clone())
             load_extra(key, target, found)
     taken = _positions(state, objects.get("loader"), directory, step, own)
-    for note in carried.notes:
+    for note in notes:
         if not taken or reader.LOADERS not in note:
             say(note)
 

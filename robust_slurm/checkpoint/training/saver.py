@@ -58,7 +58,7 @@ class Saver:
         self._state, self._client, self._about, self._options = state, client, about, options
         self._patient, self._stats, self._say = patient, stats, say
         self.durable = Chosen(client, options.every, asked=patient)
-        self._room = SnapshotRoom(
+        self.room = SnapshotRoom(
             client, about, options, patient=patient, say=say, expected=expected, choose=room
         )
         self._copier = Copier()
@@ -78,7 +78,7 @@ class Saver:
         self._guard = Guard(always=options.debug)
         self._order = Order(state)
         self._newest: Copy | None = None
-        self._spoilt = Spoilt(client, self._moments, self._guard, self._room, stats, say)
+        self._spoilt = Spoilt(client, self._moments, self._guard, self.room, stats, say)
 
     def follow(self, line: int) -> None:
         """Put the next snapshots on this timeline (see ``Snapshot.line``)."""
@@ -93,21 +93,9 @@ class Saver:
         self.last = self._persisted = self._taken = step
         self.durable.at_once = at_once
         self._order.resumed()
-        if self._room.ring is not None:
-            self._room.ring.abandon(step)
+        if self.room.ring is not None:
+            self.room.ring.abandon(step)
         self._client.everywhere = step
-
-    def keep(self, rung: RoomRung) -> None:
-        """Use no more memory than this from now on."""
-        self._room.keep(rung)
-
-    def reserve(self) -> None:
-        """Make the first slot ready."""
-        self._room.reserve()
-
-    def leave_memory(self, why: str) -> None:
-        """Leave memory for want of room: see ``SnapshotRoom.leave_memory``."""
-        self._room.leave_memory(why)
 
     def leave_out(self) -> None:
         """Note that a step is not saved: nothing later is compared with an older one."""
@@ -134,9 +122,9 @@ class Saver:
         if self._client.dead:
             raise RuntimeError(f"the checkpoint store is gone ({self._client.dead})")
         self.last, self._held = step, None
-        ring = self._room.ring
+        ring = self.room.ring
         # Outside robust-srun nobody reads what does not go to disk.
-        in_memory = self._patient and not self._room.on_disk
+        in_memory = self._patient and not self.room.on_disk
         asked = self._client.is_due(step) or self._client.stands_at(step)
         due = persist or (in_memory and asked)
         if ring is not None and not (due and self._stats.snapshots):
@@ -164,7 +152,7 @@ class Saver:
         held, self._held = self._held, None
         if held is None or not (self._state.still_there() and held.unchanged()):
             return
-        room = self._room
+        room = self.room
         if not room.on_disk and room.ring is not None and room.ring.own < OWN:
             self._client.wait_free(1, self._options.replica_wait)
         self._take(self.last, persist, held.moment)
@@ -175,9 +163,9 @@ class Saver:
         # A step may be on disk before anybody sees that its copy was spoilt.
         careful = self._guard.careful or persist
         form, values, late, early = moment
-        self._room.fit(form.plan.size)
-        ring = self._room.ring
-        if ring is None or (self._room.on_disk and not persist):
+        self.room.fit(form.plan.size)
+        ring = self.room.ring
+        if ring is None or (self.room.on_disk and not persist):
             return
         slot = ring.take(self._client.held(), self._client.everywhere)
         if slot is None and ring.own == OWN:
@@ -195,10 +183,10 @@ class Saver:
         except OSError as error:
             if not is_full(error):
                 raise
-            self._room.use_less(error, self._moments.size)
+            self.room.use_less(error, self._moments.size)
             self._take(step, persist, moment)
             return
-        self._room.found()
+        self.room.found()
         if slot.unpinned:
             self._say(slot.unpinned)
         self._over = over = Event()
@@ -267,7 +255,7 @@ class Saver:
             raise RuntimeError(f"the copy of step {copy.step} hangs")
         self._copy = None
         if self._no_room is not None:
-            self._room.use_less(self._no_room, self._moments.size)
+            self.room.use_less(self._no_room, self._moments.size)
             self._no_room = None
         if copy.error is None:
             self._stats.copied(copy.seconds, copy.form.plan.size)
@@ -275,7 +263,7 @@ class Saver:
         elif isinstance(copy.error, TornError):
             self._spoilt.torn(copy, copy.error)
         elif isinstance(copy.error, OSError) and is_full(copy.error):
-            self._room.use_less(copy.error, self._moments.size)
+            self.room.use_less(copy.error, self._moments.size)
         else:
             self._say(f"step {copy.step} was not saved: {type(copy.error).__name__}: {copy.error}")
 
@@ -284,7 +272,7 @@ class Saver:
         copy = self._copy
         self.settle()
         good = copy is not None and copy.step == step and copy.error is None
-        return good and not self._room.on_disk
+        return good and not self.room.on_disk
 
     def flush(self, timeout: float) -> str:
         """Have the newest step written to the durable tier: "" or why it was not."""
@@ -295,9 +283,9 @@ class Saver:
             step = self._newest.step
             self._spoilt.withdraw(self._newest)
             return f"step {step} was discarded: {some(verdict.names)} changed after save({step})"
-        if not self._room.on_disk and self._taken != self.last:
+        if not self.room.on_disk and self._taken != self.last:
             self._take_held(persist=False)  # not every step is saved
-        if self._room.on_disk and self._room.ring is not None:
+        if self.room.on_disk and self.room.ring is not None:
             if not self._client.wait_free(1, timeout):  # the store takes one at a time
                 return f"an older step was not written in {timeout:.0f} s"
             if self._persisted != self.last:
@@ -317,7 +305,7 @@ class Saver:
         self._copier.close(10.0)
         self._copy, self._newest, self._held = None, None, None
         self._moments.release()
-        self._room.close()
+        self.room.close()
 
     def _finish(
         self,
@@ -333,12 +321,12 @@ class Saver:
             if copy.error is None:
                 path = copy.slot.path
                 self._client.saved(
-                    copy.step, copy.slot.index, file=str(path) if self._room.on_disk else path.name,
+                    copy.step, copy.slot.index, file=str(path) if self.room.on_disk else path.name,
                     same=copy.same, persist=persist, copy_s=round(copy.seconds, 6),
                     **{name: round(value, 6) for name, value in cost()._asdict().items()},
                 )  # fmt: skip
-                ring = self._room.ring
-                if ring is not None and not self._room.on_disk:
+                ring = self.room.ring
+                if ring is not None and not self.room.on_disk:
                     ring.prepare(copy.form, self._client.held())
             else:
                 self._client.skipped(copy.step)

@@ -114,7 +114,7 @@ class Session:
         self._leave_memory()
         self._check_shared(restored=step > 0)
         if self.saver is not None:
-            self.saver.reserve()
+            self.saver.room.reserve()
         return step
 
     def save(self, step: int) -> None:
@@ -272,7 +272,7 @@ class Session:
         if rung is None:
             self._no_room = text  # what is there may still be needed to resume from
         else:
-            self.saver.keep(rung)
+            self.saver.room.keep(rung)
         if rung is not None and text:
             self.say(text)
 
@@ -290,7 +290,7 @@ class Session:
 
     def _leave_memory(self) -> None:
         if self.saver is not None and self._no_room:
-            self.saver.leave_memory(self._no_room)
+            self.saver.room.leave_memory(self._no_room)
         self._no_room = ""
 
     def _try_to_capture(self) -> None:

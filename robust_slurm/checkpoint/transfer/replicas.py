@@ -99,7 +99,7 @@ class PeerServer:
         self._shelf.drop(lambda record: record.kind == REPLICA and unwanted(record))
 
     def anew(self, first: int, line: int) -> None:
-        """See Store. Replicas whose owner has said that it begins anew are kept, unless they are of
+        """See Desk. Replicas whose owner has said that it begins anew are kept, unless they are of
         an older timeline."""
         with self._lock:
             if first < 0:
@@ -144,9 +144,9 @@ class PeerServer:
         with self._lock:
             here = {o for o, pair in self._pairs.items() if pair.channel is not None}
             away = [(o, pair) for o, pair in self._pairs.items() if o not in here and pair.slots]
-        self._shelf.drop(
-            lambda r: r.kind == REPLICA and r.owner not in here and self._newest(r) < oldest
-        )
+        replicas = [r for r in self._shelf.all() if r.kind == REPLICA and r.owner not in here]
+        needed = {r.owner for r in replicas if r.step >= oldest}
+        self._shelf.drop(lambda r: r in replicas and r.owner not in needed)
         for owner, pair in away:
             if pair.taking.acquire(blocking=False):
                 if not self._shelf.of(owner, REPLICA):
@@ -154,11 +154,6 @@ class PeerServer:
                         self._remove(incoming)
                     pair.slots.clear()
                 pair.taking.release()
-
-    def _newest(self, record: ShelfRecord) -> int:
-        return max(
-            r.step for r in self._shelf.all() if (r.owner, r.kind) == (record.owner, REPLICA)
-        )
 
     def stop(self) -> list[threading.Thread]:
         """End all connections; the threads that will end now."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.planning.placement import Placement, place
+from robust_slurm.checkpoint.planning.placement import place
 from robust_slurm.checkpoint.planning.survival import copies as copies_of
 from srun_wrapper.decide.bounds import LAST_COPY, NO_ROOM, Copies, bounded, likeliest, loses
 from srun_wrapper.decide.budget import Budget
@@ -78,7 +78,7 @@ def test_the_likeliest_come_first() -> None:
 
 def test_copies_of_a_placement() -> None:
     names = ["n1", "n1", "n2", "n2"]
-    assert copies_of(Placement((2, 3, 0, None), ""), names) == {
+    assert copies_of((2, 3, 0, None), names) == {
         "n1": frozenset({"n2"}),
         "n2": frozenset({"n1", "n2"}),
     }

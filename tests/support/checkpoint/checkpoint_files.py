@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from robust_slurm.checkpoint.capture.beside.plain_values import Extra, PlainValue
 from robust_slurm.checkpoint.capture.state import Item, Share, Source, State
 from robust_slurm.checkpoint.capture.values import Encoded
 from robust_slurm.checkpoint.format.dtypes import view
@@ -63,6 +64,11 @@ def capture(
     return State(objects, rank=rank, share=share).capture()
 
 
-def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int) -> dict[str, Any]:
+def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int) -> None:
     """``State.restore`` once."""
-    return State(objects, rank=rank).restore(sources)
+    State(objects, rank=rank).restore(sources)
+
+
+def plain(values: Extra) -> dict[str, PlainValue]:
+    """Values of ``extra`` as the Checkpointer gives them to State."""
+    return {f"extra.{name}": PlainValue(values, name) for name in values}

@@ -117,7 +117,7 @@ def _main(config: dict[str, Any]) -> None:
         elif order["op"] == "stock":
             answer = [held._asdict() for held in store.stock()]
         elif order["op"] == "save_every":
-            store.save_every(order["every"], order["first"])
+            store.orders.save_every(order["every"], order["first"])
         elif order["op"] == "open_link":
             Bucket.take = lambda *_: 0.0  # type: ignore[method-assign]
         elif order["op"] == "costs":

@@ -10,7 +10,7 @@ import io
 import warnings
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint._traverse import set_element
@@ -21,31 +21,23 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from ...capture.assembly import Source
 from .. import tier
 from ..files import DurableError
 from ..merge import merge
 from ..parts import File, Outline
-from ..reader import Loaded, Tensors, notes, refuse
+from ..reader import Tensors, notes, refuse
 from ..verify import Problem, verify_files
 from .metadata import TooManyBlocks, build, with_storage
 from .records import loads
 
 
-class Carried(NamedTuple):
-    """Parts of a checkpoint that come along with the resharded state."""
-
-    values: Any
-    """The values of the lowest rank, as in ``Snapshot.values``."""
-    notes: list[str]
-    """Parts that could not be carried over, one line each."""
-    first: Loaded
-    """All of the lowest rank."""
-
-
 def load_resharded(
     directory: str | Path, step: int, state: dict[str, Any], own: Collection[str] = ()
-) -> Carried:
+) -> tuple[Source, list[str]]:
     """Fill ``state``, as ``dcp.load`` takes it, from ``step``, whatever ranks saved it.
+
+    Returns all of the lowest rank, and the parts that could not be carried over, one line each.
 
     ``own``: names of tensors that must be the same in all ranks which saved them. Stages of a
     pipeline may have different ones of one name, and nothing tells which is the caller's.
@@ -94,8 +86,8 @@ def load_resharded(
         raise DurableError(f"{where} is not loaded into another shape: {err}") from None
     except (CheckpointException, RuntimeError, ValueError, OSError) as err:
         raise DurableError(f"{where} does not fit what is to be loaded: {_cause(err)}") from err
-    first = Loaded(lowest.snapshot, Tensors(where, lowest))
-    return Carried(first.snapshot.values, notes(first.snapshot, len(parts), world), first)
+    first = Source(lowest.snapshot, Tensors(where, lowest))
+    return first, notes(first.snapshot, len(parts), world)
 
 
 class _MetadataReader(FileSystemReader):

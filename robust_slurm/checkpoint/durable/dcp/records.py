@@ -21,7 +21,7 @@ class UnreadTypeError(DurableError, ValueError):
 
 def read_tensor(where: Path, part: Part | Outline, entry: Entry, place: FileSpan) -> torch.Tensor:
     """One block, in memory of its own. Raises DurableError."""
-    found = _read(where, part, place, entry.name)
+    found = read_value(where, part, place, entry.name)
     if (
         not isinstance(found, torch.Tensor)
         or found.dtype != TORCH[entry.dtype]
@@ -29,11 +29,6 @@ def read_tensor(where: Path, part: Part | Outline, entry: Entry, place: FileSpan
     ):
         raise DurableError(f"{where}: the record of {entry.name} is not the tensor that was saved")
     return found
-
-
-def read_value(where: Path, part: Part | Outline, place: FileSpan, name: str) -> Any:
-    """One plain value. Raises DurableError."""
-    return _read(where, part, place, name)
 
 
 def loads(raw: BytesIO, name: str) -> Any:
@@ -46,7 +41,8 @@ def loads(raw: BytesIO, name: str) -> Any:
         ) from None
 
 
-def _read(where: Path, part: Part | Outline, place: FileSpan, name: str) -> Any:
+def read_value(where: Path, part: Part | Outline, place: FileSpan, name: str) -> Any:
+    """One plain value. Raises DurableError."""
     file = part.files[place.file].name
     try:
         with open(open_inside(where, file), "rb", buffering=0) as data:

@@ -50,16 +50,8 @@ def describe_values(snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> 
             if isinstance(value, torch.Tensor):
                 if id(value) in seen and seen[id(value)][0] == name:
                     paths[name] = path
-            elif not _holds_tensor(value):
+            elif not values.holds_tensor(value):
                 plain.setdefault(name, (path, value))
                 if len(path) > 3 and path[-3] == "param_groups" and path[-1] == "params":
                     groups.append((name.rpartition(".")[0], tuple(map(str, value))))
     return Described(plain, {f: p for f, p in paths.items() if f in by_fqn}, tuple(groups))
-
-
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_holds_tensor, value.values()))
-    if isinstance(value, list | tuple | set | frozenset):
-        return any(map(_holds_tensor, value))
-    return isinstance(value, torch.Tensor)

@@ -91,7 +91,7 @@ class Archive:
             return
         if under_way:
             why = "passed over: an older step of this rank is still being written"
-            self._emit(Persisted(rank.number, latest.step, False, why, 0.0))
+            self._emit(Persisted(rank.number, latest.step, False, why))
             return
         self._add(rank, latest, local, lambda _outcome: None)
 
@@ -107,7 +107,7 @@ class Archive:
         rank.persister.add(
             PersistJob(
                 latest.path, rank.number, latest.step, latest.slot, latest.record,
-                enrolment.destination, local, enrolment.world if rank.number == 0 else 0,
+                enrolment.destination, local, enrolment.said.world if rank.number == 0 else 0,
                 COMMIT_WAIT, finished,
             )
         )  # fmt: skip

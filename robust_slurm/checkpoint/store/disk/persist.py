@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -123,7 +122,7 @@ class Persister:
         if writer is not None:
             writer.tell({"op": "give_up"})
         for job in jobs:
-            job.finished(FetchOutcome(job.owner, job.step, False, why, "", 0.0, 0))
+            job.finished(FetchOutcome(job.owner, job.step, False, why, "", 0))
 
     def stop(self) -> list[threading.Thread]:
         with self._change:
@@ -150,7 +149,6 @@ class Persister:
 
     def _carry_out(self, job: PersistJob, generation: int, done: tuple[int, str] | None) -> None:
         """Write and commit one job. ``done``: bytes and attempt if the step is written already."""
-        began = time.monotonic()
         why, count, attempt = "", 0, ""
         try:
             count, attempt = done or self._write(job)
@@ -164,15 +162,14 @@ class Persister:
             if current and not why:
                 self._written[job.step] = count, attempt
         self._changed()
-        seconds = time.monotonic() - began
         if current and done is None:
-            self._emit(Persisted(job.owner, job.step, not why, why, seconds))
+            self._emit(Persisted(job.owner, job.step, not why, why))
         with self._change:
             self._now = None
 
         def end(why: str) -> None:
             name = job.path.name
-            job.finished(FetchOutcome(job.owner, job.step, not why, why, name, seconds, count))
+            job.finished(FetchOutcome(job.owner, job.step, not why, why, name, count))
 
         if job.commit_world and job.destination.directory:
             self._begin_commit(job, attempt, why, end, generation)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import subprocess
 import threading
@@ -18,11 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from robust_slurm.auto import HOOK_DIR
+from robust_slurm.frames import json_lines
 
 MAX_ANSWER = 16 << 20
 _TAIL = 600
 _REQUEST = 1 << 20  # bytes of the largest request; 64 KiB unless asked for
-_F_SETPIPE_SZ = 1031  # linux/fcntl.h; the module has it from Python 3.10 on
 _LOOK = 0.5  # s between two looks whether the store is closing
 _HIDDEN = ("ROBUST_BEAT_DIR", "ROBUST_CKPT_SOCKET")
 _FORK_WAIT = 10.0  # s that a fork waits for a writer that starts: exec may wait for a file system
@@ -109,9 +108,11 @@ class _Answers:
             self._change.notify_all()
 
     def _take(self, line: bytes) -> None:
-        answer = _parse(line)
-        number = answer.get("id") if answer is not None else None
-        if answer is not None and isinstance(number, int):
+        try:
+            answer = json_lines.parse(line)
+        except ValueError:  # something else, which a library prints
+            return
+        if isinstance(number := answer.get("id"), int):
             with self._change:
                 self._came[number] = answer
                 self._change.notify_all()
@@ -172,7 +173,7 @@ class WriterProcess:
             stdin = self._process.stdin if self._process is not None else None
             if stdin is not None:
                 with contextlib.suppress(OSError, ValueError):
-                    stdin.write(json.dumps(message).encode() + b"\n")
+                    stdin.write(json_lines.encode(message))
                     stdin.flush()
 
     def close(self) -> None:
@@ -195,7 +196,7 @@ class WriterProcess:
             number = self._asked
             assert process.stdin is not None
             try:  # a line is shorter than the pipe's buffer: this does not block
-                process.stdin.write(json.dumps({**message, "id": number}).encode() + b"\n")
+                process.stdin.write(json_lines.encode({**message, "id": number}))
                 process.stdin.flush()
             except (OSError, ValueError):
                 pass  # the reading thread notices the end
@@ -228,7 +229,7 @@ class WriterProcess:
                 raise WriterError(f"cannot start {self._command[0]!r}: {err}") from None
             assert process.stdin is not None
             with contextlib.suppress(OSError):  # else the digests of a large snapshot fill it
-                fcntl.fcntl(process.stdin, _F_SETPIPE_SZ, _REQUEST)
+                fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _REQUEST)
             answers = _Answers(process)
             with self._lock:
                 self._process, self._answers, closed = process, answers, self._closed
@@ -257,12 +258,3 @@ class WriterProcess:
                     if words.strip():
                         why = f"{why}: …{words.strip()}"
         return why
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """An answer; None for anything else that a library prints."""
-    try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return answer if isinstance(answer, dict) and isinstance(answer.get("op"), str) else None

@@ -20,7 +20,7 @@ def test_plain_data_parallel_ranks_lose_a_node(ranks: int) -> None:
     share = Share(tuple(range(ranks)))
     node = [f"n{rank // 8}" for rank in range(ranks)]
     parts, nodes = len(share.holders), ranks // 8
-    holders = place(node, {"dp": ranks}).holders
+    holders = place(node, {"dp": ranks})
     here: dict[str, list[Holding]] = {name: [] for name in node}
     for rank, holder in enumerate(holders):
         assert holder is not None and node[holder] != node[rank]

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_files import capture
+from checkpoint_files import capture, plain
 from torch import nn
 
+from robust_slurm.checkpoint.capture.beside.plain_values import Extra
 from robust_slurm.checkpoint.capture.state import Item, Share, State
 
 
@@ -28,7 +29,7 @@ def objects() -> dict[str, Any]:
         "model": model,
         "optimizer": optimizer,
         "extra.schedule": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
-        "extra.note": {"deep": [1]},
+        **plain(Extra({"note": {"deep": [1]}})),
     }
     step(found)
     return found
@@ -186,7 +187,7 @@ def schedule_steps(found: dict[str, Any]) -> None:
 
 
 def note_changed(found: dict[str, Any]) -> None:
-    found["extra.note"]["deep"].append(2)
+    found["extra.note"].state_dict()["deep"].append(2)
 
 
 CHANGES: list[Callable[[dict[str, Any]], None]] = [

@@ -139,16 +139,6 @@ def test_no_room_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_header_that_grows_gets_room(tmp_path: Path) -> None:
-    form = Form(ENTRIES, [1], ABOUT)
-    header = form.header(1, "9" * 50_000)
-    assert len(header) > form.plan.header_size
-    form.reserve(len(header))
-    slot = Slot(tmp_path / "own-0-0.safetensors", 0)
-    fill(slot, form, 1, "9" * 1000)
-    assert read_snapshot(str(slot.path))[0].values == int("9" * 1000)
-
-
 def save_in(ring: Ring, form: Form, step: int, held: set[int]) -> int:
     slot = ring.take(held)
     assert slot is not None

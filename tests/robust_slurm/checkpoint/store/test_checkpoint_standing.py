@@ -62,7 +62,7 @@ def test_a_rank_that_has_no_memory_does_not_stand(store: FakeStore) -> None:
     training.run(1, 1)
     saver = training.ckpt._session.saver  # type: ignore[union-attr]
     assert saver is not None
-    saver.leave_memory("no room in a test")
+    saver.room.leave_memory("no room in a test")
     goes_on = threading.Thread(target=training.run, args=[2, 3], daemon=True)
     goes_on.start()
     goes_on.join(LONG)
@@ -88,7 +88,7 @@ def test_what_a_store_says_of_a_step(tmp_path: Path) -> None:
         again.wait("kept", step=3)
         (second,) = store.state_sums(3)
         assert second == first._replace(epoch=1)
-        store.stand_at(-1)
+        store.orders.stand_at(-1)
         again.wait("stand", step=-1)
         (held,) = [h.file for h in store.stock() if h.step == 3]
         store.begin(2, Restore(3, "memory", {0: held}))

@@ -114,7 +114,7 @@ def test_of_two_replicas_the_newest_that_all_ranks_have_is_left_alone(tmp_path: 
         a.place({0: target(b)})
         other.wait("welcome")
         other.say(op="slots", replicas=2)
-        until(lambda: b._peers is not None and b._peers._slots == 2, "the limit")
+        until(lambda: b._peers._slots == 2, "the limit")
         for step in (1, 2):
             rank.save(step)
             rank.wait("replicated", step=step)
@@ -132,7 +132,7 @@ def test_a_node_with_room_for_its_own_only_takes_no_replicas(tmp_path: Path) -> 
         rank, other = FakeRank(a, 0), FakeRank(b, 1)
         a.place({0: target(b)})
         other.say(op="slots", replicas=0)
-        until(lambda: b._peers is not None and b._peers._slots == 0, "the limit")
+        until(lambda: b._peers._slots == 0, "the limit")
         rank.save(1)
         rank.wait("alone", step=1)
         assert "has room for the snapshots of its own ranks only" in str(events)
@@ -169,7 +169,7 @@ def test_a_step_that_is_left_out_is_told_so_that_no_other_rank_waits_for_it(
         assert training.ckpt.resume() == 0
         session = training.ckpt._session
         assert session is not None and session.saver is not None and session.client is not None
-        session.saver.keep(RoomRung(2, 0, 2))
+        session.saver.room.keep(RoomRung(2, 0, 2))
         client = session.client
         for step in (1, 2):
             training.step(step)
@@ -196,5 +196,5 @@ def test_a_replica_beyond_the_limit_gives_its_memory_back_at_once(tmp_path: Path
             return sum(str(tmp_path / "s1" / "replica-0-") in line for line in maps.splitlines())
 
         assert mapped() == 3
-        b._replica_slots(1)  # the last one may be coming in still: its end frees the rest
+        b._peers.limit(1)  # the last one may be coming in still: its end frees the rest
         until(lambda: mapped() == 1, "the memory of the others")

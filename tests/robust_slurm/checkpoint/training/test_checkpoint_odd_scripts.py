@@ -188,7 +188,7 @@ def test_an_optimizer_waits_for_a_save_in_another_thread(
     )
     ckpt.save(3)
     ckpt.close()
-    assert [m["step"] for m in store.said("saved")] == [1, 3]
+    assert [m["step"] for m in store.wait("saved", 2)] == [1, 3]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_the_last_step_is_saved_as_it_was_when_save_was_called(
         training = Training(directory=tmp_path / "durable", loader=Position())
         training.ckpt.resume()
         if on_disk:
-            training.ckpt._session.saver.leave_memory("no room")  # type: ignore[union-attr]
+            training.ckpt._session.saver.room.leave_memory("no room")  # type: ignore[union-attr]
         training.run(1, 4)
         if every == 3:  # running averages, generators, the loader and extra go on
             training.model(torch.randn(4, 8)).square().mean().backward()

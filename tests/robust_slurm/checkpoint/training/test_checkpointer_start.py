@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from checkpointed_training import Training, fake_store
 from fake_checkpoint_store import FakeStore
 from places import REPOSITORY
@@ -46,13 +45,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
 def test_bad_arguments(given: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Checkpointer(**given)
-
-
-def test_what_cannot_be_saved_is_refused_by_name_at_the_start(store: FakeStore) -> None:
-    ckpt = Checkpointer(model=torch.nn.Linear(2, 2), extra={"f": lambda: 1})
-    with pytest.raises(TypeError, match=r"extra\.f"):
-        ckpt.resume()
-    ckpt.close()
 
 
 def test_defaults_come_from_the_environment(

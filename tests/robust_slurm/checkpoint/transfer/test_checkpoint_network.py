@@ -36,7 +36,7 @@ def test_a_lost_node_costs_no_node_more_than_its_own_state(
     for size in mesh.values():
         world *= size
     node = [f"n{rank // per_node}" for rank in range(world)]
-    holders = place(node, mesh).holders
+    holders = place(node, mesh)
     held: dict[int, list[Holding]] = {rank: [] for rank in range(world)}
     for rank in range(world):
         share = Share(peers(mesh, rank, along)) if along else None

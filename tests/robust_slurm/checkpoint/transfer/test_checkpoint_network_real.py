@@ -120,7 +120,7 @@ def test_a_resume_after_the_loss_of_a_node(
         ranks = start(torch_forks, kind, STEPS, 1, nodes)
         for _, events in made[:WORLD]:
             until(lambda events=events: events.of(Enrolled), "enrolled", 120)  # type: ignore[misc]
-        holders = place([f"n{rank}" for rank in range(WORLD)], mesh).holders
+        holders = place([f"n{rank}" for rank in range(WORLD)], mesh)
         for rank, holder in enumerate(holders):
             assert holder is not None
             nodes[rank].place({rank: Target(holder, "127.0.0.1", nodes[holder].port, f"n{holder}")})

@@ -8,6 +8,7 @@ import pytest
 from checkpoint_stores import FakeRank, replicas, stores, target
 from waiting import until
 
+from robust_slurm.checkpoint.store.shelf import Shelf, ShelfRecord
 from robust_slurm.checkpoint.store.store import Store
 from robust_slurm.checkpoint.transfer.channel import Channel
 from robust_slurm.checkpoint.transfer.incoming import Incoming
@@ -37,7 +38,6 @@ def test_fewer_may_be_kept_while_one_comes_in(
         real = Incoming.receive
 
         def receive(incoming: Incoming, channel: Channel) -> None:
-            assert b._peers is not None
             b._peers.limit(limit)
             real(incoming, channel)
 
@@ -60,3 +60,26 @@ def test_replicas_of_a_rank_that_sends_elsewhere_leave_no_memory_behind(tmp_path
             other.save(step)
             other.wait("kept", step=step)
         until(lambda: _kept(b) == (0, 0, 0), f"{_kept(b)}")
+
+
+def test_two_threads_may_remove_replicas_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of each rank of a store does so, and the one that hears robust-srun."""
+    with stores(tmp_path, 2) as [(a, _), (b, _)]:
+        rank = FakeRank(a, 0)
+        a.place({0: target(b)})
+        rank.save(1)
+        rank.wait("replicated", step=1)
+        a.place({0: None})
+        until(lambda: b._peers._pairs[0].channel is None, "nobody sends")
+        real = Shelf.all
+
+        def gone_meanwhile(shelf: Shelf) -> list[ShelfRecord]:
+            found = real(shelf)
+            for record in found:
+                shelf.discard(record)
+            return found
+
+        monkeypatch.setattr(Shelf, "all", gone_meanwhile)
+        b._peers.prune(9)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoint_files import capture, restore, scribble, source, write
+from checkpoint_files import capture, plain, restore, scribble, source, write
 from torch import nn
 
+from robust_slurm.checkpoint.capture.beside.plain_values import Extra
 from robust_slurm.checkpoint.capture.state import Source
 
 
@@ -20,29 +21,30 @@ def saved(tmp_path: Path, objects: dict[str, Any]) -> Source:
 def test_plain_values_are_given_back(tmp_path: Path) -> None:
     kept = torch.arange(3.0)
     value = {"seen": [1, (2.5, None)], "t": kept, "again": kept}
-    objects = {"extra.note": value, "extra.count": 7, "extra.sum": torch.tensor(4.0)}
+    objects = plain(Extra({"note": value, "count": 7, "sum": torch.tensor(4.0)}))
     path = write(tmp_path / "s", *capture(objects, rank=0))
-    live = torch.tensor(0.0)
-    back = restore(
-        {"extra.note": None, "extra.count": 0, "extra.sum": live}, [source(path)], rank=0
-    )
+    here, live = torch.zeros(3), torch.tensor(0.0)
+    note = {"seen": [], "t": here, "again": here}
+    back = Extra({"note": note, "count": 0, "sum": live})
+    restore(plain(back), [source(path)], rank=0)
     scribble(path)
-    assert back["extra.note"]["seen"] == [1, (2.5, None)]
-    assert back["extra.note"]["t"].equal(kept)
-    assert back["extra.note"]["again"] is back["extra.note"]["t"]
-    assert back["extra.count"] == 7
-    assert back["extra.sum"] is live and float(live) == 4
+    assert back["note"] is note and note["seen"] == [1, (2.5, None)]
+    assert note["t"] is here and note["again"] is here and here.equal(kept)
+    assert back["count"] == 7
+    assert back["sum"] is live and float(live) == 4
 
 
 def test_dotted_names_that_meet_are_told_apart(tmp_path: Path) -> None:
     value = {"a.b": torch.tensor(1.0), "a": {"b": torch.tensor(2.0)}, "a.b~2": torch.tensor(3.0)}
-    back = restore({"extra.x": None}, [saved(tmp_path, {"extra.x": value})], rank=0)["extra.x"]
-    assert [float(back["a.b"]), float(back["a"]["b"]), float(back["a.b~2"])] == [1, 2, 3]
+    back = Extra({"x": None})
+    restore(plain(back), [saved(tmp_path, plain(Extra({"x": value})))], rank=0)
+    found = back["x"]
+    assert [float(found["a.b"]), float(found["a"]["b"]), float(found["a.b~2"])] == [1, 2, 3]
 
 
 def test_lists_of_objects_in_extra_are_restored_in_place(tmp_path: Path) -> None:
     first = [random.Random(1), nn.Linear(2, 2)]
     second = [random.Random(2), nn.Linear(2, 2)]
-    assert restore({"extra.x": second}, [saved(tmp_path, {"extra.x": first})], rank=0) == {}
+    restore({"extra.x": second}, [saved(tmp_path, {"extra.x": first})], rank=0)
     assert second[0].random() == first[0].random()
     assert second[1].weight.equal(first[1].weight)

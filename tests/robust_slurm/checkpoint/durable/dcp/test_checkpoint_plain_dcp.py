@@ -163,6 +163,7 @@ from pathlib import Path
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_model_state_dict, get_optimizer_state_dict)
 from durable_snapshots import Net, save_snapshot
+from robust_slurm.checkpoint.capture.beside.plain_values import Extra, PlainValue
 from robust_slurm.checkpoint.capture.state import Share, State
 
 kind, scratch, rank, world = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -186,7 +187,7 @@ for step in range(3):
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)
 share = Share(tuple(range(world))) if kind == "ddp" else None
 objects = {"model": model, "optimizer": optimizer, "rng": None, "extra.schedule": schedule,
-           "extra.note": "hello"}
+           "extra.note": PlainValue(Extra({"note": "hello"}), "note")}
 items, kept = State(objects, rank=rank, share=share).capture()
 save_snapshot(scratch / f"own-{rank}", [(i.entry, i.tensor) for i in items], kept,
               rank=rank, world=world, needs=share.ranks if share else None)
