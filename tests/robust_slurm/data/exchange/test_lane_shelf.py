@@ -41,7 +41,7 @@ def opened() -> Opened:
 
 @pytest.fixture
 def shelf(opened: Opened) -> Iterator[LaneShelf]:
-    shelf = LaneShelf(opened, ROOM * ONE, size_of)
+    shelf = LaneShelf(opened, ROOM * ONE)
     yield shelf
     shelf.close()
 
