@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .engine import Engine
@@ -10,6 +9,7 @@ from .lanes.budget import ReadBudget
 from .lanes.lane import SourceLane
 from .lanes.local import LocalFeed
 from .planning.state import first_state, from_plain, to_plain
+from .say import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -60,7 +60,7 @@ class LocalSteps:
         called with each step's number. Lists the sources' parts."""
         self._made = made
         self._plan = plan
-        self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, _say, alone, use)
+        self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, say, alone, use)
 
     def seek(self, state: Any) -> None:
         lanes = self._plan.lanes()
@@ -103,7 +103,3 @@ def opener(plan: Plan) -> OpenFeed:
         return LocalFeed(made, budget)
 
     return open_feed
-
-
-def _say(line: str) -> None:
-    print(f"robust-slurm: data: {line}", file=sys.stderr, flush=True)

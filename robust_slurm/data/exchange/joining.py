@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.placement import LEAST, MOST
 from robust_slurm.data.lanes.budget import ReadBudget
 from robust_slurm.data.lanes.local import LocalFeed
+from robust_slurm.data.say import say
 from robust_slurm.data.steps import local_feeds, opener
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ class Joining:
                 self._exchange = _exchange(self._plan, self._code, self._open, *self._order)
             self._exchange.place(*self._nodes)
         except (DataError, OSError, RuntimeError) as err:  # RuntimeError: no thread
-            text = f"lanes of other nodes are not used by this one: {err}"
-            print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
+            say(f"lanes of other nodes are not used by this one: {err}")
 
 
 def nodes_of(said: object) -> Nodes | None:

@@ -1,0 +1,10 @@
+"""The lines of data on stderr: of a rank, of the data process or of a reader."""
+
+from __future__ import annotations
+
+import sys
+
+
+def say(text: str) -> None:
+    """Print a line at once: a process may be killed at any moment."""
+    print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
