@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from robust_slurm.data.say import say
 from robust_slurm.data.service.readers.channel import ReaderChannel
 from robust_slurm.data.service.readers.dealing import Spell, readers_wanted
 from robust_slurm.data.service.readers.places import SharedPlaces
-from robust_slurm.data.service.readers.spawner import ReaderSpawner, processors
+from robust_slurm.data.service.readers.spawner import ReaderSpawner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +142,7 @@ class ReaderStaff:
                 last = now
                 spell = Spell(lasted, self._waited() - waited, self._worked - worked)
                 starts = self.count != wanted
-                found = readers_wanted(wanted, spell, len(processors()))
+                found = readers_wanted(wanted, spell, len(os.sched_getaffinity(0)))
                 if self.off or found is not None or starts:
                     wanted = 0 if self.off else wanted if starts or found is None else found
                     waited, worked, lasted = self._waited(), self._worked, 0.0
@@ -176,7 +177,7 @@ class ReaderStaff:
         if self._spawner is None:
             self._spawner = ReaderSpawner(self._name, self._code, self.places)
         spawner = self._spawner
-        spawner.use(processors())
+        spawner.use(os.sched_getaffinity(0))
         if not spawner.plan:
             return False
         with self._change:
