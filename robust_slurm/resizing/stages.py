@@ -8,6 +8,7 @@ syntax.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 COPIES = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
 """Dimensions of a mesh along which only copies of the model are."""
@@ -25,10 +26,7 @@ def pipelined(mesh: Mapping[str, int]) -> Mapping[str, int]:
 
 def is_of(mesh: Mapping[str, int], size: int) -> bool:
     """Return True if a mesh, or {}, can be that of so many ranks."""
-    product = 1
-    for each in mesh.values():
-        product *= max(each, 0)
-    return not mesh or product == size
+    return not mesh or prod(max(each, 0) for each in mesh.values()) == size
 
 
 def stage_of(rank: int, mesh: Mapping[str, int]) -> Stage:
