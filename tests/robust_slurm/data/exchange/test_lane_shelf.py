@@ -9,7 +9,6 @@ import pytest
 from exchange_nodes import LANES, open_lane, source_of
 from waiting import until
 
-from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange import shelf as shelves
 from robust_slurm.data.exchange.shelf import LaneReader, LaneShelf, ReaderEnded
