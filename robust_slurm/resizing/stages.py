@@ -7,7 +7,7 @@ syntax.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 COPIES = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
@@ -39,15 +39,20 @@ def stage_of(rank: int, mesh: Mapping[str, int]) -> Stage:
     return tuple(sorted(found))
 
 
-def replica_of(rank: int, size: int, mesh: Mapping[str, int]) -> tuple[int, int]:
+def replica_of(
+    rank: int,
+    size: int,
+    mesh: Mapping[str, int],
+    is_data: Callable[[str], bool] = DATA.__contains__,
+) -> tuple[int, int]:
     """Return the number of a rank's replica, and how many there are. ``mesh``: of ``size`` ranks,
-    or {}: each is a replica."""
+    or {}: each is a replica. ``is_data``: tells data-parallel dimensions by their names."""
     if not mesh:
         return rank, size
     number, count = 0, 1
     for name, length in reversed(list(mesh.items())):
         rank, index = divmod(rank, length)
-        if name in DATA:
+        if is_data(name):
             number += index * count
             count *= length
     return number, count
