@@ -94,11 +94,6 @@ class _Reader:
                 self._changed.notify_all()
             return given
 
-    def ahead(self) -> tuple[int, int]:
-        """Return how many samples are ready, and their bytes."""
-        with self._changed:
-            return len(self._ready), sum(size for _, size, _ in self._ready)
-
     def stop(self) -> None:
         """Stop reading; what is ready is forgotten."""
         with self._changed:
@@ -225,10 +220,6 @@ class LocalFeed:
         lane = self.lane.copy()
         names = list(refs)
         return _within_patience(lane, lambda: lane.again(names)) if names else []
-
-    def ahead(self) -> tuple[int, int]:
-        """Return how many samples are ready to be given, and their bytes."""
-        return self._reader.ahead() if self._reader is not None else (0, 0)
 
     def figures(self) -> Figures:
         """Return what this process has read of the lane so far, wherever it went on."""
