@@ -91,15 +91,19 @@ def local_feeds(plan: Plan, open_feed: OpenFeed | None = None) -> Mapping[tuple[
 
 def opener(plan: Plan) -> OpenFeed:
     """Return what makes feeds of lanes that are read in this process, with one tally a lane."""
-    counts = plan.lanes()
     tallies: dict[tuple[str, int], Tally] = {}
 
     def open_feed(lane: tuple[str, int], budget: ReadBudget) -> Feed:
-        name, number = lane
-        source = plan.sources[name]
-        window = source.options.window
-        made = SourceLane(source, name, number, counts[name], plan.seed, window)
+        made = lane_of(plan, lane)
         made.tally = tallies.setdefault(lane, made.tally)
         return LocalFeed(made, budget)
 
     return open_feed
+
+
+def lane_of(plan: Plan, lane: tuple[str, int]) -> SourceLane:
+    """Return a lane of a plan, at its beginning."""
+    name, number = lane
+    source = plan.sources[name]
+    count, window = plan.lanes()[name], source.options.window
+    return SourceLane(source, name, number, count, plan.seed, window)

@@ -11,7 +11,6 @@ from robust_slurm.data.service.readers.reader import worked
 if TYPE_CHECKING:
     from robust_slurm.data.lanes.position import Position
     from robust_slurm.data.sample import Sample
-    from robust_slurm.data.sources.base import Source
 
     Window = list[tuple[Sample, Position]]
 
@@ -41,17 +40,10 @@ class DealtLane(SourceLane):
     needs nothing from the reader of the last one.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        name: str,
-        lane: int,
-        lanes: int,
-        seed: int,
-        window: int,
-        pool: WindowPool,
-    ) -> None:
-        super().__init__(source, name, lane, lanes, seed, window)
+    def __init__(self, lane: SourceLane, pool: WindowPool) -> None:
+        """Take the samples of a lane, from the beginning, and its tally."""
+        super().__init__(lane.source, lane.name, lane.lane, lane.lanes, lane.seed, lane.window)
+        self.tally = lane.tally
         self._pool = pool
         self.closed = False
         self.user = next(_users)
@@ -59,10 +51,7 @@ class DealtLane(SourceLane):
 
     def copy(self) -> DealtLane:
         """Return a lane of the same samples, at the beginning, with the same tally."""
-        source, window = self.source, self.window
-        other = DealtLane(source, self.name, self.lane, self.lanes, self.seed, window, self._pool)
-        other.tally = self.tally
-        return other
+        return DealtLane(self, self._pool)
 
     @property
     def at(self) -> Position:

@@ -22,6 +22,7 @@ from robust_slurm.data.service.readers.reader import lanes_of
 from robust_slurm.data.service.readers.staff import ReaderStaff
 from robust_slurm.data.service.wanted import as_text, digest
 from robust_slurm.data.sources import turn
+from robust_slurm.data.steps import lane_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,10 +69,7 @@ class ReaderPool:
 
     def open_feed(self, lane: Lane, budget: ReadBudget) -> LocalFeed:
         """Return a Feed of a lane that this process or one of its readers reads."""
-        name, number = lane
-        source = self._plan.sources[name]
-        count, window = self._plan.lanes()[name], source.options.window
-        made = DealtLane(source, name, number, count, self._plan.seed, window, self)
+        made = DealtLane(lane_of(self._plan, lane), self)
         made.tally = self._tallies.setdefault(lane, made.tally)
         self._budget = budget
         budget.readers = max(READERS, EACH * self.staff.count)
