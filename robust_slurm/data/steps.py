@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .plan import Plan
 
     OpenFeeds = Callable[[Plan], Mapping[tuple[str, int], Feed]]
-    OpenFeed = Callable[[tuple[str, int], ReadBudget], Feed]
+    OpenFeed = Callable[[tuple[str, int], ReadBudget], LocalFeed]
 
 READ_AHEAD = 128 << 20
 """Bytes of samples that a process reads ahead of its steps."""
@@ -93,7 +93,7 @@ def opener(plan: Plan) -> OpenFeed:
     """Return what makes feeds of lanes that are read in this process, with one tally a lane."""
     tallies: dict[tuple[str, int], Tally] = {}
 
-    def open_feed(lane: tuple[str, int], budget: ReadBudget) -> Feed:
+    def open_feed(lane: tuple[str, int], budget: ReadBudget) -> LocalFeed:
         made = lane_of(plan, lane)
         made.tally = tallies.setdefault(lane, made.tally)
         return LocalFeed(made, budget)

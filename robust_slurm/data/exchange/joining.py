@@ -12,7 +12,6 @@ from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.placement import LEAST, MOST
 from robust_slurm.data.lanes.budget import ReadBudget
-from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.say import say
 from robust_slurm.data.steps import local_feeds, opener
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from robust_slurm.data.lanes.feed import Feed
+    from robust_slurm.data.lanes.local import LocalFeed
     from robust_slurm.data.plan import Plan
     from robust_slurm.data.steps import OpenFeed
 
@@ -44,7 +44,9 @@ class Joining:
         self._code = ""
         self._open: OpenFeed | None = None
         self._exchange: Exchange | None = None
-        self._opened: dict[tuple[str, int], Feed] = {}  # that read here, the newest of each lane
+        self._opened: dict[
+            tuple[str, int], LocalFeed
+        ] = {}  # that read here, the newest of each lane
 
     def place(self, said: object) -> None:
         """Take the value of ``placement.VARIABLE`` from a rank. Any thread may call it."""
@@ -60,7 +62,7 @@ class Joining:
         that this process reads."""
         make = open_feed or opener(plan)
 
-        def opened(lane: tuple[str, int], budget: ReadBudget) -> Feed:
+        def opened(lane: tuple[str, int], budget: ReadBudget) -> LocalFeed:
             self._opened[lane] = feed = make(lane, budget)
             return feed
 
@@ -84,8 +86,8 @@ class Joining:
         lanes = feeds.keys() if exchange is None else exchange.owned()
         found: dict[str, tuple[int, int]] = {}
         for lane, feed in feeds.items():
-            if lane in lanes and isinstance(feed, LocalFeed):
-                read = feed.figures()
+            if lane in lanes:
+                read = feed.lane.tally.figures()
                 records, bad = found.get(lane[0], (0, 0))
                 found[lane[0]] = records + read.records, bad + read.bad
         return exchange is None, found

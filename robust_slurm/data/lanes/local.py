@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from robust_slurm.data.lanes.budget import ReadBudget
     from robust_slurm.data.lanes.lane import SourceLane
     from robust_slurm.data.lanes.position import Position
-    from robust_slurm.data.lanes.tally import Figures
     from robust_slurm.data.sample import Meta, Ref, Sample
 
 
@@ -220,10 +219,6 @@ class LocalFeed:
         lane = self.lane.copy()
         names = list(refs)
         return _within_patience(lane, lambda: lane.again(names)) if names else []
-
-    def figures(self) -> Figures:
-        """Return what this process has read of the lane so far, wherever it went on."""
-        return self.lane.tally.figures()
 
     def close(self) -> None:
         """Stop reading, and forget what was read."""
