@@ -293,8 +293,8 @@ def _first_step() -> None:
         try:
             from .auto import flights, teardown
 
-            flights.offer(flights.path_beside(_path))
-            teardown.offer(teardown.path_beside(_path), _end)
+            flights.offer(layout.beside(_path, flights.SUFFIX))
+            teardown.offer(layout.beside(_path, teardown.SUFFIX), _end)
         except Exception as error:  # noqa: BLE001 - an unusual torch must still train
             _warn(f"communicators will not be aborted before the rank is killed: {error!r}")
 
@@ -316,7 +316,7 @@ def _tell_imports() -> None:
     try:
         from .auto import learnt
 
-        learnt.tell(learnt.path_beside(_path))
+        learnt.tell(layout.beside(_path, learnt.SUFFIX))
     except Exception as error:  # noqa: BLE001 - then the next start is a cold one
         _warn(f"this process's imports cannot be reported: {error}. The next start is slower")
 

@@ -69,6 +69,11 @@ def record_path(directory: str, epoch: int, local_rank: int) -> str:
     return os.path.join(directory, f"{epoch}-{local_rank}.beat")  # noqa: PTH118 - see the docstring
 
 
+def beside(record: str, suffix: str) -> str:
+    """Path of another file of the rank and epoch that this record is of."""
+    return record[: -len(".beat")] + suffix
+
+
 def encode_name(name: str) -> bytes:
     """UTF-8 of ``name``, cut to NAME_BYTES between characters, never inside one."""
     raw = name.encode("utf-8", "replace")

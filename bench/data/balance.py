@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 
 from bench.common import Results, summarise
 from bench.data.corpus import MEDIANS, lengths
 from bench.data.packing import PACK, arrival_rows
 from robust_slurm.data.lanes.position import Position
-from robust_slurm.data.planning.balance import imbalance
 from robust_slurm.data.planning.planner import PlannedStep, Rules, next_step
 from robust_slurm.data.planning.state import first_state
 from robust_slurm.data.sample import Meta, Ref
@@ -23,6 +23,12 @@ SIZES = (8, 64)  # data-parallel ranks
 MICRO = (2, 4)  # rows of a micro-batch, as a pipeline has them: those of a rank in their order
 LANE = 1000  # documents of a pass
 FILL = 0.98  # Plan's default
+
+
+def imbalance(costs: Sequence[float]) -> float:
+    """Return the largest over the mean; 1 is perfect."""
+    total = float(sum(costs))
+    return max(costs) * len(costs) / total if total else 1.0
 
 
 class Lengths:

@@ -23,16 +23,12 @@ if TYPE_CHECKING:
     import socket
     from typing import Any
 
+SUFFIX = ".calls"  # of the socket beside a record of the heartbeat (``layout.beside``)
 _C10D = "torch.distributed.distributed_c10d"
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # torch 2.5 and later; 2.8 and later
 _SEND = 2.0  # s for robust-task to take the answer
 since = 0
 """Wall-clock time, in ns, from which on this process is of its epoch; see ``rejoin``."""
-
-
-def path_beside(beat_path: str) -> str:
-    """The socket that belongs to a record of the heartbeat."""
-    return beat_path[: -len(".beat")] + ".calls"
 
 
 def offer(path: str) -> None:

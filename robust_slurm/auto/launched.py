@@ -51,7 +51,6 @@ def _tell_imports() -> None:
 
 def ask(words: Sequence[str], environ: dict[str, str], files: Sequence[Any]) -> Launched | None:
     """Have robust-task fork a rank of this command line and environment; None: start it here."""
-    import array
     import json
     import socket
     import threading
@@ -71,8 +70,7 @@ def ask(words: Sequence[str], environ: dict[str, str], files: Sequence[Any]) -> 
             "thread": threading.get_native_id(),  # which may have processors of its own
         }
         body = json.dumps(request).encode()
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        link.sendmsg([len(body).to_bytes(8, "big")], rights)
+        socket.send_fds(link, [len(body).to_bytes(8, "big")], fds)
         link.sendall(body)
         launched = Launched(link)
         if launched.pid:

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+SUFFIX = ".modules"  # of the file beside a record of the heartbeat (``layout.beside``)
 _changes: dict[str, Any] = {}
 _told = 0
 """Pid of the process that has told."""
@@ -56,8 +57,3 @@ def tell(path: str) -> None:
     with os.fdopen(fd, "w") as file:
         json.dump(said, file)
     os.replace(path + ".new", path)  # noqa: PTH105 - pathlib may not be loaded
-
-
-def path_beside(beat_path: str) -> str:
-    """The file that belongs to a record of the heartbeat."""
-    return beat_path[: -len(".beat")] + ".modules"

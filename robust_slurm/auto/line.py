@@ -13,20 +13,15 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _LENGTH = 8
+_MOST_FDS = 4
 
 
 def receive(link: socket.socket) -> tuple[Any, list[int]]:
     """Return a message and its descriptors. Ends this process if the shim has ended."""
-    import array
     import json
     import socket
 
-    fds = array.array("i")
-    room = socket.CMSG_SPACE(4 * fds.itemsize)
-    head, control, _, _ = link.recvmsg(_LENGTH, room)
-    for level, kind, data in control:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    head, fds, _, _ = socket.recv_fds(link, _LENGTH, _MOST_FDS)
     while 0 < len(head) < _LENGTH:
         head += link.recv(_LENGTH - len(head)) or b"\0" * _LENGTH
     size, body = int.from_bytes(head, "big"), b""
@@ -38,7 +33,7 @@ def receive(link: socket.socket) -> tuple[Any, list[int]]:
         body += more
     if not size:
         os._exit(0)
-    return json.loads(body), list(fds)
+    return json.loads(body), fds
 
 
 def send(link: socket.socket, message: dict[str, Any]) -> None:

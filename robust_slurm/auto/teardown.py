@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
 _C10D = "torch.distributed.distributed_c10d"
 _SNAPSHOT = "robust_slurm.checkpoint.copying.snapshot"
+SUFFIX = ".abort"  # of the socket beside a record of the heartbeat (``layout.beside``)
 ABORT = b"a"
 DONE = b"d"
 ENDED = 143  # exit code of a rank that ends here: as if by SIGTERM
 _held: list[Any] = []  # what Python has yet to call
-
-
-def path_beside(beat_path: str) -> str:
-    """The socket that belongs to a record of the heartbeat."""
-    return beat_path[: -len(".beat")] + ".abort"
 
 
 def offer(path: str, silence: Callable[[], None]) -> None:

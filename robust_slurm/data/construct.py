@@ -110,7 +110,7 @@ def _fields(rows: Rows, samples: Mapping[Any, Sample], pack: int) -> dict[str, A
                 )
             for name, value in values.items():
                 known = dtypes.get(name, value.dtype)
-                if not first and not (known is value.dtype and known.isnative):
+                if not (known is value.dtype and known.isnative):
                     known = np.result_type(known, value.dtype)
                 dtypes[name] = known
             first = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .engine import Engine
@@ -10,6 +9,7 @@ from .lanes.budget import ReadBudget
 from .lanes.lane import SourceLane
 from .lanes.local import LocalFeed
 from .planning.state import first_state, from_plain, to_plain
+from .say import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .plan import Plan
 
     OpenFeeds = Callable[[Plan], Mapping[tuple[str, int], Feed]]
-    OpenFeed = Callable[[tuple[str, int], ReadBudget], Feed]
+    OpenFeed = Callable[[tuple[str, int], ReadBudget], LocalFeed]
 
 READ_AHEAD = 128 << 20
 """Bytes of samples that a process reads ahead of its steps."""
@@ -60,7 +60,7 @@ class LocalSteps:
         called with each step's number. Lists the sources' parts."""
         self._made = made
         self._plan = plan
-        self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, _say, alone, use)
+        self._engine = Engine(plan, (feeds or local_feeds)(plan), shares, dp, say, alone, use)
 
     def seek(self, state: Any) -> None:
         lanes = self._plan.lanes()
@@ -91,19 +91,19 @@ def local_feeds(plan: Plan, open_feed: OpenFeed | None = None) -> Mapping[tuple[
 
 def opener(plan: Plan) -> OpenFeed:
     """Return what makes feeds of lanes that are read in this process, with one tally a lane."""
-    counts = plan.lanes()
     tallies: dict[tuple[str, int], Tally] = {}
 
-    def open_feed(lane: tuple[str, int], budget: ReadBudget) -> Feed:
-        name, number = lane
-        source = plan.sources[name]
-        window = source.options.window
-        made = SourceLane(source, name, number, counts[name], plan.seed, window)
+    def open_feed(lane: tuple[str, int], budget: ReadBudget) -> LocalFeed:
+        made = lane_of(plan, lane)
         made.tally = tallies.setdefault(lane, made.tally)
         return LocalFeed(made, budget)
 
     return open_feed
 
 
-def _say(line: str) -> None:
-    print(f"robust-slurm: data: {line}", file=sys.stderr, flush=True)
+def lane_of(plan: Plan, lane: tuple[str, int]) -> SourceLane:
+    """Return a lane of a plan, at its beginning."""
+    name, number = lane
+    source = plan.sources[name]
+    count, window = plan.lanes()[name], source.options.window
+    return SourceLane(source, name, number, count, plan.seed, window)

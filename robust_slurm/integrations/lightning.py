@@ -14,6 +14,7 @@ that, so the callback wraps five methods of the fit loop of this trainer while i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import lightning
@@ -126,63 +127,48 @@ class RobustCallback(Callback):
     def _wrap(self, trainer: Trainer) -> None:
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
 
-        def wrap(loop: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-            setattr(loop, name, make(getattr(loop, name)))
+        def wrap(loop: Any, name: str, inside: Callable[..., None]) -> None:
+            setattr(loop, name, partial(inside, getattr(loop, name)))
             self._unwrap.append(lambda: delattr(loop, name))
 
-        def before_first_pass(load: Callable[[], None]) -> Callable[[], None]:
-            def inside() -> None:
-                load()
-                pending = self._pending
-                if pending is not None and not pending["over"] and trainer.current_epoch == 0:
-                    rng.restore(pending["begun"]["pass"])
+        def before_first_pass(load: Callable[[], None]) -> None:
+            load()
+            pending = self._pending
+            if pending is not None and not pending["over"] and trainer.current_epoch == 0:
+                rng.restore(pending["begun"]["pass"])
+            self._begun = {"pass": rng.states()}
+
+        def run_starts(original: Callable[[], None]) -> None:
+            original()
+            if self._pending is not None and self._pending["over"]:
+                rng.restore(self._rng)
+
+        def epoch_begins(original: Callable[[Any], None], fetcher: Any) -> None:
+            _refuse_loaders(fetcher)
+            pending, self._pending = self._pending, None
+            if pending is not None:
+                self._reposition(fetcher, pending)
+            elif trainer.current_epoch > 0:
                 self._begun = {"pass": rng.states()}
+            original(fetcher)
+            if pending is not None and not pending["over"]:
+                rng.restore(self._rng)
+                fit._restarting = False  # else the schedules of this epoch's end are left out
+            else:
+                self._begun["batch"] = rng.states()
 
-            return inside
+        def batch_ends(original: Callable[[Any], None], fetcher: Any) -> None:
+            if epoch._skip_next_val:  # no batch was run: a validation that was done is skipped
+                epoch._skip_next_val = False
+                return
+            original(fetcher)
+            stops = trainer.should_stop and fit._can_stop_early
+            if not epoch._is_training_done and not stops:
+                self._save(trainer, over=False)
 
-        def run_starts(original: Callable[[], None]) -> Callable[[], None]:
-            def inside() -> None:
-                original()
-                if self._pending is not None and self._pending["over"]:
-                    rng.restore(self._rng)
-
-            return inside
-
-        def epoch_begins(original: Callable[[Any], None]) -> Callable[[Any], None]:
-            def inside(fetcher: Any) -> None:
-                _refuse_loaders(fetcher)
-                pending, self._pending = self._pending, None
-                if pending is not None:
-                    self._reposition(fetcher, pending)
-                elif trainer.current_epoch > 0:
-                    self._begun = {"pass": rng.states()}
-                original(fetcher)
-                if pending is not None and not pending["over"]:
-                    rng.restore(self._rng)
-                    fit._restarting = False  # else the schedules of this epoch's end are left out
-                else:
-                    self._begun["batch"] = rng.states()
-
-            return inside
-
-        def batch_ends(original: Callable[[Any], None]) -> Callable[[Any], None]:
-            def inside(fetcher: Any) -> None:
-                if epoch._skip_next_val:  # no batch was run: a validation that was done is skipped
-                    epoch._skip_next_val = False
-                    return
-                original(fetcher)
-                stops = trainer.should_stop and fit._can_stop_early
-                if not epoch._is_training_done and not stops:
-                    self._save(trainer, over=False)
-
-            return inside
-
-        def epoch_ends(original: Callable[[], None]) -> Callable[[], None]:
-            def inside() -> None:
-                original()
-                self._save(trainer, over=True)
-
-            return inside
+        def epoch_ends(original: Callable[[], None]) -> None:
+            original()
+            self._save(trainer, over=True)
 
         wrap(fit, "_load_combined_loader_states", before_first_pass)
         wrap(fit, "on_run_start", run_starts)

@@ -15,7 +15,6 @@ ours, and written as before. Nothing of torchtitan is imported here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from robust_slurm import Checkpointer
@@ -55,36 +54,23 @@ def attach(trainer: Any, *, extra: dict[str, Any] | None = None, **options: Any)
         **options,
     )
     theirs = trainer.checkpointer
+    load, save, close = theirs.load, theirs.save, theirs.close
 
-    def wrap(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        setattr(theirs, name, make(getattr(theirs, name)))
+    def load_newest(step: int = -1) -> Any:
+        return checkpointer.resume() > 0 or load(step=step)
 
-    def load(original: Callable[..., bool]) -> Callable[..., bool]:
-        def inside(step: int = -1) -> bool:
-            return checkpointer.resume() > 0 or original(step=step)
+    def save_both(curr_step: int, last_step: bool = False) -> Any:
+        saved = save(curr_step, last_step=last_step)
+        counts.keep()
+        checkpointer.save(curr_step)
+        return saved
 
-        return inside
+    def close_both() -> None:
+        # The trainer is closed for an error, too: that must not wait for the other ranks.
+        checkpointer.__exit__(*sys.exc_info())
+        close()
 
-    def save(original: Callable[..., bool]) -> Callable[..., bool]:
-        def inside(curr_step: int, last_step: bool = False) -> bool:
-            saved = original(curr_step, last_step=last_step)
-            counts.keep()
-            checkpointer.save(curr_step)
-            return saved
-
-        return inside
-
-    def close(original: Callable[[], None]) -> Callable[[], None]:
-        def inside() -> None:
-            # The trainer is closed for an error, too: that must not wait for the other ranks.
-            checkpointer.__exit__(*sys.exc_info())
-            original()
-
-        return inside
-
-    wrap("load", load)
-    wrap("save", save)
-    wrap("close", close)
+    theirs.load, theirs.save, theirs.close = load_newest, save_both, close_both
     return checkpointer
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import transformers
@@ -69,8 +70,10 @@ class RobustCallback(TrainerCallback):
                 raise version_error(
                     "transformers", transformers.__version__, f"Trainer.{name}", KNOWN
                 )
-            wrapped = getattr(self, f"_on_{name.lstrip('_')}")(getattr(trainer, name))
-            setattr(trainer, name, wrapped)
+        self._prepare = trainer._prepare_for_training
+        for name in _WRAPPED:
+            inside = getattr(self, f"_on_{name.lstrip('_')}")
+            setattr(trainer, name, partial(inside, getattr(trainer, name)))
 
     # -- what is saved
 
@@ -132,50 +135,50 @@ class RobustCallback(TrainerCallback):
             self._held.keep()
             self._checkpointer.save(step)
 
-    # -- the trainer's methods; each takes the original and returns what replaces it
+    # -- the trainer's methods; each takes the original first, and stands in its place
 
-    def _on_init_training_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def inside(
-            max_steps: int, updates: int, epochs: int, resume: Any, trial: Any
-        ) -> tuple[int, int]:
-            trainer = self._trainer
-            self._pending = None
-            # Before anything is restored: what is wrapped now is not wrapped again later.
-            self._model, _ = self._prepare(max_steps, None, None)
-            self._begin()
-            pending = self._pending
-            if pending is None:
-                began: tuple[int, int] = original(max_steps, updates, epochs, resume, trial)
-                return began
-            if resume is not None:
-                raise CheckpointError(
-                    f"step {self._saved} is resumed, and resume_from_checkpoint={resume!r} would "
-                    "be loaded over it: call train() without it"
-                )
-            original(max_steps, updates, epochs, None, trial)
-            state = json.loads(pending["state"])
-            state["stateful_callbacks"] = trainer.state.stateful_callbacks
-            trainer.state = TrainerState(**state)
-            _set_callback_states(trainer, json.loads(pending["callbacks"]))
-            trainer.state.init_training_references(trainer, max_steps, epochs, trial)
-            if pending["stopped"]:
-                return epochs, 0
-            return pending["epoch"], pending["steps"] * trainer.args.gradient_accumulation_steps
+    def _on_init_training_state(
+        self,
+        original: Callable[..., Any],
+        max_steps: int,
+        updates: int,
+        epochs: int,
+        resume: Any,
+        trial: Any,
+    ) -> tuple[int, int]:
+        trainer = self._trainer
+        self._pending = None
+        # Before anything is restored: what is wrapped now is not wrapped again later.
+        self._model, _ = self._prepare(max_steps, None, None)
+        self._begin()
+        pending = self._pending
+        if pending is None:
+            began: tuple[int, int] = original(max_steps, updates, epochs, resume, trial)
+            return began
+        if resume is not None:
+            raise CheckpointError(
+                f"step {self._saved} is resumed, and resume_from_checkpoint={resume!r} would "
+                "be loaded over it: call train() without it"
+            )
+        original(max_steps, updates, epochs, None, trial)
+        state = json.loads(pending["state"])
+        state["stateful_callbacks"] = trainer.state.stateful_callbacks
+        trainer.state = TrainerState(**state)
+        _set_callback_states(trainer, json.loads(pending["callbacks"]))
+        trainer.state.init_training_references(trainer, max_steps, epochs, trial)
+        if pending["stopped"]:
+            return epochs, 0
+        return pending["epoch"], pending["steps"] * trainer.args.gradient_accumulation_steps
 
-        return inside
-
-    def _on_prepare_for_training(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        self._prepare = original
-
-        def inside(max_steps: int, loader: Any, resume: Any) -> tuple[Any, Any]:
-            trainer = self._trainer
-            if self._pending is None and resume is not None:  # a checkpoint of transformers' own
-                trainer._load_optimizer_and_scheduler(resume)
-                trainer._load_scaler(resume)
-            trainer.callback_handler.train_dataloader = loader
-            return self._model, loader
-
-        return inside
+    def _on_prepare_for_training(
+        self, _original: Callable[..., Any], max_steps: int, loader: Any, resume: Any
+    ) -> tuple[Any, Any]:
+        trainer = self._trainer
+        if self._pending is None and resume is not None:  # a checkpoint of transformers' own
+            trainer._load_optimizer_and_scheduler(resume)
+            trainer._load_scaler(resume)
+        trainer.callback_handler.train_dataloader = loader
+        return self._model, loader
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -186,65 +189,56 @@ class RobustCallback(TrainerCallback):
                 setattr(self._trainer, name, value)
             self._trainer._tr_loss.copy_(self._pending["tr_loss"])
 
-    def _on_run_epoch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def inside(**given: Any) -> None:
-            pending, self._pending = self._pending, None
-            self._epoch, self._epoch_begun = given["epoch"], self._trainer.state.global_step
-            self._updates, self._looks = given["num_update_steps_per_epoch"], 0
-            if pending is None:
-                self._epoch_rng = rng.states()
+    def _on_run_epoch(self, original: Callable[..., Any], **given: Any) -> None:
+        pending, self._pending = self._pending, None
+        self._epoch, self._epoch_begun = given["epoch"], self._trainer.state.global_step
+        self._updates, self._looks = given["num_update_steps_per_epoch"], 0
+        if pending is None:
+            self._epoch_rng = rng.states()
+        else:
+            given["resume_from_checkpoint"] = _HERE
+            self._epoch_begun -= pending["steps"]
+            if pending["steps"]:
+                self._epoch_rng = pending["epoch_rng"]
+                rng.restore(self._epoch_rng)
             else:
-                given["resume_from_checkpoint"] = _HERE
-                self._epoch_begun -= pending["steps"]
-                if pending["steps"]:
-                    self._epoch_rng = pending["epoch_rng"]
-                    rng.restore(self._epoch_rng)
-                else:
-                    rng.restore(self._rng)
-                    self._epoch_rng = rng.states()
-            original(**given)
-            self._save(over=True)
-
-        return inside
-
-    def _on_load_rng_state(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        def inside(directory: Any) -> None:
-            if directory == _HERE:
                 rng.restore(self._rng)
-            else:
-                original(directory)
+                self._epoch_rng = rng.states()
+        original(**given)
+        self._save(over=True)
 
-        return inside
+    def _on_load_rng_state(self, original: Callable[[Any], None], directory: Any) -> None:
+        if directory == _HERE:
+            rng.restore(self._rng)
+        else:
+            original(directory)
 
-    def _on_maybe_log_save_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def inside(*args: Any, **kwargs: Any) -> None:
-            original(*args, **kwargs)
-            trainer, control = self._trainer, self._trainer.control
-            ends = control.should_epoch_stop or control.should_training_stop
-            if not ends and trainer.state.global_step - self._epoch_begun < self._updates:
-                self._save(over=False)
+    def _on_maybe_log_save_evaluate(
+        self, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> None:
+        original(*args, **kwargs)
+        trainer, control = self._trainer, self._trainer.control
+        ends = control.should_epoch_stop or control.should_training_stop
+        if not ends and trainer.state.global_step - self._epoch_begun < self._updates:
+            self._save(over=False)
 
-        return inside
+    def _on_get_batch_samples(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._looks += 1
+        if not 1 < self._looks <= LOOKS:  # the first one begins the pass
+            return original(*args, **kwargs)
+        before = rng.states()
+        batches = original(*args, **kwargs)
+        if not _same(before, rng.states()) and self._checkpointer is not None:
+            self._checkpointer._say(
+                "the dataset or data_collator draws from the process's random generators: "
+                "what it draws for the batch after a restart differs. Give it a generator "
+                "that is seeded by the sample"
+            )
+        return batches
 
-    def _on_get_batch_samples(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            self._looks += 1
-            if not 1 < self._looks <= LOOKS:  # the first one begins the pass
-                return original(*args, **kwargs)
-            before = rng.states()
-            batches = original(*args, **kwargs)
-            if not _same(before, rng.states()) and self._checkpointer is not None:
-                self._checkpointer._say(
-                    "the dataset or data_collator draws from the process's random generators: "
-                    "what it draws for the batch after a restart differs. Give it a generator "
-                    "that is seeded by the sample"
-                )
-            return batches
-
-        return inside
-
-    def _on_evaluate(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return phase("eval")(original)
+    def _on_evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with phase("eval"):
+            return original(*args, **kwargs)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

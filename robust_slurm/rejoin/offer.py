@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PAUSE = b"p"
 READY = b"r"
 GOING = b"g"
-SUFFIX = ".rejoin"
+SUFFIX = ".rejoin"  # of the socket beside a record of the heartbeat (``layout.beside``)
 MOST = 1 << 20  # bytes of an environment
 ASKED = 1.0  # s for a peer that has connected to send its request
 SOON = 0.05  # s for an aborted collective to raise by itself, before Interrupted is raised
@@ -32,11 +32,6 @@ AGAIN = 0.25  # s between two further attempts to interrupt the training's threa
 
 class Interrupted(BaseException):
     """Raised in the training's thread, wherever it is, to bring it back to ``resilient``."""
-
-
-def path_beside(beat_path: str) -> str:
-    """The socket that belongs to a record of the heartbeat."""
-    return beat_path[: -len(".beat")] + SUFFIX
 
 
 class RejoinOffer:

@@ -10,11 +10,11 @@ import threading
 import time
 import traceback
 
-from robust_slurm import claim, heartbeat
+from robust_slurm import claim, heartbeat, layout
 from robust_slurm.auto import listening
 
 from . import collectives, entry, renew
-from .offer import Interrupted, RejoinOffer, path_beside
+from .offer import SUFFIX, Interrupted, RejoinOffer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _offer(sockets: collectives.Sockets) -> RejoinOffer:
         sockets.shut()
         collectives.abort_nccl()
 
-    path = path_beside(claim.record_path(heartbeat.epoch(), None))
+    path = layout.beside(claim.record_path(heartbeat.epoch(), None), SUFFIX)
     return RejoinOffer(path, leave, collectives.has_nccl)
 
 

@@ -7,7 +7,8 @@ syntax.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 COPIES = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
 """Dimensions of a mesh along which only copies of the model are."""
@@ -25,10 +26,7 @@ def pipelined(mesh: Mapping[str, int]) -> Mapping[str, int]:
 
 def is_of(mesh: Mapping[str, int], size: int) -> bool:
     """Return True if a mesh, or {}, can be that of so many ranks."""
-    product = 1
-    for each in mesh.values():
-        product *= max(each, 0)
-    return not mesh or product == size
+    return not mesh or prod(max(each, 0) for each in mesh.values()) == size
 
 
 def stage_of(rank: int, mesh: Mapping[str, int]) -> Stage:
@@ -41,15 +39,20 @@ def stage_of(rank: int, mesh: Mapping[str, int]) -> Stage:
     return tuple(sorted(found))
 
 
-def replica_of(rank: int, size: int, mesh: Mapping[str, int]) -> tuple[int, int]:
+def replica_of(
+    rank: int,
+    size: int,
+    mesh: Mapping[str, int],
+    is_data: Callable[[str], bool] = DATA.__contains__,
+) -> tuple[int, int]:
     """Return the number of a rank's replica, and how many there are. ``mesh``: of ``size`` ranks,
-    or {}: each is a replica."""
+    or {}: each is a replica. ``is_data``: tells data-parallel dimensions by their names."""
     if not mesh:
         return rank, size
     number, count = 0, 1
     for name, length in reversed(list(mesh.items())):
         rank, index = divmod(rank, length)
-        if name in DATA:
+        if is_data(name):
             number += index * count
             count *= length
     return number, count

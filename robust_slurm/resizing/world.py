@@ -9,7 +9,7 @@ import os
 from contextlib import nullcontext
 
 from .shares import read_resized, shares_of
-from .stages import replica_of
+from .stages import is_of, replica_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,10 +87,7 @@ def world(mesh: Any = None) -> TrainingWorld:
     """
     sizes = _sizes(mesh)
     found = this_world(sizes)
-    product = 1
-    for size in sizes.values():
-        product *= size
-    if sizes and product != found.size:
+    if not is_of(sizes, found.size):
         raise ValueError(f"mesh: {sizes} is not of the {found.size} ranks of this world")
     together = os.environ.get(REPLICA, "1")
     if found.resized and together != str(found.replica_ranks):
@@ -109,10 +106,7 @@ def this_world(mesh: Mapping[str, int] | None = None) -> TrainingWorld:
         rank, size = 0, 1
     found = read_resized(os.environ.get(RESIZED, ""))
     original = found[0] if found is not None and found[1] == size else size
-    product = 1
-    for each in (mesh or {}).values():
-        product *= each
-    return TrainingWorld(rank, size, original, mesh if product == size else None)
+    return TrainingWorld(rank, size, original, mesh if is_of(mesh or {}, size) else None)
 
 
 def accumulate(model: Any = None, mesh: Any = None) -> Iterator[Any]:

@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from robust_slurm import looked
+from robust_slurm import layout, looked
 from robust_slurm.auto import HOOK_DIR, launched
-from robust_slurm.auto.learnt import path_beside
+from robust_slurm.auto.learnt import SUFFIX
 from robust_slurm.resizing.world import RESIZED
 from srun_wrapper.agent.launch import RankLaunch as RankLaunch
 from srun_wrapper.agent.launch import Running as Running
@@ -262,7 +262,8 @@ class Launcher:
     ) -> None:
         ended, self._unclaimed = self._unclaimed, {}
         if self.warm is not None:
-            files = [path_beside(str(launch.record)), launch.env.get(launched.IMPORTS, "")]
+            imports = layout.beside(str(launch.record), SUFFIX)
+            files = [imports, launch.env.get(launched.IMPORTS, "")]
             told = [Path(f) for f in files if f]
             words, own, place = launch.command, launch.env, launch.directory
             self.warm.watch(told, process.pid, words, own, place, str(launch.record))

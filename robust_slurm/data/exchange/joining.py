@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -13,13 +12,14 @@ from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.node import Exchange
 from robust_slurm.data.exchange.placement import LEAST, MOST
 from robust_slurm.data.lanes.budget import ReadBudget
-from robust_slurm.data.lanes.local import LocalFeed
+from robust_slurm.data.say import say
 from robust_slurm.data.steps import local_feeds, opener
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from robust_slurm.data.lanes.feed import Feed
+    from robust_slurm.data.lanes.local import LocalFeed
     from robust_slurm.data.plan import Plan
     from robust_slurm.data.steps import OpenFeed
 
@@ -44,7 +44,9 @@ class Joining:
         self._code = ""
         self._open: OpenFeed | None = None
         self._exchange: Exchange | None = None
-        self._opened: dict[tuple[str, int], Feed] = {}  # that read here, the newest of each lane
+        self._opened: dict[
+            tuple[str, int], LocalFeed
+        ] = {}  # that read here, the newest of each lane
 
     def place(self, said: object) -> None:
         """Take the value of ``placement.VARIABLE`` from a rank. Any thread may call it."""
@@ -60,7 +62,7 @@ class Joining:
         that this process reads."""
         make = open_feed or opener(plan)
 
-        def opened(lane: tuple[str, int], budget: ReadBudget) -> Feed:
+        def opened(lane: tuple[str, int], budget: ReadBudget) -> LocalFeed:
             self._opened[lane] = feed = make(lane, budget)
             return feed
 
@@ -84,8 +86,8 @@ class Joining:
         lanes = feeds.keys() if exchange is None else exchange.owned()
         found: dict[str, tuple[int, int]] = {}
         for lane, feed in feeds.items():
-            if lane in lanes and isinstance(feed, LocalFeed):
-                read = feed.figures()
+            if lane in lanes:
+                read = feed.lane.tally.figures()
                 records, bad = found.get(lane[0], (0, 0))
                 found[lane[0]] = records + read.records, bad + read.bad
         return exchange is None, found
@@ -98,8 +100,7 @@ class Joining:
                 self._exchange = _exchange(self._plan, self._code, self._open, *self._order)
             self._exchange.place(*self._nodes)
         except (DataError, OSError, RuntimeError) as err:  # RuntimeError: no thread
-            text = f"lanes of other nodes are not used by this one: {err}"
-            print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)
+            say(f"lanes of other nodes are not used by this one: {err}")
 
 
 def nodes_of(said: object) -> Nodes | None:

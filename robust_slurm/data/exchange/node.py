@@ -7,7 +7,6 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from robust_slurm.data.arrays import size_of
 from robust_slurm.data.exchange.link import LaneLink, OwnLink, PeerLink
 from robust_slurm.data.exchange.placement import numbered, preference
 from robust_slurm.data.exchange.remote import RemoteFeed
@@ -47,7 +46,7 @@ class Exchange:
         self._plan = hashlib.blake2b(plan.encode(), digest_size=16).hexdigest()
         self._lock = threading.Lock()
         room = max(_LEAST, memory // max(1, len(self._numbers)))
-        self._shelf = LaneShelf(open_lane, room, size_of)
+        self._shelf = LaneShelf(open_lane, room)
         self._own = OwnLink(self._shelf)
         self._peers: dict[tuple[str, int], PeerLink] = {}
         self._nodes: list[LaneLink | None] = [self._own]

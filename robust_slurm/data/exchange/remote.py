@@ -133,13 +133,9 @@ class RemoteFeed:
 
     def _present(self) -> list[LaneLink]:
         """Return the node that is to read the lane and its shadow: the first two that can."""
-        now, found = time.monotonic(), []
-        for link in self._links():
-            if link.up and self._avoided.get(link, 0.0) <= now:
-                found.append(link)
-                if len(found) == 2:
-                    break
-        return found
+        now = time.monotonic()
+        able = (each for each in self._links() if each.up and self._avoided.get(each, 0.0) <= now)
+        return list(islice(able, 2))
 
     def _choose(self) -> LaneLink:
         return next(iter(self._present()), self._own)

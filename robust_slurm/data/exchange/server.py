@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from concurrent.futures import Future
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from robust_slurm.data.accepting import accept_all
 from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange.wire import (
@@ -42,6 +41,7 @@ NEW = 1024  # that have not shown the key yet: for a further one the oldest is e
 # a job may come at once; each costs a thread and at most 64 KiB.
 GREETING = 5.0  # s to show it
 MOST_ASKED = 1024  # answers that a connection may wait for
+_PAUSE = 0.05  # s after an error that may well recur: a limit of the user, the job or the node
 _GROUP = 1 << 23  # bytes of samples in an answer, or one sample
 
 
@@ -70,8 +70,9 @@ class LaneServer:
         self._new: dict[FrameSocket, None] = {}  # anybody's, the oldest first
         self._open: set[FrameSocket] = set()
         self._closed = False
-        accept = partial(accept_all, listener, self._begin, lambda: self._closed)
-        threading.Thread(target=accept, name="data-exchange", daemon=True).start()
+        threading.Thread(
+            target=self._accept, args=(listener,), name="data-exchange", daemon=True
+        ).start()
 
     def close(self) -> None:
         """End all connections. The listener is its maker's."""
@@ -79,6 +80,23 @@ class LaneServer:
             self._closed = True
             for line in (*self._new, *self._open):
                 line.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept connections until closed; no error ends that."""
+        listener.settimeout(1.0)
+        while not self._closed:
+            try:
+                sock, _ = listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # socket.timeout is another class before Python 3.10
+                time.sleep(_PAUSE)
+                continue
+            try:
+                self._begin(sock)
+            except (OSError, RuntimeError):  # RuntimeError: no thread
+                sock.close()
+                time.sleep(_PAUSE)
 
     def _begin(self, sock: socket.socket) -> None:
         line = FrameSocket(sock, self._key, server=True, silence=GREETING)

@@ -14,8 +14,9 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     Lane = tuple[str, int]
     Metas = Future[list[tuple[Meta, Position]]]
     Samples = Future[list[Sample]]
-    Sizing = Callable[[dict[str, Any]], int]
 
 MOST = 4096  # samples that a reader holds
 READERS = 2  # of a lane: a restart seeks back while others are still ahead
@@ -55,14 +55,13 @@ class _Waiting(NamedTuple):
 class LaneReader:
     """A thread that reads one lane from a position on. ``change`` guards all of it."""
 
-    def __init__(self, lane: Lane, feed: Feed, start: Position, room: int, size: Sizing) -> None:
+    def __init__(self, lane: Lane, feed: Feed, start: Position, room: int) -> None:
         self.change = threading.Condition()
         self.users: dict[object, Position] = {}
         self.used = time.monotonic()
         self.over = False
         self._feed = feed
         self._room = room
-        self._size_of = size
         self._entries: deque[_Entry] = deque()
         self._first = 0  # the number of the first entry
         self._numbers: dict[Position, int] = {start: 0}  # of the entry that comes next
@@ -149,7 +148,7 @@ class LaneReader:
 
     def _add(self, meta: Meta, after: Position, sample: Sample) -> None:
         with self.change:
-            size = self._size_of(sample.values)
+            size = size_of(sample.values)
             self._entries.append(_Entry(self._end, meta, after, sample, size))
             self._end = after
             self._numbers[after] = self._first + len(self._entries)
@@ -201,10 +200,9 @@ class LaneShelf:
     so that nobody waits here; it fails with DataError.
     """
 
-    def __init__(self, open_lane: Callable[[Lane], Feed], room: int, size: Sizing) -> None:
+    def __init__(self, open_lane: Callable[[Lane], Feed], room: int) -> None:
         self._open = open_lane
         self._room = room
-        self._size_of = size
         self._lock = threading.Lock()
         self._readers: dict[Lane, list[LaneReader]] = {}
         self._closed = False
@@ -285,7 +283,7 @@ class LaneShelf:
             for unused in free[: max(0, len(readers) + 1 - READERS)]:
                 unused.end("the lane is read elsewhere now")
                 readers.remove(unused)
-            found = LaneReader(lane, self._open(lane), position, self._room, self._size_of)
+            found = LaneReader(lane, self._open(lane), position, self._room)
             readers.append(found)
         return found
 

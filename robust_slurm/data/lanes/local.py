@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from robust_slurm.data.lanes.budget import ReadBudget
     from robust_slurm.data.lanes.lane import SourceLane
     from robust_slurm.data.lanes.position import Position
-    from robust_slurm.data.lanes.tally import Figures
     from robust_slurm.data.sample import Meta, Ref, Sample
 
 
@@ -93,11 +92,6 @@ class _Reader:
             if self._parked and self._wants_more():
                 self._changed.notify_all()
             return given
-
-    def ahead(self) -> tuple[int, int]:
-        """Return how many samples are ready, and their bytes."""
-        with self._changed:
-            return len(self._ready), sum(size for _, size, _ in self._ready)
 
     def stop(self) -> None:
         """Stop reading; what is ready is forgotten."""
@@ -225,14 +219,6 @@ class LocalFeed:
         lane = self.lane.copy()
         names = list(refs)
         return _within_patience(lane, lambda: lane.again(names)) if names else []
-
-    def ahead(self) -> tuple[int, int]:
-        """Return how many samples are ready to be given, and their bytes."""
-        return self._reader.ahead() if self._reader is not None else (0, 0)
-
-    def figures(self) -> Figures:
-        """Return what this process has read of the lane so far, wherever it went on."""
-        return self.lane.tally.figures()
 
     def close(self) -> None:
         """Stop reading, and forget what was read."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from robust_slurm.data.say import say
 from robust_slurm.text import one_line
 
 if TYPE_CHECKING:
@@ -26,11 +26,7 @@ def begin(lane: object, name: str, what: str, patience: float, options: Options)
         lanes.add(lane)
     if first:
         text, then = one_line(f"{name}: {what}"), f'then stalled="{options.stalled}" applies'
-        print(
-            f"robust-slurm: data: source {text}; trying again for {patience:g} s, {then}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"source {text}; trying again for {patience:g} s, {then}")
 
 
 def end(lane: object, name: str) -> None:

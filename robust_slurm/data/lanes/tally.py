@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from robust_slurm.data.errors import DataError
+from robust_slurm.data.say import say
 from robust_slurm.text import counted, one_line
 
 if TYPE_CHECKING:
@@ -83,4 +83,4 @@ class Tally:
             )
         if new and (bad.rest or str(self.bad).strip("0") == "1"):  # the 1st, 10th, 100th …
             many = f"{counted(self.bad, 'bad record')} of {self.records} skipped by this lane"
-            print(f"robust-slurm: data: {place}; {many}", file=sys.stderr, flush=True)
+            say(f"{place}; {many}")

@@ -97,9 +97,3 @@ def into_groups(costs: Sequence[float], groups: int) -> list[list[int]]:
     if not heap:
         return [[] for _ in range(groups)]
     return sorted(sorted(members) for _, members in heap[0][2])
-
-
-def imbalance(costs: Sequence[float]) -> float:
-    """Return the largest over the mean; 1 is perfect."""
-    total = float(sum(costs))
-    return max(costs) * len(costs) / total if total else 1.0

@@ -7,6 +7,7 @@ from math import prod
 
 from robust_slurm.data.errors import DataError
 from robust_slurm.resizing.shares import shares_of
+from robust_slurm.resizing.stages import replica_of
 
 
 def divides_data(name: str) -> bool:
@@ -37,14 +38,7 @@ class RankMesh:
 
     def share_of(self, rank: int) -> int:
         """Return the data-parallel index of a rank."""
-        places = {}
-        for name, size in reversed(self.sizes.items()):
-            rank, places[name] = divmod(rank, size)
-        share = 0
-        for name, size in self.sizes.items():
-            if divides_data(name):
-                share = share * size + places[name]
-        return share
+        return replica_of(rank, self.size, self.sizes, divides_data)[0]
 
     def shares(self, rank: int, size: int) -> tuple[int, ...]:
         """Return the shares of a rank in a world of ``size`` ranks.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.named import plan_named
 from robust_slurm.data.service.client import expect_code
+from robust_slurm.data.service.readers.pool import ReaderPool
 from robust_slurm.data.steps import LocalSteps
 
 if TYPE_CHECKING:
@@ -15,23 +16,13 @@ if TYPE_CHECKING:
     from robust_slurm.data.exchange.joining import Joining
     from robust_slurm.data.lanes.use import SourceUse
     from robust_slurm.data.plan import Plan
-    from robust_slurm.data.service.readers.pool import ReaderPool
 
 
 class NamedPlan:
     """The plan, for a world of ranks."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        joining: Joining | None,
-        use: SourceUse | None,
-        readers: ReaderPool | None,
-    ) -> None:
-        self._plan = plan
-        self._use = use
-        self._made = readers.made if readers is not None else None
-        self._feeds = joining.feeds if joining is not None else None
+    def __init__(self, plan: Plan, joining: Joining, use: SourceUse, readers: ReaderPool) -> None:
+        self._plan, self._joining, self._use, self._readers = plan, joining, use, readers
         self._all = 0  # shares of a step
         self._alone = False
 
@@ -47,27 +38,22 @@ class NamedPlan:
 
     def steps(self, shares: Collection[int]) -> LocalSteps:
         """Begin to read for these shares. Raises DataError."""
-        more = (self._feeds, self._alone, self._use, self._made)
-        return LocalSteps(self._plan, shares, self._all, *more)
+        feeds, made = self._joining.feeds, self._readers.made
+        return LocalSteps(self._plan, shares, self._all, feeds, self._alone, self._use, made)
 
     def identity(self) -> dict[str, Any]:
         return self._plan.identity()
 
 
 def load(
-    name: str,
-    code: str,
-    joining: Joining | None = None,
-    use: SourceUse | None = None,
-    begin_readers: Callable[[Plan], ReaderPool] | None = None,
+    name: str, code: str, joining: Joining, use: SourceUse, waited: Callable[[], float]
 ) -> NamedPlan:
-    """Import the plan; without ``joining``, all lanes are read here. ``code``: what the rank has
-    seen (``client.code_of``). ``use`` counts what steps take. Raises whatever its module does,
-    DataError if it is another now."""
+    """Import the plan. ``code``: what the rank has seen (``client.code_of``). ``use`` counts what
+    steps take; ``waited``: as for ReaderPool. Raises whatever its module does, DataError if it is
+    another now."""
     plan = plan_named(name)
     expect_code(name, code)
     plan.lanes()  # lists the sources' files
-    readers = begin_readers(plan) if begin_readers is not None else None
-    if joining is not None:
-        joining.know(plan, f"{name} {code}", readers.open_feed if readers is not None else None)
+    readers = ReaderPool(plan, name, code, waited)
+    joining.know(plan, f"{name} {code}", readers.open_feed)
     return NamedPlan(plan, joining, use, readers)

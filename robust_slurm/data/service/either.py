@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from robust_slurm.data.say import say
 from robust_slurm.data.service.client import NodeSteps, ProcessGone, code_of, door, expect_code
 from robust_slurm.data.service.ring import MEMORY
 
@@ -80,8 +81,4 @@ class _Either:
 
 
 def _warn(gone: ProcessGone) -> None:
-    print(
-        f"robust-slurm: data: no data process for this rank: {gone}; it prepares its data itself",
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"no data process for this rank: {gone}; it prepares its data itself")

@@ -12,10 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from robust_slurm.data.plan import Plan
 
 FAILED = 3
 """The exit code when the plan cannot be made, or a source hangs: its ranks have been told, and the
@@ -62,7 +58,6 @@ def main() -> None:
     from robust_slurm.data.lanes.use import SourceUse
     from robust_slurm.data.service.build import load
     from robust_slurm.data.service.figures import FiguresFile
-    from robust_slurm.data.service.readers.pool import ReaderPool
 
     joining = Joining(order.get("exchange"))
     joining.place(os.environ.get(VARIABLE))  # as far as the first rank knew it
@@ -71,12 +66,7 @@ def main() -> None:
     if path := order.get("figures"):
         FiguresFile(path, producer.level, use, joining.figures).begin()
     os.nice(NICE)  # of this thread and those that it begins: not of those that answer ranks
-    name, code = order["name"], order["code"]
-
-    def begin_readers(plan: Plan) -> ReaderPool:
-        return ReaderPool(plan, name, code, producer.waited)
-
-    producer.run(lambda: load(name, code, joining, use, begin_readers))
+    producer.run(lambda: load(order["name"], order["code"], joining, use, producer.waited))
     server.wait_told()
     sys.stderr.flush()
     os._exit(FAILED)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from robust_slurm.data.errors import DataError
@@ -85,9 +86,7 @@ def read(fd: int, head: Mapping[str, Any]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         for name, kind, shape, start in head["arrays"]:
             dtype = np.dtype(kind)
-            count = 1
-            for length in shape:
-                count *= length
+            count = prod(shape)
             if not 0 <= start <= size - count * dtype.itemsize or dtype.kind not in _KINDS:
                 raise ValueError(f"{name}: beyond the end")
             array = np.frombuffer(memory, dtype, count, start) if count else np.empty(0, dtype)

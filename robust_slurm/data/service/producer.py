@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.service import pages
@@ -14,28 +14,15 @@ from robust_slurm.data.service.ring import StepRing
 from robust_slurm.data.service.wanted import Wanted, as_text, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
+    from robust_slurm.data.service.build import NamedPlan
     from robust_slurm.data.service.ring import Level
     from robust_slurm.data.steps import Steps
 
 AGAIN = 2.0  # s after which a failed step is tried once more, if a rank asks then
 WAIT = 1.0  # s between two messages to a rank that waits
 TOGETHER = 2.0  # s to wait for the node's other ranks: for a later one all is read anew
-
-
-class LoadedPlan(Protocol):
-    """A plan, as far as the process knows it."""
-
-    def shares(self, rank: int, world: int, original: int) -> tuple[int, ...]:
-        """Return the shares of a rank; ``original``: ranks at the job's beginning. Raises
-        DataError."""
-
-    def steps(self, shares: Collection[int]) -> Steps:
-        """Begin to read for these shares."""
-
-    def identity(self) -> dict[str, Any]:
-        """Return ``Plan.identity``."""
 
 
 class StepFailure(NamedTuple):
@@ -65,7 +52,7 @@ class Producer:
         self._complete_at = 0.0  # when the node's ranks are here, or are not waited for any more
         self._failed: dict[str, StepFailure] = {}
         self._expected: dict[int, Wanted] = {}  # by number, as long as nothing is made
-        self._plan: LoadedPlan | None = None
+        self._plan: NamedPlan | None = None
         self._closed = False
         self._waited, self._waits_since = 0.0, 0.0
         self.broken: StepFailure | None = None
@@ -203,7 +190,7 @@ class Producer:
 
     # -- the main thread
 
-    def run(self, load: Callable[[], LoadedPlan]) -> None:
+    def run(self, load: Callable[[], NamedPlan]) -> None:
         """Make steps until closed, until the plan turns out to be broken (``load`` runs the user's
         code), or until a source hangs: the process must end then, for another one to go on."""
         try:
@@ -310,7 +297,7 @@ class Producer:
         return made.after
 
 
-def _name_of(plan: LoadedPlan) -> str:
+def _name_of(plan: NamedPlan) -> str:
     """Return a digest of the plan's identity; "" if that cannot be had: a step says why."""
     try:
         return digest(as_text(plan.identity()))

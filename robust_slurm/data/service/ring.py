@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from robust_slurm.data.service.in_hand import MOST_FDS as HAND_FDS
-from robust_slurm.data.service.kept_steps import MOST_FDS
+from robust_slurm.data.service.kept_steps import MOST_FDS, KeptSteps
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from robust_slurm.data.service.kept_steps import KeptSteps
     from robust_slurm.data.service.made_step import MadeStep
 
 AHEAD = 8  # steps that are made before anybody asks
@@ -45,11 +44,9 @@ class StepRing:
         kept: KeptSteps | None = None,
     ) -> None:
         self._memory, self._ahead, self._small, self._back = memory, ahead, small, back
-        self._made: list[MadeStep] = []
+        self._kept = kept or KeptSteps()
+        self._made = self._kept.inherit()
         self._served = 0  # how many, from the front, were handed out: by this process none yet
-        self._kept = kept
-        if kept is not None:
-            self._made = kept.inherit()
         self.inherited = bool(self._made)
         """True if there were steps of the process before this one."""
 
@@ -59,7 +56,7 @@ class StepRing:
 
     def expect(self, plan: str) -> None:
         """Hold only steps of the plan with this identity from now on."""
-        if self._kept is not None and self._kept.plan != plan:
+        if self._kept.plan != plan:
             self.clear()
             self._kept.plan = plan
 
@@ -115,14 +112,12 @@ class StepRing:
         if self._made and self._made[-1].after != made.before:
             self.clear(made.before)
         self._made.append(made)
-        if self._kept is not None:
-            self._kept.keep(made)
+        self._kept.keep(made)
         while self._served > KEPT and (self._served > self._back or self.size > self._memory):
             oldest = self._made.pop(0)
             oldest.close()
             self._served -= 1
-            if self._kept is not None:
-                self._kept.drop(oldest.before)
+            self._kept.drop(oldest.before)
 
     def clear(self, before: str = "") -> None:
         """Forget the step after this state and all later ones; all, if it is not here."""
@@ -132,10 +127,9 @@ class StepRing:
             made.close()
         del self._made[keep:]
         self._served = min(self._served, keep)
-        if self._kept is not None:
-            self._kept.clear()
-            for made in self._made:
-                self._kept.keep(made)
+        self._kept.clear()
+        for made in self._made:
+            self._kept.keep(made)
 
     @property
     def size(self) -> int:

@@ -16,7 +16,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robust_slurm.data.accepting import PAUSE
 from robust_slurm.data.service import wire
 from robust_slurm.data.service.producer import StepFailure
 from robust_slurm.data.service.wanted import Wanted, wanted_after
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 MOST = 1024  # connections
 SPARE = 16  # threads that wait for further ones, when these have ended
+PAUSE = 0.05  # s after an error that may well recur: a limit of the user, the job or the node
 LINGER = 2.0  # s for ranks to be told of a plan that cannot be made
 
 

@@ -35,14 +35,6 @@ class Closed(OSError):
     """The other end has gone, or says what is no message."""
 
 
-def parse(line: bytes) -> dict[str, Any]:
-    """Return the message of a line. Raises Closed."""
-    try:
-        return json_lines.parse(line)
-    except ValueError as err:
-        raise Closed(str(err)) from None
-
-
 class Line:
     """One end of a connection, used by one thread. Takes the socket over."""
 
@@ -103,7 +95,10 @@ class Line:
         line = bytes(self._data[:end])
         del self._data[: end + 1]
         self._searched = 0
-        message = parse(line)
+        try:
+            message = json_lines.parse(line)
+        except ValueError as err:
+            raise Closed(str(err)) from None
         count = message.pop("fds", 0)
         if type(count) is not int or not 0 <= count <= len(self._fds):
             raise Closed("descriptors are missing")

@@ -80,9 +80,10 @@ class FileSource(ABC):
         text = json.dumps([[part.name[folder:], part.size, part.records] for part in parts])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    @abstractmethod
     def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
-        """Return the parts of a file, and each one's number in it. Raises DataError, OSError."""
+        """Return the parts of a file, and each one's number in it: by default it is one part.
+        Raises DataError, OSError."""
+        return [(Part(file.name, file.size), file, 0)]
 
     @abstractmethod
     def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, Any]]:

@@ -7,7 +7,6 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from robust_slurm.data.sources.base import Part
 from robust_slurm.data.sources.common import FileSource
 from robust_slurm.data.sources.files import Unreadable, broken, decompressed
 
@@ -36,9 +35,6 @@ def jsonl(
 
 class JsonLines(FileSource):
     """A source of JSON Lines."""
-
-    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
-        return [(Part(file.name, file.size), file, 0)]
 
     def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, bytes]]:
         with self.files.open(file) as stored:

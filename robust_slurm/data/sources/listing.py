@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import TYPE_CHECKING
 
 from robust_slurm.data.errors import SourceStalled
+from robust_slurm.data.say import say
 
 if TYPE_CHECKING:
     from robust_slurm.data.sources.base import Part, Source
@@ -49,8 +49,7 @@ def list_parts(name: str, source: Source) -> list[Part]:
         text = f"{name}: its files are not listed after {waited:.0f} s"
         if source.options.stalled == "error":
             raise SourceStalled(text)
-        line = f"robust-slurm: data: source {text}; still waiting for it"
-        print(line, file=sys.stderr, flush=True)
+        say(f"source {text}; still waiting for it")
     if failed:
         raise failed[0]
     return found[0]

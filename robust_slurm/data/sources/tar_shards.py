@@ -6,7 +6,6 @@ import json
 import tarfile
 from typing import IO, TYPE_CHECKING, Any
 
-from robust_slurm.data.sources.base import Part
 from robust_slurm.data.sources.common import FileSource
 from robust_slurm.data.sources.files import Unreadable, broken, decompressed
 
@@ -41,9 +40,6 @@ def tar(
 
 class TarShards(FileSource):
     """A source of tar archives."""
-
-    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
-        return [(Part(file.name, file.size), file, 0)]
 
     def _records(
         self, file: SourceFile, number: int, start: int

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm import process_stat
+from robust_slurm.data.service.readers.spawner import how_ended
 from robust_slurm.data.service.wire import socket_name
 from robust_slurm.text import one_line
 from srun_wrapper.agent.data.pings import EVERY, MOST, Pings
@@ -122,7 +123,7 @@ class DataProcess:
                 self._loop.call(lambda: _forget(start))
 
         def ended(code: int, status: int | None) -> None:
-            over(_how(code if status is None else os.waitstatus_to_exitcode(status)))
+            over(how_ended(code if status is None else os.waitstatus_to_exitcode(status)))
 
         def failed(error: Exception) -> None:
             over(f"cannot be started: {error}")
@@ -154,7 +155,7 @@ class DataProcess:
     def _over(self, how: str) -> None:
         self._start = None
         self._pings.end()
-        if how == _how(FAILED):
+        if how == how_ended(FAILED):
             return
         self.deaths += 1
         now = time.monotonic()
@@ -302,11 +303,3 @@ def _ended(pid: int) -> int:
     if info is None:
         return 0
     return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-
-
-def _how(code: int) -> str:
-    return (
-        f"was killed by {signal.Signals(-code).name}"
-        if code < 0
-        else f"ended with exit code {code}"
-    )

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from robust_slurm.frames.json_lines import peer
-from robust_slurm.record import record_path
-from robust_slurm.rejoin.offer import GOING, PAUSE, READY, path_beside
+from robust_slurm.layout import beside, record_path
+from robust_slurm.rejoin.offer import GOING, PAUSE, READY, SUFFIX
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.head_start import head_start
@@ -69,7 +69,7 @@ class Rejoining:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         line.settimeout(SENT)
         try:
-            line.connect(path_beside(beat))
+            line.connect(beside(beat, SUFFIX))
             if peer(line)[0] != process:  # below a launcher, which would see it end
                 raise OSError
             line.sendall(PAUSE)

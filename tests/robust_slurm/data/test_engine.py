@@ -275,6 +275,14 @@ def test_samples_whose_length_nobody_can_say_are_not_packed_by_their_first_token
         construct(a_plan(), ((meta,),), {meta.ref: Sample(meta, values)})
 
 
+def test_a_single_sample_of_another_byte_order_is_of_ours_in_its_row() -> None:
+    meta = Meta(Ref("odd", 0, 0, 0, 0), 3)
+    sample = Sample(meta, {"tokens": np.arange(3, dtype=">i4")})
+    made = construct(a_plan(), ((meta,),), {meta.ref: sample})
+    assert made["tokens"].dtype == np.dtype(np.int32)  # torch takes no other
+    assert made["tokens"][0, :3].tolist() == [0, 1, 2]
+
+
 class Small(MemorySource):
     """A source of uint16."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import sys
 from collections import Counter
 from itertools import islice, takewhile
 from types import SimpleNamespace
@@ -125,6 +127,14 @@ def test_skipped_records_are_reported_the_first_the_tenth_and_so_on(
         f"{start} 1: no JSON; 1 bad record of 2 skipped by this lane",
         f"{start} 37: no JSON; 10 bad records of 38 skipped by this lane",
     ]
+
+
+def test_a_stderr_that_is_closed_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    lane = lanes_of(ListedSource([[1, Bad("p", 1, "no"), 3]], bad="skip", most_bad=1), 1)[0]
+    assert len(first_pass(lane)) == 2
 
 
 def test_too_many_bad_records_are_an_error() -> None:

@@ -50,8 +50,3 @@ class SharedPlaces:
         """Return since when a reader decodes, and what; "": nothing."""
         began, size, told = _DECODE.unpack_from(self._memory, reader * _DECODE.size)
         return began, told[: min(size, 246)].decode("utf-8", "replace") if began else ""
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._memory.close()
-        os.close(self.fd)

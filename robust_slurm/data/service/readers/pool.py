@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections import Counter
@@ -12,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.exchange.wire import BrokenLine, unpack_samples
 from robust_slurm.data.lanes.budget import READERS
+from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.planning.mix import parts_of
 from robust_slurm.data.service.readers.channel import ReaderGone
 from robust_slurm.data.service.readers.dealing import dealt, lane_loads
-from robust_slurm.data.service.readers.dealt import DealtLane
-from robust_slurm.data.service.readers.reader import lanes_of
+from robust_slurm.data.service.readers.reader import lanes_of, worked
 from robust_slurm.data.service.readers.staff import ReaderStaff
 from robust_slurm.data.service.wanted import as_text, digest
 from robust_slurm.data.sources import turn
+from robust_slurm.data.steps import lane_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +42,7 @@ SAME = 3  # deaths at one record: then it is to blame
 BACK = 10.0  # s for a reader to be replaced
 LOOK = 0.1  # s between two looks at where a reader is
 EACH = 3  # windows that a reader is asked for at a time: it has the next one while it sends one
+_users = itertools.count()
 
 
 class _Traceback(Exception):
@@ -68,10 +71,7 @@ class ReaderPool:
 
     def open_feed(self, lane: Lane, budget: ReadBudget) -> LocalFeed:
         """Return a Feed of a lane that this process or one of its readers reads."""
-        name, number = lane
-        source = self._plan.sources[name]
-        count, window = self._plan.lanes()[name], source.options.window
-        made = DealtLane(source, name, number, count, self._plan.seed, window, self)
+        made = DealtLane(lane_of(self._plan, lane), self)
         made.tally = self._tallies.setdefault(lane, made.tally)
         self._budget = budget
         budget.readers = max(READERS, EACH * self.staff.count)
@@ -94,10 +94,6 @@ class ReaderPool:
         finally:
             if lane.closed:  # perhaps before its reader was asked
                 self.leave(lane)
-
-    def worked(self, seconds: float) -> None:
-        """Note for how long a lane was read here."""
-        self.staff.worked(seconds)
 
     def stuck(self, lane: DealtLane) -> str | None:
         """Kill the reader that gives nothing of a lane; return words on it. None: none reads it."""
@@ -221,3 +217,52 @@ class ReaderPool:
             figures[name] = figures[name].plus(sums) if name in figures else sums
         loads = lane_loads(self._plan.lanes(), figures, self._parts, self._plan.pack is not None)
         self._dealt = dealt(loads, readers, self._dealt)
+
+
+class DealtLane(SourceLane):
+    """A lane of which each window is read by the process that ``pool`` chooses.
+
+    Its position and all that has been read are kept in this process: a reader of the next window
+    needs nothing from the reader of the last one.
+    """
+
+    def __init__(self, lane: SourceLane, pool: ReaderPool) -> None:
+        """Take the samples of a lane, from the beginning, and its tally."""
+        super().__init__(lane.source, lane.name, lane.lane, lane.lanes, lane.seed, lane.window)
+        self.tally = lane.tally
+        self._pool = pool
+        self.closed = False
+        self.user = next(_users)
+        """A number of its own: a reader keeps a lane open for each user."""
+
+    def copy(self) -> DealtLane:
+        """Return a lane of the same samples, at the beginning, with the same tally."""
+        return DealtLane(self, self._pool)
+
+    @property
+    def at(self) -> Position:
+        """The position at which the next window begins."""
+        return self._ahead
+
+    def next_window(self) -> list[tuple[Sample, Position]]:
+        """Return the rest of the window that the position is in, or the next one. Raises
+        DataError; the next call tries the same window again."""
+        window = self._pool.window(self)
+        if window is None:
+            began = worked()
+            try:
+                return super().next_window()
+            finally:
+                self._pool.staff.worked(worked() - began)
+        self.seek(window[-1][1])
+        return window
+
+    def stuck(self) -> str:
+        """Return words on what the lane waits for, and end the reader that hangs."""
+        told = self._pool.stuck(self)
+        return super().stuck() if told is None else told
+
+    def close(self) -> None:
+        """Have its reader close its file."""
+        self.closed = True
+        self._pool.leave(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -68,7 +67,7 @@ class ReaderSpawner:
         if message["op"] != "ended":
             return None
         self.living.discard(message["serial"])
-        return message["serial"], how(message["code"])
+        return message["serial"], how_ended(message["code"])
 
     def close(self) -> None:
         """Kill it, and its readers with it."""
@@ -77,7 +76,7 @@ class ReaderSpawner:
         self._process.wait()
 
 
-def how(code: int) -> str:
+def how_ended(code: int) -> str:
     """Return words for an exit code."""
     if code >= 0:
         return f"ended with exit code {code}"
@@ -85,8 +84,3 @@ def how(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def processors() -> set[int]:
-    """Return the processors that this process may use."""
-    return os.sched_getaffinity(0)

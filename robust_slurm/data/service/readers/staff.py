@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import threading
 import time
 from collections import deque
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.helper import trim_heaps
+from robust_slurm.data.say import say
 from robust_slurm.data.service.readers.channel import ReaderChannel
 from robust_slurm.data.service.readers.dealing import Spell, readers_wanted
 from robust_slurm.data.service.readers.places import SharedPlaces
-from robust_slurm.data.service.readers.spawner import ReaderSpawner, processors
+from robust_slurm.data.service.readers.spawner import ReaderSpawner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +127,7 @@ class ReaderStaff:
         self._deaths.append(now)
         if len(self._deaths) == DEATHS and now - self._deaths[0] < WITHIN:
             self.off = f"they have died {DEATHS} times within {WITHIN:.0f} s"
-            _say(f"no lanes are read by readers any more: {self.off}")
+            say(f"no lanes are read by readers any more: {self.off}")
 
     # -- the thread
 
@@ -141,7 +142,7 @@ class ReaderStaff:
                 last = now
                 spell = Spell(lasted, self._waited() - waited, self._worked - worked)
                 starts = self.count != wanted
-                found = readers_wanted(wanted, spell, len(processors()))
+                found = readers_wanted(wanted, spell, len(os.sched_getaffinity(0)))
                 if self.off or found is not None or starts:
                     wanted = 0 if self.off else wanted if starts or found is None else found
                     waited, worked, lasted = self._waited(), self._worked, 0.0
@@ -163,9 +164,9 @@ class ReaderStaff:
         news = self._spawner.news(TICK)
         if self._spawner.plan not in (ready, self._plan):
             self.off = "they find other files than the data process"
-            _say(f"no lanes are read by readers: {self.off}")
+            say(f"no lanes are read by readers: {self.off}")
         if news is not None and news[0] not in self._wished:
-            _say(f"a reader {news[1]}; {'the data process' if self.off else 'another'} goes on")
+            say(f"a reader {news[1]}; {'the data process' if self.off else 'another'} goes on")
 
     def _adjust(self, wanted: int) -> bool:
         """Have so many readers; return True if that is another number. Raises OSError."""
@@ -176,7 +177,7 @@ class ReaderStaff:
         if self._spawner is None:
             self._spawner = ReaderSpawner(self._name, self._code, self.places)
         spawner = self._spawner
-        spawner.use(processors())
+        spawner.use(os.sched_getaffinity(0))
         if not spawner.plan:
             return False
         with self._change:
@@ -203,7 +204,7 @@ class ReaderStaff:
         """Note that the program that makes readers has ended, and all readers with it."""
         if self._spawner is None or not self._spawner.plan:
             self.off = f"they do not start: {why}"
-        _say(f"{self.off or f'the process that makes readers has ended: {why}'}")
+        say(f"{self.off or f'the process that makes readers has ended: {why}'}")
         self._stop()
         with self._change:
             self._died()
@@ -219,7 +220,3 @@ class ReaderStaff:
         if self._spawner is not None:
             self._spawner.close()
             self._spawner = None
-
-
-def _say(text: str) -> None:
-    print(f"robust-slurm: data: {text}", file=sys.stderr, flush=True)

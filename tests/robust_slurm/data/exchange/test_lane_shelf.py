@@ -9,7 +9,6 @@ import pytest
 from exchange_nodes import LANES, open_lane, source_of
 from waiting import until
 
-from robust_slurm.data.arrays import size_of
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.exchange import shelf as shelves
 from robust_slurm.data.exchange.shelf import LaneReader, LaneShelf, ReaderEnded
@@ -41,7 +40,7 @@ def opened() -> Opened:
 
 @pytest.fixture
 def shelf(opened: Opened) -> Iterator[LaneShelf]:
-    shelf = LaneShelf(opened, ROOM * ONE, size_of)
+    shelf = LaneShelf(opened, ROOM * ONE)
     yield shelf
     shelf.close()
 

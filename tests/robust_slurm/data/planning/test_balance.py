@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from robust_slurm.data.planning.balance import imbalance, into_groups, into_rows
+from bench.data.balance import imbalance
+from robust_slurm.data.planning.balance import into_groups, into_rows
 
 
 @settings(deadline=None)

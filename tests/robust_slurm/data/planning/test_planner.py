@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned_steps import lanes_of, rules, run
 
+from bench.data.balance import imbalance
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.planning import planner
-from robust_slurm.data.planning.balance import imbalance
 from robust_slurm.data.planning.planner import PlannedStep, next_step
 from robust_slurm.data.planning.state import first_state
 from robust_slurm.data.sample import Meta, Ref

@@ -137,7 +137,7 @@ def test_a_reader_answers_whatever_goes_wrong(
         assert answer() == "cannot"
     line.close()
     thread.join(60)
-    places.close()
+    os.close(places.fd)
 
 
 def test_a_slip_beside_the_data_ends_nothing(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,9 @@ def test_what_a_reader_counts_and_says_is_as_here(
         said = read(capfd)
         assert given(feed, 150) == expected
         assert read(capfd) == said
-        assert feed.figures()[:3] == own.figures()[:3]
-        assert feed.figures().busy > 0
+        figures = feed.lane.tally.figures()
+        assert figures[:3] == own.lane.tally.figures()[:3]
+        assert figures.busy > 0
     assert pool._here, "a lane with what cannot be sent is read here"
 
 
