@@ -36,7 +36,6 @@ from srun_wrapper.agent.place import SECRETS, Place, place_from, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.processes.starting import never_vfork
-from srun_wrapper.agent.rank_launcher import SlotOptions
 from srun_wrapper.agent.slot import Slot
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
@@ -137,22 +136,13 @@ class Shim:
         return self._exit
 
     def _make_slot(self, run_dir: Path) -> None:
-        options = SlotOptions(
-            self._command,
-            self._options.output,
-            self._options.auto,
-            self._options.regex,
-            self._options.inherit,
-            self._options.warm,
-            self._options.warm_packages,
-            self._options.work_limit,
-        )
         if self._options.checkpoint:
             self._store = self._make_store(run_dir)
         self._slot = Slot(
             self._loop,
             self._place.local,
-            options,
+            self._options,
+            self._command,
             run_dir,
             self._emit,
             self._finish,
