@@ -15,7 +15,6 @@ from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.checkpoints.verify.check import StateCheck
-from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
@@ -152,12 +151,14 @@ class Supervisor:
             start_epoch=self.epochs.start,
             interrupted=self._interrupted,
         )
-        verdict = MachineVerdict(
+        check = StateCheck(
             state,
+            recomputing,
             self.stop_tests.ask,
             lambda names, incident: self.nodes.release.evict(names, incident),
+            certificates,
+            journal,
         )
-        check = StateCheck(state, recomputing, verdict, certificates, journal)
         self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
         self.epochs.listeners += [
             lambda begun: checkpoints.new_epoch(begun.step, from_memory=begun.from_memory),

@@ -9,8 +9,7 @@ from made_job import made_stalls
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.events import FetchOutcome, Holding
-from srun_wrapper.checkpoints.verify.check import StateCheck
-from srun_wrapper.checkpoints.verify.machine_verdict import Evict, MachineVerdict, Test
+from srun_wrapper.checkpoints.verify.check import Evict, StateCheck, Test
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
@@ -53,8 +52,7 @@ def verify_of(
         start_epoch=start_epoch,
         interrupted=lambda: bool(state.failures) or state.signalled > 0,
     )
-    verdict = MachineVerdict(state, test, evict)
-    check = StateCheck(state, recomputing, verdict, job.certificates, journal)
+    check = StateCheck(state, recomputing, test, evict, job.certificates, journal)
     return Verify(state, standing, recomputing, check, journal, phase)
 
 
