@@ -20,14 +20,7 @@ from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from srun_wrapper.agent.place import Place, job_of
 from srun_wrapper.command.steps import standby_job_name
-from srun_wrapper.decide.exclusions import (
-    BadNode,
-    Strength,
-    names,
-    remembered,
-    reported_node,
-    reports,
-)
+from srun_wrapper.decide.exclusions import BadNode, Strength, names, remembered
 from srun_wrapper.protocol.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
 from srun_wrapper.requeue.requeue import helper_args, known_partitions, limits_for
 from srun_wrapper.requeue.resubmit import submit_copy
@@ -82,14 +75,6 @@ def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
     except (OSError, WireError, ValueError):
         return None
     return None
-
-
-def reported_nodes(job_dir: Path | None) -> list[str]:
-    """Return the nodes that the job has lost before; Slurm may still believe that they are good.
-
-    Nodes whose report was withdrawn are left out.
-    """
-    return sorted({reported_node(path) for path in reports(job_dir)})
 
 
 def claim(job_dir: Path | None, restarts: int) -> bool:
