@@ -53,11 +53,6 @@ class Stores:
         self._journal = journal
         self._answers = answers
 
-    @property
-    def world(self) -> int:
-        """Number of ranks of the training; 0 while none has reported it."""
-        return self._enrolments.world
-
     def reachable(self, nodes: Iterable[Node] | None = None) -> dict[str, StoreAt]:
         """Return the stores that can be reached, by name; of these nodes only."""
         return {

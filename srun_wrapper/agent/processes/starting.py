@@ -76,7 +76,6 @@ class Starting(Generic[T]):
         words: Sequence[str],
         env: Mapping[str, str],
         *,
-        die_with_us: bool = True,
         pass_fds: Collection[int] = (),
         **streams: Any,
     ) -> subprocess.Popen[bytes]:
@@ -85,8 +84,7 @@ class Starting(Generic[T]):
         def in_child() -> None:
             if self._cancelled:  # ``cancel`` was called before this child's pid was known
                 os._exit(1)
-            if die_with_us:
-                process_tree.die_with_parent(signal.SIGKILL)
+            process_tree.die_with_parent(signal.SIGKILL)
 
         if self._cancelled:
             raise Cancelled
