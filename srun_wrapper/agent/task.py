@@ -23,10 +23,9 @@ import msgspec
 
 from robust_slurm.checkpoint.transfer import interface
 from robust_slurm.memory_dir import MemoryDir
-from robust_slurm.settings import AFTER_SUPERVISOR
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.connections.link import Link
-from srun_wrapper.agent.connections.silence import START, SilenceVerdict
+from srun_wrapper.agent.connections.silence import SilenceVerdict
 from srun_wrapper.agent.data.door import DataDoor
 from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.last_duty import last_duty
@@ -116,12 +115,9 @@ class Shim:
                 self._abandon,
                 self._paths,
                 self._life,
+                self._options,
             )
             self._agent.data_port, self._agent.data_news = self._data.port, self._data.news.due
-            self._agent.mute = self._options.suspend_limit
-            self._agent.first = max(START, self._options.task_start_limit)
-            self._agent.alone = self._options if self._options.alone else None
-            self._agent.lost_host = self._options.outage_wait + AFTER_SUPERVISOR
             self._announce()
         else:
             self._find_agent()

@@ -7,13 +7,7 @@ import time
 from collections.abc import Callable
 
 from srun_wrapper.agent.connections.link import Link
-from srun_wrapper.agent.connections.silence import (
-    MUTE,
-    SLEPT,
-    Contact,
-    SilenceVerdict,
-    judge_silence,
-)
+from srun_wrapper.agent.connections.silence import SLEPT, Contact, SilenceVerdict, judge_silence
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.messages import Message
 
@@ -66,9 +60,7 @@ class Uplink:
         if self._link is not None:
             self._link.close()
 
-    def judge(
-        self, interval: float, lost_host: float, mute: float = MUTE, first: float | None = None
-    ) -> SilenceVerdict:
+    def judge(self, interval: float, lost_host: float, mute: float, first: float) -> SilenceVerdict:
         """Judge the supervisor's silence; called about every ``interval`` seconds."""
         # A connection made anew gets its time too: a stumble of the supervisor must not end in
         # every agent cutting the line again before its answer is there.
