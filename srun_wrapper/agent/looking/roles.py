@@ -26,6 +26,8 @@ class TreeProcess:
     state: str
     python: bool
     environ: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    ticks: int = 0  # of processor time
 
     def number(self, name: str) -> int:
         """Return a number of its environment; -1 if there is none."""
@@ -48,7 +50,9 @@ def members(tree: Sequence[int], root: int) -> list[TreeProcess]:
         if process.state not in "ZX":
             python = _is_python(pid)
             environ = _environ(pid) if python or pid == root else {}
-            found.append(TreeProcess(pid, process.parent, process.state.upper(), python, environ))
+            parent, state = process.parent, process.state.upper()
+            own = TreeProcess(pid, parent, state, python, environ, process.name, process.ticks)
+            found.append(own)
     return found
 
 
