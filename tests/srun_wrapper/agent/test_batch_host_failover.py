@@ -18,7 +18,6 @@ from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Allotted, Job, SlurmError
 from srun_wrapper.agent import batch_host_failover
 from srun_wrapper.agent.batch_host_failover import AGREE, ask_peer, claim, elected
-from srun_wrapper.decide.exclusions import names, remembered
 from srun_wrapper.protocol.messages import Peer, PeerSay, decode_ask, encode
 from srun_wrapper.requeue import slurm_wait
 from srun_wrapper.requeue.resubmit import Limits, copy_args
@@ -93,16 +92,6 @@ def test_claim_is_exclusive(tmp_path: Path) -> None:
 
 def test_claim_without_a_shared_directory(tmp_path: Path) -> None:
     assert claim(tmp_path / "nowhere", 0)
-
-
-def test_reported_nodes_by_their_files(tmp_path: Path) -> None:
-    (tmp_path / "accusations").mkdir()
-    for name in ("n2.0-1", "n2.0-3", "gpu-7.site.org.1-1"):
-        (tmp_path / "accusations" / f"{name}.json").touch()
-    assert names(remembered(tmp_path)) == ["gpu-7.site.org", "n2"]
-    for name in ("n2.0-1", "gpu-7.site.org.1-1"):
-        (tmp_path / "accusations" / f"{name}.withdrawn.json").touch()
-    assert names(remembered(tmp_path)) == ["n2"]  # there is another report
 
 
 class Answerer:
