@@ -47,7 +47,7 @@ class TaskOptions(msgspec.Struct, frozen=True):
     suspend_limit: float = Config().suspend_limit
     task_start_limit: float = Config().task_start_limit
     checkpoint_interface: str = ""  # for snapshots between nodes; empty: the supervisor's
-    restarts: int = 0  # of the job, when this step began
+    restarts: int = 0  # of the job, when this step began; a standby node cannot know it
     alone: bool = False  # observe: a node's shims end when its ranks have, and change no command
     kill_on_bad: bool = (
         False  # alone: also when one rank has ended badly, as srun is to end the step

@@ -19,6 +19,7 @@ from robust_slurm.slurm import Allotted, Job, SlurmError
 from srun_wrapper.agent import batch_host_failover
 from srun_wrapper.agent.batch_host_failover import AGREE, ask_peer, claim, elected
 from srun_wrapper.protocol.messages import Peer, PeerSay, decode_ask, encode
+from srun_wrapper.protocol.task_options import TaskOptions
 from srun_wrapper.requeue import slurm_wait
 from srun_wrapper.requeue.resubmit import Limits, copy_args
 
@@ -213,9 +214,8 @@ class Rescue:
                                            for n in range(self.others)))  # fmt: skip
         place: Any = SimpleNamespace(server="10.0.0.1", job_id=7, node="n2")
         start: Any = SimpleNamespace(peers=peers, index=1, env={})
-        batch_host_failover.rescue(
-            place, KEY, start, records, "standby", {}, self.said.append, 60, self.began
-        )
+        options = TaskOptions(slurm_wait=60, restarts=self.began)
+        batch_host_failover.rescue(place, KEY, start, records, options, self.said.append)
 
 
 @pytest.fixture
