@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from health.active.coordinator.replay import Group
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.job.model import Rank
 from srun_wrapper.job.reporting.journal import Journal
@@ -49,7 +48,6 @@ class SmallWorlds:
     def __init__(
         self,
         state: JobState,
-        bus: Bus,
         stopping: Stopping,
         facts: JobFacts,
         journal: Journal,
@@ -57,7 +55,6 @@ class SmallWorlds:
     ) -> None:
         """``over``: True if a node was lost or the end came."""
         self._state = state
-        self._bus = bus
         self._stopping = stopping
         self._facts = facts
         self._journal = journal
@@ -79,7 +76,7 @@ class SmallWorlds:
         epoch = state.world.epoch
         state.world.steppers = set(state.world.steppers)
         for node, order in orders:
-            self._bus.send(node, order)
+            self._state.bus.send(node, order)
         world = state.world
         running: dict[int, RunningWorld] = {}
         for number, group in enumerate(groups):
@@ -105,7 +102,7 @@ class SmallWorlds:
                     )
                     if each.outcome is not None:
                         for place in each.places:
-                            self._bus.send(world.places[place], Stop(epoch, grace))
+                            self._state.bus.send(world.places[place], Stop(epoch, grace))
         await self._stopping.end_ranks([node for node, _ in orders], self._interrupted)
         if self._interrupted():
             return None

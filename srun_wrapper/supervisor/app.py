@@ -117,7 +117,7 @@ class Supervisor:
         self.stop_tests = StopTests(
             state, bus, self.facts, self.topology, self.journal, self._interrupted
         )
-        worlds = SmallWorlds(state, bus, self.stopping, self.facts, self.journal, self._interrupted)
+        worlds = SmallWorlds(state, self.stopping, self.facts, self.journal, self._interrupted)
         how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
         self.replay = Replay(ReplayRequest(*how), state, worlds, self.topology)
         self._build_checkpoints()
@@ -125,11 +125,11 @@ class Supervisor:
         self.records.checked = lambda: (self.verify.seconds, self.verify.text)
 
     def _build_checkpoints(self) -> None:
-        state, bus, journal = self.state, self.bus, self.journal
-        checkpoints = self.checkpoints = Checkpoints(state, bus, journal, self.topology.leaves)
+        state, journal = self.state, self.journal
+        checkpoints = self.checkpoints = Checkpoints(state, journal, self.topology.leaves)
         enrolments = checkpoints.enrolments
         certificates = self.certificates = checkpoints.certificates
-        stores = Stores(state, bus, enrolments, journal, self.ending.answers)
+        stores = Stores(state, enrolments, journal, self.ending.answers)
         self.restoring = Restoring(state, enrolments, certificates, stores, journal)
         self.epochs = Epochs(state, self.facts, self.restoring)
         self.flushing = Flushing(state, enrolments, certificates, stores, lambda: self.step.ended)
@@ -138,8 +138,8 @@ class Supervisor:
         )
         checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
         state.on_store = checkpoints.heard
-        standing = Standing(state, bus, enrolments, checkpoints.schedule)
-        self._growth_stands = Standing(state, bus, enrolments, checkpoints.schedule)
+        standing = Standing(state, enrolments, checkpoints.schedule)
+        self._growth_stands = Standing(state, enrolments, checkpoints.schedule)
         recomputing = Recomputing(
             state,
             standing,

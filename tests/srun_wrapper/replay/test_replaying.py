@@ -113,7 +113,6 @@ class Job:
             facts = JobFacts(launch, 12, b"")
             worlds = SmallWorlds(
                 state,
-                self.bus,
                 stopping,
                 facts,
                 self.journal,

@@ -39,14 +39,14 @@ def verify_of(
     job: CheckpointedJob, start_epoch: Callable[[str], None], test: Test, evict: Evict, phase: Phase
 ) -> Verify:
     """Return the real Verify of a made-up job."""
-    state, bus, journal = job.state, job.bus, job.journal
-    standing = Standing(state, bus, job.enrolments, job.checkpoints.schedule)
+    state, journal = job.state, job.journal
+    standing = Standing(state, job.enrolments, job.checkpoints.schedule)
     recomputing = Recomputing(
         state,
         standing,
         job.stores,
         job.restoring,
-        Stopping(state, bus, made_stalls(state)),
+        Stopping(state, state.bus, made_stalls(state)),
         journal,
         pod=job.topology.pod,
         start_epoch=start_epoch,
