@@ -143,14 +143,7 @@ class Shim:
             self._emit,
             self._finish,
             self._store,
-            SlotTests(
-                self._loop,
-                self._place.local,
-                self._place.node,
-                self._place.server,
-                self._key,
-                self._emit,
-            ),
+            SlotTests(self._loop, self._place, self._key, self._emit),
             None if self._options.inherit else Stdin(self._tell_stdin),
         )
         if self._life:
@@ -168,9 +161,8 @@ class Shim:
                 run_dir,
                 self._key,
                 self._emit,
-                bandwidth=self._options.checkpoint_bandwidth,
-                local_directory=self._options.checkpoint_local,
-                command=self._command,
+                self._options,
+                self._command,
             )
         except OSError as err:
             _log.warning(f"{self._place.node}: no in-memory checkpoint store: {run_dir}: {err}")
