@@ -42,9 +42,35 @@ class Uplink:
         self._judged = time.monotonic()
 
     def connect(self) -> None:
-        """Connect, unless there is a connection or an attempt."""
-        if self._link is None:
-            self._connect()
+        """Connect, unless there is a connection or an attempt, or none is needed any more."""
+        if self._over or self._link is not None:
+            return
+        family = socket.AF_INET6 if ":" in self.server else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        self._begun = time.monotonic()
+        try:
+            sock.connect((self.server, self._port))
+        except BlockingIOError:
+            pass
+        except OSError as err:
+            # Over loopback a refusal is known at once, and so is a network that is down.
+            sock.close()
+            refused = isinstance(err, ConnectionRefusedError)
+            self.contact.lost(time.monotonic(), refused=refused, accepted=False, begun=self._begun)
+            self._loop.later(RETRY, self.connect)
+            return
+        link = Link(
+            self._loop,
+            sock,
+            self._key,
+            server=False,
+            on_payload=self._heard,
+            on_close=self._gone,
+            on_ready=self._ready,
+        )
+        self._link = link
+        self._loop.later(CONNECT_TIMEOUT, lambda: self._give_up(link, last=False))
 
     def send(self, message: Message) -> None:
         """Send a message; it is dropped while there is no connection."""
@@ -75,36 +101,6 @@ class Uplink:
 
     # -- inside
 
-    def _connect(self) -> None:
-        if self._over or self._link is not None:
-            return
-        family = socket.AF_INET6 if ":" in self.server else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setblocking(False)
-        self._begun = time.monotonic()
-        try:
-            sock.connect((self.server, self._port))
-        except BlockingIOError:
-            pass
-        except OSError as err:
-            # Over loopback a refusal is known at once, and so is a network that is down.
-            sock.close()
-            refused = isinstance(err, ConnectionRefusedError)
-            self.contact.lost(time.monotonic(), refused=refused, accepted=False, begun=self._begun)
-            self._loop.later(RETRY, self._connect)
-            return
-        link = Link(
-            self._loop,
-            sock,
-            self._key,
-            server=False,
-            on_payload=self._heard,
-            on_close=self._gone,
-            on_ready=self._ready,
-        )
-        self._link = link
-        self._loop.later(CONNECT_TIMEOUT, lambda: self._give_up(link, last=False))
-
     def _give_up(self, link: Link, *, last: bool) -> None:
         """End an attempt to connect that took too long."""
         if link.ready or link.closed:
@@ -132,8 +128,8 @@ class Uplink:
             if link.ready_once and not self._over:
                 # A live connection broke: make it again, at once if it is the first time.
                 recent = now - self._introduced < RETRY
-                self._loop.later(RETRY if recent else 0.0, self._connect)
+                self._loop.later(RETRY if recent else 0.0, self.connect)
                 return
             refused = "refused" in reason
             self.contact.lost(now, refused=refused, accepted=link.connected, begun=self._begun)
-            self._loop.later(RETRY, self._connect)
+            self._loop.later(RETRY, self.connect)
