@@ -49,7 +49,7 @@ from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.replay.replaying import Replay
-from srun_wrapper.replay.small_worlds import ReplayRequest, SmallWorlds
+from srun_wrapper.replay.small_worlds import SmallWorlds
 from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.start_task import start_task
 from srun_wrapper.supervisor.epoch import Begun, Epochs
@@ -118,8 +118,7 @@ class Supervisor:
             state, bus, self.facts, self.topology, self.journal, self._interrupted
         )
         worlds = SmallWorlds(state, self.stopping, self.facts, self.journal, self._interrupted)
-        how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
-        self.replay = Replay(ReplayRequest(*how), state, worlds, self.topology)
+        self.replay = Replay(state, worlds, self.topology)
         self._build_checkpoints()
         self.records.saved = self.checkpoints.record
         self.records.checked = lambda: (self.verify.seconds, self.verify.text)
