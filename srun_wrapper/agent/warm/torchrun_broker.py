@@ -177,7 +177,7 @@ class TorchrunBroker:
 
         try:
             request = msgspec.json.decode(body, type=_Request)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):  # no UTF-8, or nested too deep
             self._close(asking)
             return
         words, environ = request.words, request.environ
