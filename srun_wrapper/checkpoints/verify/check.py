@@ -135,7 +135,7 @@ class StateCheck:
             found = await self._test_nodes([n.name for n in self._state.world.places], "nan")
             if found is None:
                 return "interrupted"
-            self._accuse(found, (what, *found.lines), step)
+            self._report(found, (what, *found.lines), step)
             if found.named:
                 return "proven"
             computed = {node.name for node in other}  # the second result
@@ -151,7 +151,7 @@ class StateCheck:
             say("no machine is proven faulty, so no node is evicted")
         return outcome
 
-    def _accuse(self, found: MachineResults, lines: tuple[str, ...], step: int) -> None:
+    def _report(self, found: MachineResults, lines: tuple[str, ...], step: int) -> None:
         """Evict bad nodes without ranks, as after a failure; one with ranks becomes a failure like
         any other, which waits for its recovery, and the newest states are in doubt."""
         at, named = time.monotonic(), tuple(found.named)
