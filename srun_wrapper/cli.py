@@ -19,7 +19,6 @@ from robust_slurm.command_line.run import show
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.slurm import Slurm
 from robust_slurm.state_dir.ledger import StateDirError, prepare
-from srun_wrapper.agent.batch_host_failover import reported_nodes
 from srun_wrapper.checkpoints.verify.rules import refused
 from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.code.listing import CodeError
@@ -41,6 +40,7 @@ from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
 from srun_wrapper.command.torchrun import numbers_nodes
+from srun_wrapper.decide.exclusions import reports
 from srun_wrapper.decide.explain import explain
 from srun_wrapper.job import topology
 from srun_wrapper.job.reporting import job_log
@@ -119,7 +119,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     watches = observed is not None
     handover.alone(records, by, command, argv, started, say, observes=watches)
     job_log.begin(records, config)
-    if reported_nodes(records):
+    if reports(records):
         plan, env = remains(config, records, request, plan, nodes, env)
     deployment = start_code(config, records, command, env)
     if observed is None:

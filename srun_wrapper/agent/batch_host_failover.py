@@ -20,15 +20,9 @@ from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Job, Slurm, SlurmError
 from srun_wrapper.agent.place import Place, job_of
 from srun_wrapper.command.steps import standby_job_name
-from srun_wrapper.decide.exclusions import (
-    BadNode,
-    Strength,
-    names,
-    remembered,
-    reported_node,
-    reports,
-)
+from srun_wrapper.decide.exclusions import BadNode, Strength, names, remembered
 from srun_wrapper.protocol.messages import Peer, PeerAsk, PeerSay, Start, decode_say, encode
+from srun_wrapper.protocol.task_options import TaskOptions
 from srun_wrapper.requeue.requeue import helper_args, known_partitions, limits_for
 from srun_wrapper.requeue.resubmit import submit_copy
 from srun_wrapper.requeue.slurm_wait import Outage, call_waiting
@@ -84,14 +78,6 @@ def ask_peer(peer: Peer, key: bytes, job_id: int) -> float | None:
     return None
 
 
-def reported_nodes(job_dir: Path | None) -> list[str]:
-    """Return the nodes that the job has lost before; Slurm may still believe that they are good.
-
-    Nodes whose report was withdrawn are left out.
-    """
-    return sorted({reported_node(path) for path in reports(job_dir)})
-
-
 def claim(job_dir: Path | None, restarts: int) -> bool:
     """Claim the right to bring the job back by an exclusive file in its records; False if taken.
 
@@ -114,21 +100,17 @@ def rescue(
     key: bytes,
     start: Start,
     job_dir: Path | None,
-    standby: str,
-    size: Mapping[str, str],
+    options: TaskOptions,
     report: Callable[[str], None],
-    wait: float = 0.0,
-    restarts: int = 0,
 ) -> None:
     """Ask the peers, and if this agent is elected bring the job back.
 
-    ``job_dir``: the job's records. ``size``: the variables ``SIZE`` of the job. ``restarts``: as
-    the job's this step began; a standby node's environment does not tell it. Blocks for seconds,
-    and while Slurm is away for ``wait`` seconds at most. The peers are asked again after such a
-    wait whether one hears the supervisor: what cut this node off from Slurm cut it off from them,
-    too. They are not counted again, as those that were not elected have ended.
+    ``job_dir``: the job's records. Blocks for seconds, and while Slurm is away for ``slurm_wait``
+    seconds at most. The peers are asked again after such a wait whether one hears the supervisor:
+    what cut this node off from Slurm cut it off from them, too. They are not counted again, as
+    those that were not elected have ended.
     """
-    outage = Outage(wait)
+    outage = Outage(options.slurm_wait)
     slurm = Slurm(deadline_s=DEADLINE)
     others = [p for p in start.peers if p.index != start.index]
     lost = next((p.index for p in others if p.host == place.server), None)
@@ -150,7 +132,7 @@ def rescue(
         if place.node not in held.nodes:
             report(f"this node has left job {job_id}: nothing to bring back")
             return
-        if not job.running or job.restarts != restarts:
+        if not job.running or job.restarts != options.restarts:
             report(f"job {job_id} is {job.state}: nothing to bring back")  # or Slurm has done it
             return
         if not job.batch:
@@ -161,7 +143,7 @@ def rescue(
             return
         host = [BadNode(job.batch_host, Strength.TWICE, time.time())] if job.batch_host else []
         bad = [*host, *(one for one in remembered(job_dir) if one.node != job.batch_host)]
-        new = call_waiting(outage, what, lambda: bring_back(slurm, job, bad, standby, size), report)
+        new = call_waiting(outage, what, lambda: bring_back(slurm, job, bad, options), report)
     except SlurmError as err:
         report(f"cannot bring job {job_id} back: {err}")
         return
@@ -172,22 +154,20 @@ def rescue(
         report(f"the nodes of job {job_id} are not free yet: {err}")
 
 
-def bring_back(
-    slurm: Slurm, job: Job, bad: Sequence[BadNode], standby: str, size: Mapping[str, str]
-) -> int:
+def bring_back(slurm: Slurm, job: Job, bad: Sequence[BadNode], options: TaskOptions) -> int:
     """Submit the job's script again without ``bad``, end the old job. Returns the new id.
 
     The old job cannot complete while its batch host is silent, and as long as it completes none
     of its nodes can be used again. So it is first shrunk to that host alone, which frees the
     others at once (and ends this very process); a helper job then cancels it.
     """
-    partition = known_partitions(slurm, job, standby)
+    partition = known_partitions(slurm, job, options.standby_partition)
     # Or Slurm would run it a second time, later. Refused after a resize (see SlurmError): then
     # the helper's scancel alone prevents that.
     with contextlib.suppress(SlurmError):
         slurm.update_job(job.id, requeue=False)
-    limits = limits_for(slurm, job, bad, partition, size)
-    new = submit_copy(slurm, job, limits, partition, size)
+    limits = limits_for(slurm, job, bad, partition, options.size)
+    new = submit_copy(slurm, job, limits, partition, options.size)
     name = f"robust-cancel-{job.id}"
     helper = [f"--partition={partition}", *helper_args(job, name, names(bad))]
     slurm.submit(f"#!/bin/sh\nscancel {job.id}\n", args=helper)

@@ -32,18 +32,7 @@ def last_duty(
 
     report(f"{verdict.value}: ending the ranks")
     if verdict is SilenceVerdict.HOST_LOST and start is not None and options.requeue:
-        standby = options.standby_partition
-        batch_host_failover.rescue(
-            place,
-            key,
-            start,
-            job_dir,
-            standby,
-            options.size,
-            report,
-            options.slurm_wait,
-            options.restarts,
-        )
+        batch_host_failover.rescue(place, key, start, job_dir, options, report)
     if place.standby_request:
         of = job_of(place, start) if start is not None else place.job_id
         wait = options.slurm_wait if verdict is SilenceVerdict.HOST_LOST else 0.0

@@ -1,4 +1,4 @@
-"""The data of a rank's start: the shim's options, the launch of one rank, and its process."""
+"""The data of a rank's start: the launch of one rank, and its process."""
 
 from __future__ import annotations
 
@@ -16,24 +16,9 @@ from srun_wrapper.agent.streams.pump import Pump
 from srun_wrapper.agent.warm.preforked import Forked
 from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import RankStart, Start
-from srun_wrapper.protocol.task_options import OutputPlan
 
 MOUNT = 3.0  # s for a file system to be mounted; robust-srun waits SETTLE_MAX for failed starts
 LOOK = 0.25  # s between two looks for it
-
-
-@dataclass(frozen=True, slots=True)
-class SlotOptions:
-    """Options on command and output that robust-srun passes to the shim in its argv."""
-
-    command: tuple[str, ...]
-    output: OutputPlan
-    auto: bool = True
-    regex: str = ""
-    inherit: bool = False  # --pty: the rank gets the terminal itself
-    warm: bool = True
-    warm_packages: tuple[str, ...] = ()
-    work_limit: float = 60.0  # s over the grace for a rank that writes in its handler of SIGTERM
 
 
 @dataclass(slots=True)

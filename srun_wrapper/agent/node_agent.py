@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 
+from robust_slurm.settings import AFTER_SUPERVISOR
 from srun_wrapper.agent.beats import NodeBeats
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.probe import Probe
 from srun_wrapper.agent.connections.shims import Shims
 from srun_wrapper.agent.connections.signs import Signs
-from srun_wrapper.agent.connections.silence import LOST_HOST, MUTE, SilenceVerdict
+from srun_wrapper.agent.connections.silence import START, SilenceVerdict
 from srun_wrapper.agent.connections.uplink import Uplink
 from srun_wrapper.agent.counters.gpus import GpuReader
 from srun_wrapper.agent.counters.watch import Counters
@@ -73,6 +74,7 @@ class Agent:
         abandoned: Callable[[SilenceVerdict, Start | None], None],
         paths: Callable[[], set[str]] = set,
         life: int = 0,
+        options: TaskOptions = TaskOptions(),  # noqa: B008 - frozen
     ) -> None:
         """``paths``: what starting a rank here touches; ``life``: agents that died before it."""
         self._life = life
@@ -109,10 +111,10 @@ class Agent:
         self._finished = False
         self.data_port = 0  # of the node's data process, for those of other nodes
         self.data_news: Callable[[float], bytes] = lambda _interval: b""
-        self.first: float | None = None  # s to reach robust-srun for the first time; None: START
-        self.mute = MUTE  # s without a word of robust-srun while its host answers
-        self.lost_host = LOST_HOST  # s without an answer of that host until it is lost
-        self.alone: TaskOptions | None = None  # set: the shims end by themselves
+        self.first = max(START, options.task_start_limit)  # s: see ``judge_silence``
+        self.mute = options.suspend_limit
+        self.lost_host = options.outage_wait + AFTER_SUPERVISOR
+        self._options = options
         self._exits: dict[int, tuple[int, int]] = {}
         self._running: dict[int, int] = {}  # slot -> epoch of its rank
         self._missed: set[int] = set()  # slots that the last Start did not reach
@@ -181,10 +183,10 @@ class Agent:
 
     def _exited(self, local: int, message: Exited) -> None:
         """Note a rank's end. In observe mode, end the node's shims as its ranks ended."""
-        if self.alone is None:
+        if not self._options.alone:
             return
         self._exits[local] = message.code or 0, message.signal or 0
-        bad = self.alone.kill_on_bad and any(self._exits[local])
+        bad = self._options.kill_on_bad and any(self._exits[local])
         if len(self._exits) == self._place.local_tasks or bad:
             exits, running = self._exits, (0, int(signal.SIGTERM))
             order = Finish(tuple(exits.get(n, running) for n in range(self._place.local_tasks)))
@@ -208,8 +210,7 @@ class Agent:
         self._answers.release(self._files.answering(), self._counters.machine)
 
     def _check_stopped(self) -> None:
-        waiting = {self._place.local, *self._shims.links} - set(self._stopped)
-        if waiting or not self._stopping_epoch:
+        if not self._stopping_epoch or not self.all_stopped():
             return
         stuck = tuple(pid for message in self._stopped.values() for pid in message.stuck)
         stages = longest(message.stages for message in self._stopped.values())
@@ -230,14 +231,13 @@ class Agent:
 
     def _introduce(self, link: Link) -> None:
         place = self._place
-        hello = Hello(
+        link.send(Hello(
             place.job_id, place.step_id, place.node_index, place.node,
             tuple(task for _, task in sorted(self._shims.tasks.items())),
             place.step_nodes, place.step_tasks, self._probe.port, free_port(),
             place.standby_request, self._start.epoch if self._start else 0,
             self._acked, self._life, vouches=True, data_port=self.data_port,
-        )  # fmt: skip
-        link.send(hello)
+        ))  # fmt: skip
         for event in self._unacked:
             link.send(event)
 

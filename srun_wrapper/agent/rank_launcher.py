@@ -15,7 +15,6 @@ from robust_slurm.auto.learnt import SUFFIX
 from robust_slurm.resizing.world import RESIZED
 from srun_wrapper.agent.launch import RankLaunch as RankLaunch
 from srun_wrapper.agent.launch import Running as Running
-from srun_wrapper.agent.launch import SlotOptions as SlotOptions
 from srun_wrapper.agent.launch import begin_record, check_snapshot, world_fds
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes.end_report import error_env, error_file
@@ -35,6 +34,7 @@ from srun_wrapper.command.rank_env import STALE
 from srun_wrapper.command.torchrun import torchrun_overrides
 from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.messages import RankStart, Start
+from srun_wrapper.protocol.task_options import TaskOptions
 
 NO_THREAD: Exception | None = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 _log = logging.getLogger("robust-task")
@@ -52,7 +52,8 @@ class Launcher:
         self,
         loop: Loop,
         local: int,
-        options: SlotOptions,
+        options: TaskOptions,
+        command: tuple[str, ...],
         run_dir: Path,
         store: SnapshotStore | None,
         started: Callable[[Running], None],
@@ -65,6 +66,7 @@ class Launcher:
         self._loop = loop
         self._local = local
         self._options = options
+        self._words = command
         self._run_dir, self._store = run_dir, store
         self._on_started = started
         self._on_failed = failed
@@ -149,7 +151,7 @@ class Launcher:
         return order.env | rank.env | (order.code.variables() if order.code else {})
 
     def _command(self, code: Code | None) -> list[str]:
-        return list(self._options.command if code is None else code.command)
+        return list(self._words if code is None else code.command)
 
     def _environ(self, more: Mapping[str, str], code: Code | None) -> dict[str, str]:
         stale = STALE if "SLURM_NTASKS" in more else STALE[1:]  # observe mode: srun's own world
@@ -158,7 +160,7 @@ class Launcher:
         if self._store is not None:
             env |= self._store.env()
         env |= {"ROBUST_BEAT_DIR": str(self._run_dir), looked.SHIM: str(os.getpid())}
-        env |= error_env(env, self._options.command, error_file(self._run_dir, self._local))
+        env |= error_env(env, self._words, error_file(self._run_dir, self._local))
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
         if self.broker is not None:
@@ -251,10 +253,9 @@ class Launcher:
         self.spawn(launch)
 
     def _streams(self, launch: RankLaunch) -> Streams:
-        options, first = self._options, launch.order.first
         return Streams(
-            options.output, launch.rank.rank, launch.env, str(launch.record), options.regex,
-            truncate=first,
+            self._options.output, launch.rank.rank, launch.env, str(launch.record),
+            self._options.regex, truncate=launch.order.first,
         )  # fmt: skip
 
     def _started(

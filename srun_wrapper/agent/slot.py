@@ -18,9 +18,8 @@ from srun_wrapper.agent.processes.emptying import Emptying
 from srun_wrapper.agent.processes.end_report import EndReport, error_file
 from srun_wrapper.agent.processes.rejoining import Rejoining
 from srun_wrapper.agent.processes.signals import RankSignals
-from srun_wrapper.agent.processes.starting import why_not_started
 from srun_wrapper.agent.processes.stop_stages import Aborts, StopStages
-from srun_wrapper.agent.rank_launcher import Launcher, RankLaunch, Running, SlotOptions
+from srun_wrapper.agent.rank_launcher import Launcher, RankLaunch, Running
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
@@ -44,6 +43,7 @@ from srun_wrapper.protocol.messages import (
     WarmRanks,
     Warmup,
 )
+from srun_wrapper.protocol.task_options import TaskOptions
 
 TAIL_WAIT = 0.05
 NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
@@ -60,7 +60,8 @@ class Slot:
         self,
         loop: Loop,
         local: int,
-        options: SlotOptions,
+        options: TaskOptions,
+        command: tuple[str, ...],
         run_dir: Path,
         emit: Callable[[Message], None],
         finish: Callable[[int, int], None],
@@ -85,7 +86,7 @@ class Slot:
         self._next: Start | None = None
         self._cold: RankLaunch | None = None
         self._launcher = Launcher(
-            loop, local, options, run_dir, store,
+            loop, local, options, command, run_dir, store,
             started=self._started, failed=self._failed, cold=self._start_cold,
             ended=self._end_running, learnt=self._learnt, changed=self._tell_warm,
         )  # fmt: skip
@@ -126,9 +127,8 @@ class Slot:
             if self._tester is not None and self._running is None and not self._stopping:
                 self._tester.run(order)
         elif isinstance(order, Finish):
-            for local, (code, signum) in enumerate(order.exits):
-                if local == self._local:
-                    self._finish(code, signum)
+            if self._local < len(order.exits):
+                self._finish(*order.exits[self._local])
         elif self._store is not None:
             self._store.handle(order)
 
@@ -298,7 +298,7 @@ class Slot:
         self._emit(Started(0, running.epoch, self._local, running.process.pid, warm))
 
     def _failed(self, launch: RankLaunch, err: Exception) -> None:
-        text = f"robust-task: {why_not_started(launch.command[0], err, self._run_dir)}\n"
+        text = f"robust-task: {starting.why_not_started(launch.command[0], err, self._run_dir)}\n"
         self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
         os.write(2, text.encode())  # last: it fails where nobody reads it
 

@@ -35,6 +35,7 @@ from srun_wrapper.protocol.checkpoint_messages import (
     Unshare,
 )
 from srun_wrapper.protocol.messages import Message, Start
+from srun_wrapper.protocol.task_options import TaskOptions
 
 T = TypeVar("T")
 
@@ -53,10 +54,8 @@ class SnapshotStore:
         run_dir: Path,
         key: bytes,
         emit: Callable[[Message], None],
-        *,
-        bandwidth: float,
-        local_directory: str,
-        command: Sequence[str] = (),
+        options: TaskOptions,
+        command: Sequence[str],
     ) -> None:
         """``command``: of the ranks. Another one in the same job is another training, whose copies
         on the local disk must not be taken for this one's."""
@@ -71,8 +70,8 @@ class SnapshotStore:
             name=str(local),
             key=key,
             emit=lambda event: loop.call(lambda: self._event(event)),
-            bandwidth=bandwidth,
-            local_directory=local_directory,
+            bandwidth=options.checkpoint_bandwidth,
+            local_directory=options.checkpoint_local,
             job=training_name(os.environ.get("SLURM_JOB_ID", "nojob"), command),
         )
 

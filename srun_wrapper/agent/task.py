@@ -23,10 +23,9 @@ import msgspec
 
 from robust_slurm.checkpoint.transfer import interface
 from robust_slurm.memory_dir import MemoryDir
-from robust_slurm.settings import AFTER_SUPERVISOR
 from srun_wrapper.agent import task_log
 from srun_wrapper.agent.connections.link import Link
-from srun_wrapper.agent.connections.silence import START, SilenceVerdict
+from srun_wrapper.agent.connections.silence import SilenceVerdict
 from srun_wrapper.agent.data.door import DataDoor
 from srun_wrapper.agent.filesystems import command_paths
 from srun_wrapper.agent.last_duty import last_duty
@@ -36,7 +35,6 @@ from srun_wrapper.agent.place import SECRETS, Place, place_from, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.processes.starting import never_vfork
-from srun_wrapper.agent.rank_launcher import SlotOptions
 from srun_wrapper.agent.slot import Slot
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
@@ -117,12 +115,9 @@ class Shim:
                 self._abandon,
                 self._paths,
                 self._life,
+                self._options,
             )
             self._agent.data_port, self._agent.data_news = self._data.port, self._data.news.due
-            self._agent.mute = self._options.suspend_limit
-            self._agent.first = max(START, self._options.task_start_limit)
-            self._agent.alone = self._options if self._options.alone else None
-            self._agent.lost_host = self._options.outage_wait + AFTER_SUPERVISOR
             self._announce()
         else:
             self._find_agent()
@@ -137,34 +132,18 @@ class Shim:
         return self._exit
 
     def _make_slot(self, run_dir: Path) -> None:
-        options = SlotOptions(
-            self._command,
-            self._options.output,
-            self._options.auto,
-            self._options.regex,
-            self._options.inherit,
-            self._options.warm,
-            self._options.warm_packages,
-            self._options.work_limit,
-        )
         if self._options.checkpoint:
             self._store = self._make_store(run_dir)
         self._slot = Slot(
             self._loop,
             self._place.local,
-            options,
+            self._options,
+            self._command,
             run_dir,
             self._emit,
             self._finish,
             self._store,
-            SlotTests(
-                self._loop,
-                self._place.local,
-                self._place.node,
-                self._place.server,
-                self._key,
-                self._emit,
-            ),
+            SlotTests(self._loop, self._place, self._key, self._emit),
             None if self._options.inherit else Stdin(self._tell_stdin),
         )
         if self._life:
@@ -182,9 +161,8 @@ class Shim:
                 run_dir,
                 self._key,
                 self._emit,
-                bandwidth=self._options.checkpoint_bandwidth,
-                local_directory=self._options.checkpoint_local,
-                command=self._command,
+                self._options,
+                self._command,
             )
         except OSError as err:
             _log.warning(f"{self._place.node}: no in-memory checkpoint store: {run_dir}: {err}")

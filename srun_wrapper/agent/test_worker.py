@@ -15,6 +15,7 @@ from typing import IO
 
 from robust_slurm import commands
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.agent.place import Place
 from srun_wrapper.agent.processes.starting import Starting
 from srun_wrapper.protocol.messages import RunTests, WorkerEnded
 
@@ -33,16 +34,12 @@ class SlotTests:
     def __init__(
         self,
         loop: Loop,
-        local: int,
-        node: str,
-        server: str,
+        place: Place,
         key: bytes,
         emit: Callable[[WorkerEnded], None],
     ) -> None:
         self._loop = loop
-        self._local = local
-        self._node = node
-        self._server = server
+        self._place = place
         self._key = key
         self._emit = emit
         self._starting: Starting[int] | None = None
@@ -53,7 +50,7 @@ class SlotTests:
 
     def run(self, order: RunTests) -> None:
         """Start the worker, if this slot is to have one; one that is left over is ended."""
-        if self._local and not order.every_slot:
+        if self._place.local and not order.every_slot:
             return
         self.cancel()
         if self._worker and self._said is not None:
@@ -61,13 +58,14 @@ class SlotTests:
             self._said.close()
             self._worker, self._said = 0, None
         self._token = order.token
-        host = f"[{self._server}]" if ":" in self._server else self._server
+        server = self._place.server
+        host = f"[{server}]" if ":" in server else server
         env = {
             **os.environ,
             "ROBUST_TEST_SERVER": f"{host}:{order.port}",
             "ROBUST_TEST_KEY": session_key(self._key, order.token).hex(),
-            "ROBUST_TEST_NODE": self._node,
-            "ROBUST_TEST_LOCAL": str(self._local),
+            "ROBUST_TEST_NODE": self._place.node,
+            "ROBUST_TEST_LOCAL": str(self._place.local),
             "ROBUST_TEST_LIFE": f"{order.life:g}",
         }
         said = os.fdopen(os.memfd_create("robust-tests"), "w+b")
@@ -95,7 +93,7 @@ class SlotTests:
             self._starting = None
             said.close()
             text = f"cannot be started: {error}"
-            self._emit(WorkerEnded(0, order.token, self._local, 127, text))
+            self._emit(WorkerEnded(0, order.token, self._place.local, 127, text))
 
         self._starting = Starting(self._loop, make, started, failed)
 
@@ -116,4 +114,4 @@ class SlotTests:
             size = said.seek(0, os.SEEK_END)
             said.seek(max(0, size - TAIL))
             tail = said.read().decode(errors="replace")
-        self._emit(WorkerEnded(0, self._token, self._local, code, tail))
+        self._emit(WorkerEnded(0, self._token, self._place.local, code, tail))

@@ -13,7 +13,6 @@ from srun_wrapper.checkpoints.enrolments import Enrolment, Enrolments, StoreAt
 from srun_wrapper.checkpoints.replicas import Replicas
 from srun_wrapper.checkpoints.schedule import Schedule
 from srun_wrapper.checkpoints.shared_states import SharedStates
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
@@ -38,7 +37,6 @@ class Checkpoints:
     def __init__(
         self,
         state: JobState,
-        bus: Bus,
         journal: Journal,
         leaves: Callable[[], Awaitable[Mapping[str, str]]],
     ) -> None:
@@ -50,8 +48,8 @@ class Checkpoints:
         self._alarms = Alarms(lambda text: say(text))
         self.enrolments = Enrolments(state.config.checkpoint_dir)
         self.certificates = Certificates(state, self.enrolments, journal)
-        self.schedule = Schedule(state, bus, self.enrolments, journal)
-        self.replicas = Replicas(state, bus, self.enrolments, journal, leaves)
+        self.schedule = Schedule(state, self.enrolments, journal)
+        self.replicas = Replicas(state, self.enrolments, journal, leaves)
         self.shared = SharedStates(
             state, self.enrolments, self.certificates, self.schedule, journal, self._notices
         )

@@ -11,7 +11,6 @@ from robust_slurm.checkpoint.planning.survival import copies
 from robust_slurm.checkpoint.planning.survival import survives as survival
 from robust_slurm.checkpoint.store.events import Target
 from srun_wrapper.checkpoints.enrolments import Enrolments
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
@@ -25,14 +24,12 @@ class Replicas:
     def __init__(
         self,
         state: JobState,
-        bus: Bus,
         enrolments: Enrolments,
         journal: Journal,
         leaves: Callable[[], Awaitable[Mapping[str, str]]],
     ) -> None:
         """``leaves``: return the leaf switch of each node, as far as known."""
         self._state = state
-        self._bus = bus
         self._enrolments = enrolments
         self._journal = journal
         self._leaves = leaves
@@ -83,7 +80,7 @@ class Replicas:
                 target = Target(holder, host, port, to.node.name)
             orders.setdefault(id(node), (node, {}))[1][owner] = target
         for node, targets in orders.values():
-            self._bus.send(node, ReplicaTargets(targets))
+            self._state.bus.send(node, ReplicaTargets(targets))
         self.copies = copies(holders, names)
         survives = survival(holders, names, mesh, leaf)
         if survives != self.survives:
@@ -111,4 +108,4 @@ class Replicas:
         most = max(map(len, needs.values()))
         for node in waiting:
             self._roomy.add(node.key)
-            self._bus.send(node, MakeRoom(self._enrolments.largest, most))
+            self._state.bus.send(node, MakeRoom(self._enrolments.largest, most))

@@ -166,41 +166,33 @@ class Restoring:
         world, earlier = self._world(), self._enrolments.earlier
         if not earlier:
             return planner.plan(places, seats, world, steps, failed, before, trust), None
-        if trust.why and trust.memory:
-            best = self._of_worlds(
-                only(list(places), trust.memory), seats, steps, failed, before, trust
-            )
-            if best[0].tier == "memory":
-                return best
-        if before is not None:
-            sound = only_sound(places, before)
-            best = self._of_worlds(sound, seats, steps, failed, before, trust)
-            if best[0].tier == "memory":
-                return best
-        return self._of_worlds(places, seats, steps, failed, before, trust)
 
-    def _of_worlds(
-        self,
-        places: Sequence[planner.Holder],
-        seats: Mapping[int, planner.Seat],
-        steps: Sequence[tuple[int, int]],
-        failed: Set[Copy],
-        before: Bound | None,
-        trust: Trust,
-    ) -> tuple[planner.Resume, EarlierWorld | None]:
-        """Return the newest of the plans of all worlds."""
-        world, earlier = self._world(), self._enrolments.earlier
-        found: list[tuple[planner.Resume, EarlierWorld | None]] = []
-        for each in (None, *earlier):
-            size = world if each is None else each.size
-            own = [
-                place._replace(holdings=[h for h in place.holdings if h.world == size])
-                for place in places
-            ]
-            asked = None if each is None else each.owners
-            plan = planner.plan(own, seats, size, steps, failed, before, trust, asked)
-            found.append((plan, each if plan.tier == "memory" else None))
-        return max(found, key=lambda one: (one[0].step, one[0].tier == "memory"))
+        def of_worlds(
+            known: Sequence[planner.Holder],
+        ) -> tuple[planner.Resume, EarlierWorld | None]:
+            """Return the newest of the plans of all worlds."""
+            found: list[tuple[planner.Resume, EarlierWorld | None]] = []
+            for each in (None, *earlier):
+                size = world if each is None else each.size
+                own = [
+                    place._replace(holdings=[h for h in place.holdings if h.world == size])
+                    for place in known
+                ]
+                asked = None if each is None else each.owners
+                plan = planner.plan(own, seats, size, steps, failed, before, trust, asked)
+                found.append((plan, each if plan.tier == "memory" else None))
+            return max(found, key=lambda one: (one[0].step, one[0].tier == "memory"))
+
+        undoubted: list[Sequence[planner.Holder]] = []
+        if trust.why and trust.memory:
+            undoubted.append(only(list(places), trust.memory))
+        if before is not None:
+            undoubted.append(only_sound(places, before))
+        for some in undoubted:
+            best = of_worlds(some)
+            if best[0].tier == "memory":
+                return best
+        return of_worlds(places)
 
     def _report(self, plan: planner.Resume) -> None:
         """Report the copies that the plan passes over, and why."""

@@ -8,7 +8,6 @@ from robust_slurm.checkpoint.planning.interval import Interval
 from srun_wrapper.checkpoints.durable_steps import DurableSteps
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.checkpoints.watermark import Watermark
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
@@ -22,9 +21,8 @@ TELL = 0.5  # s between two messages to all stores of what all ranks have
 class Schedule:
     """Sends all stores the orders of which steps to save, write and free."""
 
-    def __init__(self, state: JobState, bus: Bus, enrolments: Enrolments, journal: Journal) -> None:
+    def __init__(self, state: JobState, enrolments: Enrolments, journal: Journal) -> None:
         self._state = state
-        self._bus = bus
         self._enrolments = enrolments
         self._journal = journal
         self.durable = DurableSteps(60 * state.config.checkpoint_minutes or math.inf)
@@ -77,12 +75,12 @@ class Schedule:
         timed = self._state.pace.step_time() is not None
         step = self.durable.next(now, self.upcoming, self.ahead(), timed=timed)
         if step is not None:
-            self._bus.broadcast(PersistAt(step))
+            self._state.bus.broadcast(PersistAt(step))
 
     def _order_interval(self, now: float) -> None:
         """Have fewer or more steps saved, if saving costs more or less than it may."""
         if self.interval.adjust(now, self.upcoming + self.ahead()):
-            self._bus.broadcast(SaveEvery(self.interval.every, self.interval.first))
+            self._state.bus.broadcast(SaveEvery(self.interval.every, self.interval.first))
             text = f"checkpoints: in memory {self.interval.text()}"
             say(text)
             self._journal.event("checkpoint_every", every=self.interval.every, text=text)
@@ -91,4 +89,4 @@ class Schedule:
         """Send all stores the newest step that all ranks have: older ones free their memory."""
         if now - self._told_at >= TELL and self._everywhere.advance(self._enrolments.world):
             self._told_at = now
-            self._bus.broadcast(Complete(self._everywhere.step, self._everywhere.passed))
+            self._state.bus.broadcast(Complete(self._everywhere.step, self._everywhere.passed))

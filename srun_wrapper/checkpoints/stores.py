@@ -9,7 +9,7 @@ from robust_slurm.checkpoint.planning import plan as planner
 from robust_slurm.checkpoint.store.events import WantedSnapshot
 from srun_wrapper.checkpoints.enrolments import Enrolments, StoreAt
 from srun_wrapper.command.rank_env import fold_hosts
-from srun_wrapper.job.bus import Address, Bus
+from srun_wrapper.job.bus import Address
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.state import JobState
@@ -42,21 +42,14 @@ class Stores:
     def __init__(
         self,
         state: JobState,
-        bus: Bus,
         enrolments: Enrolments,
         journal: Journal,
         answers: Callable[[Node], bool],
     ) -> None:
         self._state = state
-        self._bus = bus
         self._enrolments = enrolments
         self._journal = journal
         self._answers = answers
-
-    @property
-    def world(self) -> int:
-        """Number of ranks of the training; 0 while none has reported it."""
-        return self._enrolments.world
 
     def reachable(self, nodes: Iterable[Node] | None = None) -> dict[str, StoreAt]:
         """Return the stores that can be reached, by name; of these nodes only."""
@@ -84,7 +77,7 @@ class Stores:
         # A node that does not answer to probes either is not waited for.
         everyone = {at.address for at in stores if not at.node.unreachable} | staying
         limit = STOCK + (0.0 if step is None else 8 * self._enrolments.largest / STOCK_RATE)
-        with self._bus.ask(
+        with self._state.bus.ask(
             Stock, lambda token: [(node, TakeStock(token, step)) for node in nodes]
         ) as asked:
             await asked.until(lambda: over() or asked.answered(staying), limit)
@@ -189,7 +182,7 @@ class Stores:
         limit: float,
         over: Callable[[], bool],
     ) -> list[tuple[StoreAt, Moved]]:
-        with self._bus.ask(Moved, orders) as asked:
+        with self._state.bus.ask(Moved, orders) as asked:
             await asked.until(lambda: over() or asked.answered(wanted), limit)
         return [(StoreAt(node, moved.local), moved) for node, moved in asked.replies]
 
@@ -198,7 +191,7 @@ class Stores:
         epoch, world = self._state.world.epoch, self._enrolments.world
         found: dict[int, StateSum] = {}
         nodes = self._state.live()
-        with self._bus.ask(
+        with self._state.bus.ask(
             StateSums, lambda token: [(node, TakeSums(token, step)) for node in nodes]
         ) as asked:
 

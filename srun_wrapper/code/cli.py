@@ -27,7 +27,7 @@ from srun_wrapper.code.deployment import BOOK, REQUESTS, read_book
 from srun_wrapper.code.listing import CodeError
 from srun_wrapper.code.snapshot import Asked, take
 from srun_wrapper.code.start import me
-from srun_wrapper.code.versions import Book, Change, Kind, Version
+from srun_wrapper.code.versions import Book, Change, Version
 
 HEARD = 20.0  # s for robust-srun to take a request in
 LOOK = 0.05  # s between two looks for its answer
@@ -173,7 +173,7 @@ def _request(job: _Job, args: argparse.Namespace) -> int:
         change.version, change.kind = _back(job.book), "rollback"
     else:
         version = _snapshot(job.book)
-        change.version, change.kind = version.id, _kind(args)
+        change.version, change.kind = version.id, "lazy" if args.lazy else "now"
         if version.id == job.book.current and job.book.waiting() is None:
             _say(f"job {job.id}: code {version.id} is in force already; nothing to do")
             if args.json:
@@ -184,10 +184,6 @@ def _request(job: _Job, args: argparse.Namespace) -> int:
         config = replace(load(), state_dir=job.records.parent.parent)
         prune.begin(config, Path(job.book.store), job.records)
     return _answered(job, change.id, args, began)
-
-
-def _kind(args: argparse.Namespace) -> Kind:
-    return "lazy" if args.lazy else "now"
 
 
 def _back(book: Book) -> str:

@@ -135,7 +135,7 @@ def read_book(path: Path) -> Book | None:
     """Read a job's book; None if there is none, or none that can be read."""
     try:
         return msgspec.json.decode(read_capped(path, _MOST), type=Book)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError):  # no UTF-8, or nested too deep
         return None
 
 

@@ -62,7 +62,7 @@ def read_from(path: Path, offset: int) -> tuple[list[tuple[Request, int]], int]:
         offset += len(line) + 1
         try:
             found.append((msgspec.json.decode(line, type=Request), offset))
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):  # no UTF-8, or nested too deep
             continue
     return found, offset
 

@@ -91,7 +91,7 @@ def earlier(store: Path, name: str) -> tuple[str, SnapshotManifest] | None:
 def read_manifest(store: Path, name: str) -> SnapshotManifest | None:
     try:
         return msgspec.json.decode((store / f"{name}.json").read_bytes(), type=SnapshotManifest)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError):  # no UTF-8, or nested too deep
         return None
 
 

@@ -32,7 +32,9 @@ def start_with_code(
     source = os.path.realpath(Path(here, Path(config.code).expanduser()))
     if not Path(source).is_dir():
         raise CodeError(f"{source} is not a directory")
-    place = store_of(config, records)  # not resolved itself: others may make links in code_store
+    shared = Path(config.code_store).expanduser().absolute() / records.name
+    place = shared if config.code_store else records / "code"
+    # Not resolved itself: others may make links in code_store.
     store = f"{os.path.realpath(place.parent)}/{place.name}"
     if store == source or source.startswith(store + "/"):
         raise CodeError(f"the directory of the code, {source}, is inside code_store, {store}")
@@ -41,13 +43,6 @@ def start_with_code(
         return deploy(asked, records, me(), old, words, env, restarts=config.rank_env)
     except OSError as err:
         raise CodeError(f"{err.filename or records}: {err.strerror or err}") from None
-
-
-def store_of(config: Config, records: Path) -> Path:
-    """Return the directory of a job's snapshots."""
-    if not config.code_store:
-        return records / "code"
-    return Path(config.code_store).expanduser().absolute() / records.name
 
 
 def excluded(config: Config, source: str, store: str) -> tuple[str, ...]:

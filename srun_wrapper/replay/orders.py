@@ -30,8 +30,6 @@ class WorldShape(NamedTuple):
     layout: Layout
     order: tuple[int, ...]
     """Place of each machine."""
-    seats: tuple[int, ...]
-    """Number, in its small world, of the node at position i of a group."""
     mesh: dict[str, int]
     """Mesh of a small world."""
     cyclic: bool
@@ -39,10 +37,7 @@ class WorldShape(NamedTuple):
 
     def places(self, group: Sequence[int]) -> tuple[int, ...]:
         """Return the places of a group's machines, in the order of their small world."""
-        found = [0] * len(group)
-        for at, machine in enumerate(group):
-            found[self.seats[at]] = self.order[machine]
-        return tuple(found)
+        return tuple(self.order[machine] for machine in group)
 
     def ranks(self, nodes: int, slots: int) -> list[tuple[int, ...]]:
         """Return the rank numbers of each node of a small world."""
@@ -51,14 +46,13 @@ class WorldShape(NamedTuple):
         return [tuple(range(at * slots, (at + 1) * slots)) for at in range(nodes)]
 
 
-def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int, k: int = 0) -> WorldShape:
-    """Divide a job. ``mesh``: {} for data parallelism alone; ``per_place``: with torchrun's ranks.
+def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int) -> WorldShape:
+    """Divide a job of this mesh. ``per_place``: with torchrun's ranks.
 
     Raises ReplayLayoutError.
     """
     ranks = place_ranks(per_place, places)
     world = sum(map(len, ranks))
-    mesh = mesh or {"dp": world}
     if not fits(mesh, world):
         raise ReplayLayoutError(f"the mesh has {prod(mesh.values())} ranks, the job has {world}")
     if len({len(own) for own in ranks}) != 1:
@@ -71,14 +65,10 @@ def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int, k: int 
     replicas = _replicas(mesh, ranks)
     if len({len(nodes) for nodes in replicas}) != 1:
         raise ReplayLayoutError("replicas of the model take different numbers of nodes")
-    found = layout(places, len(replicas[0]), k)
+    found = layout(places, len(replicas[0]))
     cyclic = len(ranks[0]) > 1 and ranks[0][1] != ranks[0][0] + 1
     order = tuple(place for nodes in replicas for place in nodes)
-    plain = WorldShape(found, order, tuple(range(found.m)), _smaller(mesh, found), cyclic)
-    small = _replicas(plain.mesh, plain.ranks(found.m, len(ranks[0])))
-    # Every stage where it is in the job; a mesh that is cut in another way has none to keep.
-    seats = tuple(seat for nodes in small for seat in nodes)
-    return plain._replace(seats=seats) if {len(n) for n in small} == {found.unit} else plain
+    return WorldShape(found, order, _smaller(mesh, found), cyclic)
 
 
 def _is_data(name: str) -> bool:

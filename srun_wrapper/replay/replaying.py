@@ -23,7 +23,7 @@ from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.machine_tests import PROGRAM_ERRORS, MachineResults
 from srun_wrapper.replay.orders import WorldShape, shape
 from srun_wrapper.replay.outcome import read
-from srun_wrapper.replay.small_worlds import ReplayRequest, SmallWorlds
+from srun_wrapper.replay.small_worlds import SmallWorlds
 
 ALL_ROUNDS = 4.0  # limits of one round, for the whole search
 
@@ -40,10 +40,7 @@ def due(diagnosis: Diagnosis, failures: int, blamed: Sequence[str], replayed: bo
 class Replay:
     """Replays the job, whose ranks are down, in rounds until the bad nodes are known."""
 
-    def __init__(
-        self, asked: ReplayRequest, state: JobState, worlds: SmallWorlds, topology: Topology
-    ) -> None:
-        self._asked = asked
+    def __init__(self, state: JobState, worlds: SmallWorlds, topology: Topology) -> None:
         self._state = state
         self._worlds = worlds
         self._topology = topology
@@ -64,7 +61,7 @@ class Replay:
             state.spikes = spikes
 
     async def _search(self) -> MachineResults | None:
-        asked = self._asked
+        config = self._state.config
         places = self._state.world.places
         names = [node.name for node in places]
         try:
@@ -73,22 +70,22 @@ class Replay:
             return MachineResults({}, (f"the job cannot be replayed: {err}",))
         if any(node.role is not Role.ACTIVE or node.connection is None for node in places):
             return MachineResults({}, ("the job cannot be replayed: a node is missing",))
-        until = time.monotonic() + ALL_ROUNDS * asked.limit
+        until = time.monotonic() + ALL_ROUNDS * config.replay_limit
         rounds: list[Round] = []
         whys: list[dict[int, str]] = []
-        while not (why := over(cut.layout, rounds, asked.quiet)):
+        while not (why := over(cut.layout, rounds, config.replay_rounds)):
             groups = next_groups(cut.layout, rounds)
             if time.monotonic() >= until:
-                why = f"{ALL_ROUNDS * asked.limit:g} s have passed"
+                why = f"{ALL_ROUNDS * config.replay_limit:g} s have passed"
                 break
             if not groups:
                 why = "too few nodes are left for a group"
                 break
             say(
                 f"replay {len(rounds) + 1}: {len(groups)} groups of {cut.layout.m} nodes, "
-                f"{asked.steps} steps, up to {asked.limit:g} s"
+                f"{config.replay} steps, up to {config.replay_limit:g} s"
             )
-            outcomes = await self._worlds.run(cut, groups, asked)
+            outcomes = await self._worlds.run(cut, groups)
             if outcomes is None:
                 return None
             bad = frozenset(g for g, o in outcomes.items() if o.result == "bad")

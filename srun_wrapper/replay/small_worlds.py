@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from health.active.coordinator.replay import Group
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.job.model import Rank
 from srun_wrapper.job.reporting.journal import Journal
@@ -20,18 +18,6 @@ from srun_wrapper.replay.orders import WorldShape, replay_orders
 from srun_wrapper.replay.outcome import GroupResult, compare, group_result
 
 TICK = 0.2  # s between looks at the groups
-
-
-class ReplayRequest(NamedTuple):
-    """Parameters of a replay; see the settings of the same names."""
-
-    steps: int
-    limit: float
-    """s for one round, start-up included."""
-    quiet: int
-    """Rounds in a row without a failure, then no more."""
-    fixed: bool
-    """The program feeds the same data and weights in every group: compare their losses."""
 
 
 @dataclass(slots=True)
@@ -49,7 +35,6 @@ class SmallWorlds:
     def __init__(
         self,
         state: JobState,
-        bus: Bus,
         stopping: Stopping,
         facts: JobFacts,
         journal: Journal,
@@ -57,29 +42,26 @@ class SmallWorlds:
     ) -> None:
         """``over``: True if a node was lost or the end came."""
         self._state = state
-        self._bus = bus
         self._stopping = stopping
         self._facts = facts
         self._journal = journal
         self._interrupted = over
 
-    async def run(
-        self, cut: WorldShape, groups: Sequence[Group], asked: ReplayRequest
-    ) -> dict[int, GroupResult] | None:
+    async def run(self, cut: WorldShape, groups: Sequence[Group]) -> dict[int, GroupResult] | None:
         """Replay these groups at once. None when a node was lost or the end came."""
-        state, grace = self._state, self._state.config.stop_grace
+        state, config = self._state, self._state.config
         if self._interrupted():
             return None
         all_beat = state.world.steppers >= set(state.world.by_rank)
         extra = self._facts.rank_env(state.step_id)
-        orders = replay_orders(state, cut, groups, asked.steps, grace, extra)
+        orders = replay_orders(state, cut, groups, config.replay, config.stop_grace, extra)
         # Ends of these ranks are no failures of the job, their silence is no hang, and signals
         # that are sent meanwhile wait for the ranks to come.
         state.members.stop_epoch()
         epoch = state.world.epoch
         state.world.steppers = set(state.world.steppers)
         for node, order in orders:
-            self._bus.send(node, order)
+            state.bus.send(node, order)
         world = state.world
         running: dict[int, RunningWorld] = {}
         for number, group in enumerate(groups):
@@ -88,7 +70,7 @@ class SmallWorlds:
             running[number] = RunningWorld(ranks, places)
         began = time.monotonic()
         while not self._interrupted() and any(each.outcome is None for each in running.values()):
-            left = began + asked.limit - time.monotonic()
+            left = began + config.replay_limit - time.monotonic()
             if left <= 0:
                 break
             await state.until(self._interrupted, min(TICK, left))
@@ -98,22 +80,22 @@ class SmallWorlds:
                     ranks = [*each.ranks, *(r for at in each.places for r in inner.get(at, ()))]
                     each.outcome = group_result(
                         ranks,
-                        asked.steps,
+                        config.replay,
                         all_beat=all_beat,
-                        nan=state.config.nan != "ignore",
+                        nan=config.nan != "ignore",
                         sent=state.passed_on,
                     )
                     if each.outcome is not None:
                         for place in each.places:
-                            self._bus.send(world.places[place], Stop(epoch, grace))
+                            state.bus.send(world.places[place], Stop(epoch, config.stop_grace))
         await self._stopping.end_ranks([node for node, _ in orders], self._interrupted)
         if self._interrupted():
             return None
-        late = f"not finished after {asked.limit:g} s"
+        late = f"not finished after {config.replay_limit:g} s"
         found = {
             number: each.outcome or GroupResult("unknown", late) for number, each in running.items()
         }
-        if asked.fixed and (note := compare(found)):
+        if config.replay_fixed and (note := compare(found)):
             say(f"replay: {note}")
         self._record(found, running, time.monotonic() - began)
         return found

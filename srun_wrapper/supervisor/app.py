@@ -15,7 +15,6 @@ from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
 from srun_wrapper.checkpoints.verify.check import StateCheck
-from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
@@ -50,7 +49,7 @@ from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
 from srun_wrapper.replay.replaying import Replay
-from srun_wrapper.replay.small_worlds import ReplayRequest, SmallWorlds
+from srun_wrapper.replay.small_worlds import SmallWorlds
 from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.start_task import start_task
 from srun_wrapper.supervisor.epoch import Begun, Epochs
@@ -118,19 +117,18 @@ class Supervisor:
         self.stop_tests = StopTests(
             state, bus, self.facts, self.topology, self.journal, self._interrupted
         )
-        worlds = SmallWorlds(state, bus, self.stopping, self.facts, self.journal, self._interrupted)
-        how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
-        self.replay = Replay(ReplayRequest(*how), state, worlds, self.topology)
+        worlds = SmallWorlds(state, self.stopping, self.facts, self.journal, self._interrupted)
+        self.replay = Replay(state, worlds, self.topology)
         self._build_checkpoints()
         self.records.saved = self.checkpoints.record
         self.records.checked = lambda: (self.verify.seconds, self.verify.text)
 
     def _build_checkpoints(self) -> None:
-        state, bus, journal = self.state, self.bus, self.journal
-        checkpoints = self.checkpoints = Checkpoints(state, bus, journal, self.topology.leaves)
+        state, journal = self.state, self.journal
+        checkpoints = self.checkpoints = Checkpoints(state, journal, self.topology.leaves)
         enrolments = checkpoints.enrolments
         certificates = self.certificates = checkpoints.certificates
-        stores = Stores(state, bus, enrolments, journal, self.ending.answers)
+        stores = Stores(state, enrolments, journal, self.ending.answers)
         self.restoring = Restoring(state, enrolments, certificates, stores, journal)
         self.epochs = Epochs(state, self.facts, self.restoring)
         self.flushing = Flushing(state, enrolments, certificates, stores, lambda: self.step.ended)
@@ -139,8 +137,8 @@ class Supervisor:
         )
         checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
         state.on_store = checkpoints.heard
-        standing = Standing(state, bus, enrolments, checkpoints.schedule)
-        self._growth_stands = Standing(state, bus, enrolments, checkpoints.schedule)
+        standing = Standing(state, enrolments, checkpoints.schedule)
+        self._growth_stands = Standing(state, enrolments, checkpoints.schedule)
         recomputing = Recomputing(
             state,
             standing,
@@ -152,12 +150,14 @@ class Supervisor:
             start_epoch=self.epochs.start,
             interrupted=self._interrupted,
         )
-        verdict = MachineVerdict(
+        check = StateCheck(
             state,
+            recomputing,
             self.stop_tests.ask,
             lambda names, incident: self.nodes.release.evict(names, incident),
+            certificates,
+            journal,
         )
-        check = StateCheck(state, recomputing, verdict, certificates, journal)
         self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
         self.epochs.listeners += [
             lambda begun: checkpoints.new_epoch(begun.step, from_memory=begun.from_memory),

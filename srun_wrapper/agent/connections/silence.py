@@ -5,12 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from robust_slurm.settings import AFTER_SUPERVISOR, Config
-
-LOST_HOST = Config().outage_wait + AFTER_SUPERVISOR  # s without a word and an answer from the host
 DEAD_SUPERVISOR = 5.0  # s during which the living host refuses the connection
 DEAD_IN_THE_END = 0.5  # s of that once Slurm ends the step: its SIGKILL follows after KillWait
-MUTE = Config().suspend_limit  # s during which the host accepts connections but says nothing
 SLEPT = 2.0  # s between two looks after which this process was stopped, or its machine paused
 START = 60.0  # s to reach the supervisor for the first time
 
@@ -59,21 +55,21 @@ class Contact:
 
 
 def judge_silence(
-    contact: Contact, now: float, lost_host: float, mute: float = MUTE, first: float | None = None
+    contact: Contact, now: float, lost_host: float, mute: float, first: float
 ) -> SilenceVerdict:
     """Decide from the last contact what has happened to the supervisor.
 
     An agent cannot tell a dead host from one that is cut off for a moment: ``lost_host`` is how
     long such an outage may last. An attempt begun after that must fail as well: one begun before
-    may have missed the end of the outage. ``first``: s to reach it for the first time.
+    may have missed the end of the outage. ``mute``: s in which the host accepts connections and
+    says nothing; ``first``: s to reach it for the first time.
     """
     silent = now - contact.since
     refused = now - contact.refused_since if contact.refused_since is not None else 0.0
     if contact.ending and refused >= DEAD_IN_THE_END:
         return SilenceVerdict.SUPERVISOR_DEAD
     if not contact.ever:
-        late = silent >= (START if first is None else first)
-        return SilenceVerdict.SUPERVISOR_DEAD if late else SilenceVerdict.FINE
+        return SilenceVerdict.SUPERVISOR_DEAD if silent >= first else SilenceVerdict.FINE
     if refused >= DEAD_SUPERVISOR:
         return SilenceVerdict.SUPERVISOR_DEAD
     if contact.unreachable_since is not None and contact.tried - contact.since >= lost_host:

@@ -7,13 +7,7 @@ import time
 from collections.abc import Callable
 
 from srun_wrapper.agent.connections.link import Link
-from srun_wrapper.agent.connections.silence import (
-    MUTE,
-    SLEPT,
-    Contact,
-    SilenceVerdict,
-    judge_silence,
-)
+from srun_wrapper.agent.connections.silence import SLEPT, Contact, SilenceVerdict, judge_silence
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.messages import Message
 
@@ -48,42 +42,7 @@ class Uplink:
         self._judged = time.monotonic()
 
     def connect(self) -> None:
-        """Connect, unless there is a connection or an attempt."""
-        if self._link is None:
-            self._connect()
-
-    def send(self, message: Message) -> None:
-        """Send a message; it is dropped while there is no connection."""
-        if self._link is not None and self._link.ready:
-            self._link.send(message)
-
-    def over(self) -> None:
-        """Make no new connection when this one breaks: nothing is left to send."""
-        self._over = True
-
-    def close(self) -> None:
-        self.over()
-        if self._link is not None:
-            self._link.close()
-
-    def judge(
-        self, interval: float, lost_host: float, mute: float = MUTE, first: float | None = None
-    ) -> SilenceVerdict:
-        """Judge the supervisor's silence; called about every ``interval`` seconds."""
-        # A connection made anew gets its time too: a stumble of the supervisor must not end in
-        # every agent cutting the line again before its answer is there.
-        now = time.monotonic()
-        asleep, self._judged = now - self._judged, now
-        if asleep > SLEPT + interval:
-            self.contact.slept(now)
-        silent = now - max(self.contact.since, self._introduced)
-        if silent > max(QUIET, 2.2 * interval) and self._link and self._link.ready:
-            self._link.close("silent")  # the new attempt shows whether the host is there
-        return judge_silence(self.contact, now, lost_host, mute, first)
-
-    # -- inside
-
-    def _connect(self) -> None:
+        """Connect, unless there is a connection or an attempt, or none is needed any more."""
         if self._over or self._link is not None:
             return
         family = socket.AF_INET6 if ":" in self.server else socket.AF_INET
@@ -99,7 +58,7 @@ class Uplink:
             sock.close()
             refused = isinstance(err, ConnectionRefusedError)
             self.contact.lost(time.monotonic(), refused=refused, accepted=False, begun=self._begun)
-            self._loop.later(RETRY, self._connect)
+            self._loop.later(RETRY, self.connect)
             return
         link = Link(
             self._loop,
@@ -112,6 +71,35 @@ class Uplink:
         )
         self._link = link
         self._loop.later(CONNECT_TIMEOUT, lambda: self._give_up(link, last=False))
+
+    def send(self, message: Message) -> None:
+        """Send a message; it is dropped while there is no connection."""
+        if self._link is not None and self._link.ready:
+            self._link.send(message)
+
+    def over(self) -> None:
+        """Make no new connection when this one breaks: nothing is left to send."""
+        self._over = True
+
+    def close(self) -> None:
+        self.over()
+        if self._link is not None:
+            self._link.close()
+
+    def judge(self, interval: float, lost_host: float, mute: float, first: float) -> SilenceVerdict:
+        """Judge the supervisor's silence; called about every ``interval`` seconds."""
+        # A connection made anew gets its time too: a stumble of the supervisor must not end in
+        # every agent cutting the line again before its answer is there.
+        now = time.monotonic()
+        asleep, self._judged = now - self._judged, now
+        if asleep > SLEPT + interval:
+            self.contact.slept(now)
+        silent = now - max(self.contact.since, self._introduced)
+        if silent > max(QUIET, 2.2 * interval) and self._link and self._link.ready:
+            self._link.close("silent")  # the new attempt shows whether the host is there
+        return judge_silence(self.contact, now, lost_host, mute, first)
+
+    # -- inside
 
     def _give_up(self, link: Link, *, last: bool) -> None:
         """End an attempt to connect that took too long."""
@@ -140,8 +128,8 @@ class Uplink:
             if link.ready_once and not self._over:
                 # A live connection broke: make it again, at once if it is the first time.
                 recent = now - self._introduced < RETRY
-                self._loop.later(RETRY if recent else 0.0, self._connect)
+                self._loop.later(RETRY if recent else 0.0, self.connect)
                 return
             refused = "refused" in reason
             self.contact.lost(now, refused=refused, accepted=link.connected, begun=self._begun)
-            self._loop.later(RETRY, self._connect)
+            self._loop.later(RETRY, self.connect)

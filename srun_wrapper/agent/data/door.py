@@ -115,7 +115,7 @@ class DataDoor:
             asked = msgspec.json.decode(line, type=AskedData)
             why = _elsewhere(peer(sock)[0])
             process = None if why else self._process(asked)
-        except (msgspec.MsgspecError, OSError) as err:
+        except (ValueError, RecursionError, OSError) as err:
             why, process = str(err), None
         if process is not None:
             process.wanted += 1

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from robust_slurm import process_stat
 from robust_slurm.frames.json_lines import encode
 from srun_wrapper.agent.loop import Loop, Timer
 
@@ -14,7 +15,6 @@ EVERY = 3.0  # s
 MOST = 5  # times without an answer or any sign of work: ranks wait 30 s
 _PING = encode({"op": "ping"})
 _AT_WORK = frozenset("RDt")  # states of a thread that has work, waits for a disk, or is debugged
-_UTIME, _STIME = 11, 12  # fields of /proc/PID/stat, counted from the state
 
 
 class Pings:
@@ -95,14 +95,12 @@ class Pings:
         return found[0] != before or not _AT_WORK.isdisjoint(found[1])
 
 
-def _look(pid: int, proc: Path = Path("/proc")) -> tuple[int, set[str]]:
+def _look(pid: int) -> tuple[int, set[str]]:
     """Return a process's CPU time so far, and the states of its threads."""
     states: set[str] = set()
     ticks = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for thread in (proc / str(pid) / "task").iterdir():
-            fields = (thread / "stat").read_text().rpartition(")")[2].split()
-            states.add(fields[0])
-        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        ticks = int(fields[_UTIME]) + int(fields[_STIME])
+    with contextlib.suppress(OSError, ValueError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            states.add(process_stat.read(thread.name, str(thread.parent)).state)
+        ticks = process_stat.read(pid).ticks
     return ticks, states

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from robust_slurm.looked import SIGNAL_FROM_LAST, file_name
 from srun_wrapper.agent.looking.dumps import DEPTH, MAIN, THREADS, frame_text
-from srun_wrapper.agent.processes.handler_work import handles
+from srun_wrapper.agent.processes.process_tree import handles
 from srun_wrapper.protocol.looking_messages import ThreadStack
 
 SIGNAL = signal.SIGRTMAX - SIGNAL_FROM_LAST

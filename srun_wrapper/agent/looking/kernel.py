@@ -48,12 +48,7 @@ _HERE = 0xFFFFFF9C  # AT_FDCWD as a descriptor
 _PATH = 1024  # bytes of a path that are read
 
 
-def _calls(machine: str) -> dict[str, str]:
-    pairs = (pair.split() for pair in _TABLES.get(machine, "").split(",") if pair)
-    return dict(pairs)
-
-
-CALLS = _calls(platform.machine())
+CALLS = dict(pair.split() for pair in _TABLES.get(platform.machine(), "").split(",") if pair)
 
 
 def facts(pid: int, proc: Path = Path("/proc")) -> str:

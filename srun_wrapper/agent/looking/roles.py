@@ -8,6 +8,7 @@ from pathlib import Path
 
 from robust_slurm import process_stat
 from robust_slurm.record import BeatReader, scan
+from srun_wrapper.agent.processes.surroundings import environ_of
 from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, OTHER, RANK, Look, ThreadStack
 
 MOST = 48  # processes of a slot that are looked at
@@ -26,6 +27,8 @@ class TreeProcess:
     state: str
     python: bool
     environ: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    ticks: int = 0  # of processor time
 
     def number(self, name: str) -> int:
         """Return a number of its environment; -1 if there is none."""
@@ -47,8 +50,12 @@ def members(tree: Sequence[int], root: int) -> list[TreeProcess]:
             continue
         if process.state not in "ZX":
             python = _is_python(pid)
-            environ = _environ(pid) if python or pid == root else {}
-            found.append(TreeProcess(pid, process.parent, process.state.upper(), python, environ))
+            own = environ_of(pid, ENVIRON) if python or pid == root else {}
+            environ = {name: own[name] for name in NAMES if name in own}
+            parent, state = process.parent, process.state.upper()
+            found.append(
+                TreeProcess(pid, parent, state, python, environ, process.name, process.ticks)
+            )
     return found
 
 
@@ -57,17 +64,6 @@ def _is_python(pid: int) -> bool:
         return "python" in Path(f"/proc/{pid}/exe").readlink().name
     except OSError:
         return False
-
-
-def _environ(pid: int) -> dict[str, str]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            words = file.read(ENVIRON).split(b"\0")
-    except OSError:
-        return {}
-    pairs = (word.partition(b"=") for word in words)
-    named = {name.decode("ascii", "replace"): value for name, _, value in pairs}
-    return {name: named[name].decode("ascii", "replace") for name in NAMES if name in named}
 
 
 def steppers(directory: Path, epoch: int) -> frozenset[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from robust_slurm.text import one_line
@@ -16,7 +16,6 @@ from srun_wrapper.agent.looking import fallback, kernel
 from srun_wrapper.agent.looking.bounds import bounded
 from srun_wrapper.agent.looking.dumps import DEADLINE, Dump, dump_all
 from srun_wrapper.agent.looking.roles import MOST, TreeProcess, members, roles, seen_role, steppers
-from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.looking_messages import LAUNCHER, RANK, ROLES, Look
 from srun_wrapper.protocol.messages import Sample
@@ -26,45 +25,7 @@ GLANCE = 1024  # bytes of a rank in a quick look
 SHOWN = 12  # innermost frames beside the looks: all slots of a node come in one message
 
 
-class Sampler:
-    """Takes one sample over a window without holding up the loop."""
-
-    def __init__(self, loop: Loop, directory: Path, tree: Callable[[], list[int]]) -> None:
-        """``directory``: of the files in which ranks answer; ``tree``: the slot's processes."""
-        self._loop = loop
-        self._directory = directory
-        self._tree = tree
-
-    def sample(
-        self,
-        local: int,
-        running: tuple[int, int],
-        window: float,
-        budget: int,
-        done: Callable[[Sample], None],
-        *,
-        ask: bool = True,
-        quick: bool = False,
-    ) -> None:
-        """``running``: the pid that the slot has started, 0 if none runs, and its epoch;
-        ``budget``: bytes for the looks at its processes; ``ask``: send a signal to processes of
-        which py-spy gives no stack, which is not done to a job that may be healthy; ``quick``: see
-        ``Inspect``."""
-        pid, epoch = running
-        if pid <= 0:
-            done(Sample(local, "", 0.0, 0))
-            return
-        directory, tree = self._directory, self._tree()
-        self._loop.run_in_thread(
-            lambda: _glance(local, pid, epoch, tree, budget, directory)
-            if quick
-            else _sample(local, pid, epoch, tree, window, budget, directory, ask),
-            done,
-            Sample(local, "R", 0.0, 0),  # not known: it must not count as quiet
-        )
-
-
-def _sample(
+def sample(
     local: int,
     pid: int,
     epoch: int,
@@ -74,6 +35,12 @@ def _sample(
     directory: Path,
     ask: bool,
 ) -> Sample:
+    """Sample the tree of ``pid`` over a window.
+
+    ``budget``: bytes for the looks at its processes; ``directory``: of the files in which ranks
+    answer; ``ask``: send a signal to processes of which py-spy gives no stack, which is not done to
+    a job that may be healthy.
+    """
     seen = members(tree, pid)
     named = dict(list(roles(seen, pid, steppers(directory, epoch)).items())[:MOST])
     ranks = [p for p, role in named.items() if role == RANK]
@@ -107,7 +74,7 @@ def _sample(
     )
 
 
-def _glance(
+def glance(
     local: int, pid: int, epoch: int, tree: Sequence[int], budget: int, directory: Path
 ) -> Sample:
     """Read the innermost frames of each rank once, and no other process."""

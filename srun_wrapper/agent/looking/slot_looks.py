@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from srun_wrapper.agent.looking import sampler
 from srun_wrapper.agent.looking.bounds import budget
-from srun_wrapper.agent.looking.closer import CloserLook
-from srun_wrapper.agent.looking.sampler import Sampler
+from srun_wrapper.agent.looking.closer import in_depth
+from srun_wrapper.agent.looking.native import NativeReader
+from srun_wrapper.agent.looking.recorders import read_all
+from srun_wrapper.agent.looking.roles import members
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.protocol.closer_messages import LookCloser
-from srun_wrapper.protocol.messages import Inspect, Inspected, Message
+from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
+from srun_wrapper.protocol.messages import Inspect, Inspected, Message, Sample
 
 
 class SlotLooks:
-    """Inspections and closer looks of one slot."""
+    """Inspections and closer looks of one slot, in threads; at most one closer look at a time.
+
+    A closer look gives way to everything: an inspection, a signal or a stop cancels it.
+    """
 
     def __init__(
         self,
@@ -27,11 +33,13 @@ class SlotLooks:
     ) -> None:
         """``directory``: of the ranks' answers; ``tree``: the slot's processes; ``running``: the
         pid that the slot has started, 0 if none runs, and its epoch."""
+        self._loop = loop
         self._local = local
+        self._directory = directory
+        self._tree = tree
         self._running = running
         self._emit = emit
-        self._sampler = Sampler(loop, directory, tree)
-        self._closer = CloserLook(loop, directory, tree)
+        self._reader = NativeReader()
         self._budget = budget(1)
 
     def share(self, slots: int) -> None:
@@ -39,19 +47,40 @@ class SlotLooks:
         self._budget = budget(slots)
 
     def inspect(self, order: Inspect) -> None:
-        self._sampler.sample(
-            self._local,
-            self._running(),
-            order.window,
-            self._budget,
-            lambda sample: self._emit(Inspected(order.token, order.window, (sample,))),
-            ask=order.ask,
-            quick=order.quick,
+        local, (pid, epoch) = self._local, self._running()
+
+        def done(sample: Sample) -> None:
+            self._emit(Inspected(order.token, order.window, (sample,)))
+
+        if pid <= 0:
+            done(Sample(local, "", 0.0, 0))
+            return
+        tree, most, directory = self._tree(), self._budget, self._directory
+        self._loop.run_in_thread(
+            lambda: sampler.glance(local, pid, epoch, tree, most, directory)
+            if order.quick
+            else sampler.sample(local, pid, epoch, tree, order.window, most, directory, order.ask),
+            done,
+            Sample(local, "R", 0.0, 0),  # not known: it must not count as quiet
         )
 
     def closer(self, order: LookCloser) -> None:
-        self._closer.inspect(self._local, self._running(), order, self._emit)
+        self.cancel()
+        pid, epoch = self._running()
+        nothing = LookedCloser(order.token, self._local)
+        if pid <= 0:
+            self._emit(nothing)
+            return
+        reader = self._reader = NativeReader()
+        tree, directory = self._tree(), self._directory
+
+        def work() -> LookedCloser:
+            found = () if order.pids else read_all(directory, epoch, tree)
+            processes = in_depth(members(tree, pid), order.pids, reader)
+            return LookedCloser(order.token, self._local, found, processes)
+
+        self._loop.run_in_thread(work, self._emit, nothing)
 
     def cancel(self) -> None:
-        """End a closer look: something else is due."""
-        self._closer.cancel()
+        """End a closer look now, so that the process whose native stack it reads goes on."""
+        self._reader.cancel()

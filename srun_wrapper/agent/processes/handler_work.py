@@ -13,18 +13,6 @@ IDLE = 2.0  # s without a sign after which it is no longer at work
 MUCH = 64 << 10  # bytes read and written between two looks: more than logging causes
 
 
-def handles(pid: int, signum: int) -> bool:
-    """True if a process has a handler for a signal; False if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            for line in file:
-                if line.startswith("SigCgt:"):
-                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    except OSError:
-        pass
-    return False
-
-
 def written_files(pids: list[int]) -> set[str]:
     """Regular files that these processes have open for writing, memory and devices excepted."""
     found = set()
@@ -56,7 +44,7 @@ class HandlerWork:
     def __init__(self, root: int) -> None:
         self._root = root
         # Without a handler in the root nothing of the tree outlives the signal.
-        pids = self._pids() if handles(root, signal.SIGTERM) else []
+        pids = self._pids() if process_tree.handles(root, signal.SIGTERM) else []
         self._before = written_files(pids)
         self._last = process_tree.usage(pids) if pids else None
         self._looked = 0.0

@@ -115,12 +115,8 @@ def no_ids(proc: str = "/proc") -> str:
     return f"no process id left on this node ({tasks} tasks of {most})" if full else ""
 
 
-def expects(pid: int, signum: int) -> bool:
-    """True if a process handles, ignores or blocks a signal; False if the process is gone.
-
-    A mask that blocks even SIGSEGV is not the program's own: the C library blocks all signals for
-    a moment while it starts a child. A signal sent then would kill the program a moment later.
-    """
+def _masks(pid: int) -> dict[str, int]:
+    """Return the masks of signals that a process handles, ignores and blocks; 0 if it is gone."""
     masks = {"SigCgt": 0, "SigIgn": 0, "SigBlk": 0}
     try:
         with open(f"/proc/{pid}/status") as file:
@@ -129,7 +125,22 @@ def expects(pid: int, signum: int) -> bool:
                 if name in masks:
                     masks[name] = int(value, 16)
     except OSError:
-        return False
+        return dict.fromkeys(masks, 0)
+    return masks
+
+
+def handles(pid: int, signum: int) -> bool:
+    """True if a process has a handler for a signal; False if the process is gone."""
+    return bool(_masks(pid)["SigCgt"] >> (signum - 1) & 1)
+
+
+def expects(pid: int, signum: int) -> bool:
+    """True if a process handles, ignores or blocks a signal; False if the process is gone.
+
+    A mask that blocks even SIGSEGV is not the program's own: the C library blocks all signals for
+    a moment while it starts a child. A signal sent then would kill the program a moment later.
+    """
+    masks = _masks(pid)
     if masks["SigBlk"] >> (signal.SIGSEGV - 1) & 1:
         masks["SigBlk"] = 0
     return any(mask >> (signum - 1) & 1 for mask in masks.values())

@@ -76,7 +76,6 @@ class Starting(Generic[T]):
         words: Sequence[str],
         env: Mapping[str, str],
         *,
-        die_with_us: bool = True,
         pass_fds: Collection[int] = (),
         **streams: Any,
     ) -> subprocess.Popen[bytes]:
@@ -85,8 +84,7 @@ class Starting(Generic[T]):
         def in_child() -> None:
             if self._cancelled:  # ``cancel`` was called before this child's pid was known
                 os._exit(1)
-            if die_with_us:
-                process_tree.die_with_parent(signal.SIGKILL)
+            process_tree.die_with_parent(signal.SIGKILL)
 
         if self._cancelled:
             raise Cancelled
@@ -101,15 +99,6 @@ class Starting(Generic[T]):
         self._cancelled = True
         if self.pid and self.pid not in self._reaped and not self.over:
             process_tree.send([self.pid], signal.SIGKILL)
-
-    def note(self, ended: Mapping[int, int]) -> None:
-        """See ``reaped``."""
-        self._reaped |= ended
-
-    @property
-    def unborn(self) -> bool:
-        """See ``unborn``."""
-        return self._cancelled and self.pid > 0
 
     # -- in the thread
 
@@ -144,7 +133,7 @@ _pending: list[Starting[Any]] = []
 def reaped(ended: Mapping[int, int]) -> None:
     """Note children of this process that have ended (pid → wait status), for pending starts."""
     for start in _pending:
-        start.note(ended)
+        start._reaped |= ended
 
 
 def unborn() -> list[int]:
@@ -152,7 +141,7 @@ def unborn() -> list[int]:
 
     They were killed, have never run the command, and end when the file system answers.
     """
-    return [start.pid for start in _pending if start.unborn]
+    return [start.pid for start in _pending if start._cancelled and start.pid]
 
 
 def why_not_started(program: str, error: Exception, directory: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from robust_slurm.auto.teardown import ABORT, DONE
 from robust_slurm.frames.json_lines import peer
 from srun_wrapper.agent.processes import process_tree
-from srun_wrapper.agent.processes.handler_work import HandlerWork, handles
+from srun_wrapper.agent.processes.handler_work import HandlerWork
 
 ABORTING = 1.0  # s for a rank to abort its communicators; one that holds the GIL never answers
 STAGES = ("rejoin", "abort", "term", "late_abort", "kill")
@@ -107,7 +107,7 @@ class StopStages:
         self.seconds: dict[str, float] = {}
         self.cut = ""
         """The file that the rank was still writing when it was killed."""
-        if aborts.ask(lambda pid: grace > 0 and not handles(pid, signal.SIGTERM)):
+        if aborts.ask(lambda pid: grace > 0 and not process_tree.handles(pid, signal.SIGTERM)):
             self.stage = "abort"
         else:
             self._next("abort", now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from robust_slurm import process_stat
@@ -27,6 +28,17 @@ def parent_of(pid: int) -> int:
         return process_stat.read(pid).parent
     except (OSError, ValueError):
         return 0
+
+
+def environ_of(pid: int, most: int = -1) -> dict[str, str]:
+    """Return the environment of a process at its start, as far as its first ``most`` bytes have it;
+    {} if the process has gone."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            words = file.read(most).split(b"\0")
+    except OSError:
+        return {}
+    return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)
 
 
 def _surroundings(pid: int, thread: int) -> dict[str, object]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
+from contextlib import ExitStack
 
 from robust_slurm.record import RecordWriter
 from srun_wrapper.agent.streams.pump import Pump, StepPattern
@@ -13,7 +12,7 @@ from srun_wrapper.agent.streams.sinks import open_sinks
 from srun_wrapper.protocol.task_options import OutputPlan
 
 
-class Streams:
+class Streams(ExitStack):
     """Opened at once; at the end of the ``with`` only the rank has the writing ends."""
 
     def __init__(
@@ -21,9 +20,9 @@ class Streams:
         truncate: bool,
     ) -> None:  # fmt: skip
         """``regex``: how steps look in its output, see StepPattern. Raises OSError, ValueError."""
+        super().__init__()
         sinks = open_sinks(plan, rank, env, truncate=truncate)
         watch = StepPattern(regex, RecordWriter(record).beat) if regex else None
-        self._ends: list[int] = []
         self.pumps: list[Pump] = []
         """The pump of stderr comes first."""
         self.err = self._pipe()
@@ -36,17 +35,5 @@ class Streams:
 
     def _pipe(self) -> int:
         self._source, end = os.pipe()
-        self._ends.append(end)
+        self.callback(os.close, end)
         return end
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for end in self._ends:
-            os.close(end)

@@ -33,7 +33,7 @@ def read_learnt(path: Path) -> Learnt | None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(fd, "rb") as file:
             return msgspec.json.decode(file.read(_MOST), type=Learnt)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError):  # no UTF-8, or nested too deep
         return None
 
 

@@ -62,7 +62,7 @@ class WarmLink:
         for line in lines:
             try:
                 said = msgspec.json.decode(line, type=Said)
-            except msgspec.MsgspecError:
+            except (ValueError, RecursionError):  # no UTF-8, or nested too deep
                 data = b""
                 break
             if not self._closed:

@@ -19,7 +19,7 @@ import msgspec
 from robust_slurm.frames.json_lines import peer
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.processes import process_tree
-from srun_wrapper.agent.processes.surroundings import parent_of, same_surroundings
+from srun_wrapper.agent.processes.surroundings import environ_of, parent_of, same_surroundings
 from srun_wrapper.agent.warm.commands import at_start
 from srun_wrapper.agent.warm.imports import LOOK, Learnt, read_learnt
 from srun_wrapper.agent.warm.interpreter import Warm
@@ -99,7 +99,7 @@ class TorchrunBroker:
         # The directory is the whole node's: other slots' ranks tell there too.
         ours = any(asking.pid == learnt.pid for asking in self._asking.values())
         ours = ours or self._would_ask(parent_of(learnt.pid), launcher)
-        environ = _environ_of(learnt.pid) if ours else {}
+        environ = environ_of(learnt.pid) if ours else {}
         local = environ.get("LOCAL_RANK", "")
         if not local or len(self._warm) >= _MANY:
             return
@@ -177,7 +177,7 @@ class TorchrunBroker:
 
         try:
             request = msgspec.json.decode(body, type=_Request)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):  # no UTF-8, or nested too deep
             self._close(asking)
             return
         words, environ = request.words, request.environ
@@ -271,12 +271,3 @@ def _ranks(environ: Mapping[str, str]) -> int:
     """Number of ranks of a launcher on this node, as it tells each of them; 0: unknown."""
     size = environ.get("LOCAL_WORLD_SIZE", "")
     return min(int(size), _MANY) if size.isascii() and size.isdecimal() else 0
-
-
-def _environ_of(pid: int) -> dict[str, str]:
-    """Return the environment of a process at its start; {} if the process has gone."""
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 from srun_wrapper.checkpoints.certificates import Certificates
-from srun_wrapper.checkpoints.verify.machine_verdict import MachineVerdict
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.rules import (
     MISSED,
@@ -17,11 +17,17 @@ from srun_wrapper.checkpoints.verify.rules import (
     compare,
     conclude,
 )
+from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Failure, Symptom
+from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
+from srun_wrapper.orders.machine_tests import MachineResults
 
+Test = Callable[[Sequence[str], Symptom], Awaitable[MachineResults | None]]
+Evict = Callable[[tuple[str, ...], Incident], None]
 Outcome = Literal["agree", "program", "machine", "once", "proven", "unknown", "interrupted"]
 
 
@@ -32,13 +38,17 @@ class StateCheck:
         self,
         state: JobState,
         recomputing: Recomputing,
-        verdict: MachineVerdict,
+        test: Test,
+        evict: Evict,
         certificates: Certificates,
         journal: Journal,
     ) -> None:
+        """``test``: test nodes after such a symptom; None if a failure or the end came in
+        between."""
         self._state = state
         self._recomputing = recomputing
-        self._verdict = verdict
+        self._test_nodes = test
+        self._evict = evict
         self._certificates = certificates
         self._journal = journal
         self._missed = self._unproven = 0  # in a row
@@ -122,9 +132,10 @@ class StateCheck:
         if self._state.config.stop_tests:
             if not await self._recomputing.stop():
                 return "interrupted"
-            found = await self._verdict.find(what, step)
+            found = await self._test_nodes([n.name for n in self._state.world.places], "nan")
             if found is None:
                 return "interrupted"
+            self._report(found, (what, *found.lines), step)
             if found.named:
                 return "proven"
             computed = {node.name for node in other}  # the second result
@@ -139,3 +150,18 @@ class StateCheck:
         else:
             say("no machine is proven faulty, so no node is evicted")
         return outcome
+
+    def _report(self, found: MachineResults, lines: tuple[str, ...], step: int) -> None:
+        """Evict bad nodes without ranks, as after a failure; one with ranks becomes a failure like
+        any other, which waits for its recovery, and the newest states are in doubt."""
+        at, named = time.monotonic(), tuple(found.named)
+        if found.idle:
+            root = Failure("differs", at, at, "", evidence=lines, step=step)
+            diagnosis = Diagnosis("differs", "node", (), lines, "differs", root)
+            number = self._state.incident_id(f"check-{step}")
+            epoch = self._state.world.epoch
+            self._evict(found.idle, Incident(number, epoch, diagnosis, at, at))
+        if named:
+            self._state.failures.append(
+                Failure("differs", at, at, named[0], evidence=lines, suspects=named, step=step)
+            )

@@ -61,7 +61,7 @@ class Recomputing:
         places = await self._stores.stock(
             lambda: bool(self._state.failures) or self._state.signalled > 0
         )
-        world = self._stores.world
+        world = self._standing.world
         sets, _ = planner.usable(places, world)
         found = [
             key

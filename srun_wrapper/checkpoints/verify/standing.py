@@ -10,7 +10,6 @@ from robust_slurm.checkpoint.format.state_sum import PHASE
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.checkpoints.schedule import Schedule
 from srun_wrapper.checkpoints.verify.rules import next_step, standing
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import StandAt
 
@@ -21,11 +20,8 @@ NOWHERE = -1
 class Standing:
     """Orders ranks to stand and to go on, and watches them."""
 
-    def __init__(
-        self, state: JobState, bus: Bus, enrolments: Enrolments, schedule: Schedule
-    ) -> None:
+    def __init__(self, state: JobState, enrolments: Enrolments, schedule: Schedule) -> None:
         self._state = state
-        self._bus = bus
         self._enrolments = enrolments
         self._schedule = schedule
         self.step = NOWHERE
@@ -58,13 +54,13 @@ class Standing:
         newest = max(saved.step for saved in self._enrolments.saved.values())
         newest += self._schedule.interval.every - 1
         self.step = next_step(newest, self._schedule.ahead(), every)
-        self._bus.broadcast(StandAt(self.step))
+        self._state.bus.broadcast(StandAt(self.step))
 
     def release(self, now: float | None = None) -> None:
         """Order the ranks to go on."""
         self.forget()
         self._released = time.monotonic() if now is None else now
-        self._bus.broadcast(StandAt(NOWHERE))
+        self._state.bus.broadcast(StandAt(NOWHERE))
 
     def release_stragglers(self, now: float) -> None:
         """Order the ranks to go on once more, if some still stand."""

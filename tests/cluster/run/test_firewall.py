@@ -14,10 +14,10 @@ from holds import connection_of, firewall, shims, tasks
 from jobs import Training, check_incident, reference, start
 from waiting import until
 
-from robust_slurm.config import Config
-from srun_wrapper.agent.connections.silence import LOST_HOST
+from robust_slurm.settings import AFTER_SUPERVISOR, Config
 
 MUTE = Config().mute_limit
+LOST_HOST = Config().outage_wait + AFTER_SUPERVISOR
 
 
 def behind_firewall(training: Training, node: str) -> None:

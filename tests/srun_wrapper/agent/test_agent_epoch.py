@@ -58,7 +58,7 @@ def test_alone_the_nodes_shims_end_as_its_ranks(
 ) -> None:
     """Observe mode: all ranks of the node have ended, or one badly where srun ends the step."""
     shim = Shim(supervisor, tmp_path, local_tasks=tasks)
-    shim.agent.alone = TaskOptions(alone=True, kill_on_bad=bad)
+    shim.agent._options = TaskOptions(alone=True, kill_on_bad=bad)
     shim.emit(crash(code=3))
     if ends is None:
         shim.emit(Report(1, ()))

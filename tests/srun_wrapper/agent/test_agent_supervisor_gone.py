@@ -142,14 +142,12 @@ def test_a_dead_supervisor_when_the_step_is_ended(supervisor: FakeSupervisor, sh
     assert shim.verdicts == [(SilenceVerdict.SUPERVISOR_DEAD, None)]
 
 
-def test_a_supervisor_that_never_was(
-    supervisor: FakeSupervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supervisor_that_never_was(supervisor: FakeSupervisor, tmp_path: Path) -> None:
     """Refusals over loopback come at once, out of connect() itself: no reason to fall over."""
-    monkeypatch.setattr(silence, "START", 0.4)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     shim = Shim(supervisor, tmp_path, port=port)
+    shim.agent.first = 0.4
     wait(lambda: bool(shim.verdicts))
     assert shim.verdicts == [(SilenceVerdict.SUPERVISOR_DEAD, None)]
     shim.close()

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from robust_slurm.frames.wire import Codec, WireError
 from robust_slurm.slurm import Allotted, Job, SlurmError
 from srun_wrapper.agent import batch_host_failover
-from srun_wrapper.agent.batch_host_failover import AGREE, ask_peer, claim, elected, reported_nodes
+from srun_wrapper.agent.batch_host_failover import AGREE, ask_peer, claim, elected
 from srun_wrapper.protocol.messages import Peer, PeerSay, decode_ask, encode
+from srun_wrapper.protocol.task_options import TaskOptions
 from srun_wrapper.requeue import slurm_wait
 from srun_wrapper.requeue.resubmit import Limits, copy_args
 
@@ -92,17 +93,6 @@ def test_claim_is_exclusive(tmp_path: Path) -> None:
 
 def test_claim_without_a_shared_directory(tmp_path: Path) -> None:
     assert claim(tmp_path / "nowhere", 0)
-
-
-def test_reported_nodes_by_their_files(tmp_path: Path) -> None:
-    assert reported_nodes(tmp_path / "nowhere") == []
-    (tmp_path / "accusations").mkdir()
-    for name in ("n2.0-1", "n2.0-3", "gpu-7.site.org.1-1"):
-        (tmp_path / "accusations" / f"{name}.json").touch()
-    assert reported_nodes(tmp_path) == ["gpu-7.site.org", "n2"]
-    for name in ("n2.0-1", "gpu-7.site.org.1-1"):
-        (tmp_path / "accusations" / f"{name}.withdrawn.json").touch()
-    assert reported_nodes(tmp_path) == ["n2"]  # there is another report
 
 
 class Answerer:
@@ -224,9 +214,8 @@ class Rescue:
                                            for n in range(self.others)))  # fmt: skip
         place: Any = SimpleNamespace(server="10.0.0.1", job_id=7, node="n2")
         start: Any = SimpleNamespace(peers=peers, index=1, env={})
-        batch_host_failover.rescue(
-            place, KEY, start, records, "standby", {}, self.said.append, 60, self.began
-        )
+        options = TaskOptions(slurm_wait=60, restarts=self.began)
+        batch_host_failover.rescue(place, KEY, start, records, options, self.said.append)
 
 
 @pytest.fixture

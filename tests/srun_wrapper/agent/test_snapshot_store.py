@@ -11,6 +11,7 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.snapshot_store import ANSWERS, SnapshotStore, training_name
 from srun_wrapper.protocol.base import Message
 from srun_wrapper.protocol.checkpoint_messages import Stock, TakeStock
+from srun_wrapper.protocol.task_options import TaskOptions
 
 
 def test_a_request_that_comes_again_is_answered_again_and_not_carried_out_again(
@@ -26,7 +27,7 @@ def test_a_request_that_comes_again_is_answered_again_and_not_carried_out_again(
     monkeypatch.setattr(
         Store, "stock", lambda self, *a, **more: (looks.append(1), whole(self, *a, **more))[1]
     )
-    store = SnapshotStore(loop, 0, tmp_path, b"k" * 32, emit, bandwidth=0.0, local_directory="")
+    store = SnapshotStore(loop, 0, tmp_path, b"k" * 32, emit, TaskOptions(), ())
     try:
         store.handle(TakeStock(7))
         store.handle(TakeStock(7))  # before the first is answered: there will be an answer

@@ -6,6 +6,8 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,8 @@ class Slot:
     def __init__(self, local: int = 0, server: str = "10.0.0.1") -> None:
         self.over: list[WorkerEnded] = []
         self.loop = Loop()
-        self.tester = SlotTests(self.loop, local, "n3", server, KEY, self.over.append)
+        place: Any = SimpleNamespace(local=local, node="n3", server=server)
+        self.tester = SlotTests(self.loop, place, KEY, self.over.append)
 
     @property
     def pid(self) -> int:

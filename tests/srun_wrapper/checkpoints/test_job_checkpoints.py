@@ -33,16 +33,6 @@ def test_ranks_of_another_epoch_or_of_a_lost_node_are_not_heard(said: list[str])
     assert not job.enrolments.ranks
 
 
-def test_the_same_alarm_of_many_ranks_is_said_and_recorded_once(
-    said: list[str],
-) -> None:
-    job = CheckpointedJob()
-    for rank in range(4):
-        job.checkpoints.heard(job.nodes[rank], Alarm(rank + 1, rank, "/dev/shm is full"))
-    assert len([line for line in said if "/dev/shm is full" in line]) == 1
-    assert len([name for name, _ in job.events if name == "checkpoint_alarm"]) == 1
-
-
 def test_an_alarm_of_a_node_names_no_rank(said: list[str]) -> None:
     job = CheckpointedJob()
     job.checkpoints.heard(job.nodes[2], Alarm(0, -1, "checkpoint_interface ib0: no interface"))

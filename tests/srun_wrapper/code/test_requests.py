@@ -35,7 +35,7 @@ def test_each_request_is_read_once(path: Path) -> None:
 
 
 def test_half_a_line_waits_and_nonsense_is_skipped(path: Path) -> None:
-    path.write_bytes(b'{"action": "bad"}\nnonsense\n{"act')
+    path.write_bytes(b'{"action": "bad"}\nnonsense\n{"action": "\xff"}\n{"act')
     found, offset = read_from(path, 0)
     assert found == [] and offset == path.stat().st_size - 5
     send(path, request(1))

@@ -84,6 +84,8 @@ def test_bad_input(
 def test_a_job_without_code_and_another_users_job(
     job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (job.records / BOOK).write_bytes(b'{"source": "\xff"}')  # cannot be read
+    assert job.run() == 2
     (job.records / BOOK).unlink()
     assert job.run() == 2
     assert "start it with robust-srun --robust-code=DIR" in capsys.readouterr().err

@@ -53,13 +53,6 @@ def test_a_lazy_request_waits_for_a_day_at_most(after: float, due: bool) -> None
     assert found.waiting() is not None  # a recovery applies it any time
 
 
-def test_the_change_in_force_is_never_forgotten() -> None:
-    found = book("a")
-    for number in range(KEPT + 10):
-        found.request(change("lazy", "bc"[number % 2]))
-    assert found.current == "a" and len(found.changes) == KEPT + 1
-
-
 def test_a_newer_request_replaces_one_that_waits() -> None:
     found = book("a")
     found.request(change("lazy", "b"))

@@ -91,16 +91,18 @@ def test_what_the_jobs_reports_say(tmp_path: Path) -> None:
     for name, record in {
         "n2.0-1.json": {"time": OLD},
         "n2.0-2.json": {"time": NEW},
+        "n2.0-3.json": {"time": NEW},
+        "n2.0-3.withdrawn.json": {"time": NEW},  # there are other reports
         "n3.0-1.json": {"time": NEW, "proven": True},
         "n4.0-1.json": {"time": NEW},
         "n4.0-1.withdrawn.json": {"time": NEW},
-        "n5.0-1.json": "broken",
+        "gpu-5.site.org.0-1.json": "broken",
     }.items():
         (directory / name).write_text(json.dumps(record))
     found = {one.node: one for one in remembered(tmp_path)}
     assert found == {
         "n2": BadNode("n2", TWICE, NEW),
         "n3": BadNode("n3", PROVEN, NEW),
-        "n5": BadNode("n5", ONCE, 0.0),
+        "gpu-5.site.org": BadNode("gpu-5.site.org", ONCE, 0.0),
     }
     assert remembered(None) == remembered(tmp_path / "nowhere") == []

@@ -11,6 +11,7 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.command.torchrun import torchrun_overrides
 from srun_wrapper.protocol.messages import Start
+from srun_wrapper.protocol.task_options import TaskOptions
 
 
 class Store:
@@ -29,7 +30,7 @@ def test_a_replay_is_no_epoch_for_the_store(
     store = Store()
     monkeypatch.setattr("srun_wrapper.agent.snapshot_store.Store", lambda *_a, **_more: store)
     snapshots = SnapshotStore(
-        Loop(), 0, tmp_path, b"k" * 32, lambda _message: None, bandwidth=0.0, local_directory=""
+        Loop(), 0, tmp_path, b"k" * 32, lambda _message: None, TaskOptions(), ()
     )
     for epoch, env in ((1, {}), (2, {"ROBUST_REPLAY": "1"}), (3, {})):
         snapshots.begin(Start(epoch, env, (), 0.0, 0, False, 8, "n0", 7000))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ from srun_wrapper.protocol.messages import (
 )
 from srun_wrapper.protocol.server import Connection
 from srun_wrapper.replay.replaying import Replay
-from srun_wrapper.replay.small_worlds import ReplayRequest, SmallWorlds
+from srun_wrapper.replay.small_worlds import SmallWorlds
 from srun_wrapper.supervisor.inbox import Inbox
 
 STEPS = 3
@@ -103,8 +104,8 @@ class Job:
                 beat = RankBeat(0, STEPS, STEPS, 0.0, source="explicit", loss=loss)
                 self.say(node, Report(epoch, (beat,)))
 
-    def replay(self, **asked: Any) -> MachineResults | None:
-        chosen = ReplayRequest(STEPS, 5.0, 2, False)._replace(**asked)
+    def replay(self, **settings: Any) -> MachineResults | None:
+        self.state.config = replace(self.config, replay=STEPS, **{"replay_limit": 5.0, **settings})
 
         async def run() -> MachineResults | None:
             state, launch = self.state, made_launch("python", "t.py")
@@ -113,13 +114,12 @@ class Job:
             facts = JobFacts(launch, 12, b"")
             worlds = SmallWorlds(
                 state,
-                self.bus,
                 stopping,
                 facts,
                 self.journal,
                 lambda: bool(state.failures) or state.signalled > 0,
             )
-            return await Replay(chosen, state, worlds, topology).dual_phase()
+            return await Replay(state, worlds, topology).dual_phase()
 
         return asyncio.run(run())
 
@@ -164,14 +164,14 @@ def test_every_group_fails() -> None:
 
 
 def test_no_group_fails() -> None:
-    found = Job(lambda _group, _attempt: "ok").replay(quiet=3)
+    found = Job(lambda _group, _attempt: "ok").replay(replay_rounds=3)
     assert found is not None and found.named == {}
     assert "no group failed in 3 rounds" in found.lines[0]
 
 
 def test_a_group_that_does_not_end_says_nothing() -> None:
     job = Job(lambda group, _attempt: "mute" if "n3" in group else "ok")
-    found = job.replay(limit=0.3)
+    found = job.replay(replay_limit=0.3)
     assert found is not None and found.named == {}
     (unclear,) = [g for g in job.journal.named("replay")[0]["groups"] if g["result"] != "good"]
     assert unclear == {"nodes": ["n3", "n7"], "result": "unknown",
@@ -221,6 +221,6 @@ def test_losses_that_differ() -> None:
         tell(node, message)
 
     job.say = altered  # type: ignore[method-assign]
-    found = job.replay(fixed=True)
+    found = job.replay(replay_fixed=True)
     assert found is not None and list(found.named) == ["n5"]
     assert "its loss differs from that of the 3 other groups" in found.named["n5"][0]

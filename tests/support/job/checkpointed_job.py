@@ -39,8 +39,8 @@ class CheckpointedJob:
 
     def __init__(self, topology: str | SlurmError = "", **settings: Any) -> None:
         self.state = state = JobState(Config(**settings), 12, "n0")
-        self.bus = bus = SentBus(state, self.obey)
-        self.sent = bus.sent
+        self.bus = SentBus(state, self.obey)
+        self.sent = self.bus.sent
         self.journal = journal = KeptJournal()
         self.events, self.told = journal.events, journal.told
         self.nodes = [made_node(i) for i in range(4)]
@@ -51,11 +51,11 @@ class CheckpointedJob:
         self.topology = Topology(
             state.members, state.config, made_launch("train.py"), journal, self._read, dict
         )
-        self.checkpoints = Checkpoints(state, bus, journal, self._leaves)
+        self.checkpoints = Checkpoints(state, journal, self._leaves)
         self.enrolments = self.checkpoints.enrolments
         self.certificates = self.checkpoints.certificates
         ending = Ending(state, lambda _node, _now: False)
-        self.stores = Stores(state, bus, self.enrolments, journal, ending.answers)
+        self.stores = Stores(state, self.enrolments, journal, ending.answers)
         parts = (state, self.enrolments, self.certificates, self.stores)
         self.restoring = Restoring(*parts, journal)
         self.flushing = Flushing(*parts, lambda: False)

@@ -59,9 +59,9 @@ class Recovering:
         self.bus = SentBus(state, self.obey)
         stopping = Stopping(state, self.bus, made_stalls(state))
         journal = KeptJournal()
-        checkpoints = Checkpoints(state, self.bus, journal, no_leaves)
+        checkpoints = Checkpoints(state, journal, no_leaves)
         certificates, known = checkpoints.certificates, checkpoints.enrolments
-        stores = Stores(state, self.bus, known, journal, lambda _node: True)
+        stores = Stores(state, known, journal, lambda _node: True)
         restoring = Restoring(state, known, certificates, stores, journal)
         flushing = Flushing(state, known, certificates, stores, never)
         none = no_nodes(max_restarts)

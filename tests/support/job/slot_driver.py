@@ -27,7 +27,6 @@ from srun_wrapper.agent.looking import dumps
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.place import SECRETS
 from srun_wrapper.agent.processes import process_tree
-from srun_wrapper.agent.rank_launcher import SlotOptions
 from srun_wrapper.agent.slot import Slot
 from srun_wrapper.agent.task import PASSED_ON
 from srun_wrapper.agent.warm import interpreter
@@ -43,7 +42,7 @@ from srun_wrapper.protocol.messages import (
     Stopped,
     ToShim,
 )
-from srun_wrapper.protocol.task_options import OutputPlan
+from srun_wrapper.protocol.task_options import OutputPlan, TaskOptions
 
 M = TypeVar("M", bound=Message)
 
@@ -206,8 +205,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         plan["out"] = plan["out"].replace("{dir}", str(base))
     interpreter.STAND_IN = config.get("stand_in", 3600.0)
     interpreter.ANSWER = slot.TAIL_WAIT = 5.0  # a machine that does other things too
-    options = SlotOptions(
-        tuple(config["command"]),
+    options = TaskOptions(
         OutputPlan(**plan),
         regex=config.get("regex", ""),
         inherit=config.get("inherit", False),
@@ -227,7 +225,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         one.close()
         os._exit(code)
 
-    one = Slot(loop, 0, options, base, emit, finish)
+    one = Slot(loop, 0, options, tuple(config["command"]), base, emit, finish)
     loop.on_signals([signal.SIGCHLD], lambda _signum: one.children_changed())
     if "gpu_reader" in config:
         GpuReader(loop, config["gpu_reader"], base).read(lambda _found: None)

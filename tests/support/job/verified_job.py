@@ -9,8 +9,7 @@ from made_job import made_stalls
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.events import FetchOutcome, Holding
-from srun_wrapper.checkpoints.verify.check import StateCheck
-from srun_wrapper.checkpoints.verify.machine_verdict import Evict, MachineVerdict, Test
+from srun_wrapper.checkpoints.verify.check import Evict, StateCheck, Test
 from srun_wrapper.checkpoints.verify.recomputing import Recomputing
 from srun_wrapper.checkpoints.verify.standing import Standing
 from srun_wrapper.checkpoints.verify.verifying import Verify
@@ -40,21 +39,20 @@ def verify_of(
     job: CheckpointedJob, start_epoch: Callable[[str], None], test: Test, evict: Evict, phase: Phase
 ) -> Verify:
     """Return the real Verify of a made-up job."""
-    state, bus, journal = job.state, job.bus, job.journal
-    standing = Standing(state, bus, job.enrolments, job.checkpoints.schedule)
+    state, journal = job.state, job.journal
+    standing = Standing(state, job.enrolments, job.checkpoints.schedule)
     recomputing = Recomputing(
         state,
         standing,
         job.stores,
         job.restoring,
-        Stopping(state, bus, made_stalls(state)),
+        Stopping(state, state.bus, made_stalls(state)),
         journal,
         pod=job.topology.pod,
         start_epoch=start_epoch,
         interrupted=lambda: bool(state.failures) or state.signalled > 0,
     )
-    verdict = MachineVerdict(state, test, evict)
-    check = StateCheck(state, recomputing, verdict, job.certificates, journal)
+    check = StateCheck(state, recomputing, test, evict, job.certificates, journal)
     return Verify(state, standing, recomputing, check, journal, phase)
 
 

@@ -18,6 +18,7 @@ from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.protocol.checkpoint_messages import MakeRoom
 from srun_wrapper.protocol.messages import Start
+from srun_wrapper.protocol.task_options import TaskOptions
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +81,7 @@ def test_the_supervisors_order_makes_room_in_every_slot_until_the_ranks_come(
     loop = Loop()
     stores = [
         SnapshotStore(
-            loop, local, tmp_path, b"k" * 32, lambda _message: None,
-            bandwidth=0.0, local_directory="",
+            loop, local, tmp_path, b"k" * 32, lambda _message: None, TaskOptions(), ()
         )
         for local in (0, 1)
     ]  # fmt: skip

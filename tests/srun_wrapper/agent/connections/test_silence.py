@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from robust_slurm.settings import AFTER_SUPERVISOR, Config
 from srun_wrapper.agent.connections.silence import (
     DEAD_IN_THE_END,
     DEAD_SUPERVISOR,
-    LOST_HOST,
-    MUTE,
     START,
     Contact,
     SilenceVerdict,
     judge_silence,
 )
 
+LOST_HOST, MUTE = Config().outage_wait + AFTER_SUPERVISOR, Config().suspend_limit
 FINE, DEAD, HOST = SilenceVerdict.FINE, SilenceVerdict.SUPERVISOR_DEAD, SilenceVerdict.HOST_LOST
 
 
@@ -29,6 +29,10 @@ def attempt(contact: Contact, kind: str, now: float) -> None:
         contact.ending = True
     else:
         contact.lost(now, refused=kind == "refused", accepted=kind == "accepted", begun=now)
+
+
+def judge(contact: Contact, now: float, mute: float = MUTE, first: float = START) -> SilenceVerdict:
+    return judge_silence(contact, now, LOST_HOST, mute, first)
 
 
 @pytest.mark.parametrize(
@@ -66,22 +70,22 @@ def test_verdicts(history: list[tuple[str, float]], now: float, verdict: Silence
     contact = Contact(since=0.0)
     for kind, at in history:
         attempt(contact, kind, at)
-    assert judge_silence(contact, now, LOST_HOST) is verdict
+    assert judge(contact, now) is verdict
 
 
 def test_a_site_may_be_more_or_less_patient_with_a_suspended_robust_srun() -> None:
     contact = Contact(since=0.0)
     contact.heard(10.0)
-    assert judge_silence(contact, 10.0 + 29, LOST_HOST, mute=30.0) is FINE
-    assert judge_silence(contact, 10.0 + 30, LOST_HOST, mute=30.0) is DEAD
-    assert judge_silence(contact, 10.0 + MUTE, LOST_HOST, mute=2 * MUTE) is FINE
+    assert judge(contact, 10.0 + 29, mute=30.0) is FINE
+    assert judge(contact, 10.0 + 30, mute=30.0) is DEAD
+    assert judge(contact, 10.0 + MUTE, mute=2 * MUTE) is FINE
 
 
 def test_the_first_contact_may_take_as_long_as_the_start_of_all_tasks() -> None:
     """With a larger task_start_limit the nodes gave robust-srun up before they had tried."""
     contact = Contact(since=0.0)
-    assert judge_silence(contact, START + 1, LOST_HOST, first=600.0) is FINE
-    assert judge_silence(contact, 600.0, LOST_HOST, first=600.0) is DEAD
+    assert judge(contact, START + 1, first=600.0) is FINE
+    assert judge(contact, 600.0, first=600.0) is DEAD
 
 
 KINDS = st.sampled_from(["heard", "refused", "unreachable", "accepted"])
@@ -96,7 +100,7 @@ def test_recent_words_are_always_fine(events: list[tuple[str, float]], later: fl
         now += gap
         attempt(contact, kind, now)
     contact.heard(now)
-    assert judge_silence(contact, now + later, LOST_HOST) is FINE
+    assert judge(contact, now + later) is FINE
 
 
 @settings(deadline=None)
@@ -107,4 +111,4 @@ def test_a_host_that_answers_is_never_lost(events: list[tuple[str, float]]) -> N
         now += gap
         attempt(contact, kind, now)
         if kind != "unreachable":
-            assert judge_silence(contact, now, LOST_HOST) is not HOST
+            assert judge(contact, now) is not HOST
