@@ -315,10 +315,10 @@ def take_output(
     streams = (("output", request.output), ("error", request.error))
     for name, value in streams:
         mode = output_rules.parse_mode(value)
-        if isinstance(mode, output_rules.OutputFile) and output_rules.needs_task(mode.pattern):
-            taken[name] = mode.pattern
-        elif isinstance(mode, output_rules.OutputTask):
-            only[name] = mode.rank
+        if isinstance(mode, str) and output_rules.needs_task(mode):
+            taken[name] = mode
+        elif isinstance(mode, int):
+            only[name] = mode
         elif value is not None:
             standby_output += [f"--{name}={value}", "--open-mode=append"]
             continue
