@@ -14,7 +14,7 @@ from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
-from srun_wrapper.orders import rejoining
+from srun_wrapper.orders.rejoining import may_stay
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.standby.nodes import MOST_UNFIT
@@ -64,8 +64,9 @@ class AvailableMeans:
         ``failures``: in a row without progress, this one included.
         """
         exchange = incident.plan is not None and bool(incident.plan.exchange)
-        case = rejoining.RejoinCase(incident.diagnosis.symptom, failures, other_code, exchange)
-        return 0.0 if rejoining.why_not(case) else self._config.rejoin_limit
+        symptom = incident.diagnosis.symptom
+        stay = may_stay(symptom, failures, other_code=other_code, exchange=exchange)
+        return self._config.rejoin_limit if stay else 0.0
 
     def now(self, standby_nodes: int | None = None) -> Means:
         """Return the means that the ladder may count on now."""
