@@ -33,7 +33,6 @@ class StepRequest:
     error: str | None = None
     input: str | None = None
     pty: bool = False
-    export: str | None = None
     exclude: str | None = None
     distribution: str | None = None
     kill_on_bad_exit: int | None = None
@@ -92,7 +91,6 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
         error=text("error", "SRUN_ERROR", "SLURM_STDERRMODE"),
         input=text("input", "SRUN_INPUT", "SLURM_STDINMODE"),
         pty=has("pty"),
-        export=text("export", "SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"),
         exclude=value("exclude"),
         distribution=text("distribution", "SLURM_DISTRIBUTION"),
         kill_on_bad_exit=_count("--kill-on-bad-exit", kill_bad or "1") if kill_given else None,
