@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
@@ -32,7 +31,7 @@ class AvailableMeans:
         launch: steps.Launch,
         reports: Reports,
         copies: Callable[[], Copies],
-        resizing: Resizing | None = None,
+        resizing: Resizing,
     ) -> None:
         """``copies``: see ``Means``."""
         self._resizing = resizing
@@ -91,10 +90,9 @@ class AvailableMeans:
             requeues=int(self._launch.env.get("SLURM_RESTART_COUNT") or 0),
             stepped=self._progress.stepped,
             again=self._world.epoch > 1,
+            not_fewer=self._resizing.without,
+            resize_failed=self._resizing.failed,
         )
-        if self._resizing is not None:
-            fewer, failed = self._resizing.without, self._resizing.failed
-            means = replace(means, not_fewer=fewer, resize_failed=failed)
         had = [whole for n in self._world.places for whole in n.stdin.values()]
         left = limited(means, self._launch.feed, had)
         if left.standby_nodes < means.standby_nodes and not self._told_feed:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from made_job import KeptJournal, made_launch
 
 from robust_slurm.config import Config
+from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.steps import Secrets
 from srun_wrapper.decide.incident import Incident
@@ -75,7 +76,15 @@ class Scene:
         topology = Topology(self.state.members, self.state.config, launch, self.journal, dict, dict)
         requester = Requester(launch, Secrets(b"", 1), self.slurm, topology.prefer)
         self.parts = node_parts(
-            self.state, requester, self.ledger, self.journal, topology, watch, lambda: False
+            self.state,
+            requester,
+            self.ledger,
+            self.journal,
+            topology,
+            watch,
+            lambda: False,
+            dict,
+            Enrolments(),
         )
         self.settling = Settling(self.state, watch, lambda: None, lambda: False)
         self.replacement = self.parts.replacement
