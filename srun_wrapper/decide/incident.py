@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.decide.ladder import Plan
 
 REJOIN = "rejoin"  # the rung of a restart in place in which some ranks kept their process
@@ -131,6 +132,15 @@ class Incident:
             warm = f"; {self.kept} of {self.ranks} ranks kept their process{new}"
         restored = f"; {self.restored[0].partition(':')[0]}" if self.restored else ""
         return f"{head} in {phases['total']:.2f} s ({parts}){warm}{restored}{swapped}{steps}"
+
+
+def ordered(symptom: Symptom, line: str, why: str, number: str, epoch: int) -> Incident:
+    """Open the incident of a restart without a failure: it blames nobody."""
+    now = time.monotonic()
+    root = Failure(symptom, now, now, "")
+    diagnosis = Diagnosis(symptom, "ordered", (), (line,), symptom, root, rule=symptom)
+    plan = Plan("restart", (), why, rung=symptom)
+    return Incident(number, epoch, diagnosis, now, now, plan=plan)
 
 
 def _count(steps: int) -> str:
