@@ -20,7 +20,7 @@ from srun_wrapper.locate.ranks import (
     dominant,
     grouped,
     nodes_of,
-    rank_list,
+    numbered,
     shared_group,
 )
 
@@ -123,5 +123,4 @@ def _unlike(groups: Sequence[StackGroup]) -> _Odd | None:
 
 def _named(views: Sequence[RankView]) -> str:
     verb = "is" if len(views) == 1 else "are"
-    word = "rank" if len(views) == 1 else "ranks"
-    return f"{word} {rank_list(view.rank for view in views)} {verb}"
+    return f"{numbered([view.rank for view in views])} {verb}"

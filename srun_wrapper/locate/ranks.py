@@ -110,5 +110,10 @@ def rank_list(ranks: Iterable[int]) -> str:
     return ",".join(shown[:8]) + more
 
 
+def numbered(ranks: Sequence[int]) -> str:
+    """ "rank 3" or "ranks 0-11,14"."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}"
+
+
 def _offset(pair: tuple[int, int]) -> int:
     return pair[1] - pair[0]
