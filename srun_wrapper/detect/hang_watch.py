@@ -157,17 +157,15 @@ class HangWatch:
         return self._pace.last, self._pace.phase_since
 
     def _try_to_locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
+        """Return what was located, the lines that say who waits for whom, and what was seen."""
         try:
-            return self._locate(replies)
+            nodes = [(node, replies[node.key].samples) for node in active(self._state, replies)]
+            views = rank_views(self._world, nodes)
+            located = locate(views, self._mesh())
+            return located, story(views, located), views
         except Exception:  # noqa: BLE001 - else nobody would hear of the hang
             _log.exception("internal error: what the ranks wait for is not known")
             return Located(), (), ()
-
-    def _locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
-        nodes = [(node, replies[node.key].samples) for node in active(self._state, replies)]
-        views = rank_views(self._world, nodes)
-        located = locate(views, self._mesh())
-        return located, story(views, located), views
 
     async def _inspect(self) -> None:
         state = self._state

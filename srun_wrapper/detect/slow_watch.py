@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -160,7 +160,8 @@ class SlowWatch:
         if not state.pace.tempo.still_slow(slow.usual):
             _log.info("the job is not slow any more: no rank is named")
             return None
-        ranks = self._ranks(rounds, world)
+        # A launcher's ranks are more than the slots.
+        ranks = max(world, *(len(look) for looks in rounds for look in looks))
         # A second for ten thousand ranks: too long for the loop.
         found = await run_in_thread(lambda: judge(rounds, ranks), JUDGE)
         if not self._may() or state.world.epoch != epoch:
@@ -180,11 +181,6 @@ class SlowWatch:
     def _near_hang(self) -> bool:
         after = self._pace.locate_after()
         return after is None or self._pace.silent(time.monotonic()) >= NEAR_HANG * after
-
-    @staticmethod
-    def _ranks(rounds: Sequence[Sequence[Sequence[RankView]]], slots: int) -> int:
-        """Return the number of ranks: a launcher's are more than the slots."""
-        return max(slots, *(len(look) for looks in rounds for look in looks))
 
 
 def _seen(
