@@ -109,7 +109,9 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     try:
         nodes, request = allocation(env), effective(command, env)
         if by is not None:
-            handover.check(command, request, env, config.spares)
+            why = handover.why_plain(command, request, env, config.spares)
+            if why is not None:
+                raise UsageError(why)
         command = accepted(command, request, config, env)
         plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
     except UsageError as error:

@@ -101,15 +101,6 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
     )
 
 
-def refuse_multi_prog(request: StepRequest) -> None:
-    if request.multi_prog:
-        raise UsageError(
-            "--multi-prog is not supported: every task runs robust-task, which starts one command; "
-            "let a shell choose by rank instead: robust-srun bash -c 'case $SLURM_PROCID in "
-            "0) exec first;; *) exec others;; esac'"
-        )
-
-
 def _is_on(text: str) -> bool:
     if text == "" or text.lower() == "yes":
         return True

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import Job, SlurmError
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.agent.batch_host_failover import claim
 from srun_wrapper.command import steps
 from srun_wrapper.job.reporting.report import say
@@ -29,15 +29,14 @@ class LastRung:
         launch: steps.Launch,
         controller: Controller,
         reports: Reports,
-        directory: Path | None,
+        ledger: JobLedger,
     ) -> None:
-        """``directory``: the job's records, if they are kept."""
         self._job_id = job_id
         self._config = config
         self._launch = launch
         self._slurm, self._wait = controller
         self._reports = reports
-        self._directory = directory
+        self._ledger = ledger
         self._claimed = False
         self.excluded: tuple[str, ...] = ()  # nodes that the job excludes from its requeue on
 
@@ -73,7 +72,7 @@ class LastRung:
                     self.restarts,
                     self._reports.not_bad(),
                     say,
-                    self._reports.requeue,
+                    self._ledger.requeue,
                 ),
                 whole=True,
             )
@@ -86,7 +85,7 @@ class LastRung:
 
     async def _claim(self, restarts: int) -> bool:
         """See ``batch_host_failover.claim``; a file system that is silent cannot be asked."""
-        directory = self._directory
+        directory = self._ledger.dir
         try:
             self._claimed = await run_in_thread(lambda: claim(directory, restarts), CLAIM)
             return self._claimed
@@ -97,7 +96,7 @@ class LastRung:
 
     async def _unclaim(self, restarts: int) -> None:
         """Let a later request, or the nodes that lose this one, bring the job back."""
-        if self._directory is not None and self._claimed:
-            path = self._directory / f"rescued.{restarts}"
+        if self._ledger.dir is not None and self._claimed:
+            path = self._ledger.dir / f"rescued.{restarts}"
             with contextlib.suppress(OSError, TimeoutError):
                 await run_in_thread(lambda: path.unlink(missing_ok=True), CLAIM)

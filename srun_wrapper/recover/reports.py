@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
-from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.diagnosis import Cause
 from srun_wrapper.decide.exclusions import BadNode, Strength, remembered
 from srun_wrapper.decide.flaps import WINDOW, Flap
@@ -105,10 +104,6 @@ class Reports:
         self._silent.clear()
         for node in self._nodes.values():
             node.silent_as = None
-
-    def requeue(self, plan: RequeuePlan) -> None:
-        """Keep the plan of the job's next start."""
-        self._ledger.requeue(plan)
 
     def _answers_again(self, node: Node, flap: Flap) -> None:
         """Handle an answer of a node reported as unreachable, before it could have booted."""
