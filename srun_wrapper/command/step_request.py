@@ -7,7 +7,7 @@ are srun's own: a switch is on when its variable is empty, "yes" or a non-zero n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from srun_wrapper.command.srun_options import SrunCommand, UsageError
@@ -58,8 +58,8 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
             return value(option)
         return next((env[name] for name in variables if name in env), None)
 
-    def env_count(*variables: str) -> int | None:
-        return next((_count(name, env[name]) for name in variables if name in env), None)
+    def env_count(*variables: str, read: Callable[[str, str], int] = _count) -> int | None:
+        return next((read(name, env[name]) for name in variables if name in env), None)
 
     def count(option: str, *variables: str) -> int | None:
         if has(option):
@@ -75,14 +75,7 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
         ntasks_cli=count("ntasks"),
         ntasks_env=env_count("SLURM_NTASKS", "SLURM_NPROCS"),
         nodes_cli=_nodes("--nodes", value("nodes") or "") if has("nodes") else None,
-        nodes_env=next(
-            (
-                _nodes(name, env[name])
-                for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-                if name in env
-            ),
-            None,
-        ),
+        nodes_env=env_count("SLURM_JOB_NUM_NODES", "SLURM_NNODES", read=_nodes),
         tasks_per_node=count("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),
         # Which of the two variables srun reads changed in 23.11; both mean the same.
         cpus_per_task=count("cpus-per-task", "SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"),

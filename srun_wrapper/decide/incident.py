@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from robust_slurm.text import counted
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.decide.ladder import Plan
@@ -125,7 +126,7 @@ class Incident:
         if self.resized:
             swapped += "; resized {}→{}".format(*self.resized)
         lost = self.lost_steps
-        steps = "; lost steps unknown" if lost is None else f"; {_count(lost)} lost"
+        steps = "; lost steps unknown" if lost is None else f"; {counted(lost, 'step')} lost"
         warm = f"; {self.warm} of {self.ranks} ranks started warm" if self.warm else ""
         if self.kept:
             new = f", {self.warm} started warm" if self.warm else ""
@@ -141,10 +142,6 @@ def ordered(symptom: Symptom, line: str, why: str, number: str, epoch: int) -> I
     diagnosis = Diagnosis(symptom, "ordered", (), (line,), symptom, root, rule=symptom)
     plan = Plan("restart", (), why, rung=symptom)
     return Incident(number, epoch, diagnosis, now, now, plan=plan)
-
-
-def _count(steps: int) -> str:
-    return "1 step" if steps == 1 else f"{steps} steps"
 
 
 def ettr(elapsed: float, unproductive: float) -> float | None:

@@ -33,12 +33,9 @@ class CloserView:
 
 def of_recorders(found: Sequence[OpenCollective]) -> tuple[str, ...]:
     """Return a line for each collective that is not finished."""
-    return tuple(_of_finding(finding) for finding in found)
-
-
-def _of_finding(finding: OpenCollective) -> str:
-    end = "; no node is suspect" if finding.kind == MISMATCH else ""
-    return one_line(f"flight recorder: {finding.text}{end}", LONGEST)
+    ends = {MISMATCH: "; no node is suspect"}
+    lines = (f"flight recorder: {finding.text}{ends.get(finding.kind, '')}" for finding in found)
+    return tuple(one_line(line, LONGEST) for line in lines)
 
 
 def of_processes(views: Sequence[CloserView]) -> tuple[str, ...]:

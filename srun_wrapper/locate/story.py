@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from robust_slurm.slurm.values import ParseError, fold
@@ -70,12 +71,9 @@ def odd_loaders(view: RankView, views: Sequence[RankView]) -> list[tuple[int, St
 
 def _usual_loader(views: Sequence[RankView]) -> Key:
     """Return the stack that most data-loader workers of the job have."""
-    counts: dict[Key, int] = {}
-    for view in views:
-        for _, stack in view.loaders:
-            counts[key(stack)] = counts.get(key(stack), 0) + 1
-    best = max(counts, key=lambda each: counts[each], default=())
-    return best if 2 * counts.get(best, 0) > sum(counts.values()) else ()
+    counts = Counter(key(stack) for view in views for _, stack in view.loaders)
+    most = counts.most_common(1)
+    return most[0][0] if most and 2 * most[0][1] > counts.total() else ()
 
 
 def _of_group(group: StackGroup) -> str:
