@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from srun_wrapper.detect.inspections import active, inspect
 from srun_wrapper.detect.rank_views import rank_views
@@ -49,15 +48,6 @@ class SlowFinding:
         return corroborated(self.slow, self.facts)
 
 
-class Hearer(Protocol):
-    """Receives the findings of the watch."""
-
-    def found(self, finding: SlowFinding, /) -> None: ...
-
-    def eased(self, pace: Slowdown, /) -> None:
-        """Hear that a slow job is as fast as usual again."""
-
-
 class SlowWatch:
     """Compares the step time with its own past whenever a period of steps is over."""
 
@@ -66,16 +56,18 @@ class SlowWatch:
         state: JobState,
         bus: Bus,
         excused: Callable[[], bool],
-        hearer: Hearer,
+        found: Callable[[SlowFinding], None],
+        eased: Callable[[Slowdown], None],
     ) -> None:
-        """``excused``: whether the ranks wait for something known."""
+        """``excused``: whether the ranks wait for something known; ``eased``: called when a slow
+        job is as fast as usual again."""
         self._state = state
         self._config = state.config
         self._pace = state.pace
         self._tempo = state.pace.tempo
         self._bus = bus
         self._excused = excused
-        self._hearer = hearer
+        self._found, self._eased = found, eased
         self._task: asyncio.Task[None] | None = None
         self._closed = 0  # periods that were looked at
         self._next = 0.0
@@ -91,7 +83,7 @@ class SlowWatch:
         if self._task is not None and not self._task.done():
             return
         if self._usual is not None and tempo.eased(self._usual):
-            self._hearer.eased(Slowdown(tempo.periods[-1], self._usual))
+            self._eased(Slowdown(tempo.periods[-1], self._usual))
             tempo.accept(self._usual)
             self._usual = None
         slow = tempo.slow()
@@ -117,7 +109,7 @@ class SlowWatch:
                 self._nameless += finding.slow.kind != "ranks"
                 self._usual = self._usual or slow.usual
                 self._tempo.accept(slow.now)
-                self._hearer.found(finding)
+                self._found(finding)
         except Exception:  # noqa: BLE001 - whatever it is, the job goes on
             _log.exception("internal error: which rank is slow is not known")
 

@@ -254,7 +254,7 @@ class Supervisor:
             if await self.restoring.prepare():
                 self.epochs.start("")
             code = await self._life.run()
-            if self.phase not in ("failed", "requeued", "cancelled"):
+            if self._phase.name not in ("failed", "requeued", "cancelled"):
                 self._phase.name = self._last_phase(code)
             return code
         finally:
@@ -269,11 +269,6 @@ class Supervisor:
             self.records.close()
             if self.ledger.dropped:
                 say(f"{self.ledger.dropped} records were not written: {self.ledger.error}")
-
-    @property
-    def phase(self) -> str:
-        """The job's state, as robust-status shows it."""
-        return self._phase.name
 
     def _last_phase(self, code: int) -> str:
         """Return the job's last state, as robust-status shows it."""
@@ -290,7 +285,7 @@ class Supervisor:
         epoch, places = self.state.world.epoch, self.state.world.places
         self.ledger.event("epoch", epoch=epoch, nodes=[n.name for n in places], why=begun.reason)
         self.records.chronicle.world()
-        if self.phase not in ("recovering", "checking"):
+        if self._phase.name not in ("recovering", "checking"):
             self._phase.name = "running"
 
     def _shared_cause(self, text: str, begins: bool) -> None:
@@ -312,7 +307,8 @@ class Supervisor:
         launch = LaunchWatch(state, say, self._disturbed)
         tell = self.journal.located, self.journal.looked_closer
         hang = HangWatch(state, bus, excused, self.topology.mesh, *tell)
-        slow = SlowWatch(state, bus, excused, self.nodes.slowness)
+        slowness = self.nodes.slowness
+        slow = SlowWatch(state, bus, excused, slowness.found, slowness.eased)
         always = (
             self.node_watch.look,
             self.ending.look,
