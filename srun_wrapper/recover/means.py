@@ -35,6 +35,7 @@ class AvailableMeans:
     ) -> None:
         """``copies``: see ``Means``."""
         self._resizing = resizing
+        self._restarts = state.restarts
         self._members = state.members
         self._world = state.world
         self._progress = state.progress
@@ -87,7 +88,7 @@ class AvailableMeans:
             copies=self._copies(),
             before=before,
             world=mpi_world(self._launch.command),
-            requeues=int(self._launch.env.get("SLURM_RESTART_COUNT") or 0),
+            requeues=self._restarts,
             stepped=self._progress.stepped,
             again=self._world.epoch > 1,
             not_fewer=self._resizing.without,

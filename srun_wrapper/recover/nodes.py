@@ -92,7 +92,7 @@ def node_parts(
         Replacement(
             members, standby, topology, reports, lambda: bool(state.failures) or over(), resizing
         ),
-        LastRung(state.job_id, config, launch, controller, reports, ledger),
+        LastRung(state, launch, controller, reports, ledger),
         Slowness(state, ledger, reports),
         resizing,
     )

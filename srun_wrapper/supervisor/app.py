@@ -83,7 +83,7 @@ class Supervisor:
         job_id = int(env["SLURM_JOB_ID"])
         own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self.state = state = JobState(config, job_id, own, catalogue)
-        state.restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
+        state.restarts = launch.options.restarts
         self.inbox = Inbox(state)
         self.bus = bus = state.bus
         self.ledger = JobLedger(launch.options.records, observes=bool(launch.observed))
