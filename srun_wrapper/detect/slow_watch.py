@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from srun_wrapper.detect.inspections import active, inspect
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.slow_facts import Facts, Seen, corroborated, facts_of, of_any
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.tempo import Slowdown
 from srun_wrapper.locate.ranks import RankView
@@ -54,7 +53,6 @@ class SlowWatch:
     def __init__(
         self,
         state: JobState,
-        bus: Bus,
         excused: Callable[[], bool],
         found: Callable[[SlowFinding], None],
         eased: Callable[[Slowdown], None],
@@ -65,7 +63,6 @@ class SlowWatch:
         self._config = state.config
         self._pace = state.pace
         self._tempo = state.pace.tempo
-        self._bus = bus
         self._excused = excused
         self._found, self._eased = found, eased
         self._task: asyncio.Task[None] | None = None
@@ -136,9 +133,7 @@ class SlowWatch:
                 continue
             read = number in (0, LOOKS * ROUNDS - 2)
             nodes = active(state)
-            replies = await inspect(
-                state, self._bus, nodes, 0.0, signals=False, quick=True, machine=read
-            )
+            replies = await inspect(state, nodes, 0.0, signals=False, quick=True, machine=read)
             for node in nodes:
                 if node.key in replies and (machine := replies[node.key].machine) is not None:
                     before.setdefault(node.name, machine)

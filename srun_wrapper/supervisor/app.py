@@ -116,7 +116,7 @@ class Supervisor:
             lambda: self.checkpoints.enrolments.mesh(),
         )
         self.stop_tests = StopTests(
-            state, bus, self.facts, self.topology, self.journal, self._interrupted
+            state, self.facts, self.topology, self.journal, self._interrupted
         )
         worlds = SmallWorlds(state, bus, self.stopping, self.facts, self.journal, self._interrupted)
         how = (config.replay, config.replay_limit, config.replay_rounds, config.replay_fixed)
@@ -303,12 +303,12 @@ class Supervisor:
         return self.stalls.standing() or held_up or self._life.standing_still()
 
     def _build_watches(self) -> Watches:
-        state, bus, excused = self.state, self.bus, self._excused
+        state, excused = self.state, self._excused
         launch = LaunchWatch(state, say, self._disturbed)
         tell = self.journal.located, self.journal.looked_closer
-        hang = HangWatch(state, bus, excused, self.topology.mesh, *tell)
+        hang = HangWatch(state, excused, self.topology.mesh, *tell)
         slowness = self.nodes.slowness
-        slow = SlowWatch(state, bus, excused, slowness.found, slowness.eased)
+        slow = SlowWatch(state, excused, slowness.found, slowness.eased)
         always = (
             self.node_watch.look,
             self.ending.look,

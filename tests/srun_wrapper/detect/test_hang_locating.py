@@ -41,7 +41,6 @@ class Watched:
         self.told: list[tuple[Located, Sequence[str]]] = []
         self.hang = HangWatch(
             self.job.state,
-            self.job.state.bus,
             mesh=lambda: {"dp": 6},
             tell=lambda located, lines, _silent: self.told.append((located, lines)),
         )
@@ -127,10 +126,10 @@ def test_when_it_does_not_look(why: str) -> None:
         w.job.say(1, Report(1, (beat(1, 9, 9, ended=True),)))
         state.pace.last = now - 2.1
     elif why == "excused":
-        w.hang = HangWatch(state, state.bus, lambda: True)
+        w.hang = HangWatch(state, lambda: True)
     elif why == "off":
         state.config = state.config.__class__(hang=False)
-        w.hang = HangWatch(state, state.bus)
+        w.hang = HangWatch(state)
     elif why == "no step":
         state.progress.best, state.pace.slowest = None, 0.0
     w.early()

@@ -57,7 +57,7 @@ class Watched:
         ledger: Any = self.ledger
         self.slowness = Slowness(state, ledger, Reports(state.nodes, ledger, "ada"))
         hears = self.slowness.found, self.slowness.eased
-        self.watch = SlowWatch(state, state.bus, lambda: self.excused, *hears)
+        self.watch = SlowWatch(state, lambda: self.excused, *hears)
         state.pace.steps, state.pace.slowest = 99, 5.0
         state.pace.last = state.pace.epoch_since + 100.0
         self.steps(0.5, 0.5)
