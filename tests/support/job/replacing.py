@@ -67,7 +67,9 @@ class Scene:
         self.state.lose(self.nodes[1], "no word")
         self.state.failures.clear()
         self.silent = {"n3"}
-        self.ledger: Any = SimpleNamespace(dir=tmp_path, report_node=lambda *_report: None)
+        self.ledger: Any = SimpleNamespace(
+            dir=tmp_path, report_node=lambda *_report: None, requeue=lambda _plan: None
+        )
         self.slurm: Any = SimpleNamespace()
         self.journal = KeptJournal()
         launch = dataclasses.replace(made_launch(), feed=feed)
