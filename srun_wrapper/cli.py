@@ -109,7 +109,9 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     try:
         nodes, request = allocation(env), effective(command, env)
         if by is not None:
-            handover.check(command, request, env, config.spares)
+            why = handover.why_plain(command, request, env, config.spares)
+            if why is not None:
+                raise UsageError(why)
         command = accepted(command, request, config, env)
         plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
     except UsageError as error:
@@ -315,10 +317,10 @@ def take_output(
     streams = (("output", request.output), ("error", request.error))
     for name, value in streams:
         mode = output_rules.parse_mode(value)
-        if isinstance(mode, output_rules.OutputFile) and output_rules.needs_task(mode.pattern):
-            taken[name] = mode.pattern
-        elif isinstance(mode, output_rules.OutputTask):
-            only[name] = mode.rank
+        if isinstance(mode, str) and output_rules.needs_task(mode):
+            taken[name] = mode
+        elif isinstance(mode, int):
+            only[name] = mode
         elif value is not None:
             standby_output += [f"--{name}={value}", "--open-mode=append"]
             continue

@@ -127,13 +127,6 @@ def alone(
     to_srun(argv if by is not None else [*command.argv(), *command.command], env)
 
 
-def check(command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int) -> None:
-    """Raise UsageError if a line is to run as plain srun; for its text see ``why_plain``."""
-    why = why_plain(command, request, env, spares)
-    if why is not None:
-        raise UsageError(why)
-
-
 def why_plain(
     command: SrunCommand, request: StepRequest, env: Mapping[str, str], spares: int
 ) -> str | None:

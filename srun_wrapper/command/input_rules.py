@@ -30,11 +30,11 @@ class Feed(enum.Enum):
 def feed(value: str | None, terminal: bool) -> Feed:
     """Return what srun does with ``--input=value``; ``terminal``: its own stdin is one."""
     mode = output_rules.parse_mode(value)
-    if isinstance(mode, output_rules.OutputFile):
-        return Feed.OWN if output_rules.needs_task(mode.pattern) else Feed.FILE
+    if isinstance(mode, str):
+        return Feed.OWN if output_rules.needs_task(mode) else Feed.FILE
     if terminal:
         return Feed.TERMINAL
-    return Feed.ONE if isinstance(mode, output_rules.OutputTask) else Feed.EVERY
+    return Feed.ONE if isinstance(mode, int) else Feed.EVERY
 
 
 def limited(means: Means, source: Feed, had: Collection[bool]) -> Means:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from robust_slurm.config import Config, flag
 from srun_wrapper.command.srun_options import SrunCommand, UsageError
-from srun_wrapper.command.step_request import StepRequest, refuse_multi_prog
+from srun_wrapper.command.step_request import StepRequest
 
 REQUEUE_SIGNALS = ("USR1", "USR2", "TERM")
 MPI_TYPE = "SLURM_MPI_TYPE"  # srun's variable for --mpi, which modules of an MPI often set
@@ -55,7 +55,12 @@ def accepted(
     command: SrunCommand, request: StepRequest, config: Config, env: Mapping[str, str]
 ) -> SrunCommand:
     """Return the command without redundant options. Raises UsageError if it cannot be run."""
-    refuse_multi_prog(request)
+    if request.multi_prog:
+        raise UsageError(
+            "--multi-prog is not supported: every task runs robust-task, which starts one command; "
+            "let a shell choose by rank instead: robust-srun bash -c 'case $SLURM_PROCID in "
+            "0) exec first;; *) exec others;; esac'"
+        )
     requeue_signals(config.requeue_on)
     clusters, own = command.get("clusters"), env.get("SLURM_CLUSTER_NAME", "")
     if clusters is None:

@@ -11,30 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from robust_slurm.text import counted
-from srun_wrapper.command.rank_env import (
-    fold_hosts,
-    format_tasks_per_node,
-    node_env,
-    parse_tasks_per_node,
-    rank_env,
-    world_env,
-)
 from srun_wrapper.command.srun_options import SrunCommand, UsageError
 from srun_wrapper.command.step_request import StepRequest
-from srun_wrapper.command.torchrun import torchrun_overrides
-
-__all__ = [
-    "StepPlan",
-    "allocation",
-    "fold_hosts",
-    "format_tasks_per_node",
-    "node_env",
-    "parse_tasks_per_node",
-    "plan_step",
-    "rank_env",
-    "torchrun_overrides",
-    "world_env",
-]
 
 # Options that fix which node a task gets, or count tasks or GPUs over all nodes of the step.
 _INCOMPATIBLE = {

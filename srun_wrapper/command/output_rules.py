@@ -90,46 +90,19 @@ def _wildcard(letter: str, width: int, context: PatternContext) -> str:
     return number.zfill(width)
 
 
-@dataclass(frozen=True, slots=True)
-class All:
-    """Every task's stream goes through srun's own; the default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """The stream goes to /dev/null ("none")."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutputTask:
-    """The one task whose stream goes through srun's own."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class OutputFile:
-    """The stream goes to the files of this pattern."""
-
-    pattern: str
-
-
-Mode = All | Nothing | OutputTask | OutputFile
+Mode = int | str | None
+"""The one task that has the stream, or a pattern of files; None: all tasks have it, or none."""
 
 
 def parse_mode(value: str | None) -> Mode:
     """Parse an ``--output``/``--error``/``--input`` value as srun does.
 
-    Like srun, whatever starts with "all" (any case) or "-" is All: ``--output=all.log`` makes no
-    file. A number is a task's; ``numbered_files`` has those that are file names.
+    Like srun, whatever starts with "all" (any case) or "-" means all tasks: ``--output=all.log``
+    makes no file. A number is a task's; ``numbered_files`` has those that are file names.
     """
-    if value is None or value[:3].lower() == "all" or value.startswith("-"):
-        return All()
-    if value.lower() == "none":
-        return Nothing()
-    if re.fullmatch(r"\d+", value, re.ASCII):
-        return OutputTask(int(value))
-    return OutputFile(value)
+    if value is None or value[:3].lower() == "all" or value[:1] == "-" or value.lower() == "none":
+        return None
+    return int(value) if re.fullmatch(r"\d+", value, re.ASCII) else value
 
 
 def label_width(ntasks: int) -> int:

@@ -52,10 +52,6 @@ class SrunCommand:
     command: tuple[str, ...]
     informational: bool = False
 
-    @property
-    def multi_prog(self) -> bool:
-        return self.get("multi-prog") is not None
-
     def get(self, name: str) -> Option | None:
         """The option's last occurrence, which is the one srun uses; None if absent."""
         return next((o for o in reversed(self.srun) if o.name == name), None)

@@ -7,7 +7,7 @@ are srun's own: a switch is on when its variable is empty, "yes" or a non-zero n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from srun_wrapper.command.srun_options import SrunCommand, UsageError
@@ -33,7 +33,6 @@ class StepRequest:
     error: str | None = None
     input: str | None = None
     pty: bool = False
-    export: str | None = None
     exclude: str | None = None
     distribution: str | None = None
     kill_on_bad_exit: int | None = None
@@ -59,8 +58,8 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
             return value(option)
         return next((env[name] for name in variables if name in env), None)
 
-    def env_count(*variables: str) -> int | None:
-        return next((_count(name, env[name]) for name in variables if name in env), None)
+    def env_count(*variables: str, read: Callable[[str, str], int] = _count) -> int | None:
+        return next((read(name, env[name]) for name in variables if name in env), None)
 
     def count(option: str, *variables: str) -> int | None:
         if has(option):
@@ -76,14 +75,7 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
         ntasks_cli=count("ntasks"),
         ntasks_env=env_count("SLURM_NTASKS", "SLURM_NPROCS"),
         nodes_cli=_nodes("--nodes", value("nodes") or "") if has("nodes") else None,
-        nodes_env=next(
-            (
-                _nodes(name, env[name])
-                for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-                if name in env
-            ),
-            None,
-        ),
+        nodes_env=env_count("SLURM_JOB_NUM_NODES", "SLURM_NNODES", read=_nodes),
         tasks_per_node=count("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),
         # Which of the two variables srun reads changed in 23.11; both mean the same.
         cpus_per_task=count("cpus-per-task", "SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"),
@@ -92,7 +84,6 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
         error=text("error", "SRUN_ERROR", "SLURM_STDERRMODE"),
         input=text("input", "SRUN_INPUT", "SLURM_STDINMODE"),
         pty=has("pty"),
-        export=text("export", "SRUN_EXPORT_ENV", "SLURM_EXPORT_ENV"),
         exclude=value("exclude"),
         distribution=text("distribution", "SLURM_DISTRIBUTION"),
         kill_on_bad_exit=_count("--kill-on-bad-exit", kill_bad or "1") if kill_given else None,
@@ -101,15 +92,6 @@ def effective(cmd: SrunCommand, env: Mapping[str, str]) -> StepRequest:
         open_mode=text("open-mode", "SLURM_OPEN_MODE"),
         given=frozenset(option.name for option in cmd.srun),
     )
-
-
-def refuse_multi_prog(request: StepRequest) -> None:
-    if request.multi_prog:
-        raise UsageError(
-            "--multi-prog is not supported: every task runs robust-task, which starts one command; "
-            "let a shell choose by rank instead: robust-srun bash -c 'case $SLURM_PROCID in "
-            "0) exec first;; *) exec others;; esac'"
-        )
 
 
 def _is_on(text: str) -> bool:

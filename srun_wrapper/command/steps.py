@@ -21,7 +21,7 @@ from robust_slurm.slurm.ask import STANDBY
 from srun_wrapper.command.containers import CarriedPython
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.layout import StepPlan
-from srun_wrapper.command.srun_options import Option, SrunCommand
+from srun_wrapper.command.srun_options import SrunCommand
 from srun_wrapper.protocol.task_options import TaskOptions
 
 # srun options that say how a task runs; a standby node's tasks must run the same way. All others
@@ -153,17 +153,15 @@ def standby_argv(
 
     An allocation that srun makes for itself ends with srun, so it can never outlive the job.
     """
-    chosen: list[Option] = [
-        o for o in with_export(launch.command, launch.env).srun if _is_task_option(o)
-    ]
     argv = ["srun", "--quiet", f"--partition={partition}", "--nodes=1", f"--ntasks={tasks}"]
     argv += [f"--ntasks-per-node={tasks}", "--exclusive", "--kill-on-bad-exit=0"]
     argv += [f"--time={minutes}", "--no-kill", *of_job(job), *_per_node(launch, job)]
     if exclude:
         argv.append("--exclude=" + ",".join(exclude))
     argv += launch.standby_output
-    for option in chosen:
-        argv += option.words
+    for option in with_export(launch.command, launch.env).srun:
+        if option.name in TASK_OPTIONS or option.name.startswith("container-"):
+            argv += option.words
     return argv
 
 
@@ -187,10 +185,6 @@ def _per_node(launch: Launch, job: Job) -> list[str]:
     if job.cpus_per_task > 1 and launch.command.get("cpus-per-task") is None:
         argv.append(f"--cpus-per-task={job.cpus_per_task}")
     return argv
-
-
-def _is_task_option(option: Option) -> bool:
-    return option.name in TASK_OPTIONS or option.name.startswith("container-")
 
 
 @functools.cache

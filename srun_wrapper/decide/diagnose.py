@@ -77,8 +77,7 @@ def _odd_rank(case: Case) -> Diagnosis | None:
     root = case.root
     if root.symptom != "sdc":
         return None
-    found = Diagnosis("sdc", "unknown", root.suspects, root.evidence, "sdc", root)
-    return replace(found, exchange=True)
+    return Diagnosis("sdc", "unknown", root.suspects, root.evidence, "sdc", root, exchange=True)
 
 
 def _hang_of_collectives(case: Case) -> Diagnosis | None:

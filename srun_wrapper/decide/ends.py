@@ -79,13 +79,6 @@ def read_end(failure: Failure, catalogue: Catalogue | None = None) -> End:
     return _read(failure.tail, failure.facts, failure.node, killed_by(failure), catalogue or load())
 
 
-def follows(failure: Failure, catalogue: Catalogue | None = None) -> bool:
-    """True if this rank most likely died because another one did."""
-    if failure.symptom != "crash":
-        return False
-    return read_end(failure, catalogue).kind is EndKind.FOLLOWS
-
-
 def crashes(failures: Iterable[Failure]) -> list[Failure]:
     """Return the ends of ranks that are read, in their order in time.
 

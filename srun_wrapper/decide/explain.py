@@ -102,22 +102,13 @@ def _diagnosis(config: Config) -> Iterator[str]:
         then = follows(rule.then, config)
         rows = (("if", rule.evidence), ("verdict", rule.verdict), ("follows", then))
         yield from _block(f"{rule.id} ({rule.symptom})", rows)
-    yield from _block(
-        f"{TESTED} (in place of the rule before)",
-        (
-            ("if", "tests of the machines name a node while the ranks are down"),
-            ("verdict", "the node is proven bad"),
-            ("follows", follows("evict", config) if config.stop_tests else "off (stop_tests = 0)"),
-        ),
-    )
-    yield from _block(
-        f"{REPLAYED} (in place of the rule before)",
-        (
-            ("if", "a replay of the job in small groups of nodes names a node"),
-            ("verdict", "the node is proven bad"),
-            ("follows", follows("evict", config) if config.replay else "off (replay = 0)"),
-        ),
-    )
+    tests = "tests of the machines name a node while the ranks are down"
+    replay = "a replay of the job in small groups of nodes names a node"
+    for named, evidence, setting in ((TESTED, tests, "stop_tests"), (REPLAYED, replay, "replay")):
+        on = bool(getattr(config, setting))
+        then = follows("evict", config) if on else f"off ({setting} = 0)"
+        rows = (("if", evidence), ("verdict", "the node is proven bad"), ("follows", then))
+        yield from _block(f"{named} (in place of the rule before)", rows)
     yield from _block(
         "flap (after node-lost)",
         (

@@ -6,7 +6,9 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from robust_slurm.text import counted
 from srun_wrapper.decide.diagnosis import Diagnosis
+from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.decide.ladder import Plan
 
 REJOIN = "rejoin"  # the rung of a restart in place in which some ranks kept their process
@@ -124,7 +126,7 @@ class Incident:
         if self.resized:
             swapped += "; resized {}→{}".format(*self.resized)
         lost = self.lost_steps
-        steps = "; lost steps unknown" if lost is None else f"; {_count(lost)} lost"
+        steps = "; lost steps unknown" if lost is None else f"; {counted(lost, 'step')} lost"
         warm = f"; {self.warm} of {self.ranks} ranks started warm" if self.warm else ""
         if self.kept:
             new = f", {self.warm} started warm" if self.warm else ""
@@ -133,8 +135,13 @@ class Incident:
         return f"{head} in {phases['total']:.2f} s ({parts}){warm}{restored}{swapped}{steps}"
 
 
-def _count(steps: int) -> str:
-    return "1 step" if steps == 1 else f"{steps} steps"
+def ordered(symptom: Symptom, line: str, why: str, number: str, epoch: int) -> Incident:
+    """Open the incident of a restart without a failure: it blames nobody."""
+    now = time.monotonic()
+    root = Failure(symptom, now, now, "")
+    diagnosis = Diagnosis(symptom, "ordered", (), (line,), symptom, root, rule=symptom)
+    plan = Plan("restart", (), why, rung=symptom)
+    return Incident(number, epoch, diagnosis, now, now, plan=plan)
 
 
 def ettr(elapsed: float, unproductive: float) -> float | None:

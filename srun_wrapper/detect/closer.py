@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import Node, World
 from srun_wrapper.job.state import JobState
 from srun_wrapper.locate.closer_story import CloserView, of_processes, of_recorders
@@ -66,10 +65,10 @@ def in_depth(views: Sequence[RankView], located: Located) -> dict[tuple[str, int
 
 
 async def read_recorders(
-    state: JobState, bus: Bus, active: Sequence[Node], views: Sequence[RankView]
+    state: JobState, active: Sequence[Node], views: Sequence[RankView]
 ) -> CloserFindings:
     """Read the flight recorders of all ranks, and what the kernel shows of those without Python."""
-    replies = await _ask(state, bus, [(node, ()) for node in active], QUICK)
+    replies = await _ask(state, [(node, ()) for node in active], QUICK)
     recorded = [one for _, reply in replies for one in reply.recorded]
     found = findings(recorded, {view.rank for view in views}) if recorded else ()
     lines = _lines(state.world, replies, {})
@@ -77,22 +76,22 @@ async def read_recorders(
 
 
 async def look_deeper(
-    state: JobState, bus: Bus, active: Sequence[Node], views: Sequence[RankView], located: Located
+    state: JobState, active: Sequence[Node], views: Sequence[RankView], located: Located
 ) -> tuple[str, ...]:
     """Return lines about the processes for which the others wait: native stacks, the kernel."""
     named = in_depth(views, located)
     pids = [(node, tuple(pid for at, pid in named if at == node.name)) for node in active]
     asked = [(node, those) for node, those in pids if those]
-    return _lines(state.world, await _ask(state, bus, asked, DEEP), named)
+    return _lines(state.world, await _ask(state, asked, DEEP), named)
 
 
 async def _ask(
-    state: JobState, bus: Bus, pids: Sequence[tuple[Node, tuple[int, ...]]], seconds: float
+    state: JobState, pids: Sequence[tuple[Node, tuple[int, ...]]], seconds: float
 ) -> Replies:
     """Ask all slots of these nodes; return the answers that come in time."""
     world, epoch = state.world, state.world.epoch
     wanted = {(node.key, local) for node, _ in pids for local in range(_slots(world, node))}
-    with bus.ask(
+    with state.bus.ask(
         LookedCloser,
         lambda token: [(node, LookCloser(token, those)) for node, those in pids],
         repeat=False,

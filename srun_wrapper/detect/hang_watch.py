@@ -17,7 +17,6 @@ from srun_wrapper.detect.closer import CloserFindings, look_deeper, read_recorde
 from srun_wrapper.detect.inspections import Replies, active, inspect
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.stalls import own_mounts
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import Rank
 from srun_wrapper.job.pace import START_INSPECT, is_frozen, judge
 from srun_wrapper.job.state import JobState
@@ -43,7 +42,6 @@ class HangWatch:
     def __init__(
         self,
         state: JobState,
-        bus: Bus,
         excused: Callable[[], bool] = lambda: False,
         mesh: Callable[[], Mapping[str, int]] = dict,
         tell: Tell = lambda _located, _lines, _silent: None,
@@ -55,7 +53,6 @@ class HangWatch:
         self._config = state.config
         self._pace = state.pace
         self._world = state.world
-        self._bus = bus
         self._excused = excused
         self._mesh = mesh
         self._tell = tell
@@ -113,7 +110,7 @@ class HangWatch:
         state, last, epoch = self._state, self._pace.last, self._world.epoch
         # The job may be well: its ranks are only read, and get no signal.
         nodes = active(state)
-        replies = await inspect(state, self._bus, nodes, EARLY_WINDOW, signals=False)
+        replies = await inspect(state, nodes, EARLY_WINDOW, signals=False)
         now = time.monotonic()
         if state.world.epoch != epoch or state.failures or self._excused():
             return
@@ -131,7 +128,7 @@ class HangWatch:
             self._closer_task = asyncio.create_task(self._look_closer(located, views))
 
     async def _look_closer(self, located: Located, views: Sequence[RankView]) -> None:
-        state, bus, nodes = self._state, self._bus, active(self._state)
+        state, nodes = self._state, active(self._state)
         since, epoch = self._since(), state.world.epoch
 
         def old() -> bool:
@@ -139,12 +136,12 @@ class HangWatch:
             return bool(gone) or self._since() != since or self._excused()
 
         try:
-            found = await read_recorders(state, bus, nodes, views)
+            found = await read_recorders(state, nodes, views)
             if old():
                 return
             self._closer = since, found
             self._tell_closer(found.lines(), found.news())
-            if located.clear and (lines := await look_deeper(state, bus, nodes, views, located)):
+            if located.clear and (lines := await look_deeper(state, nodes, views, located)):
                 if old():
                     return
                 self._closer = since, replace(found, processes=lines)
@@ -157,23 +154,21 @@ class HangWatch:
         return self._pace.last, self._pace.phase_since
 
     def _try_to_locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
+        """Return what was located, the lines that say who waits for whom, and what was seen."""
         try:
-            return self._locate(replies)
+            nodes = [(node, replies[node.key].samples) for node in active(self._state, replies)]
+            views = rank_views(self._world, nodes)
+            located = locate(views, self._mesh())
+            return located, story(views, located), views
         except Exception:  # noqa: BLE001 - else nobody would hear of the hang
             _log.exception("internal error: what the ranks wait for is not known")
             return Located(), (), ()
-
-    def _locate(self, replies: Replies) -> tuple[Located, Sequence[str], Sequence[RankView]]:
-        nodes = [(node, replies[node.key].samples) for node in active(self._state, replies)]
-        views = rank_views(self._world, nodes)
-        located = locate(views, self._mesh())
-        return located, story(views, located), views
 
     async def _inspect(self) -> None:
         state = self._state
         epoch = state.world.epoch
         nodes = active(state)
-        replies = await inspect(state, self._bus, nodes, WINDOW)
+        replies = await inspect(state, nodes, WINDOW)
         now = time.monotonic()
         self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
         if self._old(epoch):
@@ -230,7 +225,7 @@ class HangWatch:
             return {}
         try:
             views = rank_views(self._world, [(node, replies[node.key].samples) for node in nodes])
-            found = await read_recorders(state, self._bus, nodes, views)
+            found = await read_recorders(state, nodes, views)
         except Exception:  # noqa: BLE001 - then CPU alone decides
             _log.exception("internal error: no look at the flight recorders")
             return {}

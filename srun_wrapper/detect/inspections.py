@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import AgentKey, Node, Role
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.messages import Inspect, Inspected
@@ -21,7 +20,6 @@ def active(state: JobState, among: Replies | None = None) -> list[Node]:
 
 async def inspect(
     state: JobState,
-    bus: Bus,
     nodes: Sequence[Node],
     window: float,
     *,
@@ -36,7 +34,7 @@ async def inspect(
     epoch = state.world.epoch
     wanted = {(node.key, 0) for node in nodes}
     # Not repeated: two debuggers at one rank exclude each other, and the rank would look frozen.
-    with bus.ask(
+    with state.bus.ask(
         Inspected,
         lambda token: [(n, Inspect(token, window, signals, quick, machine)) for n in nodes],
         repeat=False,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from robust_slurm.error_counters import costs_time, weight
@@ -73,17 +73,17 @@ def corroborated(found: Slow, facts: Facts) -> bool:
 
 def _hardware(mine: Seen, others: list[Seen]) -> list[str]:
     lines = []
-    if _alone(others, lambda each: bool(each.after.hot)):
+    if _few(bool(each.after.hot) for each in others):
         lines += [f"hot: {text}" for text in mine.after.hot]
     for text in mine.after.below:
-        if not _below_elsewhere(text, others):
+        if _few(text in each.after.below for each in others):
             lines.append(f"degraded link: {text}")
     for link, rate in mine.after.links.items():
         if rate >= mine.after.first_links.get(link, math.inf):
             continue  # it was no faster before the job became slow
         rates = [each.after.links[link] for each in others if link in each.after.links]
         usual = statistics.median_high([rate, *rates])
-        if rate < usual and ALIKE * sum(other <= rate for other in rates) <= len(rates):
+        if rate < usual and _few(other <= rate for other in rates):
             lines.append(f"degraded link: {link} {rate:g} Gb/s, on the others {usual:g}")
     for name, grown in mine.errors.items():
         least = 1 if weight(name) <= GRAVEST else ERRORS
@@ -109,13 +109,10 @@ def _load(mine: Seen, others: list[Seen]) -> list[str]:
     return lines
 
 
-def _below_elsewhere(text: str, others: list[Seen]) -> bool:
-    """True if this PCIe device is as degraded on more than a quarter of the other nodes."""
-    return not _alone(others, lambda each: text in each.after.below)
-
-
-def _alone(others: list[Seen], has: Callable[[Seen], bool]) -> bool:
-    return ALIKE * sum(map(has, others)) <= len(others)
+def _few(alike: Iterable[bool]) -> bool:
+    """True if at most a quarter of the other nodes are like this one."""
+    marks = list(alike)
+    return ALIKE * sum(marks) <= len(marks)
 
 
 def _count(name: str, mine: Seen, others: list[Seen]) -> int:
@@ -131,8 +128,5 @@ def _growth(name: str, each: Seen) -> int:
 
 
 def _stands_out(own: int, others: list[int]) -> bool:
-    return own > 0 and _few(others, own) and own >= TIMES * statistics.median(others)
-
-
-def _few(others: list[int], own: int) -> bool:
-    return ALIKE * sum(each * 2 >= own for each in others) <= len(others)
+    few = _few(each * 2 >= own for each in others)
+    return own > 0 and few and own >= TIMES * statistics.median(others)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from srun_wrapper.detect.inspections import active, inspect
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.slow_facts import Facts, Seen, corroborated, facts_of, of_any
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.tempo import Slowdown
 from srun_wrapper.locate.ranks import RankView
@@ -49,33 +47,24 @@ class SlowFinding:
         return corroborated(self.slow, self.facts)
 
 
-class Hearer(Protocol):
-    """Receives the findings of the watch."""
-
-    def found(self, finding: SlowFinding, /) -> None: ...
-
-    def eased(self, pace: Slowdown, /) -> None:
-        """Hear that a slow job is as fast as usual again."""
-
-
 class SlowWatch:
     """Compares the step time with its own past whenever a period of steps is over."""
 
     def __init__(
         self,
         state: JobState,
-        bus: Bus,
         excused: Callable[[], bool],
-        hearer: Hearer,
+        found: Callable[[SlowFinding], None],
+        eased: Callable[[Slowdown], None],
     ) -> None:
-        """``excused``: whether the ranks wait for something known."""
+        """``excused``: whether the ranks wait for something known; ``eased``: called when a slow
+        job is as fast as usual again."""
         self._state = state
         self._config = state.config
         self._pace = state.pace
         self._tempo = state.pace.tempo
-        self._bus = bus
         self._excused = excused
-        self._hearer = hearer
+        self._found, self._eased = found, eased
         self._task: asyncio.Task[None] | None = None
         self._closed = 0  # periods that were looked at
         self._next = 0.0
@@ -91,7 +80,7 @@ class SlowWatch:
         if self._task is not None and not self._task.done():
             return
         if self._usual is not None and tempo.eased(self._usual):
-            self._hearer.eased(Slowdown(tempo.periods[-1], self._usual))
+            self._eased(Slowdown(tempo.periods[-1], self._usual))
             tempo.accept(self._usual)
             self._usual = None
         slow = tempo.slow()
@@ -117,7 +106,7 @@ class SlowWatch:
                 self._nameless += finding.slow.kind != "ranks"
                 self._usual = self._usual or slow.usual
                 self._tempo.accept(slow.now)
-                self._hearer.found(finding)
+                self._found(finding)
         except Exception:  # noqa: BLE001 - whatever it is, the job goes on
             _log.exception("internal error: which rank is slow is not known")
 
@@ -144,9 +133,7 @@ class SlowWatch:
                 continue
             read = number in (0, LOOKS * ROUNDS - 2)
             nodes = active(state)
-            replies = await inspect(
-                state, self._bus, nodes, 0.0, signals=False, quick=True, machine=read
-            )
+            replies = await inspect(state, nodes, 0.0, signals=False, quick=True, machine=read)
             for node in nodes:
                 if node.key in replies and (machine := replies[node.key].machine) is not None:
                     before.setdefault(node.name, machine)
@@ -160,7 +147,8 @@ class SlowWatch:
         if not state.pace.tempo.still_slow(slow.usual):
             _log.info("the job is not slow any more: no rank is named")
             return None
-        ranks = self._ranks(rounds, world)
+        # A launcher's ranks are more than the slots.
+        ranks = max(world, *(len(look) for looks in rounds for look in looks))
         # A second for ten thousand ranks: too long for the loop.
         found = await run_in_thread(lambda: judge(rounds, ranks), JUDGE)
         if not self._may() or state.world.epoch != epoch:
@@ -180,11 +168,6 @@ class SlowWatch:
     def _near_hang(self) -> bool:
         after = self._pace.locate_after()
         return after is None or self._pace.silent(time.monotonic()) >= NEAR_HANG * after
-
-    @staticmethod
-    def _ranks(rounds: Sequence[Sequence[Sequence[RankView]]], slots: int) -> int:
-        """Return the number of ranks: a launcher's are more than the slots."""
-        return max(slots, *(len(look) for looks in rounds for look in looks))
 
 
 def _seen(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from srun_wrapper.command.steps import Launch
@@ -19,11 +19,6 @@ class JobFacts:
     @property
     def env(self) -> Mapping[str, str]:
         return self.launch.env
-
-    @property
-    def command(self) -> Sequence[str]:
-        """The user's program and its arguments."""
-        return self.launch.command.command
 
     def run_id(self, step_id: str) -> str:
         """Return the id of this step in this run of the job: a requeued job keeps its own id."""

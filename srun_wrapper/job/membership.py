@@ -69,7 +69,8 @@ class Membership:
 
     def lay_out(self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]]) -> None:
         """Lay out the world: these nodes with these ranks each, before its first epoch."""
-        self.world.lay_out(places, ranks)
+        self.world.epoch = 0
+        self.world.places[:], self.world.ranks[:] = places, ranks
 
     def arrange(self, places: Sequence[Node]) -> None:
         """Order the nodes anew, from the next epoch on; roles stay as they are."""

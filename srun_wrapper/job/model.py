@@ -179,11 +179,6 @@ class World:
     replica_ranks: int = 1
     """Ranks that compute a share of the batch together, once the world's size has changed."""
 
-    def lay_out(self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]]) -> None:
-        """Give these nodes these ranks each, before the first epoch."""
-        self.epoch = 0
-        self.places[:], self.ranks[:] = places, ranks
-
     def resize(
         self, places: Sequence[Node], ranks: Sequence[tuple[int, ...]], origin: Mapping[int, int]
     ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from robust_slurm.text import one_line
 from srun_wrapper.locate.collectives import MISMATCH, OpenCollective
-from srun_wrapper.locate.ranks import rank_list
+from srun_wrapper.locate.ranks import numbered
 from srun_wrapper.locate.story import node_list
 
 LONGEST = 400  # characters of a line
@@ -33,12 +33,9 @@ class CloserView:
 
 def of_recorders(found: Sequence[OpenCollective]) -> tuple[str, ...]:
     """Return a line for each collective that is not finished."""
-    return tuple(_of_finding(finding) for finding in found)
-
-
-def _of_finding(finding: OpenCollective) -> str:
-    end = "; no node is suspect" if finding.kind == MISMATCH else ""
-    return one_line(f"flight recorder: {finding.text}{end}", LONGEST)
+    ends = {MISMATCH: "; no node is suspect"}
+    lines = (f"flight recorder: {finding.text}{ends.get(finding.kind, '')}" for finding in found)
+    return tuple(one_line(line, LONGEST) for line in lines)
 
 
 def of_processes(views: Sequence[CloserView]) -> tuple[str, ...]:
@@ -51,10 +48,9 @@ def of_processes(views: Sequence[CloserView]) -> tuple[str, ...]:
             groups.setdefault(f"({view.name}): {view.kernel}", []).append(view)
     most = sorted(groups.items(), key=lambda group: (len(group[1]), group[1][0].rank))
     for text, members in most[:GROUPS]:  # the few first: they are what differs
-        word = "rank" if len(members) == 1 else "ranks"
         nodes = node_list([view.node for view in members])
-        ranks = rank_list(view.rank for view in members)
-        lines.append(f"{word} {ranks} on {nodes}, no Python {text}")
+        ranks = numbered([view.rank for view in members])
+        lines.append(f"{ranks} on {nodes}, no Python {text}")
     return tuple(one_line(line, LONGEST) for line in lines)
 
 

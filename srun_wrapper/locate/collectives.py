@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from srun_wrapper.locate.ranks import rank_list
+from srun_wrapper.locate.ranks import numbered
 from srun_wrapper.locate.recorded import Recorded, RecordedCall, RecordedGroup
 
 OLD = 1.0  # s that a rank has been in a collective until it counts as waiting: ranks are never even
@@ -97,14 +97,15 @@ def _of_group(ranks: Mapping[int, RecordedGroup], silent: Sequence[int]) -> Open
     if missing:
         verb = "has" if len(missing) == 1 else "have"
         text = (
-            f"{_ranks(missing)} {verb} not entered {where}; "
+            f"{numbered(missing)} {verb} not entered {where}; "
             f"{_waiting(waiting, len(ranks) - len(missing))} {longest:.1f} s"
         )
         return OpenCollective(MISSING, missing, waiting, text)
+    there = f"{numbered(waiting)} in {where} for {longest:.1f} s"
     if silent:  # they may be missing in it, or in no such group
-        text = f"{_ranks(waiting)} in {where} for {longest:.1f} s; {_ranks(silent)} did not answer"
+        text = f"{there}; {numbered(silent)} did not answer"
     elif len(waiting) < len(ranks):  # some have finished it; the others may only be slower
-        text = f"{_ranks(waiting)} in {where} for {longest:.1f} s, which the others have finished"
+        text = f"{there}, which the others have finished"
     else:
         text = f"all {len(ranks)} ranks are in {where} for {longest:.1f} s: none is missing in it"
     return OpenCollective(ALL_IN, (), waiting, text)
@@ -146,16 +147,12 @@ def _unlike_text(
     verb = "calls" if len(unlike) == 1 else "call"
     verbs = "calls" if len(others) == 1 else "call"
     odd_name, usual_name = _plain(odd.name), _plain(usual.name)
-    first = f"{_ranks(unlike)} {verb} {odd_name} of {odd.sizes} ({odd.kind})"
-    return f"{first}, {_ranks(others)} {verbs} {usual_name} of {usual.sizes} ({usual.kind})"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}"
+    first = f"{numbered(unlike)} {verb} {odd_name} of {odd.sizes} ({odd.kind})"
+    return f"{first}, {numbered(others)} {verbs} {usual_name} of {usual.sizes} ({usual.kind})"
 
 
 def _waiting(waiting: Sequence[int], rest: int) -> str:
     verb = "has" if len(waiting) == 1 else "have"
     if len(waiting) == rest and rest > 1:
         return f"the other {rest} have waited in it for"
-    return f"{_ranks(waiting)} {verb} waited in it for"
+    return f"{numbered(waiting)} {verb} waited in it for"

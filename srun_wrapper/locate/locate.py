@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from srun_wrapper.decide.shared_cause import common
 from srun_wrapper.locate.ranks import (
@@ -20,7 +19,7 @@ from srun_wrapper.locate.ranks import (
     dominant,
     grouped,
     nodes_of,
-    rank_list,
+    numbered,
     shared_group,
 )
 
@@ -30,7 +29,10 @@ GROUP_SHARE = 4  # a parallel group on more than a quarter of the nodes singles 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The ranks and nodes that were located; ``nodes`` is () if nothing singles a machine out."""
+    """The ranks and nodes that were located; ``nodes`` is () if nothing singles a machine out.
+
+    The event ``located`` has these fields.
+    """
 
     ranks: tuple[int, ...] = ()  # those for which the others wait, or that stand out
     nodes: tuple[str, ...] = ()  # suspects
@@ -40,10 +42,6 @@ class Located:
     @property
     def clear(self) -> bool:
         return bool(self.nodes)
-
-    def record(self) -> dict[str, Any]:
-        """Return the fields of the event ``located``."""
-        return {"ranks": self.ranks, "nodes": self.nodes, "why": self.why, "group": self.group}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +121,4 @@ def _unlike(groups: Sequence[StackGroup]) -> _Odd | None:
 
 def _named(views: Sequence[RankView]) -> str:
     verb = "is" if len(views) == 1 else "are"
-    word = "rank" if len(views) == 1 else "ranks"
-    return f"{word} {rank_list(view.rank for view in views)} {verb}"
+    return f"{numbered([view.rank for view in views])} {verb}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -58,13 +59,10 @@ def dominant(groups: Sequence[StackGroup]) -> StackGroup | None:
 def behind(views: Sequence[RankView]) -> tuple[RankView, ...]:
     """Return the ranks whose last step is before that of a clear majority (two thirds)."""
     known = [view for view in views if view.step is not None]
-    steps: dict[int, int] = {}
-    for view in known:
-        steps[view.step or 0] = steps.get(view.step or 0, 0) + 1
     if len(known) < 3:
         return ()
-    most = max(steps, key=lambda step: steps[step])
-    if 3 * steps[most] < 2 * len(known):
+    ((most, count),) = Counter(view.step or 0 for view in known).most_common(1)
+    if 3 * count < 2 * len(known):
         return ()
     return tuple(view for view in known if (view.step or 0) < most)
 
@@ -108,6 +106,11 @@ def rank_list(ranks: Iterable[int]) -> str:
     shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     more = f" and others ({len(ordered)} in all)" if len(shown) > 8 else ""
     return ",".join(shown[:8]) + more
+
+
+def numbered(ranks: Sequence[int]) -> str:
+    """ "rank 3" or "ranks 0-11,14"."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}"
 
 
 def _offset(pair: tuple[int, int]) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from robust_slurm.text import counted
-from srun_wrapper.locate.ranks import RankView, nodes_of, rank_list
+from srun_wrapper.locate.ranks import RankView, nodes_of, numbered
 from srun_wrapper.locate.stacks import waits, without_line
 
 ROUNDS = 5
@@ -153,9 +153,9 @@ def _named(
     own = statistics.median(whole[rank] for rank in ranks)
     others = [share for rank, share in whole.items() if rank not in chosen]
     of = nodes[0] if len(nodes) == 1 else counted(len(nodes), "node")
-    word, verb = ("rank", "is") if len(ranks) == 1 else ("ranks", "are")
+    verb = "is" if len(ranks) == 1 else "are"
     why = (
-        f"{word} {rank_list(ranks)} on {of} {verb} outside collectives in {_percent(own)} of the "
+        f"{numbered(ranks)} on {of} {verb} outside collectives in {_percent(own)} of the "
         f"looks, the others in {_percent(statistics.median(others))}"
     )
     return Slow(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.text import one_line
 from srun_wrapper.locate.locate import Located
-from srun_wrapper.locate.ranks import RankView, StackGroup, grouped, rank_list
+from srun_wrapper.locate.ranks import RankView, StackGroup, grouped, numbered
 from srun_wrapper.locate.stacks import Key, Stack, key, without_line
 
 MOST = 10
@@ -50,11 +51,10 @@ def _head(located: Located) -> str:
 
 
 def _of_rank(view: RankView, other: Sequence[tuple[int, Stack]]) -> list[str]:
-    calls = " < ".join(view.stack[:FRAMES]) or "its stack is not known"
+    calls = " < ".join(view.stack[:FRAMES])
+    what = f"in {calls}" if view.stack else "its stack is not known"
     stopped = "stopped, " if view.state == "T" else ""
-    lines = [f"rank {view.rank} on {view.node}: {stopped}in {calls}"]
-    if not view.stack:
-        lines = [f"rank {view.rank} on {view.node}: {stopped}{calls}"]
+    lines = [f"rank {view.rank} on {view.node}: {stopped}{what}"]
     if other:
         pid, stack = other[0]
         lines.append(f"its data-loader worker {pid}: in {' < '.join(stack[:FRAMES])}")
@@ -71,19 +71,15 @@ def odd_loaders(view: RankView, views: Sequence[RankView]) -> list[tuple[int, St
 
 def _usual_loader(views: Sequence[RankView]) -> Key:
     """Return the stack that most data-loader workers of the job have."""
-    counts: dict[Key, int] = {}
-    for view in views:
-        for _, stack in view.loaders:
-            counts[key(stack)] = counts.get(key(stack), 0) + 1
-    best = max(counts, key=lambda each: counts[each], default=())
-    return best if 2 * counts.get(best, 0) > sum(counts.values()) else ()
+    counts = Counter(key(stack) for view in views for _, stack in view.loaders)
+    most = counts.most_common(1)
+    return most[0][0] if most and 2 * most[0][1] > counts.total() else ()
 
 
 def _of_group(group: StackGroup) -> str:
     where = f"waiting in {group.waits}" if group.waits else f"in {without_line(group.key[0])}"
-    word = "rank" if len(group.ranks) == 1 else "ranks"
     nodes = node_list([view.node for view in group.ranks])
-    return f"{word} {rank_list(view.rank for view in group.ranks)} on {nodes}: {where}"
+    return f"{numbered([view.rank for view in group.ranks])} on {nodes}: {where}"
 
 
 def node_list(names: Sequence[str]) -> str:

@@ -22,7 +22,6 @@ from robust_slurm.text import counted
 from srun_wrapper.agent.test_worker import session_key
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Symptom, last_error
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.facts import JobFacts
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.journal import Journal
@@ -137,7 +136,6 @@ class StopTests:
     def __init__(
         self,
         state: JobState,
-        bus: Bus,
         facts: JobFacts,
         topology: Topology,
         journal: Journal,
@@ -145,7 +143,6 @@ class StopTests:
     ) -> None:
         """``over``: True if another failure or the end came in between."""
         self._state = state
-        self._bus = bus
         self._facts = facts
         self._topology = topology
         self._journal = journal
@@ -193,7 +190,7 @@ class StopTests:
             self._session = session
             order = RunTests(self._token, port, limit + MARGIN, config.test_python, every)
             for node in nodes.values():
-                self._bus.send(node, order)
+                self._state.bus.send(node, order)
             await session.gather(min(START, limit / 2))
             left = limit - (time.monotonic() - began)
             wanted = WantedTests(

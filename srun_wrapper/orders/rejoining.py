@@ -6,8 +6,6 @@ it must be in ``robust_slurm.resilient`` and answer in time. In doubt all ranks 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from srun_wrapper.decide.failure import Symptom
 
 FAULTS: frozenset[Symptom] = frozenset({"crash", "hang", "node_lost"})
@@ -15,26 +13,14 @@ FAULTS: frozenset[Symptom] = frozenset({"crash", "hang", "node_lost"})
 that is not finite, or a state that differs from the peers', any of them may hold the fault."""
 
 
-class RejoinCase(NamedTuple):
-    """A recovery whose plan keeps the job running."""
+def may_stay(symptom: Symptom, failures: int, *, other_code: bool, exchange: bool) -> bool:
+    """True if the ranks that are well may stay in a recovery that keeps the job running.
 
-    symptom: Symptom
-    failures: int  # in a row without progress, this one included
-    other_code: bool  # the next epoch runs another version of the code
-    exchange: bool  # nodes exchange their ranks to see whether the fault follows
-
-
-def why_not(case: RejoinCase) -> str:
-    """Return why all ranks must be restarted; "" if those that are well may stay."""
-    if case.symptom not in FAULTS:
-        return f"after {case.symptom} no process is trusted"
-    if case.failures > 1:
-        return "no step was made since the last failure"
-    if case.other_code:
-        return "the next epoch runs other code"
-    if case.exchange:
-        return "nodes exchange their ranks"
-    return ""
+    ``failures``: in a row without progress, this one included. ``other_code``: the next epoch runs
+    another version of the code. ``exchange``: nodes exchange their ranks to see whether the fault
+    follows.
+    """
+    return symptom in FAULTS and failures <= 1 and not other_code and not exchange
 
 
 def may_go_on(*, from_memory: bool, step: int | None) -> bool:

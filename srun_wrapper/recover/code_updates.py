@@ -22,10 +22,6 @@ from srun_wrapper.code.deployment import REQUESTS, Deployment
 from srun_wrapper.code.listing import CodeError
 from srun_wrapper.code.requests import Follower, Request
 from srun_wrapper.code.versions import Book, Change
-from srun_wrapper.decide.diagnosis import Diagnosis
-from srun_wrapper.decide.failure import Failure
-from srun_wrapper.decide.incident import Incident
-from srun_wrapper.decide.ladder import Plan
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
@@ -36,17 +32,6 @@ P = ParamSpec("P")
 _ROOT = "robust-srun"
 _NO_CHANGE = cast("Change | None", None)
 _log = logging.getLogger("robust-srun.code")
-
-
-def ordered(change: Change, number: str, epoch: int) -> Incident:
-    """Open the incident of a restart that a person has requested: it blames nobody."""
-    now = time.monotonic()
-    line = f"code {change.version} of {change.who}"
-    root = Failure("update", now, now, "")
-    diagnosis = Diagnosis("update", "ordered", (), (line,), "update", root, rule="update")
-    incident = Incident(number, epoch, diagnosis, now, now)
-    incident.plan = Plan("restart", (), change.why or "requested", rung="update")
-    return incident
 
 
 def _guarded(default: T) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
-from robust_slurm.config import Config
 from robust_slurm.slurm import Job, SlurmError
+from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.agent.batch_host_failover import claim
 from srun_wrapper.command import steps
 from srun_wrapper.job.reporting.report import say
+from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.requeue.requeue import put_back
 from srun_wrapper.requeue.slurm_wait import Controller
@@ -24,27 +24,21 @@ class LastRung:
 
     def __init__(
         self,
-        job_id: int,
-        config: Config,
+        state: JobState,
         launch: steps.Launch,
         controller: Controller,
         reports: Reports,
-        directory: Path | None,
+        ledger: JobLedger,
     ) -> None:
-        """``directory``: the job's records, if they are kept."""
-        self._job_id = job_id
-        self._config = config
+        self._job_id = state.job_id
+        self._restarts = state.restarts
+        self._config = state.config
         self._launch = launch
         self._slurm, self._wait = controller
         self._reports = reports
-        self._directory = directory
+        self._ledger = ledger
         self._claimed = False
         self.excluded: tuple[str, ...] = ()  # nodes that the job excludes from its requeue on
-
-    @property
-    def restarts(self) -> int:
-        """The number of times that the job was requeued before this run, for whatever reason."""
-        return int(self._launch.env.get("SLURM_RESTART_COUNT") or 0)
 
     async def read_job(self) -> Job | None:
         """Return the job as Slurm has it now; None: Slurm does not answer."""
@@ -59,7 +53,7 @@ class LastRung:
         ``standby``: it may start on standby nodes, which are there for lost ones.
         """
         self._reports.report_silent()
-        if not await self._claim(self.restarts):
+        if not await self._claim():
             return "the other nodes restart the job because they have lost this one"
         try:
             job, self.excluded = await self._wait.call(
@@ -70,34 +64,34 @@ class LastRung:
                     self._reports.evidence(),
                     self._config.standby_partition if standby else "",
                     self._launch.options.size,
-                    self.restarts,
+                    self._restarts,
                     self._reports.not_bad(),
                     say,
-                    self._reports.requeue,
+                    self._ledger.requeue,
                 ),
                 whole=True,
             )
         except SlurmError as err:
-            await self._unclaim(self.restarts)
+            await self._unclaim()
             return f"cannot requeue: {err}"
         if job != self._job_id:
             say(f"Slurm cannot requeue job {self._job_id} again: it continues as job {job}")
         return ""
 
-    async def _claim(self, restarts: int) -> bool:
+    async def _claim(self) -> bool:
         """See ``batch_host_failover.claim``; a file system that is silent cannot be asked."""
-        directory = self._directory
+        directory = self._ledger.dir
         try:
-            self._claimed = await run_in_thread(lambda: claim(directory, restarts), CLAIM)
+            self._claimed = await run_in_thread(lambda: claim(directory, self._restarts), CLAIM)
             return self._claimed
         except TimeoutError:
             self._claimed = False  # it may be another's
             say(f"{directory} does not answer in {CLAIM:g} s: requeueing without its records")
             return True
 
-    async def _unclaim(self, restarts: int) -> None:
+    async def _unclaim(self) -> None:
         """Let a later request, or the nodes that lose this one, bring the job back."""
-        if self._directory is not None and self._claimed:
-            path = self._directory / f"rescued.{restarts}"
+        if self._ledger.dir is not None and self._claimed:
+            path = self._ledger.dir / f"rescued.{self._restarts}"
             with contextlib.suppress(OSError, TimeoutError):
                 await run_in_thread(lambda: path.unlink(missing_ok=True), CLAIM)

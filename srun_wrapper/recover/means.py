@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from srun_wrapper.command import steps
 from srun_wrapper.command.input_rules import ONLY_HERE, limited
@@ -14,7 +13,7 @@ from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
-from srun_wrapper.orders import rejoining
+from srun_wrapper.orders.rejoining import may_stay
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.standby.nodes import MOST_UNFIT
@@ -32,10 +31,11 @@ class AvailableMeans:
         launch: steps.Launch,
         reports: Reports,
         copies: Callable[[], Copies],
-        resizing: Resizing | None = None,
+        resizing: Resizing,
     ) -> None:
         """``copies``: see ``Means``."""
         self._resizing = resizing
+        self._restarts = state.restarts
         self._members = state.members
         self._world = state.world
         self._progress = state.progress
@@ -64,8 +64,9 @@ class AvailableMeans:
         ``failures``: in a row without progress, this one included.
         """
         exchange = incident.plan is not None and bool(incident.plan.exchange)
-        case = rejoining.RejoinCase(incident.diagnosis.symptom, failures, other_code, exchange)
-        return 0.0 if rejoining.why_not(case) else self._config.rejoin_limit
+        symptom = incident.diagnosis.symptom
+        stay = may_stay(symptom, failures, other_code=other_code, exchange=exchange)
+        return self._config.rejoin_limit if stay else 0.0
 
     def now(self, standby_nodes: int | None = None) -> Means:
         """Return the means that the ladder may count on now."""
@@ -87,13 +88,12 @@ class AvailableMeans:
             copies=self._copies(),
             before=before,
             world=mpi_world(self._launch.command),
-            requeues=int(self._launch.env.get("SLURM_RESTART_COUNT") or 0),
+            requeues=self._restarts,
             stepped=self._progress.stepped,
             again=self._world.epoch > 1,
+            not_fewer=self._resizing.without,
+            resize_failed=self._resizing.failed,
         )
-        if self._resizing is not None:
-            fewer, failed = self._resizing.without, self._resizing.failed
-            means = replace(means, not_fewer=fewer, resize_failed=failed)
         had = [whole for n in self._world.places for whole in n.stdin.values()]
         left = limited(means, self._launch.feed, had)
         if left.standby_nodes < means.standby_nodes and not self._told_feed:

@@ -58,8 +58,8 @@ def node_parts(
     topology: Topology,
     node_watch: NodeWatch,
     ended: Callable[[], bool],
-    copies: Callable[[], Copies] = dict,
-    enrolments: Enrolments | None = None,
+    copies: Callable[[], Copies],
+    enrolments: Enrolments,
 ) -> NodeParts:
     """Build the parts; ``ended``: True if the job's srun has ended; ``copies``: see ``Means``."""
 
@@ -79,8 +79,7 @@ def node_parts(
     reports.flaps.noted = lambda flap: node_watch.suspects.stumbled(flap.until - flap.since)
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
-    known = enrolments or Enrolments()
-    resizing = Resizing(state, known, launch, journal, topology.mesh, requests.use)
+    resizing = Resizing(state, enrolments, launch, journal, topology.mesh, requests.use)
     means = AvailableMeans(state, launch, reports, copies, resizing)
     allowed = lambda: means.now().standby_nodes > 0  # noqa: E731
     return NodeParts(
@@ -93,7 +92,7 @@ def node_parts(
         Replacement(
             members, standby, topology, reports, lambda: bool(state.failures) or over(), resizing
         ),
-        LastRung(state.job_id, config, launch, controller, reports, ledger.dir),
+        LastRung(state, launch, controller, reports, ledger),
         Slowness(state, ledger, reports),
         resizing,
     )

@@ -104,7 +104,7 @@ class SignalledRequeue:
             return ""  # the request itself outlasts an absence of Slurm
         if not job.batch:
             return "only batch jobs (sbatch) can be requeued"
-        if job.restarts > self._last_rung.restarts or job.state == "PENDING":
+        if job.restarts > self._state.restarts or job.state == "PENDING":
             return "it is in the queue already"  # by the script itself, or by a preemption
         if not job.running:
             return (

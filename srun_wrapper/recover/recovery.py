@@ -16,7 +16,7 @@ from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import without_returned
 from srun_wrapper.decide.failure import Failure
-from srun_wrapper.decide.incident import RECOVERED, Incident
+from srun_wrapper.decide.incident import RECOVERED, Incident, ordered
 from srun_wrapper.job.reporting import job_log
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.phase import Phase
@@ -24,7 +24,7 @@ from srun_wrapper.job.reporting.report import put, say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.orders.stopping import Stopping
 from srun_wrapper.protocol.messages import Stop
-from srun_wrapper.recover.code_updates import CodeUpdates, ordered
+from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.independent import count_as_killed
 from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts
@@ -140,10 +140,13 @@ class Recovery:
         """Restart the ranks with other code, or with nodes for the places that lack one; the
         recovery of a failure meanwhile does so too."""
         state, change, number = self._state, self._code.due(), self._number()
+        epoch = state.world.epoch
         if change is not None:
-            incident = ordered(change, number, state.world.epoch)
+            line = f"code {change.version} of {change.who}"
+            incident = ordered("update", line, change.why or "requested", number, epoch)
         elif self._growth is not None and self._growth.due:
-            incident = self._growth.ordered(number)
+            line = "nodes came for the places that lacked one"
+            incident = ordered("grow", line, "training goes on with more nodes", number, epoch)
         else:
             return
         self._phase.name = "recovering"

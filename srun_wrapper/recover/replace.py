@@ -23,7 +23,7 @@ class Replacement:
         topology: Topology,
         reports: Reports,
         over: Callable[[], bool],
-        resizing: Resizing | None = None,
+        resizing: Resizing,
     ) -> None:
         """``over``: True after a new failure or if the job is ending: nothing more is requested."""
         self._resizing = resizing
@@ -52,10 +52,10 @@ class Replacement:
         first = list(self._world.places)
         if incident.plan and incident.plan.action == "shrink":
             lacking = self._fill_with_spares(incident)
-            done = not lacking or bool(self._resizing and self._resizing.shrink(incident))
+            done = not lacking or self._resizing.shrink(incident)
         else:
             done = await self._fill(incident)
-        if done and self._resizing is not None and not self._over():
+        if done and not self._over():
             before = list(self._world.places)
             self._resizing.fill(incident)
             came = [n.name for n in self._world.places if n not in before]
@@ -71,7 +71,7 @@ class Replacement:
                 {place: (len(world.ranks[place]), world.places[place].name) for place in wanted},
                 vacant=lambda place: world.places[place].gone,
                 enough=lambda: any(self._fits(spare, wanted) for spare in self._members.spares()),
-                fewer=bool(self._resizing and self._resizing.can_shrink()),
+                fewer=not self._resizing.without(self._members.vacant()),
             )
             for place, node in self._by_need(wanted, came).items():
                 self._take_place(place, node, incident)

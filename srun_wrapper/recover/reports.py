@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from robust_slurm.state_dir.ledger import JobLedger
-from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.diagnosis import Cause
 from srun_wrapper.decide.exclusions import BadNode, Strength, remembered
 from srun_wrapper.decide.flaps import WINDOW, Flap
@@ -106,10 +105,6 @@ class Reports:
         for node in self._nodes.values():
             node.silent_as = None
 
-    def requeue(self, plan: RequeuePlan) -> None:
-        """Keep the plan of the job's next start."""
-        self._ledger.requeue(plan)
-
     def _answers_again(self, node: Node, flap: Flap) -> None:
         """Handle an answer of a node reported as unreachable, before it could have booted."""
         name, lasted = node.name, flap.until - flap.since
@@ -127,17 +122,28 @@ class Reports:
         """Write the report; ``more``: evidence that is not the incident's."""
         diagnosis, mount = incident.diagnosis, node.own_mount
         alone = f"file system {mount} does not answer on {node.name} alone"
-        record = {
-            "job": node.job_id,
-            "user": self._user,
-            "time": incident.wall,
-            "symptom": "mount_silent" if mount else diagnosis.symptom,
-            "evidence": [alone] if mount else [*diagnosis.evidence, *([more] if more else ())],
-            "rule": "own-mount" if mount else diagnosis.rule,
-            "proven": node.name in diagnosis.proven,
-        }
+        record = self._record(
+            node.job_id,
+            incident.wall,
+            "mount_silent" if mount else diagnosis.symptom,
+            [alone] if mount else [*diagnosis.evidence, *([more] if more else ())],
+            "own-mount" if mount else diagnosis.rule,
+        )
+        record["proven"] = node.name in diagnosis.proven
         self._ledger.report_node(node.name, incident.id, record)
         self._made[node.name] = (incident.id, node.job_id)
+
+    def _record(
+        self, job: int, wall: float, symptom: str, evidence: list[str], rule: str
+    ) -> dict[str, Any]:
+        return {
+            "job": job,
+            "user": self._user,
+            "time": wall,
+            "symptom": symptom,
+            "evidence": evidence,
+            "rule": rule,
+        }
 
     def report_slow(
         self, node: Node, number: str, wall: float, evidence: Sequence[str], rule: str
@@ -146,27 +152,14 @@ class Reports:
         if node.name in self._slow:
             return
         self._slow.add(node.name)
-        record = {
-            "job": node.job_id,
-            "user": self._user,
-            "time": wall,
-            "symptom": "slow",
-            "evidence": list(evidence),
-            "rule": rule,
-        }
+        record = self._record(node.job_id, wall, "slow", list(evidence), rule)
         self._ledger.report_node(node.name, number, record)
 
     def report_unfit(self, unfit: Mapping[str, tuple[int, str]], incident: Incident) -> None:
         """Report the standby nodes that did not run robust-task: a reason to look at them."""
         for name, (job, what) in unfit.items():
-            record = {
-                "job": job,
-                "user": self._user,
-                "time": time.time(),
-                "symptom": "standby_unfit",
-                "evidence": [f"{name}: {what}"],
-                "rule": "standby-unfit",
-            }
+            seen, rule = [f"{name}: {what}"], "standby-unfit"
+            record = self._record(job, time.time(), "standby_unfit", seen, rule)
             self._ledger.report_node(name, incident.id, record)
 
     def withdraw(self, names: tuple[str, ...], why: str, cause: Cause) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from srun_wrapper.decide.ends import crashes, follows, read_end
+from srun_wrapper.decide.ends import EndKind, crashes, read_end
 from srun_wrapper.decide.failure import Failure, killed_by
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.model import Role
@@ -96,7 +96,10 @@ class Settling:
         """Return True if all that is known are ends of ranks that follow from something else."""
         failures = self._state.failures
         only_ends = bool(failures) and all(f.symptom == "crash" for f in failures)
-        return only_ends and all(map(self._follows, crashes(failures)))
+        catalogue = self._state.catalogue
+        return only_ends and all(
+            read_end(f, catalogue).kind is EndKind.FOLLOWS for f in crashes(failures)
+        )
 
     async def _read_ends(self) -> None:
         """Read how ranks ended, one by one: heartbeats are heard in between."""
@@ -106,13 +109,8 @@ class Settling:
 
     def _points(self, failure: Failure) -> bool:
         """Return True for an end of a rank for which a node may be blamed."""
-        if failure.symptom != "crash":
-            return False
         end = read_end(failure, self._state.catalogue)
         return end.points or end.bus_error or end.left_over
-
-    def _follows(self, failure: Failure) -> bool:
-        return follows(failure, self._state.catalogue)
 
     async def _outlast(self) -> None:
         """Wait while a shared cause makes nodes silent; request others for those that are lost."""

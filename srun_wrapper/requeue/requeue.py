@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from robust_slurm.slurm import Job, Slurm, SlurmError, job_id_for_cli
+from robust_slurm.slurm.values import expand
 from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.exclusions import BadNode, able_nodes, exclusions, names
 from srun_wrapper.requeue.resubmit import Limits, submit_copy
@@ -138,10 +139,8 @@ def put_back(
     It may be called again after an error with ``away``: what was done before is not done twice.
     """
     job = slurm.job(job_id)
-    if job.state == "PENDING":
-        return Returned(
-            job.id, tuple(job.exclude)
-        )  # an earlier request was carried out, but its answer was lost
+    if job.state == "PENDING":  # an earlier request was carried out, but its answer was lost
+        return Returned(job.id, tuple(job.exclude))
     if not job.batch:
         raise SlurmError(
             "conflict", ("scontrol", "requeue"), "only batch jobs (sbatch) can be requeued"
@@ -155,7 +154,7 @@ def put_back(
     gone = {*lost, *silent} - {job.batch_host}
     keep = [n for n in job.nodes if n not in gone]
     wanted = max(int(size.get("SLURM_JOB_NUM_NODES", "0")), job.num_nodes)
-    required: list[str] | None = [] if set(lost) & set(_required(job)) else None
+    required: list[str] | None = [] if set(lost) & set(expand(job.raw.get("ReqNodeList"))) else None
     if job.running:
         try:
             if not job.requeue:
@@ -209,9 +208,3 @@ def put_back(
             f"once was not accepted: {helper_error.message}"
         )
     return Returned(job.id, exclude)
-
-
-def _required(job: Job) -> tuple[str, ...]:
-    from robust_slurm.slurm.values import expand
-
-    return expand(job.raw.get("ReqNodeList"))

@@ -82,7 +82,7 @@ class Supervisor:
         job_id = int(env["SLURM_JOB_ID"])
         own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self.state = state = JobState(config, job_id, own, catalogue)
-        state.restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
+        state.restarts = launch.options.restarts
         self.inbox = Inbox(state)
         self.bus = bus = state.bus
         self.ledger = JobLedger(launch.options.records, observes=bool(launch.observed))
@@ -115,7 +115,7 @@ class Supervisor:
             lambda: self.checkpoints.enrolments.mesh(),
         )
         self.stop_tests = StopTests(
-            state, bus, self.facts, self.topology, self.journal, self._interrupted
+            state, self.facts, self.topology, self.journal, self._interrupted
         )
         worlds = SmallWorlds(state, self.stopping, self.facts, self.journal, self._interrupted)
         self.replay = Replay(state, worlds, self.topology)
@@ -254,7 +254,7 @@ class Supervisor:
             if await self.restoring.prepare():
                 self.epochs.start("")
             code = await self._life.run()
-            if self.phase not in ("failed", "requeued", "cancelled"):
+            if self._phase.name not in ("failed", "requeued", "cancelled"):
                 self._phase.name = self._last_phase(code)
             return code
         finally:
@@ -269,11 +269,6 @@ class Supervisor:
             self.records.close()
             if self.ledger.dropped:
                 say(f"{self.ledger.dropped} records were not written: {self.ledger.error}")
-
-    @property
-    def phase(self) -> str:
-        """The job's state, as robust-status shows it."""
-        return self._phase.name
 
     def _last_phase(self, code: int) -> str:
         """Return the job's last state, as robust-status shows it."""
@@ -290,7 +285,7 @@ class Supervisor:
         epoch, places = self.state.world.epoch, self.state.world.places
         self.ledger.event("epoch", epoch=epoch, nodes=[n.name for n in places], why=begun.reason)
         self.records.chronicle.world()
-        if self.phase not in ("recovering", "checking"):
+        if self._phase.name not in ("recovering", "checking"):
             self._phase.name = "running"
 
     def _shared_cause(self, text: str, begins: bool) -> None:
@@ -308,11 +303,12 @@ class Supervisor:
         return self.stalls.standing() or held_up or self._life.standing_still()
 
     def _build_watches(self) -> Watches:
-        state, bus, excused = self.state, self.bus, self._excused
+        state, excused = self.state, self._excused
         launch = LaunchWatch(state, say, self._disturbed)
         tell = self.journal.located, self.journal.looked_closer
-        hang = HangWatch(state, bus, excused, self.topology.mesh, *tell)
-        slow = SlowWatch(state, bus, excused, self.nodes.slowness)
+        hang = HangWatch(state, excused, self.topology.mesh, *tell)
+        slowness = self.nodes.slowness
+        slow = SlowWatch(state, excused, slowness.found, slowness.eased)
         always = (
             self.node_watch.look,
             self.ending.look,

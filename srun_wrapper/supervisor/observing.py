@@ -14,7 +14,7 @@ from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.job.model import Role
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
@@ -61,7 +61,8 @@ class Observing:
         state = self._state
         while not self._step.ended:
             await state.until(self._something_to_do, None)
-            self._let_go()
+            for node in self._ended_nodes():
+                state.members.move(node, Role.RELEASED)
             if state.failures:
                 await self._observe()
         await state.until(lambda: bool(state.failures), LAST)
@@ -76,18 +77,18 @@ class Observing:
     def _something_to_do(self) -> bool:
         return self._step.ended or bool(self._state.failures) or bool(self._ended_nodes())
 
-    def _ended_nodes(self) -> list[int]:
-        """Places of the nodes all of whose ranks have ended: their shims end, too."""
+    def _ended_nodes(self) -> list[Node]:
+        """Return the nodes all of whose ranks have ended: their shims end, too."""
         world = self._state.world
-        return [
-            place
-            for place, (node, ranks) in enumerate(zip(world.places, world.ranks, strict=True))
-            if node.role is Role.ACTIVE and all(_ended(world.by_rank.get(r)) for r in ranks)
-        ]
 
-    def _let_go(self) -> None:
-        for place in self._ended_nodes():
-            self._state.members.move(self._state.world.places[place], Role.RELEASED)
+        def ended(number: int) -> bool:
+            return number in world.by_rank and world.by_rank[number].exit is not None
+
+        return [
+            node
+            for node, ranks in zip(world.places, world.ranks, strict=True)
+            if node.role is Role.ACTIVE and all(map(ended, ranks))
+        ]
 
     async def _observe(self) -> None:
         """Report the failures: an incident if it is the first, or steps were made since the last.
@@ -131,7 +132,3 @@ class Observing:
             f"observed after {took:.2f} s: {'; '.join(diagnosis.evidence)}; would {what} "
             f"({plan.why}); nothing was done (--robust=observe)"
         )
-
-
-def _ended(rank: object) -> bool:
-    return getattr(rank, "exit", None) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from robust_slurm.state_dir.ledger import JobLedger
@@ -45,7 +46,7 @@ class Journal:
 
     def located(self, found: Located, lines: Sequence[str], silent: float) -> None:
         """Record and print what the ranks wait for; ``lines``: who waits for whom."""
-        self.event("located", **found.record(), silent=round(silent, 2), lines=lines)
+        self.event("located", **asdict(found), silent=round(silent, 2), lines=lines)
         say(f"no step for {silent:.1f} s: {lines[0]}")
         for line in lines[1:]:
             say(f"  {line}")

@@ -6,13 +6,7 @@ world grows at the next recovery only.
 
 from __future__ import annotations
 
-import time
-
 from srun_wrapper.checkpoints.verify.standing import NOWHERE, Standing
-from srun_wrapper.decide.diagnosis import Diagnosis
-from srun_wrapper.decide.failure import Failure
-from srun_wrapper.decide.incident import Incident
-from srun_wrapper.decide.ladder import Plan
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.resize.resizing import Resizing
@@ -80,14 +74,3 @@ class Growth:
         """Forget what the ranks of the last epoch were asked, as another one begins."""
         self.due = False
         self._standing.forget()
-
-    def ordered(self, number: str) -> Incident:
-        """Open the incident of a restart with more nodes: it blames nobody."""
-        now = time.monotonic()
-        line = "nodes came for the places that lacked one"
-        diagnosis = Diagnosis(
-            "grow", "ordered", (), (line,), "grow", Failure("grow", now, now, ""), rule="grow"
-        )
-        incident = Incident(number, self._state.world.epoch, diagnosis, now, now)
-        incident.plan = Plan("restart", (), "training goes on with more nodes", rung="grow")
-        return incident

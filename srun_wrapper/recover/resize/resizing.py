@@ -32,7 +32,7 @@ class Resizing:
         launch: Launch,
         journal: Journal,
         mesh: Callable[[], dict[str, int]],
-        use: Callable[[int], None] = lambda _number: None,
+        use: Callable[[int], None],
     ) -> None:
         """``mesh``: as the ranks or the user named it, or {}; ``use``: note that the standby node
         of a request has a place."""
@@ -82,15 +82,6 @@ class Resizing:
         except ValueError as err:
             return str(err)
         return ""
-
-    def can_shrink(self) -> bool:
-        """Return whether the job can go on without the vacant places."""
-        vacant = [place for place, node in enumerate(self._world.places) if node.gone]
-        try:
-            self._smaller(vacant)
-        except ValueError:
-            return False
-        return True
 
     def shrink(self, incident: Incident) -> bool:
         """Give up the vacant places. False: the job cannot go on without them."""

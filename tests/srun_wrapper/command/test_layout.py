@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srun_wrapper.command.layout import (
-    StepPlan,
+from srun_wrapper.command.layout import StepPlan, plan_step
+from srun_wrapper.command.rank_env import (
+    fold_hosts,
     format_tasks_per_node,
+    node_env,
+    only_slurm,
     parse_tasks_per_node,
-    plan_step,
+    rank_env,
+    world_env,
 )
-from srun_wrapper.command.rank_env import fold_hosts, node_env, only_slurm, rank_env, world_env
 from srun_wrapper.command.srun_options import UsageError, split
 from srun_wrapper.command.step_request import StepRequest, effective
 

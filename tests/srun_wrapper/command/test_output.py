@@ -12,12 +12,8 @@ from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.numbered_files import as_paths, task_count
 from srun_wrapper.command.output_rules import (
     PIECE,
-    All,
     Labeler,
     Mode,
-    Nothing,
-    OutputFile,
-    OutputTask,
     PatternContext,
     expand,
     label_width,
@@ -82,18 +78,18 @@ def test_needs_task_is_true_exactly_when_the_name_depends_on_it(pattern: str) ->
 @pytest.mark.parametrize(
     ("value", "mode"),
     [
-        (None, All()),
-        ("all", All()),
-        ("ALL", All()),
-        ("all.log", All()),
-        ("-", All()),
-        ("none", Nothing()),
-        ("None", Nothing()),
-        ("nonesuch", OutputFile("nonesuch")),
-        ("0", OutputTask(0)),
-        ("1.log", OutputFile("1.log")),
-        ("./99", OutputFile("./99")),
-        ("out-%t", OutputFile("out-%t")),
+        (None, None),
+        ("all", None),
+        ("ALL", None),
+        ("all.log", None),
+        ("-", None),
+        ("none", None),
+        ("None", None),
+        ("nonesuch", "nonesuch"),
+        ("0", 0),
+        ("1.log", "1.log"),
+        ("./99", "./99"),
+        ("out-%t", "out-%t"),
     ],
 )
 def test_parse_mode(value: str | None, mode: Mode) -> None:

@@ -296,8 +296,6 @@ def test_table_has_all_of_srun_help(tmp_path: Path) -> None:
         ("", {"SLURM_LABELIO": "no"}, {"label": False}),
         ("-o a", {"SLURM_STDOUTMODE": "b"}, {"output": "a"}),
         ("", {"SLURM_STDOUTMODE": "b", "SLURM_STDERRMODE": "c"}, {"output": "b", "error": "c"}),
-        ("", {"SLURM_EXPORT_ENV": "NONE"}, {"export": "NONE"}),
-        ("--export=ALL,A=1", {"SLURM_EXPORT_ENV": "NONE"}, {"export": "ALL,A=1"}),
         ("-K", {}, {"kill_on_bad_exit": 1}),
         ("-K0", {"SLURM_KILL_BAD_EXIT": "1"}, {"kill_on_bad_exit": 0}),
         ("", {"SLURM_KILL_BAD_EXIT": "0"}, {"kill_on_bad_exit": 0}),

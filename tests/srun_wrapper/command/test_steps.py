@@ -117,11 +117,6 @@ def test_a_standby_node_has_what_a_node_of_the_job_has(
     assert has in argv and has_not not in argv
 
 
-def test_containers_are_kept() -> None:
-    argv = standby_argv(launch("--container-image=x.sqsh"), job(), "standby", 1, (), 1)
-    assert "--container-image=x.sqsh" in argv
-
-
 def test_the_key_travels_by_environment_only() -> None:
     words = [
         *main_argv(command(), {}),

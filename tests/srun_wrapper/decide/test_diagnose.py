@@ -13,7 +13,7 @@ from srun_wrapper.decide import ladder
 from srun_wrapper.decide.budget import Budget
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import root_of
-from srun_wrapper.decide.ends import follows, signature
+from srun_wrapper.decide.ends import EndKind, read_end, signature
 from srun_wrapper.decide.failure import Failure, Symptom, killed_by, last_error, signal_name
 
 TRACEBACK = """Traceback (most recent call last):
@@ -126,7 +126,7 @@ def test_signature(one: Failure, other: Failure, same: bool) -> None:
     ],
 )
 def test_an_end_that_follows_from_another(failure: Failure, cascade: bool) -> None:
-    assert follows(failure) is cascade
+    assert (read_end(failure).kind is EndKind.FOLLOWS) is cascade
 
 
 @pytest.mark.parametrize(

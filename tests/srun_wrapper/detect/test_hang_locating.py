@@ -41,7 +41,6 @@ class Watched:
         self.told: list[tuple[Located, Sequence[str]]] = []
         self.hang = HangWatch(
             self.job.state,
-            self.job.state.bus,
             mesh=lambda: {"dp": 6},
             tell=lambda located, lines, _silent: self.told.append((located, lines)),
         )
@@ -86,7 +85,7 @@ def test_it_says_what_the_ranks_wait_for_and_does_nothing_else() -> None:
     assert (located.ranks, located.nodes) == ((3,), ("n1",))
     assert lines[1] == "rank 3 on n1: in augment (data.py:7) < <module> (train.py:8)"
     assert not w.job.state.failures
-    assert [order.window for order in w.asked()] == [EARLY_WINDOW]
+    assert [(order.window, order.ask) for order in w.asked()] == [(EARLY_WINDOW, False)]
 
 
 def test_it_looks_once_until_there_is_a_step() -> None:
@@ -127,10 +126,10 @@ def test_when_it_does_not_look(why: str) -> None:
         w.job.say(1, Report(1, (beat(1, 9, 9, ended=True),)))
         state.pace.last = now - 2.1
     elif why == "excused":
-        w.hang = HangWatch(state, state.bus, lambda: True)
+        w.hang = HangWatch(state, lambda: True)
     elif why == "off":
         state.config = state.config.__class__(hang=False)
-        w.hang = HangWatch(state, state.bus)
+        w.hang = HangWatch(state)
     elif why == "no step":
         state.progress.best, state.pace.slowest = None, 0.0
     w.early()
@@ -220,12 +219,6 @@ def test_a_wait_for_data_is_no_fault_of_the_node_that_waits() -> None:
     assert "phase 'data wait' took longer than" in failure.evidence[0]
     assert (failure.symptom, failure.node, failure.rank, failure.suspects) == ("hang", "", None, ())
     assert not w.told
-
-
-def test_the_early_look_sends_no_signal() -> None:
-    w = Watched()
-    w.early()
-    assert [order.ask for order in w.asked()] == [False]
 
 
 def test_a_slip_of_ours_silences_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:

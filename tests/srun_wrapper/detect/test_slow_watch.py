@@ -12,7 +12,6 @@ from made_job import Job, beat
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.detect import slow_watch
 from srun_wrapper.detect.slow_watch import SlowWatch
-from srun_wrapper.job.tempo import Slowdown
 from srun_wrapper.locate.slow import LOOKS, ROUNDS
 from srun_wrapper.protocol.looking_messages import RANK, Look, Machine, ThreadStack
 from srun_wrapper.protocol.messages import Counted, Inspect, Inspected, Report, Sample
@@ -57,7 +56,8 @@ class Watched:
         self.ledger = Ledger()
         ledger: Any = self.ledger
         self.slowness = Slowness(state, ledger, Reports(state.nodes, ledger, "ada"))
-        self.watch = SlowWatch(state, state.bus, lambda: self.excused, self.slowness)
+        hears = self.slowness.found, self.slowness.eased
+        self.watch = SlowWatch(state, lambda: self.excused, *hears)
         state.pace.steps, state.pace.slowest = 99, 5.0
         state.pace.last = state.pace.epoch_since + 100.0
         self.steps(0.5, 0.5)
@@ -306,7 +306,3 @@ def test_a_slip_of_its_own_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(slow_watch, "judge", slip)
     w.run()
     assert not w.said and not w.job.state.failures
-
-
-def test_a_finding_knows_how_slow_it_is() -> None:
-    assert Slowdown(1.5, 0.5).factor == 3.0

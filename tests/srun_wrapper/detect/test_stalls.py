@@ -144,7 +144,7 @@ def test_only_where_its_file_system_answers_elsewhere_is_a_node_that_waits_alone
     job.say(0, Stalled(1, (HOME, "/logs"), False))
 
     async def inspect() -> None:
-        asked = asyncio.create_task(HangWatch(job.state, job.state.bus)._inspect())
+        asked = asyncio.create_task(HangWatch(job.state)._inspect())
         await asyncio.sleep(0)
         for node in range(3):
             samples = tuple(Sample(local, "S", 0.0, 0) for local in range(2))
@@ -166,7 +166,7 @@ def test_an_inspection_is_not_repeated_on_a_new_connection() -> None:
     job = Job(3, 0)
 
     async def inspect() -> None:
-        asked = asyncio.create_task(HangWatch(job.state, job.state.bus)._inspect())
+        asked = asyncio.create_task(HangWatch(job.state)._inspect())
         await asyncio.sleep(0)
         assert isinstance(job.lines[0].sent[-1], Inspect)
         assert not [order for order in job.join(0).sent if isinstance(order, Inspect)]

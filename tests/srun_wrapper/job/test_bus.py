@@ -10,7 +10,7 @@ from made_job import Job
 
 import srun_wrapper
 from srun_wrapper.protocol.checkpoint_messages import Fetch, Moved, Stock, TakeStock
-from srun_wrapper.protocol.messages import Inspected, Sample, Signal, Start, Stop
+from srun_wrapper.protocol.messages import Signal, Start, Stop
 
 
 def test_a_standing_order_that_a_node_did_not_obey_is_sent_again_on_its_next_connection() -> None:
@@ -94,12 +94,3 @@ def test_nobody_else_sends_on_a_connection() -> None:
         if re.search(r"\bconnection\.send\(", path.read_text(encoding="utf-8"))
     }
     assert senders == {"job/bus.py"}
-
-
-def test_replies_reach_the_request() -> None:
-    job = Job()
-    with job.state.bus.ask(Inspected, lambda _token: ()) as asked:
-        answer = Inspected(asked.token, 1.0, (Sample(0, "S", 0.0, 0),))
-        job.say(0, answer)
-        job.say(0, Inspected(asked.token + 1, 1.0, ()))  # nobody waits for that
-        assert [(node.key, reply) for node, reply in asked.replies] == [((12, "0", 0), answer)]

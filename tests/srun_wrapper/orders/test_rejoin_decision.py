@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from srun_wrapper.orders.rejoining import RejoinCase, may_go_on, why_not
-
-FINE = RejoinCase("crash", 1, other_code=False, exchange=False)
-
-
-@pytest.mark.parametrize("case", [FINE, FINE._replace(symptom="hang"),
-                                  FINE._replace(symptom="node_lost", failures=0)])  # fmt: skip
-def test_they_may_stay(case: RejoinCase) -> None:
-    assert why_not(case) == ""
+from srun_wrapper.decide.failure import Symptom
+from srun_wrapper.orders.rejoining import may_go_on, may_stay
 
 
 @pytest.mark.parametrize(
-    ("case", "why"),
+    ("symptom", "failures", "other_code", "exchange", "stay"),
     [
-        (FINE._replace(symptom="nan"), "no process is trusted"),
-        (FINE._replace(symptom="sdc"), "no process is trusted"),
-        (FINE._replace(symptom="differs"), "no process is trusted"),
-        (FINE._replace(symptom="stuck"), "no process is trusted"),
-        (FINE._replace(failures=2), "no step was made"),
-        (FINE._replace(other_code=True), "other code"),
-        (FINE._replace(exchange=True), "exchange"),
+        ("crash", 1, False, False, True),
+        ("hang", 1, False, False, True),
+        ("node_lost", 0, False, False, True),
+        ("nan", 1, False, False, False),
+        ("sdc", 1, False, False, False),
+        ("differs", 1, False, False, False),
+        ("stuck", 1, False, False, False),
+        ("crash", 2, False, False, False),
+        ("crash", 1, True, False, False),
+        ("crash", 1, False, True, False),
     ],
 )
-def test_all_are_restarted(case: RejoinCase, why: str) -> None:
-    assert why in why_not(case)
+def test_ranks_that_are_well_may_stay(
+    symptom: Symptom, failures: int, other_code: bool, exchange: bool, stay: bool
+) -> None:
+    assert may_stay(symptom, failures, other_code=other_code, exchange=exchange) is stay
 
 
 @pytest.mark.parametrize(

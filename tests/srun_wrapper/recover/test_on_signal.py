@@ -23,7 +23,7 @@ USR2, TERM = int(signal.SIGUSR2), int(signal.SIGTERM)
 class Asked:
     """The part under test, with a job of two nodes and parts that note what they are told."""
 
-    def __init__(self, signals: str = "USR2,TERM", restarts: int = 0) -> None:
+    def __init__(self, signals: str = "USR2,TERM") -> None:
         self.job = Job(2, 0, requeue_on=signals)
         self.state = self.job.state
         self.number = 0  # of the last event
@@ -31,7 +31,7 @@ class Asked:
         self.shown: list[Any] = []  # by Slurm; the last one from then on
         self.error = ""
         self.phase = Phase()
-        rung: Any = SimpleNamespace(read_job=self.look, requeue=self.put_back, restarts=restarts)
+        rung: Any = SimpleNamespace(read_job=self.look, requeue=self.put_back)
         flush: Any = SimpleNamespace(flush=self.flush)
         stopping: Any = SimpleNamespace(end_ranks=self.end_ranks)
         self.part = SignalledRequeue(self.state, stopping, flush, rung, self.phase)

@@ -164,7 +164,7 @@ def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
     never = threading.Event()
     monkeypatch.setattr(last_rung, "CLAIM", 0.05)
     monkeypatch.setattr(last_rung, "claim", lambda _directory, _restarts: never.wait())
-    claimed = Scene(tmp_path).parts.last_rung._claim(0)
+    claimed = Scene(tmp_path).parts.last_rung._claim()
     assert asyncio.run(asyncio.wait_for(claimed, 10))
     assert f"{tmp_path} does not answer in 0.05 s: requeueing" in capfd.readouterr().err
     never.set()

@@ -12,6 +12,7 @@ from typing import Any, cast
 from made_job import KeptJournal, made_launch
 
 from robust_slurm.config import Config
+from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.command.input_rules import Feed
 from srun_wrapper.command.steps import Secrets
 from srun_wrapper.decide.incident import Incident
@@ -66,7 +67,9 @@ class Scene:
         self.state.lose(self.nodes[1], "no word")
         self.state.failures.clear()
         self.silent = {"n3"}
-        self.ledger: Any = SimpleNamespace(dir=tmp_path, report_node=lambda *_report: None)
+        self.ledger: Any = SimpleNamespace(
+            dir=tmp_path, report_node=lambda *_report: None, requeue=lambda _plan: None
+        )
         self.slurm: Any = SimpleNamespace()
         self.journal = KeptJournal()
         launch = dataclasses.replace(made_launch(), feed=feed)
@@ -75,7 +78,15 @@ class Scene:
         topology = Topology(self.state.members, self.state.config, launch, self.journal, dict, dict)
         requester = Requester(launch, Secrets(b"", 1), self.slurm, topology.prefer)
         self.parts = node_parts(
-            self.state, requester, self.ledger, self.journal, topology, watch, lambda: False
+            self.state,
+            requester,
+            self.ledger,
+            self.journal,
+            topology,
+            watch,
+            lambda: False,
+            dict,
+            Enrolments(),
         )
         self.settling = Settling(self.state, watch, lambda: None, lambda: False)
         self.replacement = self.parts.replacement
