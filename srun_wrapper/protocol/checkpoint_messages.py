@@ -72,6 +72,7 @@ class Persisted(Event):
     step: int
     ok: bool
     why: str
+    seconds: float
 
 
 class Committed(Event):

@@ -78,6 +78,7 @@ class FetchOutcome(NamedTuple):
     ok: bool
     why: str
     file: str
+    seconds: float
     bytes: int
     """Received or written."""
 
@@ -129,6 +130,7 @@ class Persisted(NamedTuple):
     step: int
     ok: bool
     why: str
+    seconds: float
 
 
 class Committed(NamedTuple):

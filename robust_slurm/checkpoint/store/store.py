@@ -196,7 +196,7 @@ class Store:
             wait = min(COMMIT_WAIT, deadline)
             why = self._desk.archive.flush_one(owner, file, step, commit, wait, finished)
             if why:
-                finished(FetchOutcome(owner, step, False, why, file, 0))
+                finished(FetchOutcome(owner, step, False, why, file, 0.0, 0))
         with change:
             while len(results) < len(dict(owners)):
                 left = began + deadline - time.monotonic()
@@ -205,7 +205,7 @@ class Store:
                 change.wait(min(left, 0.5))
             late = f"not written within {deadline:g} s"
             return [
-                results.get(owner) or FetchOutcome(owner, step, False, late, file, 0)
+                results.get(owner) or FetchOutcome(owner, step, False, late, file, deadline, 0)
                 for owner, file in owners
             ]
 

@@ -75,14 +75,16 @@ class Fetcher:
         return [outcome for outcome in results if outcome is not None]
 
     def _one(self, item: WantedSnapshot, deadline: float) -> FetchOutcome:
+        began = time.monotonic()
         file, why, count = "", "", 0
         try:
-            file, count = self._get(item, time.monotonic() + deadline)
+            file, count = self._get(item, began + deadline)
         except _Failed as err:
             why = str(err)
         except OSError as err:
             why = f"cannot be stored in {self._shelf.directory}: {err.strerror or err}"
-        return FetchOutcome(item.owner, item.step, not why, why, file, count)
+        seconds = time.monotonic() - began
+        return FetchOutcome(item.owner, item.step, not why, why, file, seconds, count)
 
     def _get(self, item: WantedSnapshot, give_up_at: float) -> tuple[str, int]:
         file = f"{FETCHED}-{item.owner}-{item.step}.safetensors"

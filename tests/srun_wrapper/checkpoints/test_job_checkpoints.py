@@ -60,7 +60,9 @@ def test_an_alarm_with_step_and_file_is_one_line_and_a_count(said: list[str]) ->
 def test_steps_that_are_not_written_for_one_reason_are_said_once(said: list[str]) -> None:
     job = CheckpointedJob()
     for number, step in enumerate((10, 20, 30)):
-        job.checkpoints.heard(job.nodes[1], Persisted(number, 1, step, False, "passed over: busy"))
+        job.checkpoints.heard(
+            job.nodes[1], Persisted(number, 1, step, False, "passed over: busy", 0.0)
+        )
     assert [line for line in said if "step 10 not on disk: passed over: busy" in line] == said
     recorded = [what["text"] for name, what in job.events if name == "checkpoint_alarm"]
     assert len(recorded) == 1 and "step 10 not on disk" in recorded[0]

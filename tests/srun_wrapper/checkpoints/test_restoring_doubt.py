@@ -46,7 +46,7 @@ class Answering(CheckpointedJob):
             )
             self.bus.deliver(node, Stock(message.token, 0, held))
         elif isinstance(message, Flush):
-            done = FetchOutcome(rank, message.step, True, "", "", 9)
+            done = FetchOutcome(rank, message.step, True, "", "", 0.0, 9)
             self.bus.deliver(node, Moved(message.token, 0, (done,)))
 
 

@@ -132,7 +132,7 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
         def obey(node: Node, message: Message) -> None:
             if isinstance(message, Fetch) and node.name == "n1":
                 results = tuple(
-                    FetchOutcome(w.owner, w.step, True, "", "f", 1) for w in message.items
+                    FetchOutcome(w.owner, w.step, True, "", "f", 0.1, 1) for w in message.items
                 )
                 job.bus.deliver(node, Moved(message.token, 0, results))
 

@@ -41,7 +41,7 @@ def test_both_have_the_same_fields_of_the_same_types(event: type[Any]) -> None:
             events.Saved(3, 7, 20, None, 9, 0.5, 0.25, ((20, 5),), COST, 19, (19,)),
             ["Saved", 3, 7, 20, None, 9, 0.5, 0.25, [[20, 5]], [1.0, 2.0, 3.0, 4.0], 19, [19]],
         ),
-        (events.Persisted(7, 20, False, "full"), ["Persisted", 0, 7, 20, False, "full"]),
+        (events.Persisted(7, 20, False, "full", 0.5), ["Persisted", 0, 7, 20, False, "full", 0.5]),
         (events.Committed(20, True, ""), ["Committed", 0, 20, True, ""]),
         (events.Alarm(-1, "no room"), ["Alarm", 0, -1, "no room"]),
         (events.Resumed(3, 7, 20), ["Resumed", 0, 3, 7, 20]),

@@ -133,7 +133,9 @@ class Site(CheckpointedJob):
             )  # fmt: skip
             self.bus.deliver(node, Stock(message.token, 0, held))
         elif isinstance(message, Fetch):
-            done = tuple(FetchOutcome(w.owner, w.step, True, "", "got", 9) for w in message.items)
+            done = tuple(
+                FetchOutcome(w.owner, w.step, True, "", "got", 0.0, 9) for w in message.items
+            )
             self.bus.deliver(node, Moved(message.token, 0, done))
         elif isinstance(message, TakeSums) and node in self.state.world.places:
             epoch, rank = self.state.world.epoch, self.state.world.places.index(node)

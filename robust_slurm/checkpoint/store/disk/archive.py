@@ -91,7 +91,7 @@ class Archive:
             return
         if under_way:
             why = "passed over: an older step of this rank is still being written"
-            self._emit(Persisted(rank.number, latest.step, False, why))
+            self._emit(Persisted(rank.number, latest.step, False, why, 0.0))
             return
         self._add(rank, latest, local, lambda _outcome: None)
 

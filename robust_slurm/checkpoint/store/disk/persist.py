@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -122,7 +123,7 @@ class Persister:
         if writer is not None:
             writer.tell({"op": "give_up"})
         for job in jobs:
-            job.finished(FetchOutcome(job.owner, job.step, False, why, "", 0))
+            job.finished(FetchOutcome(job.owner, job.step, False, why, "", 0.0, 0))
 
     def stop(self) -> list[threading.Thread]:
         with self._change:
@@ -149,6 +150,7 @@ class Persister:
 
     def _carry_out(self, job: PersistJob, generation: int, done: tuple[int, str] | None) -> None:
         """Write and commit one job. ``done``: bytes and attempt if the step is written already."""
+        began = time.monotonic()
         why, count, attempt = "", 0, ""
         try:
             count, attempt = done or self._write(job)
@@ -162,14 +164,15 @@ class Persister:
             if current and not why:
                 self._written[job.step] = count, attempt
         self._changed()
+        seconds = time.monotonic() - began
         if current and done is None:
-            self._emit(Persisted(job.owner, job.step, not why, why))
+            self._emit(Persisted(job.owner, job.step, not why, why, seconds))
         with self._change:
             self._now = None
 
         def end(why: str) -> None:
             name = job.path.name
-            job.finished(FetchOutcome(job.owner, job.step, not why, why, name, count))
+            job.finished(FetchOutcome(job.owner, job.step, not why, why, name, seconds, count))
 
         if job.commit_world and job.destination.directory:
             self._begin_commit(job, attempt, why, end, generation)
