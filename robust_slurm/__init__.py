@@ -8,8 +8,8 @@ names (``robust_slurm.record``, ``robust_slurm.slurm``).
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .checkpoint.training.checkpointer import Checkpointer as Checkpointer
-    from .checkpoint.training.checkpointer import CheckpointError as CheckpointError
+    from .checkpoint import Checkpointer as Checkpointer
+    from .checkpoint import CheckpointError as CheckpointError
     from .heartbeat import attach, beat, epoch, phase, restart_reason, resume_step
     from .rejoin.resilient import resilient
     from .resizing.world import accumulate, world
@@ -42,8 +42,8 @@ def __getattr__(name: str) -> object:
         "world": "resizing.world",
     }
     home = homes.get(name, "heartbeat")
-    if name not in __all__:
-        home = "checkpoint.training.checkpointer"
+    home = home if name in __all__ else "checkpoint"
+    if home == "checkpoint":
         from sys import version_info
 
         minor = version_info[1]

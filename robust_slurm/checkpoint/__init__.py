@@ -5,3 +5,19 @@ Two halves. robust-task and the tools use the standard library only (``store``, 
 writer need torch (``capture``, ``copying``, ``training``, ``durable.dcp``). Importing this package
 imports neither half.
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .training.checkpointer import Checkpointer, CheckpointError
+
+__all__ = ["CheckpointError", "Checkpointer"]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        from .training import checkpointer
+
+        return getattr(checkpointer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
