@@ -74,7 +74,7 @@ def read(path: str = DEVICE) -> list[LogRecord]:
     """Return all records in the kernel's buffer, oldest first. Never waits. Raises OSError."""
     with closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
         device = stat.S_ISCHR(os.fstat(fd).st_mode)
-        data = _records(fd) if device else os.fdopen(fd, "rb", closefd=False).read(_LIMIT)
+        data = _records(fd) if device else _chunks(fd)
     return parse(data.decode("utf-8", "replace"), gaps=device)
 
 
@@ -93,4 +93,13 @@ def _records(fd: int) -> bytes:
             break
         out.append(record)
         size += len(record)
+    return b"".join(out)
+
+
+def _chunks(fd: int) -> bytes:
+    out: list[bytes] = []
+    size = 0
+    while size < _LIMIT and (chunk := os.read(fd, 1 << 20)):
+        out.append(chunk)
+        size += len(chunk)
     return b"".join(out)

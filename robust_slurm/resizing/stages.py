@@ -26,7 +26,7 @@ def pipelined(mesh: Mapping[str, int]) -> Mapping[str, int]:
 
 def is_of(mesh: Mapping[str, int], size: int) -> bool:
     """Return True if a mesh, or {}, can be that of so many ranks."""
-    return not mesh or prod(max(each, 0) for each in mesh.values()) == size
+    return not mesh or (prod(mesh.values()) == size and min(mesh.values()) > 0)
 
 
 def stage_of(rank: int, mesh: Mapping[str, int]) -> Stage:

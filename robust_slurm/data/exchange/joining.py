@@ -44,9 +44,8 @@ class Joining:
         self._code = ""
         self._open: OpenFeed | None = None
         self._exchange: Exchange | None = None
-        self._opened: dict[
-            tuple[str, int], LocalFeed
-        ] = {}  # that read here, the newest of each lane
+        # That read here, the newest of each lane.
+        self._opened: dict[tuple[str, int], LocalFeed] = {}
 
     def place(self, said: object) -> None:
         """Take the value of ``placement.VARIABLE`` from a rank. Any thread may call it."""

@@ -77,8 +77,9 @@ def test_slurms_drain_for_a_reason_that_outlived_ours(site: GateSite) -> None:
     assert site.slurm.drained == ["n1"]
 
 
-def test_no_node_that_is_also_something_else(site: GateSite) -> None:
-    site.slurm.set(state="DOWN+DRAIN", reason="robust:node:broken:-:none:job1")
+@pytest.mark.parametrize("state", ["DOWN+DRAIN", "IDLE+DRAIN+MAINTENANCE"])
+def test_no_node_that_is_also_something_else(site: GateSite, state: str) -> None:
+    site.slurm.set(state=state, reason="robust:node:broken:-:none:job1")
     main([])
     assert site.slurm.orders == []
 

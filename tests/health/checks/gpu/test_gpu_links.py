@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -330,3 +331,10 @@ def test_fabric_manager(files: dict[str, Any], found: bool) -> None:
     system = gpu_node([a100(0), a100(1)], files=files)
     expected = ["fabric-manager-down FAIL"] if found else []
     assert said(NVLINK.run(system)) == expected
+
+
+def test_processes_that_cannot_be_listed_say_nothing_about_the_fabric_manager() -> None:
+    system = gpu_node([a100(0), a100(1)], files=SWITCH)
+    system.fail["/proc"] = OSError(errno.EMFILE, "Too many open files")
+    with pytest.raises(OSError, match="Too many open files"):
+        NVLINK.run(system)
