@@ -102,8 +102,12 @@ class WorkerProcess:
             return
         if not part:
             asyncio.get_running_loop().remove_reader(pipe)
-        if self._log is not None:
-            self._log.write(part)
+        try:
+            if self._log is not None:
+                self._log.write(part)
+        except OSError as error:  # a full disk ends what is kept, not the test
+            self._log = None
+            self._line(f"the log of it ends here: {error}")
         *lines, self._rest = (self._rest + (part or b"\n")).split(b"\n")
         self._rest = self._rest[-_LINE:]
         for line in lines:

@@ -59,7 +59,8 @@ def guarded(
         number += 1
         if told == _RESTART:
             continue
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        named = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+        how = f"was killed by {named}" if code < 0 else f"ended with {code}"
         if time.monotonic() < again:
             _say(f"{name} {how} again; the node is evicted")
             break

@@ -6,12 +6,14 @@ block the stream but never the shim's loop, so detection goes on.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import select
 import threading
 from collections.abc import Callable
 
+_log = logging.getLogger("robust-task")
 _READ = 1 << 16
 TAIL = 8 << 10  # bytes of stderr kept for the incident record
 
@@ -21,8 +23,8 @@ class Pump:
 
     ``transform`` may rewrite the bytes (labels; called with b"" at the end of the stream),
     ``watch`` sees every line (ended by newline, carriage return or the stream's end). A sink
-    that fails is dropped, the pipe is read on: a rank must not die of SIGPIPE because a log
-    directory is full.
+    that fails is dropped with a warning that names the stream, the pipe is read on: a rank must not
+    die of SIGPIPE because a log directory is full.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class Pump:
         *,
         transform: Callable[[bytes], bytes] | None = None,
         watch: Callable[[bytes], None] | None = None,
+        name: str = "output",
     ) -> None:
+        self._name = name
         self._source = source
         self._sink = sink
         self._transform = transform
@@ -85,7 +89,7 @@ class Pump:
             try:
                 self._watch(line)
             except OSError as err:  # the record is gone; the stream must flow on
-                self.error = err.strerror or str(err)
+                self._failed("steps are no longer read from it", err)
                 self._watch = None
                 return
         self._line = bytearray(rest[-_READ:])
@@ -97,8 +101,12 @@ class Pump:
             except BlockingIOError:  # another process made our stdout non-blocking
                 select.select([], [self._sink], [], 1.0)
             except OSError as err:
-                self.error = err.strerror or str(err)
+                self._failed("the rest of it is lost, training goes on", err)
                 self._sink = None
+
+    def _failed(self, what: str, error: OSError) -> None:
+        self.error = error.strerror or str(error)
+        _log.warning(f"{self._name}: {what}: {self.error}")
 
 
 class StepPattern:

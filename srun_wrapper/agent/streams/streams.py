@@ -26,12 +26,22 @@ class Streams(ExitStack):
         self.pumps: list[Pump] = []
         """The pump of stderr comes first."""
         self.err = self._pipe()
-        self.pumps.append(Pump(self._source, sinks.err, transform=sinks.label_err, watch=watch))
+        self.pumps.append(
+            Pump(
+                self._source, sinks.err, transform=sinks.label_err, watch=watch,
+                name=f"stderr of rank {rank}",
+            )
+        )  # fmt: skip
         self.out = 1
         """srun's own where nothing is to be seen or changed."""
         if not sinks.direct or watch is not None:
             self.out = self._pipe()
-            self.pumps.append(Pump(self._source, sinks.out, transform=sinks.label_out, watch=watch))
+            self.pumps.append(
+                Pump(
+                    self._source, sinks.out, transform=sinks.label_out, watch=watch,
+                    name=f"stdout of rank {rank}",
+                )
+            )  # fmt: skip
 
     def _pipe(self) -> int:
         self._source, end = os.pipe()

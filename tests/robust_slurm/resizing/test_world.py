@@ -52,7 +52,7 @@ def test_the_shares_of_a_rank(
     "mesh", [{"dp": 3}, {"dp": "4"}, {"dp": "4", "tp": 1}, {"dp": -2, "tp": -2}]
 )
 def test_a_mesh_of_another_world(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="mesh: .* is not of the 4 ranks of this world"):
+    with pytest.raises(ValueError, match=r"mesh: .* is not of the 4 ranks of this world"):
         world_of({"RANK": "1", "WORLD_SIZE": "4"}, monkeypatch, mesh)
 
 

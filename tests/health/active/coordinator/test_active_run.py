@@ -60,6 +60,19 @@ def test_a_worker_that_takes_no_signal_is_left(
     assert open_files() <= before
 
 
+def test_a_full_disk_ends_the_log_and_not_the_wait_for_the_worker() -> None:
+    async def body() -> tuple[str, ...]:
+        session = TestSession({"n1": 1})
+        with open("/dev/full", "wb", buffering=0) as full:
+            started = start.WorkerProcess(session, ["n1"], "the worker", full)
+            started.start(["echo", "no such device"], {"PATH": "/usr/bin:/bin"}, signal.SIGKILL)
+            await asyncio.wait_for(started._ended.wait(), 20)
+        return session.missing("n1")
+
+    (why,) = asyncio.run(body())
+    assert why.startswith("the worker ended with exit code 0; printed last: ")
+
+
 def open_files() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 

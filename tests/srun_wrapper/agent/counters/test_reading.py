@@ -206,6 +206,15 @@ def test_the_end_of_a_reading_that_was_promised_is_told_also_without_growth() ->
     assert node.told == [{}]
 
 
+def test_what_was_set_to_zero_grows_on() -> None:
+    node = Node({"a": 5})
+    for reads, value in ((2, 7), (3, 0), (4, 1)):
+        node.now = {"a": value}
+        node.counters.start_reading()
+        node.until(reads)
+    assert node.told == [{"a": 2}, {"a": 3}]
+
+
 def test_a_reading_of_this_machine_takes_milliseconds_and_repeats() -> None:
     found = reading.read()
     assert reading.read().keys() >= found.keys()

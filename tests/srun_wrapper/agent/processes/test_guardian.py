@@ -45,7 +45,7 @@ def life(number):
             time.sleep(100)
         while not (base / "left").exists():
             time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), int(value or signal.SIGKILL))
 
 guardian.guarded(life, end_like, "n1: the robust-task of local task 0")
 """
@@ -81,6 +81,7 @@ def held_back(pid: int, number: int) -> bool:
         (["end:0,9"], -signal.SIGKILL, 1),  # as its rank has ended
         (["end:0,15"], -signal.SIGTERM, 1),
         (["kill", "end:0"], 0, 2),
+        (["kill:36", "end:0"], 0, 2),  # a real-time signal, which Python has no name for
         (["raise", "end:5"], 5, 2),
         (["kill", "kill", "end:0"], -signal.SIGKILL, 2),
         (["kill", "raise", "end:0"], 1, 2),

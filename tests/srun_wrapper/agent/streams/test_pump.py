@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,27 @@ def carry(
     *,
     transform: Callable[[bytes], bytes] | None = None,
     watch: Callable[[bytes], None] | None = None,
+    name: str = "output",
 ) -> Pump:
     """Run ``data`` through a pump."""
     source, end = os.pipe()
-    pump = Pump(source, sink, transform=transform, watch=watch)
+    pump = Pump(source, sink, transform=transform, watch=watch, name=name)
     with open(end, "wb") as pipe:
         pipe.write(data)
     assert pump.finish(10.0)
     return pump
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """The lines that a robust-task warns of."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("robust-task")
+    log.addHandler(handler)
+    yield found
+    log.removeHandler(handler)
 
 
 def test_everything_arrives(tmp_path: Path) -> None:
@@ -75,10 +89,13 @@ def test_a_closed_sink_does_not_stop_the_rank() -> None:
     assert pump.tail().endswith("last words")
 
 
-def test_a_full_disk_does_not_stop_the_rank() -> None:
+def test_a_full_disk_does_not_stop_the_rank_and_is_said_once(warnings: list[str]) -> None:
     with open("/dev/full", "wb", buffering=0) as full:
-        pump = carry(b"x" * (1 << 20), full.fileno())
+        pump = carry(b"x" * (1 << 20), full.fileno(), name="stdout of rank 3")
     assert pump.error == "No space left on device"
+    assert warnings == [
+        "stdout of rank 3: the rest of it is lost, training goes on: No space left on device"
+    ]
 
 
 def feed(end: int, data: bytes) -> threading.Thread:
@@ -142,7 +159,7 @@ def test_watch_sees_every_line(lines: list[str], end: str) -> None:
     assert [line for line in seen if line] == [line.encode() for line in lines if line]
 
 
-def test_a_watch_that_fails_does_not_stop_the_stream(tmp_path: Path) -> None:
+def test_a_watch_that_fails_does_not_stop_the_stream(tmp_path: Path, warnings: list[str]) -> None:
     def fail(_line: bytes) -> None:
         raise OSError(5, "Input/output error")
 
@@ -150,6 +167,7 @@ def test_a_watch_that_fails_does_not_stop_the_stream(tmp_path: Path) -> None:
         pump = carry(b"a\nb\n" * 50_000, out.fileno(), watch=fail)
     assert (tmp_path / "out").stat().st_size == 200_000
     assert pump.error == "Input/output error"
+    assert warnings == ["output: steps are no longer read from it: Input/output error"]
 
 
 @pytest.mark.parametrize(
