@@ -6,12 +6,19 @@ that node.
 Says for each process where it resumed: ``resumed RANK STEP REPLAY``.
 """
 
+# ruff: noqa: E402 - imports after the first statement, see there
 from __future__ import annotations
+
+import gc
+
+gc.disable()  # torch's modules are no garbage; unsearched they load faster
 
 import argparse
 import os
 import time
 from pathlib import Path
+
+from teardown import leave
 
 import robust_slurm
 
@@ -42,3 +49,4 @@ while step < steps:
     checkpointer.save(step)
 checkpointer.close()
 os.write(1, f"sum {checkpointer.extra['sum']}\n".encode())
+leave()

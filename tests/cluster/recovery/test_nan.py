@@ -79,7 +79,9 @@ def test_a_nan_of_the_programs_own(lab: Cluster, plain: Undisturbed) -> None:
 def test_a_nan_of_a_machine(lab: Cluster, plain: Undisturbed) -> None:
     """It stays on its machine with the data of another rank: the machine is replaced."""
     training = plain.job(lab)
-    training.start("--robust-spares=1", f"--nan=0:{AT}:1:machine", sbatch=["-N3", *TWO[1:]])
+    training.start(
+        "--robust-spares=1", f"--nan=0:{AT}:1:machine", sbatch=["-N3", *TWO[1:]], durable=False
+    )
     assert training.wait_end(150) == 0, training.story()
     bad = (training.dir / "machine").read_text()
     records = training.incidents()

@@ -16,7 +16,7 @@ from lab import Cluster
 pytest.importorskip("torch")
 
 WRONG = REPOSITORY / "tests" / "programs" / "wrong"
-EVERY, STEPS = 25, 90
+EVERY, STEPS = 25, 65
 TWO_NODES = ["-N2", "--ntasks-per-node=1"]
 PACE = "--pause=0.06"  # s; then about 30 steps are made until all have heard of a check
 WAIT = 240.0
@@ -148,6 +148,7 @@ def test_a_machine_that_is_proven_to_compute_wrongly(new_lab: LabFactory, two: U
         f"--robust-spares=1 --robust-verify-every={EVERY}",
         f"{PACE} --wrong=1:20",
         sbatch=["-N3", "--ntasks-per-node=1"],
+        durable=False,
     )
     assert training.wait_end(WAIT) == 0, training.story()
     first, *later = training.checks()
