@@ -28,18 +28,15 @@ parser.add_argument("--dir", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--save", type=int, default=10)
 parser.add_argument("--waits", type=int, default=0, help="so many epochs stay in step 25 for long")
-parser.add_argument("--compiler", action="store_true", help="as torch has it; it takes 1.7 s")
 parser.add_argument("--linger", type=float, default=0.0, help="rank r ends r times as late, in s")
 args = parser.parse_args()
 WAIT_AT = 25
 
 sys.path.append(str(Path(__file__).parents[1] / "programs"))
+import without_compiler
 from teardown import leave
 
-if not args.compiler:
-    import without_compiler
-
-    without_compiler.install()
+without_compiler.install()
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

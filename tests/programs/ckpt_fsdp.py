@@ -8,7 +8,6 @@ import gc
 gc.disable()  # torch's modules are no garbage; unsearched they load faster
 
 import torch
-import torch._dynamo  # DTensors need the compiler that without_compiler.py would keep out
 from ckpt_training import WIDTH, Ballast, Reader, Training, join_world, options, seed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

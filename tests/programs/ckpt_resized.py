@@ -24,9 +24,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-if "--cut=" in " ".join(sys.argv):
-    import torch._dynamo  # DTensors need the compiler that without_compiler.py would keep out
 from ckpt_training import (
     BATCH,
     HOLD,

@@ -11,9 +11,21 @@ from typing import Any
 
 import torch
 
+CONFIG = "torch._dynamo.config"
+
+
+class Config(ModuleType):
+    """The settings that DTensors look at, each with torch's own default."""
+
+    fake_tensor_cache_enabled = True
+    fake_tensor_cache_crosscheck_enabled = False
+    _custom_ops_profile = None
+
 
 class NoCompiler(ModuleType):
     """The parts of torch's compiler that are used when nothing is compiled; all else fails."""
+
+    config = Config(CONFIG)
 
     eval_frame = SimpleNamespace(OptimizedModule=type("OptimizedModule", (), {}))
     trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
@@ -37,3 +49,4 @@ def install() -> None:
     """From now on; a compiler that is imported already stays."""
     if "torch._dynamo" not in sys.modules:
         torch._dynamo = sys.modules["torch._dynamo"] = NoCompiler("torch._dynamo")
+        sys.modules[CONFIG] = NoCompiler.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch_forks import TorchForks
 from lab import Cluster
 from robust_slurm.checkpoint.durable import tier
 
+torch = pytest.importorskip("torch")
+
 ROBUST_CKPT = [sys.executable, "-m", "robust_slurm.checkpoint.cli"]
 
 
@@ -25,11 +28,22 @@ def ddp(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Un
     return undisturbed(torch_forks, "ckpt_ddp.py", directory, 2, 14, ballast)
 
 
-def test_memory_full(new_lab: LabFactory, ddp: Undisturbed) -> None:
+@pytest.fixture(scope="module")
+def little() -> Iterator[Cluster]:
+    with Cluster(nodes=2, standby=0) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def alone(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """A world of one rank."""
+    return undisturbed(torch_forks, "ckpt_ddp.py", tmp_path_factory.mktemp("alone"), 1, 14)
+
+
+def test_memory_full(little: Cluster, ddp: Undisturbed) -> None:
     """It is said, training goes on, and the checkpoints on disk serve."""
-    lab = new_lab(nodes=2, standby=0)
-    lab.fill("n2", "/dev/shm", leave=1 << 20)  # a snapshot takes 1.5 MB
-    training = ddp.job(lab)
+    little.fill("n2", "/dev/shm", leave=1 << 20)  # a snapshot takes 1.5 MB
+    training = ddp.job(little)
     options = "--every=3 --hold=1:6"
     training.start("", options, sbatch=["-N2", "--ntasks-per-node=1"])
     training.wait_held(1, 6)
@@ -41,12 +55,6 @@ def test_memory_full(new_lab: LabFactory, ddp: Undisturbed) -> None:
     assert "of /dev/shm" in full and "are free" in full
     assert training.says(f"^robust-srun: checkpoints, rank 1 on n2: {re.escape(full)}$")
     assert tier.newest(training.directory).step == ddp.steps
-
-
-@pytest.fixture(scope="module")
-def little() -> Iterator[Cluster]:
-    with Cluster(nodes=2, standby=0) as lab:
-        yield lab
 
 
 @pytest.mark.parametrize(
@@ -103,38 +111,50 @@ def test_rank_and_its_replica_lost_at_once(new_lab: LabFactory, ddp: Undisturbed
     assert re.search("step 4 .*disk", record["restored"][0]), record
 
 
-def test_directory_that_cannot_be_written(lab: Cluster, ddp: Undisturbed) -> None:
-    training = ddp.job(lab)
+def test_directory_that_cannot_be_written(lab: Cluster, alone: Undisturbed) -> None:
+    training = alone.job(lab)
     training.directory.mkdir(mode=0o555)  # root's: the user may not write
-    options = "--every=4 --kill=1:10:1"
-    training.start("", options, sbatch=["-N1", "--ntasks-per-node=2"])
+    training.start("", "--every=4 --kill=1:10:0", sbatch=["-N1"])
     training.check_ended()
     assert training.resumed() == [0, 9], training.story()
     training.check_lost(1)
     assert any(str(training.directory) in text for text in training.said_alarms())
 
 
-def test_cancelled_job_goes_on_elsewhere(
+def test_a_signal_requeues_the_job_and_once_cancelled_it_goes_on_elsewhere(
     new_lab: LabFactory, ddp: Undisturbed, torch_forks: TorchForks, tmp_path: Path
 ) -> None:
-    """A cancelled job writes its newest step; plain srun takes it up, and then plain python."""
+    """The newest step is written each time; plain srun takes the last up, and then plain python.
+
+    The signal is that of Slurm before a time limit; the ranks die of it, as they have no handler.
+    """
     lab = new_lab(nodes=2, standby=0, KillWait=30)  # Slurm's default
     training = ddp.job(lab)
-    training.start("", "--hold=1:9", sbatch=["-N2", "--ntasks-per-node=1"])
-    training.wait_held(1, 9)
+    size = ["-N2", "--ntasks-per-node=1"]
+    training.start("--robust-requeue-on=USR2", "--hold=1:6,1:11", sbatch=size)
+    training.wait_held(1, 6)
+    lab.exec("head", ["scancel", "-s", "USR2", str(training.job)], check=True)
+    training.wait_says("^robust-srun: SIGUSR2: the job is requeued$")
+    assert tier.newest(training.directory).step == 5, training.story()
+    training.until(lambda: len(training.runs()) > 1, "second run")
+    training.wait_held(1, 11)
+    assert lab.job(training.job)["Restarts"] == "1"
     lab.exec("head", ["scancel", str(training.job)], check=True)
     training.wait_end(WAIT)
     training.check_gone()
+    assert not training.incidents() and not training.accusations()
     newest = tier.newest(training.directory)
-    assert newest is not None and newest.step == 8, training.story()
+    assert newest is not None and newest.step == 10, training.story()
     checked = lab.exec("head", [*ROBUST_CKPT, "verify", str(newest.path)])
     assert checked.returncode == 0, checked
+    weight = load_with_dcp(newest.path)["model.0.weight"]
+    assert weight.shape == (16, 8) and bool((weight != 0).all())
 
     words = training.words(f"--directory={training.directory}")
     where = "export MASTER_ADDR=$(hostname) MASTER_PORT=29511"
-    training.submit(f"{where}\nsrun python {words}", ["-N2", "--ntasks-per-node=1"])
+    training.submit(f"{where}\nsrun python {words}", size)
     training.check_ended()
-    assert training.resumed() == [0, 8], training.story()
+    assert training.resumed() == [0, 5, 10], training.story()
     newest = tier.newest(training.directory)
     assert newest is not None and newest.step == ddp.steps
 
@@ -148,39 +168,37 @@ def test_cancelled_job_goes_on_elsewhere(
     assert "random" in said, said  # what another world size cannot take over
 
 
-def test_a_signal_requeues_the_job_and_it_resumes_from_its_last_step(
-    new_lab: LabFactory, ddp: Undisturbed
+def load_with_dcp(directory: Path) -> dict[str, torch.Tensor]:
+    """The model's tensors, by torch.distributed.checkpoint and without us."""
+    from torch.distributed import checkpoint
+
+    metadata = checkpoint.FileSystemReader(directory).read_metadata()
+    state = {
+        name: torch.zeros(about.size, dtype=about.properties.dtype)
+        for name, about in metadata.state_dict_metadata.items()
+        if name.startswith("model.")
+    }
+    checkpoint.load(state, checkpoint_id=directory, no_dist=True)
+    return state
+
+
+def test_resume_waits_for_a_directory_that_does_not_answer(
+    alone: Undisturbed, torch_forks: TorchForks, tmp_path: Path
 ) -> None:
-    """The signal of Slurm before a time limit; the ranks die of it, as they have no handler."""
-    lab = new_lab(nodes=2, standby=0)
-    training = ddp.job(lab)
-    size = ["-N2", "--ntasks-per-node=1"]
-    training.start("--robust-requeue-on=USR2", "--hold=1:9", sbatch=size)
-    training.wait_held(1, 9)
-    lab.exec("head", ["scancel", "-s", "USR2", str(training.job)], check=True)
-    training.wait_says("^robust-srun: SIGUSR2: the job is requeued$")
-    assert tier.newest(training.directory).step == 8, training.story()
-    training.until(lambda: len(training.runs()) > 1, "second run")
-    training.check_ended()
-    assert training.resumed() == [0, 8], training.story()
-    assert not training.incidents() and not training.accusations()
-    assert lab.job(training.job)["Restarts"] == "1"
-
-
-def test_resume_waits_for_a_directory_that_does_not_answer(ddp: Undisturbed) -> None:
     """robust-srun names it, and the ranks go on when it answers."""
+    words = [*alone.options, f"--steps={alone.steps}", f"--directory={tmp_path / 'ckpt'}"]
+    run_here(torch_forks, alone.program, tmp_path, 1, *words)
     with Cluster(nodes=1, standby=0, scratch=True) as lab:
+        shutil.copytree(tmp_path / "ckpt", lab.shared / "ckpt")
+        copy = ["cp", "-r", str(lab.shared / "ckpt"), str(lab.scratch)]
+        lab.exec("n1", copy, check=True)
+        training = alone.job(lab)
+        lab.stall("n1")
         directory = lab.scratch / "ckpt"
-        for resumed in (0, ddp.steps):
-            training = ddp.job(lab)
-            if resumed:
-                lab.stall("n1")
-            options = f"--directory={directory} --every=4"
-            training.start("", options, sbatch=["-N1", "--ntasks-per-node=2"], durable=False)
-            if resumed:
-                waits = f"resume() waits: {directory} has not answered for 5 s; "
-                training.wait_says(rf"^robust-srun: checkpoints, rank \d on n1: {re.escape(waits)}")
-                lab.resume("n1")
-            assert training.wait_end() == 0, training.story()
-            assert training.resumed() == [resumed], training.story()
-            assert not training.incidents(), training.story()
+        training.start("", f"--directory={directory}", sbatch=["-N1"], durable=False)
+        waits = f"resume() waits: {directory} has not answered for 5 s; "
+        training.wait_says(rf"^robust-srun: checkpoints, rank 0 on n1: {re.escape(waits)}")
+        lab.resume("n1")
+        assert training.wait_end() == 0, training.story()
+        assert training.resumed() == [alone.steps], training.story()
+        assert not training.incidents(), training.story()

@@ -18,7 +18,8 @@ def test_ranks_that_diverge_save_all_of_their_own(
 ) -> None:
     model = undisturbed(torch_forks, "ckpt_local_sgd.py", tmp_path, 2, 14)
     training = model.job(lab)
-    training.start("", "--hold=1:9 --pause=0.3", sbatch=["-N2", "--ntasks-per-node=1"])
+    size = ["-N2", "--ntasks-per-node=1"]
+    training.start("", "--hold=1:9 --pause=0.3", sbatch=size, durable=False)
     training.wait_held(1, 9)
     training.wait_replicas(8)
     training.kill(model.program, rank=1)

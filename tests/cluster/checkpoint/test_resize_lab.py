@@ -1,4 +1,4 @@
-"""FSDP2 and pipelines go on with fewer nodes of a real Slurm, keep their batch, and grow back."""
+"""Pipelines go on with fewer nodes of a real Slurm, keep their batch, and grow back."""
 
 from __future__ import annotations
 
@@ -24,20 +24,17 @@ HELD = 7
 AGAIN = 6  # steps in each world after the first
 
 
-@pytest.mark.parametrize(
-    ("option", "left", "shares"),  # DDP and HSDP without Slurm: test_resize_whole.py
-    [("--cut=fsdp", ["n1", "n3", "n4"], 4), ("--pipeline=2", ["n1", "n3"], 2)],
-)
 def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
-    option: str, left: list[str], shares: int,
-    new_lab: LabFactory, torch_forks: TorchForks, tmp_path: Path,
-) -> None:  # fmt: skip
-    """4 nodes, no spare, the only standby node drained: 3 go on; it is resumed, and 4 go on.
+    new_lab: LabFactory, torch_forks: TorchForks, tmp_path: Path
+) -> None:
+    """4 nodes, no spare, the only standby node drained: of two pipelines one goes on, on 2 nodes;
+    it is resumed, and 4 go on. DDP, FSDP2 and HSDP without Slurm: ``test_resize_whole.py``.
 
-    Of two pipelines one goes on, on 2 nodes, and the other one's healthy node is a spare. Only the
-    crashed node leaves; each share of each batch is computed once; losses and state are those of
-    runs in which the same changes were made without any fault, to the last bit.
+    The other pipeline's healthy node is a spare meanwhile. Only the crashed node leaves; each share
+    of each batch is computed once; losses and state are those of runs in which the same changes
+    were made without any fault, to the last bit.
     """
+    option, left, shares = "--pipeline=2", ["n1", "n3"], 2
     lab = new_lab(nodes=4, standby=1)
     standby(lab, "drain", "reason=test")
     model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.4", option], [])

@@ -167,7 +167,7 @@ def test_the_same_order_whatever_dies(new_lab: LabFactory, monkeypatch: pytest.M
     training.wait_step(28)
     assert data_processes(training)["n1"].pid != first["n1"].pid
     assert len(training.incidents()) == 1, training.story()
-    assert training.says("^robust-task: the data process of data_plan:plan was killed by SIGKILL")
+    training.wait_says("^robust-task: the data process of data_plan:plan was killed by SIGKILL")
     check_status(training)
     lab.crash("n2")
 

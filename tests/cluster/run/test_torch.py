@@ -63,8 +63,7 @@ def loss(module_lab: Lab) -> Iterator[float]:
     """The loss at the end of a run that nothing disturbs, and, with --robust-no-auto, observes."""
     training = ddp(module_lab)
     options = ["-N2", "--ntasks-per-node=2"]
-    words = training.words("--compiler")  # as torch comes; nothing is compiled
-    training.submit(f"robust-srun --robust-no-auto python {words}", options)
+    training.submit(f"robust-srun --robust-no-auto python {training.words()}", options)
     training.check(epoch=1)
     assert training.roster()["step"] is None
     assert not training.incidents()
@@ -118,7 +117,7 @@ def test_torchrun(new_lab: LabFactory, loss: float) -> None:
     training = ddp(lab)
     # The endpoint is what most scripts compute: the batch host, the job's first node.
     command = "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d"
-    command += f" --rdzv-endpoint=$(hostname):29513 {training.words('--waits=3 --compiler')}"
+    command += f" --rdzv-endpoint=$(hostname):29513 {training.words('--waits=3')}"
     options = "--robust-spares=1 --robust-warm"
     training.submit(f"robust-srun {options} {command}", ["-N3", "--ntasks-per-node=1", "-c2"])
     training.wait_epoch(1, WAIT_AT - 1)

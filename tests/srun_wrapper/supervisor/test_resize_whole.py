@@ -93,7 +93,7 @@ class Nodes(Step):
         return [one for path in self.state.rglob("incidents.jsonl") for one in read_lines(path)]
 
 
-@pytest.mark.parametrize(("cut", "left"), [("", 3), ("hsdp", 2)])
+@pytest.mark.parametrize(("cut", "left"), [("", 3), ("fsdp", 3), ("hsdp", 2)])
 def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     cut: str, left: int, torch_forks: TorchForks, tmp_path: Path
 ) -> None:

@@ -75,15 +75,17 @@ def end(d: Driver, epoch: int, *codes: int) -> None:
 
 
 @pytest.fixture
-def job(drive: Any, tmp_path: Path) -> Driver:
+def job(drive: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Driver:
+    """Its ranks run RANK; a parameter comes before that."""
     script = tmp_path / "train.py"
-    script.write_text(RANK)
+    script.write_text(getattr(request, "param", "") + RANK)
     torchrun = str(Path(sys.executable).parent / "torchrun")
     words = [torchrun, "--standalone", "--nproc-per-node=2", str(script), str(tmp_path)]
     driver: Driver = drive(*words, warm=True)
     return driver
 
 
+@pytest.mark.parametrize("job", ["import torch._dynamo\n"], indirect=True, ids=["compiler"])
 def test_torchrun_and_its_ranks_are_forked(job: Driver) -> None:
     first = job.launch()
     fresh = said(job, 1)
