@@ -1,4 +1,4 @@
-"""Real frameworks under robust-srun, a rank of which is killed: all from memory."""
+"""Real frameworks, two ranks on two nodes under robust-srun, one killed: all from memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ IMPORTS = {
 }
 """Framework → what is imported already where the undisturbed run is forked from."""
 PACKAGES = {"megatron": "megatron.core"}
-NODES = {"lightning": 2, "transformers": 2, "torchtitan": 1, "megatron": 1}
-"""Framework → nodes, of one rank each. More than one where the framework itself looks for Slurm's
-nodes; the other two with several ranks: tests/robust_slurm/integrations."""
 
 
 @pytest.fixture
@@ -40,14 +37,13 @@ def forks(framework: str) -> Iterator[TorchForks]:
 def test_a_rank_killed(lab: Cluster, forks: TorchForks, framework: str, tmp_path: Path) -> None:
     """In any step; all is as in a quiet run: losses, data, state.
 
-    Lightning and transformers train with DDP, Megatron with its DistributedOptimizer. Which steps
-    are at an epoch's end, and what is done there, is for tests of one process.
+    Lightning and transformers train with DDP, torchtitan with FSDP2, Megatron with its
+    DistributedOptimizer. Which steps are at an epoch's end, and what is done there, is for tests
+    of one process.
     """
-    nodes = NODES[framework]
-    training = undisturbed(forks, f"fw_{framework}.py", tmp_path, nodes, STEPS).job(lab)
-    kill = f"1:{random.randrange(2, STEPS)}:{random.randrange(nodes)}"
-    size = [f"-N{nodes}", "--ntasks-per-node=1"]
-    training.start("", f"--kill={kill}", sbatch=size, durable=False)
+    training = undisturbed(forks, f"fw_{framework}.py", tmp_path, 2, STEPS).job(lab)
+    kill = f"1:{random.randrange(2, STEPS)}:{random.randrange(2)}"
+    training.start("", f"--kill={kill}", sbatch=["-N2", "--ntasks-per-node=1"], durable=False)
     training.check_ended()
     (record,) = training.check_lost(1)
     assert record["restored"], (kill, record)
