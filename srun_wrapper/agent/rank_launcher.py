@@ -63,10 +63,8 @@ class Launcher:
         learnt: Tell,
         changed: Callable[[], None],
     ) -> None:
-        self._loop = loop
-        self._local = local
-        self._options = options
-        self._words = command
+        self._loop, self._local = loop, local
+        self._options, self._words = options, command
         self._run_dir, self._store = run_dir, store
         self._on_started = started
         self._on_failed = failed
