@@ -33,8 +33,11 @@ def one(system: System, pid: int) -> ProcessStat | None:
 
 
 def runs(system: System, name: str) -> bool:
-    """True if any process has this name, which the kernel cuts at 15 characters."""
-    pids = (pid for pid in sysfs.names(system, "/proc") if pid.isdigit())
+    """True if any process has this name, which the kernel cuts at 15 characters.
+
+    Raises OSError for a /proc that cannot be listed: it says of no process that it is not there.
+    """
+    pids = (pid for pid in system.names("/proc") if pid.isdigit())
     return any(sysfs.text(system, f"/proc/{pid}/comm") == name for pid in pids)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from health.check import Condition
 from health.finding import Finding
-from health.node import sysfs
+from health.node import proctable, sysfs
 from health.node.gpu_snapshot import Device, Fabric
 from health.node.system import System
 from health.nvidia import gpus
@@ -118,6 +118,4 @@ def _runs(system: System) -> bool:
     pid = sysfs.text(system, _PID_FILE)
     if pid.isdigit() and sysfs.text(system, f"/proc/{pid}/comm") == _COMM:
         return True
-    # A /proc that cannot be listed says nothing about the manager: that is the check's own error.
-    pids = [name for name in system.names("/proc") if name.isdigit()]
-    return any(sysfs.text(system, f"/proc/{pid}/comm") == _COMM for pid in pids)
+    return proctable.runs(system, _COMM)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from numbers import Real
 
 COPIES = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
 """Dimensions of a mesh along which only copies of the model are."""
@@ -26,7 +27,8 @@ def pipelined(mesh: Mapping[str, int]) -> Mapping[str, int]:
 
 def is_of(mesh: Mapping[str, int], size: int) -> bool:
     """Return True if a mesh, or {}, can be that of so many ranks."""
-    return not mesh or (prod(mesh.values()) == size and min(mesh.values()) > 0)
+    numbers = all(isinstance(each, Real) and each > 0 for each in mesh.values())
+    return not mesh or (numbers and prod(mesh.values()) == size)
 
 
 def stage_of(rank: int, mesh: Mapping[str, int]) -> Stage:

@@ -107,7 +107,9 @@ class WorkerProcess:
                 self._log.write(part)
         except OSError as error:  # a full disk ends what is kept, not the test
             self._log = None
-            self._line(f"the log of it ends here: {error}")
+            with contextlib.suppress(OSError):
+                what = f"warning: what {self._what} prints is no longer kept: {error}"
+                print(f"robust-slurm: {what}", file=sys.stderr)
         *lines, self._rest = (self._rest + (part or b"\n")).split(b"\n")
         self._rest = self._rest[-_LINE:]
         for line in lines:

@@ -49,7 +49,7 @@ def test_the_shares_of_a_rank(
 
 
 @pytest.mark.parametrize(
-    "mesh", [{"dp": 3}, {"dp": "4"}, {"dp": "4", "tp": 1}, {"dp": -2, "tp": -2}]
+    "mesh", [{"dp": 3}, {"dp": "4"}, {"dp": "2", "tp": "2"}, {"dp": -2, "tp": -2}]
 )
 def test_a_mesh_of_another_world(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"mesh: .* is not of the 4 ranks of this world"):

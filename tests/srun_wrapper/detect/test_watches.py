@@ -47,7 +47,9 @@ def test_watches_of_steps_are_called_while_ranks_run(
     asyncio.run(asyncio.wait_for(watches.run(), 30))
     turn = ["broken", "always", "step"] if stepping else ["broken", "always"]
     assert called == turn * 2
-    assert len(said) == 1 and "ValueError: a slip" in said[0], "said once, and hurts no other"
+    assert len(said) == 1 and "broken: ValueError: a slip" in said[0], (
+        "said once, and hurts no other"
+    )
 
 
 def test_no_watch_is_called_once_the_job_ends() -> None:

@@ -149,6 +149,12 @@ def test_lanes_are_read_by_two_nodes_of_three_and_outlive_each(
     assert len(pids) == NODES
     os.kill(pids[0], signal.SIGKILL)
     same(4)
+
+    def followed() -> bool:
+        now = data_process.processes()  # with the readers that the killed one has left
+        return len(now) == NODES and pids[0] not in now
+
+    until(followed, "another data process, and no reader of the killed one")
     for pid in data_process.processes()[:2]:
         os.kill(pid, signal.SIGKILL)
     del states[4:]
