@@ -1,10 +1,11 @@
-"""Text for people: clean what others wrote, form plurals, suggest known words.
+"""Text for people: clean what others wrote, form plurals, name signals, suggest known words.
 
 Python 3.9 syntax.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 LIMIT = 600  # characters
@@ -25,6 +26,19 @@ def one_line(text: str, limit: int = LIMIT) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """Return "1 node" or "2 nodes"; ``many``: the plural that is not ``one`` with an s."""
     return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGTERM", or "signal 36" for a real-time signal, which Python has no name for."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def how_ended(code: int) -> str:
+    """Return words for an exit code; negative: that of a signal."""
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
 def listed(words: Iterable[str], joined: str = "or") -> str:

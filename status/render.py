@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from robust_slurm.command_line.screen import plain_table
+from robust_slurm.slurm.values import folded
 from robust_slurm.state_dir.records import Checkpoint, Incident
 from standby.pool.stock import told
 from status.accounts.segments import INCIDENT_PHASES
@@ -22,7 +23,7 @@ from status.rules import RuleRow
 from status.views.attention import BAD, Attention
 from status.views.data import data_lines
 from status.views.job import short_incidents
-from status.views.overview import Line, folded, job_lines, overview, short_clock, unread
+from status.views.overview import Line, job_lines, overview, short_clock, unread
 
 _PHASES = (*INCIDENT_PHASES, "total")
 _STATUS_STYLE = {

@@ -129,3 +129,12 @@ def fold(names: Iterable[str]) -> str:
     except NodeSetException as error:
         raise ParseError(f"not a node name: {error}") from error
     return ",".join([*filter(None, [str(nodes)]), *(n for n in wanted if not n[-1].isdigit())])
+
+
+def folded(names: Iterable[str]) -> str:
+    """Return names as ``fold`` does, for people: one that no node can have stays as it is."""
+    wanted = list(dict.fromkeys(names))
+    try:
+        return fold(wanted)
+    except ParseError:
+        return ",".join(wanted)

@@ -247,10 +247,11 @@ def _listed(
 
 
 def content(path: Path, limit: int, problems: list[str], tail: bool = False) -> bytes | None:
-    """Return what ``read_capped`` does; None, and a line in ``problems``, if it cannot be read."""
+    """Return what ``read_capped`` does; None for a file that is not there, and for one that cannot
+    be read, which adds a line to ``problems``."""
     try:
         return read_capped(path, limit, tail)
-    except FileNotFoundError:  # replaced or removed since it was listed
+    except FileNotFoundError:  # never written, or removed since it was listed
         return None
     except OSError as error:
         problems.append(f"cannot read {clean(str(path))}: {clean(error.strerror or str(error))}")

@@ -64,7 +64,9 @@ def read_progress(job_dir: Path | None) -> tuple[list[JobRun], list[str]]:
     if job_dir is None:
         return [], []
     problems: list[str] = []
-    raw = content(job_dir / NAME, BYTES, problems, tail=True)  # none of an older robust-srun
+    raw = content(
+        job_dir / NAME, BYTES, problems, tail=True
+    )  # a job of an older robust-srun has none
     return progress_from(raw or b""), problems
 
 

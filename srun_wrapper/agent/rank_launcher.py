@@ -64,7 +64,7 @@ class Launcher:
         changed: Callable[[], None],
     ) -> None:
         self._loop, self._local = loop, local
-        self._options, self._words = options, command
+        self._options, self._command = options, command
         self._run_dir, self._store = run_dir, store
         self._on_started = started
         self._on_failed = failed
@@ -101,7 +101,7 @@ class Launcher:
     # -- starting
 
     def launch(self, order: Start, rank: RankStart) -> None:
-        command, torchrun_env = self._command(order.code), dict[str, str]()
+        command, torchrun_env = self._command_of(order.code), dict[str, str]()
         # torchrun starts the node's other ranks; without a world each one is a job of its own.
         if len(order.ranks) == 1 and "WORLD_SIZE" in order.env:
             command, torchrun_env = torchrun_overrides(
@@ -148,8 +148,8 @@ class Launcher:
             pump.forget()
         return order.env | rank.env | (order.code.variables() if order.code else {})
 
-    def _command(self, code: Code | None) -> list[str]:
-        return list(self._words if code is None else code.command)
+    def _command_of(self, code: Code | None) -> list[str]:
+        return list(self._command if code is None else code.command)
 
     def _environ(self, more: Mapping[str, str], code: Code | None) -> dict[str, str]:
         stale = STALE if "SLURM_NTASKS" in more else STALE[1:]  # observe mode: srun's own world
@@ -158,7 +158,7 @@ class Launcher:
         if self._store is not None:
             env |= self._store.env()
         env |= {"ROBUST_BEAT_DIR": str(self._run_dir), looked.SHIM: str(os.getpid())}
-        env |= error_env(env, self._words, error_file(self._run_dir, self._local))
+        env |= error_env(env, self._command, error_file(self._run_dir, self._local))
         env["ROBUST_AUTO"] = "1" if self._options.auto and not self._options.regex else "0"
         env["ROBUST_LEARN"] = "1" if self.warm is not None else "0"
         if self.broker is not None:
@@ -288,7 +288,7 @@ class Launcher:
         own = self._environ({}, code)
         if not ranks:
             if self.warm is not None:
-                words, place = self._command(code), code.directory if code is not None else ""
+                words, place = self._command_of(code), code.directory if code is not None else ""
                 self.warm.start(learnt, words, own, place, further=True)
         elif self.broker is not None:
             counts = at_start(own)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from robust_slurm.checkpoint.durable import marks
 from robust_slurm.checkpoint.durable import tier as tier
+from robust_slurm.checkpoint.durable.files import DurableError
 from robust_slurm.checkpoint.durable.marks import Mark
 from robust_slurm.checkpoint.planning.alike import is_whole
 from robust_slurm.checkpoint.planning.plan import Holder
@@ -261,7 +262,7 @@ class Certificates:
                     marks.write(path, attempt, mark)
                 except FileNotFoundError:
                     continue  # a newer step has taken its place
-                except tier.DurableError:
+                except DurableError:
                     continue
                 done.append((step, attempt))
             return done

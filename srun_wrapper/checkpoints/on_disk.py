@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from robust_slurm.checkpoint.durable import tier
+from robust_slurm.checkpoint.durable.files import DurableError
 from robust_slurm.checkpoint.planning import plan as planner
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.run_in_thread import run_in_thread
@@ -16,7 +17,7 @@ async def committed(directory: str, limit: float) -> list[tier.DurableStep]:
         return []
     try:
         found, unreadable = await run_in_thread(lambda: tier.list_steps(directory), limit)
-    except (OSError, tier.DurableError, TimeoutError) as err:
+    except (OSError, DurableError, TimeoutError) as err:
         why = str(err) or f"no answer in {limit:g} s (checkpoint_list_limit)"
         say(f"checkpoints: cannot list {directory}: {why}")
         return []

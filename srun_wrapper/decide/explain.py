@@ -104,8 +104,10 @@ def _diagnosis(config: Config) -> Iterator[str]:
         yield from _block(f"{rule.id} ({rule.symptom})", rows)
     tests = "tests of the machines name a node while the ranks are down"
     replay = "a replay of the job in small groups of nodes names a node"
-    for named, evidence, setting in ((TESTED, tests, "stop_tests"), (REPLAYED, replay, "replay")):
-        on = bool(getattr(config, setting))
+    for named, evidence, setting, on in (
+        (TESTED, tests, "stop_tests", config.stop_tests),
+        (REPLAYED, replay, "replay", config.replay),
+    ):
         then = follows("evict", config) if on else f"off ({setting} = 0)"
         rows = (("if", evidence), ("verdict", "the node is proven bad"), ("follows", then))
         yield from _block(f"{named} (in place of the rule before)", rows)

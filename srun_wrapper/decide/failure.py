@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
+from robust_slurm.text import signal_name
+
 Symptom = Literal[
     "crash", "node_lost", "hang", "stuck", "nan", "sdc", "differs", "slow", "update", "grow"
 ]
@@ -64,10 +66,3 @@ def how_ended(failure: Failure) -> str:
         return f"killed by {signal_name(failure.signal)}"
     killer = killed_by(failure)
     return f"exit code {failure.code}" + (f" ({signal_name(killer)})" if killer else "")
-
-
-def signal_name(signum: int | None) -> str:
-    try:
-        return signal.Signals(signum or 0).name
-    except ValueError:
-        return f"signal {signum}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from robust_slurm.slurm.values import ParseError, fold
+from robust_slurm.slurm.values import folded
 from robust_slurm.text import one_line
 from srun_wrapper.locate.locate import Located
 from srun_wrapper.locate.ranks import RankView, StackGroup, grouped, numbered
@@ -84,8 +84,5 @@ def _of_group(group: StackGroup) -> str:
 
 def node_list(names: Sequence[str]) -> str:
     """Return names of nodes as Slurm writes them, at most 120 characters."""
-    try:
-        text = fold(dict.fromkeys(names))
-    except ParseError:
-        text = ",".join(dict.fromkeys(names))
+    text = folded(names)
     return text if len(text) <= 120 else f"{text[:119]}…"

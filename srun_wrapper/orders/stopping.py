@@ -8,7 +8,6 @@ from srun_wrapper.agent.processes.stop_stages import ABORTING, longest
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.decide.shared_cause import common
 from srun_wrapper.detect.stalls import Stalls
-from srun_wrapper.job.bus import Bus
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
@@ -18,9 +17,8 @@ from srun_wrapper.protocol.messages import Stop
 class Stopping:
     """Ends ranks; ``stalls`` stops the clock while a shared file system does not answer."""
 
-    def __init__(self, state: JobState, bus: Bus, stalls: Stalls) -> None:
+    def __init__(self, state: JobState, stalls: Stalls) -> None:
         self._state = state
-        self._bus = bus
         self._stalls = stalls
 
     async def end_ranks(
@@ -34,7 +32,7 @@ class Stopping:
         epoch, grace = state.world.epoch, state.config.stop_grace
         most = grace + 2 * ABORTING + state.config.stop_work_limit + state.config.stop_margin
         for node in nodes:
-            self._bus.send(node, Stop(epoch, grace, rejoin))
+            state.bus.send(node, Stop(epoch, grace, rejoin))
         done = await self._stalls.until(
             lambda: over() or all(n.stopped >= epoch or n.gone for n in nodes),
             most + rejoin,

@@ -59,5 +59,5 @@ def report_from(data: bytes) -> DataReport | None:
     """Return the report in these bytes, or None."""
     try:
         return _decode(data) if 0 < len(data) <= MOST else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None

@@ -26,7 +26,7 @@ Answer = Literal["accepted", "refused", "unreachable"]
 class Connection(Framed):
     """One agent's connection. ``agent`` is set by the supervisor."""
 
-    refused = (WireError, msgspec.MsgspecError)
+    refused = (WireError, ValueError, RecursionError)
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ def _newer_kind(payload: bytes) -> str:
     """Return the kind of an agent's message that this version does not have; "" if it is broken."""
     try:
         raw = msgspec.msgpack.decode(payload)
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # no text, or nested too deep
+    except (ValueError, RecursionError):  # no text, or nested too deep
         return ""
     kind = raw[0] if isinstance(raw, list) and raw else None
     known = not isinstance(kind, str) or kind in _KNOWN or not kind.isidentifier()

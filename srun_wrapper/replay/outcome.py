@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from health.active.coordinator.replay import ReplayVerdict, Round, least_chance
-from srun_wrapper.decide.failure import signal_name
+from robust_slurm.text import signal_name
 from srun_wrapper.job.model import Rank
 from srun_wrapper.orders.machine_tests import MachineResults
 

@@ -84,7 +84,6 @@ class Supervisor:
         self.state = state = JobState(config, job_id, own, catalogue)
         state.restarts = launch.options.restarts
         self.inbox = Inbox(state)
-        self.bus = bus = state.bus
         self.ledger = JobLedger(launch.options.records, observes=bool(launch.observed))
         self.journal = Journal(self.ledger, config.verbose)
         state.on_news = self.journal.news
@@ -105,7 +104,7 @@ class Supervisor:
             disturbed=lambda: self.node_watch.disturbed,
         )
         self.ending = Ending(state, self.node_watch.doubted)
-        self.stopping = Stopping(state, bus, self.stalls)
+        self.stopping = Stopping(state, self.stalls)
         self.topology = Topology(
             state.members,
             config,

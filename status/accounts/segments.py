@@ -19,6 +19,15 @@ PHASES = (
 not; start_up: until the first step; redone: steps that were done before; check: steps that are
 computed again on other nodes; ending: after an incident that ended the run; degraded: of a time of
 training with fewer ranks (min_nodes), the share of those that were missing."""
+PHASE_NAMES = {
+    "first_step": "first step",
+    "start_up": "start-up",
+    REDONE: "steps done twice",
+    DEGRADED: "missing ranks",
+    "queued": "in the queue",
+    "script": "outside robust-srun",
+}
+"""Phase → its name for people, where that is another word."""
 CHUNKS = 200  # that a degraded time is divided into at most, each with its two shares
 CHUNK = 60_000  # ms, or more
 

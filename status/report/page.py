@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from robust_slurm.state_dir.progress import JobRun, Point
 from robust_slurm.text import counted
-from status.accounts.segments import Segment
+from status.accounts.segments import PHASE_NAMES, Segment
 from status.accounts.sums import SHARES, curve, ettr, hours, lost, total, unproductive
 from status.accounts.timeline import JobAccount
 from status.model import JobReport
@@ -35,8 +35,6 @@ KINDS = {  # colours of phases, see the template
     "degraded": "degraded",
     "ending": "ending",
 }
-NAMES = {"first_step": "first step", "start_up": "start-up", "redone": "steps done twice"}
-NAMES |= {"degraded": "missing ranks", "queued": "in the queue", "script": "outside robust-srun"}
 MOST_PLACES = 2048
 NARROW = 2.5  # units: the width at which a narrower stretch is drawn
 
@@ -100,7 +98,7 @@ def page(
     axis = Axis(job.begin / 1000, max(job.end, job.begin + 1) / 1000)
     marks = _marks(job, axis)
     kinds = {s.phase for s in job.segments}
-    legend = [(KINDS[p], NAMES.get(p, p)) for p in KINDS if p in kinds and p != "decide"]
+    legend = [(KINDS[p], PHASE_NAMES.get(p, p)) for p in KINDS if p in kinds and p != "decide"]
     places = places_of(runs, job.incidents)
     step = max(report.steps, key=lambda row: row.updated, default=None)
     status = "recovering" if recovering else step.status if step else ""
@@ -166,7 +164,7 @@ def _bars(job: JobAccount, axis: Axis) -> tuple[Box, ...]:
             if boxes and boxes[-1].kind != "training" and begin - boxes[-1].x < NARROW:
                 continue  # one mark for all phases of a restart
             width = NARROW
-        title = f"{NAMES.get(one.phase, one.phase)}, {duration(one.ms / 1000)}"
+        title = f"{PHASE_NAMES.get(one.phase, one.phase)}, {duration(one.ms / 1000)}"
         title += f": {one.cause}" if one.cause else ""
         boxes.append(Box(begin, 22.0, round(width, 2), 34.0, kind, title))
     return tuple(boxes)
@@ -250,7 +248,7 @@ def _anatomy(job: JobAccount) -> tuple[Anatomy, ...]:
         x, boxes, y = LEFT, [], 6.0 + 24.0 * at
         for one in mine[number]:
             width = one.ms / longest * (right - LEFT)
-            name = NAMES.get(one.phase, one.phase)
+            name = PHASE_NAMES.get(one.phase, one.phase)
             title = f"{name}: {duration(one.ms / 1000)}"
             kind = KINDS.get(one.phase, "ending")
             boxes.append(Box(round(x, 2), y, round(width, 2), 16.0, kind, title))
@@ -265,7 +263,7 @@ def _rows(job: JobAccount, name: str) -> tuple[Row, ...]:
     most = max((row.ms for row in rows), default=0) or 1
     return tuple(
         Row(
-            NAMES.get(row.name, row.name),
+            PHASE_NAMES.get(row.name, row.name),
             KINDS.get(row.name, "bar"),
             duration(row.ms / 1000),
             f"{row.gpu_hours:.2f}",

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from robust_slurm.slurm.values import ParseError, fold
+from robust_slurm.slurm.values import folded
 from standby.pool.stock import told
 from status.model import NO_RECORDS, JobRow, NodeRow, StatusReport
 from status.views.attention import BAD, Attention
@@ -159,14 +159,6 @@ def _members(nodes: Sequence[dict[str, Any]]) -> str:
     active = [node["name"] for node in nodes if node["role"] == "active"]
     text = folded(active)
     return text if len(text) <= 24 else f"{len(active)} nodes"
-
-
-def folded(names: Sequence[str]) -> str:
-    """Return names of nodes as one list."""
-    try:
-        return fold(names)
-    except ParseError:  # a name that no node can have: print it unchanged
-        return ",".join(names)
 
 
 def _pool(report: StatusReport) -> list[Line]:

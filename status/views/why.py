@@ -8,7 +8,7 @@ from robust_slurm.state_dir.records import NOT_STOPPED, Incident, stays
 from robust_slurm.text import counted, listed
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
-from status.accounts.segments import INCIDENT_PHASES
+from status.accounts.segments import INCIDENT_PHASES, PHASE_NAMES
 from status.accounts.sums import hours
 from status.accounts.timeline import JobAccount, blamed
 from status.views.overview import clock, duration
@@ -16,8 +16,6 @@ from status.views.overview import clock, duration
 LINES = 4  # of evidence in a paragraph; --html and --json have all
 LEAST = 0.05  # of an incident's time: a shorter phase is not named
 
-_NAMES = {"first_step": "first step", "start_up": "start-up", "queued": "in the queue"}
-_NAMES |= {"redone": "steps done twice"}
 _KNOWN = {rule.id: rule.evidence for rule in RULES}
 _KNOWN |= {TESTED: "tests of the machines named it", REPLAYED: "a replay of the job named it"}
 _WHAT = {
@@ -154,7 +152,7 @@ def _cost(job: JobAccount, number: int) -> str:
     for s in mine:
         phases[s.phase] = phases.get(s.phase, 0) + s.ms
     named = [p for p in (*INCIDENT_PHASES, "redone", "queued", "start_up", "ending") if p in phases]
-    shown = [f"{_NAMES.get(p, p)} {duration(phases[p] / 1000)}" for p in named
+    shown = [f"{PHASE_NAMES.get(p, p)} {duration(phases[p] / 1000)}" for p in named
              if phases[p] >= LEAST * lost]  # fmt: skip
     steps = job.incidents[number].lost_steps
     again = "steps done twice not known"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.text import one_line
+from robust_slurm.text import how_ended, one_line, signal_name
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,16 @@ def test_one_line(text: str, line: str) -> None:
 def test_any_text(text: str, limit: int) -> None:
     line = one_line(text, limit)
     assert line.isprintable() and len(line) <= limit and one_line(line, limit) == line
+
+
+def test_signal_names() -> None:
+    assert [signal_name(s) for s in (9, 15, 300)] == ["SIGKILL", "SIGTERM", "signal 300"]
+
+
+def test_the_words_for_an_end() -> None:
+    assert [how_ended(code) for code in (0, 3, -9, -36)] == [
+        "ended with exit code 0",
+        "ended with exit code 3",
+        "was killed by SIGKILL",
+        "was killed by signal 36",
+    ]

@@ -94,11 +94,10 @@ class ReplayVerdict(NamedTuple):
     untested: tuple[int, ...]
 
 
-def layout(nodes: int, unit: int, k: int = 0) -> Layout:
-    """Divide the job into groups of ``k`` replicas. ``unit``: machines that only together hold
-    the model. ``k`` 0: as few as have two machines, so that they talk to each other. Small groups
-    leave few machines in question after the first round and start quickly; a larger k is for models
-    whose optimizer state is spread over more replicas than one. Raises ReplayLayoutError.
+def layout(nodes: int, unit: int) -> Layout:
+    """Divide the job into groups of as few replicas as have two machines, so that they talk to each
+    other. ``unit``: machines that only together hold the model. Small groups leave few machines in
+    question after the first round and start quickly. Raises ReplayLayoutError.
     """
     if unit < 1 or nodes < unit or nodes % unit:
         raise ReplayLayoutError(f"{nodes} machines cannot be divided into whole replicas of {unit}")
@@ -108,9 +107,7 @@ def layout(nodes: int, unit: int, k: int = 0) -> Layout:
             f"the {nodes} machines hold one replica of the model: without data parallelism over "
             "machines there is nothing to make smaller, or to compare"
         )
-    if k < 0 or k > replicas // 2:
-        raise ReplayLayoutError(f"groups of {k} of {replicas} replicas: use 1 to {replicas // 2}")
-    return Layout(unit, replicas, k or min(-(-2 // unit), replicas // 2))
+    return Layout(unit, replicas, min(-(-2 // unit), replicas // 2))
 
 
 def groups(layout: Layout, phase: int) -> tuple[Group, ...]:

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from robust_slurm.text import counted
 
-from .files import DurableError as DurableError
-from .files import digest_of, encode, explain, is_plain_name, read_inside
+from .files import DurableError, digest_of, encode, explain, is_plain_name, read_inside
 from .marks import Mark
 from .marks import read as read_mark
 from .marks import write as write_mark

@@ -26,6 +26,7 @@ from ..capture.state import Source, State, StateError
 from ..capture.taken_over import Taken, fixed, is_global, same_shares
 from ..copying.slots import map_file
 from ..durable import reader, tier
+from ..durable.files import DurableError
 from ..format.layout import LayoutError, Snapshot, read_snapshot
 from .client import Client
 from .mesh import RankIds, gather
@@ -132,7 +133,7 @@ def from_durable(
         why, outcome, loaded = "", _BAD, list[Source]()
         try:
             outcome, loaded = _read(state, directory, step, world, mesh, cut=cut)
-        except (tier.DurableError, OSError, LayoutError) as error:
+        except (DurableError, OSError, LayoutError) as error:
             why = last = str(error)
         outcomes = [each[0] for each in gather([outcome])]
         if world.rank == 0 and _BAD not in outcomes:  # else it may be a node's way to all of them
@@ -148,7 +149,7 @@ def from_durable(
             if set(outcomes) <= {_OF_STAGE, _OTHER_SHAPE}:
                 _reshard(state, objects, directory, step, this_world(pipelined(mesh)), say)
                 return step
-        except (StateError, tier.DurableError) as error:
+        except (StateError, DurableError) as error:
             raise CheckpointError(_other_model(step, error)) from None
         bad = [rank for rank, each in enumerate(outcomes) if each != _GOOD]
         say(f"durable step {step} is skipped: {why or f'rank {bad[0]} cannot read it'}")
@@ -174,7 +175,7 @@ def _candidates(directory: str) -> list[int]:
             order = [(not each.mark.doubt, each.step) for each in steps]
             order += [(True, step) for step in unreadable]  # each is tried, and named
             found = [step for _, step in sorted(order, reverse=True)[:_CANDIDATES]]
-        except (tier.DurableError, OSError) as error:
+        except (DurableError, OSError) as error:
             trouble = error
     padded = [*found, *[-1] * (_CANDIDATES - len(found))]
     seen = gather([int(trouble is not None), *padded])[0]

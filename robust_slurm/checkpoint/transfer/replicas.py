@@ -146,6 +146,7 @@ class PeerServer:
             away = [(o, pair) for o, pair in self._pairs.items() if o not in here and pair.slots]
         replicas = [r for r in self._shelf.all() if r.kind == REPLICA and r.owner not in here]
         needed = {r.owner for r in replicas if r.step >= oldest}
+        # In ``replicas``: one that has come since is not judged by these owners.
         self._shelf.drop(lambda r: r in replicas and r.owner not in needed)
         for owner, pair in away:
             if pair.taking.acquire(blocking=False):

@@ -16,9 +16,8 @@ from pathlib import Path
 import msgspec
 
 from robust_slurm import process_stat
-from robust_slurm.data.service.readers.spawner import how_ended
 from robust_slurm.data.service.wire import socket_name
-from robust_slurm.text import one_line
+from robust_slurm.text import how_ended, one_line
 from srun_wrapper.agent.data.pings import EVERY, MOST, Pings
 from srun_wrapper.agent.loop import Loop, Timer
 from srun_wrapper.agent.processes import process_tree

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from srun_wrapper.protocol.data_messages import (
     DataFigures,
     DataReport,
@@ -57,7 +55,7 @@ def figures(path: Path) -> DataFigures | None:
         if not fresh or not stat.S_ISREG(state.st_mode) or state.st_size > BYTES:
             return None
         return decode_figures(os.read(fd, BYTES))
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
     finally:
         os.close(fd)

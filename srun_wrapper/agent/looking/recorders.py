@@ -65,7 +65,7 @@ def parse(answer: bytes) -> Recorded | None:
     try:
         rank = _decode_head(head)
         entries = [e for dump in dumps if dump.strip() for e in _decode_dump(dump).entries]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     if rank.rank < 0:
         return None

@@ -56,13 +56,14 @@ class SlotLooks:
             done(Sample(local, "", 0.0, 0))
             return
         tree, most, directory = self._tree(), self._budget, self._directory
-        self._loop.run_in_thread(
-            lambda: sampler.glance(local, pid, epoch, tree, most, directory)
-            if order.quick
-            else sampler.sample(local, pid, epoch, tree, order.window, most, directory, order.ask),
-            done,
-            Sample(local, "R", 0.0, 0),  # not known: it must not count as quiet
-        )
+
+        def work() -> Sample:
+            if order.quick:
+                return sampler.glance(local, pid, epoch, tree, most, directory)
+            return sampler.sample(local, pid, epoch, tree, order.window, most, directory, order.ask)
+
+        # Not known is "R": it must not count as quiet.
+        self._loop.run_in_thread(work, done, Sample(local, "R", 0.0, 0))
 
     def closer(self, order: LookCloser) -> None:
         self.cancel()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from robust_slurm.memory_dir import LOCAL, remove_stale
+from robust_slurm.text import signal_name
 from srun_wrapper.agent.processes import process_tree
 
 STEADY = 300.0  # s; a shim that dies again within this time is not restarted
@@ -59,8 +60,7 @@ def guarded(
         number += 1
         if told == _RESTART:
             continue
-        named = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
-        how = f"was killed by {named}" if code < 0 else f"ended with {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with {code}"
         if time.monotonic() < again:
             _say(f"{name} {how} again; the node is evicted")
             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from robust_slurm.record import RecordWriter
@@ -25,25 +25,21 @@ class Streams(ExitStack):
         watch = StepPattern(regex, RecordWriter(record).beat) if regex else None
         self.pumps: list[Pump] = []
         """The pump of stderr comes first."""
-        self.err = self._pipe()
-        self.pumps.append(
-            Pump(
-                self._source, sinks.err, transform=sinks.label_err, watch=watch,
-                name=f"stderr of rank {rank}",
-            )
-        )  # fmt: skip
+        self.err = self._stream(f"stderr of rank {rank}", sinks.err, sinks.label_err, watch)
         self.out = 1
         """srun's own where nothing is to be seen or changed."""
         if not sinks.direct or watch is not None:
-            self.out = self._pipe()
-            self.pumps.append(
-                Pump(
-                    self._source, sinks.out, transform=sinks.label_out, watch=watch,
-                    name=f"stdout of rank {rank}",
-                )
-            )  # fmt: skip
+            self.out = self._stream(f"stdout of rank {rank}", sinks.out, sinks.label_out, watch)
 
-    def _pipe(self) -> int:
-        self._source, end = os.pipe()
+    def _stream(
+        self,
+        name: str,
+        sink: int | None,
+        label: Callable[[bytes], bytes] | None,
+        watch: StepPattern | None,
+    ) -> int:
+        """Return the end into which the rank writes; a pump carries that on."""
+        source, end = os.pipe()
         self.callback(os.close, end)
+        self.pumps.append(Pump(source, sink, transform=label, watch=watch, name=name))
         return end

@@ -46,7 +46,7 @@ def unpack(data: bytes) -> Learnt:
     """Unpack what was learnt. Raises ValueError."""
     try:
         return msgspec.json.decode(zlib.decompressobj().decompress(data, _MOST), type=Learnt)
-    except (zlib.error, msgspec.MsgspecError) as err:
+    except (zlib.error, ValueError, RecursionError) as err:
         raise ValueError(f"invalid list of imports: {err}") from None
 
 

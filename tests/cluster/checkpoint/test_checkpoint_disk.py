@@ -158,28 +158,14 @@ def test_a_signal_requeues_the_job_and_once_cancelled_it_goes_on_elsewhere(
     newest = tier.newest(training.directory)
     assert newest is not None and newest.step == ddp.steps
 
-    alone = tmp_path / "alone"
-    alone.mkdir()
+    directory = tmp_path / "alone"
+    directory.mkdir()
     more = [*ddp.options, f"--steps={ddp.steps + 2}", f"--directory={training.directory}"]
-    (said,) = run_here(torch_forks, ddp.program, alone, 1, *more)
-    lines = read_lines(alone / "rank-0.jsonl")
+    (said,) = run_here(torch_forks, ddp.program, directory, 1, *more)
+    lines = read_lines(directory / "rank-0.jsonl")
     assert lines[0]["resumed"] == ddp.steps, said
     assert [line["step"] for line in lines if "step" in line] == [ddp.steps + 1, ddp.steps + 2]
     assert "random" in said, said  # what another world size cannot take over
-
-
-def load_with_dcp(directory: Path) -> dict[str, torch.Tensor]:
-    """The model's tensors, by torch.distributed.checkpoint and without us."""
-    from torch.distributed import checkpoint
-
-    metadata = checkpoint.FileSystemReader(directory).read_metadata()
-    state = {
-        name: torch.zeros(about.size, dtype=about.properties.dtype)
-        for name, about in metadata.state_dict_metadata.items()
-        if name.startswith("model.")
-    }
-    checkpoint.load(state, checkpoint_id=directory, no_dist=True)
-    return state
 
 
 def test_resume_waits_for_a_directory_that_does_not_answer(
@@ -202,3 +188,17 @@ def test_resume_waits_for_a_directory_that_does_not_answer(
         assert training.wait_end() == 0, training.story()
         assert training.resumed() == [alone.steps], training.story()
         assert not training.incidents(), training.story()
+
+
+def load_with_dcp(directory: Path) -> dict[str, torch.Tensor]:
+    """The model's tensors, by torch.distributed.checkpoint and without us."""
+    from torch.distributed import checkpoint
+
+    metadata = checkpoint.FileSystemReader(directory).read_metadata()
+    state = {
+        name: torch.zeros(about.size, dtype=about.properties.dtype)
+        for name, about in metadata.state_dict_metadata.items()
+        if name.startswith("model.")
+    }
+    checkpoint.load(state, checkpoint_id=directory, no_dist=True)
+    return state

@@ -22,6 +22,7 @@ pytest.importorskip("torch")
 STEPS = 1000  # more than are made: a file ends the run
 HELD = 7
 AGAIN = 6  # steps in each world after the first
+OPTION, LEFT, SHARES = "--pipeline=2", ["n1", "n3"], 2
 
 
 def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
@@ -34,19 +35,18 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     of each batch is computed once; losses and state are those of runs in which the same changes
     were made without any fault, to the last bit.
     """
-    option, left, shares = "--pipeline=2", ["n1", "n3"], 2
     lab = new_lab(nodes=4, standby=1)
     standby(lab, "drain", "reason=test")
-    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.4", option], [])
+    model = Undisturbed("ckpt_resized.py", 4, STEPS, ["--pause=0.4", OPTION], [])
     training = CheckpointJob(lab, prepared(lab, 4).dir, 4, STEPS, model=model)
-    robust = f"--robust-min-nodes={len(left)} --robust-warm"  # standby_wait is 30 s
+    robust = f"--robust-min-nodes={len(LEFT)} --robust-warm"  # standby_wait is 30 s
     training.start(robust, f"--hold=1:{HELD}", sbatch=["-N4", "--ntasks-per-node=1"], durable=False)
     training.wait_held(1, HELD)
     training.wait_replicas(HELD - 1)
     lab.crash("n2")
     training.until(lambda: steps_in(training, 2) >= AGAIN, "steps with fewer ranks", WAIT)
     training.until(lambda: resized(training), "the incident is over")
-    assert f"trains with {len(left)} of its 4 ranks" in status(lab, training), training.story()
+    assert f"trains with {len(LEFT)} of its 4 ranks" in status(lab, training), training.story()
     assert not training.says("the standby node starts cold"), "there is none"
     before = sum(warm(training).values())
     standby(lab, "resume")
@@ -58,8 +58,8 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     assert training.wait_end(WAIT) == 0, training.story()
 
     shrunk, grown = resized(training)
-    assert (shrunk["action"], shrunk["resized"]) == ("shrink", [4, len(left)]), training.story()
-    assert (grown["symptom"], grown["resized"]) == ("grow", [len(left), 4]), training.story()
+    assert (shrunk["action"], shrunk["resized"]) == ("shrink", [4, len(LEFT)]), training.story()
+    assert (grown["symptom"], grown["resized"]) == ("grow", [len(LEFT), 4]), training.story()
     assert (shrunk["suspects"], shrunk["lost_steps"]) == (["n2"], 0), training.story()
     assert (grown["suspects"], grown["lost_steps"]) == ([], 0), training.story()
     # The ranks have not stood for a node that still imported, but for too long a time.
@@ -71,13 +71,13 @@ def test_a_job_shrinks_and_grows_back_with_the_numbers_of_a_planned_change(
     nodes = lab.wait_job(training.job, "COMPLETED", WAIT)["NodeList"]
     assert set(expand(nodes)) == {"n1", "n3", "n4"}
     worlds = [event["nodes"] for event in training.events("epoch")]
-    assert worlds[:2] == [["n1", "n2", "n3", "n4"], left] and len(worlds) == 3
+    assert worlds[:2] == [["n1", "n2", "n3", "n4"], LEFT] and len(worlds) == 3
     assert sorted(worlds[2]) == ["n1", "n3", "n4", "s1"]
-    assert [worlds[2][worlds[0].index(node)] for node in left] == left
-    assert f"resized 4→{len(left)}" in status(lab, training)
+    assert [worlds[2][worlds[0].index(node)] for node in LEFT] == LEFT
+    assert f"resized 4→{len(LEFT)}" in status(lab, training)
     steps = merged(training.lines(rank) for rank in range(4))
-    check_shares(steps, shares)
-    check_same(steps, torch_forks, tmp_path, option, smaller=len(left))
+    check_shares(steps, SHARES)
+    check_same(steps, torch_forks, tmp_path, OPTION, smaller=len(LEFT))
     training.check_gone()
     still = training.in_memory()
     assert not still, still

@@ -14,7 +14,7 @@ from srun_wrapper.decide.budget import Budget
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import root_of
 from srun_wrapper.decide.ends import EndKind, read_end, signature
-from srun_wrapper.decide.failure import Failure, Symptom, killed_by, last_error, signal_name
+from srun_wrapper.decide.failure import Failure, Symptom, killed_by, last_error
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 12, in <module>
@@ -216,10 +216,6 @@ def test_a_hang_is_nobodys_fault_until_shown() -> None:
     hang = Failure("hang", 9.0, 1.0, "n2", 3, evidence=("no rank did anything",), suspects=("n2",))
     found = diagnose([hang])
     assert (found.cause, found.suspects, found.signature) == ("unknown", ("n2",), "hang")
-
-
-def test_signal_names() -> None:
-    assert [signal_name(s) for s in (9, 15, 300)] == ["SIGKILL", "SIGTERM", "signal 300"]
 
 
 SYMPTOMS: list[Symptom] = ["crash", "node_lost", "hang", "stuck"]

@@ -24,7 +24,7 @@ def test_processes_that_survive_on_many_nodes_at_once_are_no_nodes_fault(
     for index in range(nodes):
         pids = (77,) if index in stuck else ()
         job.say(index, Stopped(1, job.state.world.epoch, 0, pids))
-    stopping = Stopping(job.state, job.state.bus, made_stalls(job.state))
+    stopping = Stopping(job.state, made_stalls(job.state))
     asyncio.run(stopping.end_ranks(job.state.world.places, lambda: False))
     assert [failure.node for failure in job.state.failures] == [f"n{i}" for i in stuck]
     diagnosis = diagnose(job.state.failures, nodes)

@@ -110,7 +110,7 @@ class Job:
         async def run() -> MachineResults | None:
             state, launch = self.state, made_launch("python", "t.py")
             topology = Topology(state.members, state.config, launch, self.journal, str, dict)
-            stopping = Stopping(state, self.bus, made_stalls(state))
+            stopping = Stopping(state, made_stalls(state))
             facts = JobFacts(launch, 12, b"")
             worlds = SmallWorlds(
                 state,

@@ -57,7 +57,7 @@ class Recovering:
         self.phase = Phase()
         self.books: list[dict[str, Any]] = []
         self.bus = SentBus(state, self.obey)
-        stopping = Stopping(state, self.bus, made_stalls(state))
+        stopping = Stopping(state, made_stalls(state))
         journal = KeptJournal()
         checkpoints = Checkpoints(state, journal, no_leaves)
         certificates, known = checkpoints.certificates, checkpoints.enrolments

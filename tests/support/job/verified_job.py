@@ -46,7 +46,7 @@ def verify_of(
         standing,
         job.stores,
         job.restoring,
-        Stopping(state, state.bus, made_stalls(state)),
+        Stopping(state, made_stalls(state)),
         journal,
         pod=job.topology.pod,
         start_epoch=start_epoch,

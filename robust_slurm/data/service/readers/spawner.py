@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.service.wire import Line
+from robust_slurm.text import how_ended
 
 if TYPE_CHECKING:
     from robust_slurm.data.service.readers.places import SharedPlaces
@@ -74,13 +74,3 @@ class ReaderSpawner:
         self._line.close()
         self._process.kill()
         self._process.wait()
-
-
-def how_ended(code: int) -> str:
-    """Return words for an exit code."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"

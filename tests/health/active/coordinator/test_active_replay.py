@@ -54,38 +54,35 @@ def layouts(draw: st.DrawFn, most: int = 12, least_groups: int = 2) -> Layout:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "unit", "k", "m", "n", "phases"),
+    ("nodes", "unit", "m", "n", "phases"),
     [
-        (8, 2, 0, 2, 4, 2),  # pp=2, dp=4
-        (24, 4, 0, 4, 6, 2),  # figure 6 of the paper
-        (24, 2, 2, 4, 6, 2),  # the same with two replicas in a group
-        (8, 1, 0, 2, 4, 2),  # data parallelism alone: pairs, so that links are used
-        (9, 1, 0, 2, 4, 2),  # one sits out
-        (2, 1, 0, 1, 2, 1),
-        (16, 8, 0, 8, 2, 4),  # PP > DP: 1 + log2(8)
-        (30, 6, 0, 6, 5, 3),
-        (1200, 8, 0, 8, 150, 2),  # 9,600 GPUs
+        (8, 2, 2, 4, 2),  # pp=2, dp=4
+        (24, 4, 4, 6, 2),  # figure 6 of the paper
+        (8, 1, 2, 4, 2),  # data parallelism alone: pairs, so that links are used
+        (9, 1, 2, 4, 2),  # one sits out
+        (2, 1, 1, 2, 1),
+        (16, 8, 8, 2, 4),  # PP > DP: 1 + log2(8)
+        (30, 6, 6, 5, 3),
+        (1200, 8, 8, 150, 2),  # 9,600 GPUs
     ],
 )
-def test_layouts(nodes: int, unit: int, k: int, m: int, n: int, phases: int) -> None:
-    found = replay.layout(nodes, unit, k)
+def test_layouts(nodes: int, unit: int, m: int, n: int, phases: int) -> None:
+    found = replay.layout(nodes, unit)
     assert (found.m, found.n, found.phases, found.nodes) == (m, n, phases, nodes)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "unit", "k", "text"),
+    ("nodes", "unit", "text"),
     [
-        (4, 4, 0, "one replica"),
-        (6, 4, 0, "cannot be divided into whole replicas"),
-        (0, 1, 0, "cannot be divided into whole replicas"),
-        (4, 0, 0, "cannot be divided into whole replicas"),
-        (8, 2, 3, "use 1 to 2"),
-        (8, 2, -1, "use 1 to 2"),
+        (4, 4, "one replica"),
+        (6, 4, "cannot be divided into whole replicas"),
+        (0, 1, "cannot be divided into whole replicas"),
+        (4, 0, "cannot be divided into whole replicas"),
     ],
 )
-def test_what_cannot_be_replayed(nodes: int, unit: int, k: int, text: str) -> None:
+def test_what_cannot_be_replayed(nodes: int, unit: int, text: str) -> None:
     with pytest.raises(ReplayLayoutError, match=text):
-        replay.layout(nodes, unit, k)
+        replay.layout(nodes, unit)
 
 
 def test_the_papers_example() -> None:
