@@ -47,7 +47,7 @@ def verdicts(judged: Judged, nodes: Sequence[str], settings: Settings) -> dict[s
     """Return the verdicts on the nodes to drain, by the rules of the gate. Pure."""
     found = {}
     for node in nodes:
-        bad = [*fails(judged.findings.get(node, ()))]
+        bad = list(fails(judged.findings.get(node, ())))
         verdict = judge(GateReport(node, "burn-in", 0, 0.0, bad, [], 0.0, [], []), settings)
         if node in judged.named and verdict.closed:
             found[node] = verdict
