@@ -85,7 +85,7 @@ def _walk(top: str) -> list[str]:
         with os.scandir(directory) as entries:
             for entry in entries:
                 info = entry.stat(follow_symlinks=False)
-                if stat.S_ISLNK(info.st_mode):
+                if stat.S_ISLNK(info.st_mode):  # a link's own mode says nothing
                     if info.st_uid not in (0, os.geteuid()):
                         rootfiles.check(info, entry.path)
                     beside += [entry.path] if os.path.exists(entry.path) else []  # noqa: PTH110

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from health.check import EVERYWHERE, Check
+from health.check import EVERYWHERE, PLACES, Check
 
 README = Path(__file__).resolve().parents[2] / "health" / "pages" / "README.md"
 BEGIN = "<!-- generated: python -m lab.pages.check_table -->"
 END = "<!-- end -->"
-_ORDER = ("prolog", "epilog", "sweep", "deep")
 
 
 def table(checks: Iterable[Check]) -> str:
@@ -34,7 +33,7 @@ def table(checks: Iterable[Check]) -> str:
 
 
 def _places(check: Check) -> list[str]:
-    return [where for where in _ORDER if where in check.where]
+    return [where for where in PLACES if where in check.where]
 
 
 def filled(text: str, checks: Iterable[Check]) -> str:

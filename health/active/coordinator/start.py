@@ -24,6 +24,7 @@ from health.active.coordinator.account import VARIABLE, DeviceAccount, account, 
 from health.active.coordinator.session import TestSession, address
 from health.children.child import where_it_hangs
 from robust_slurm import commands
+from robust_slurm.command_line.errors import warn
 from robust_slurm.hostlist import expand
 
 TERM_S = 8.0  # for a worker, or srun and its step, to end after SIGTERM
@@ -107,9 +108,7 @@ class WorkerProcess:
                 self._log.write(part)
         except OSError as error:  # a full disk ends what is kept, not the test
             self._log = None
-            with contextlib.suppress(OSError):
-                what = f"warning: what {self._what} prints is no longer kept: {error}"
-                print(f"robust-slurm: {what}", file=sys.stderr)
+            warn("robust-slurm", f"what {self._what} prints is no longer kept: {error}")
         *lines, self._rest = (self._rest + (part or b"\n")).split(b"\n")
         self._rest = self._rest[-_LINE:]
         for line in lines:

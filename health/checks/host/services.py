@@ -123,8 +123,13 @@ def _run(system: System) -> list[Finding]:
             found.append(condition.found(said, unit))
         elif state == "up" or (said == NO_SYSTEMD and condition is FABRIC_MANAGER):
             continue  # not in `required`; the family nvlink reports NVML's view of the fabric
-        elif not _runs(system, unit):
-            found.append(UNKNOWN.found(f"{said}; no process of its name", unit))
+        else:
+            try:
+                seen = "" if _runs(system, unit) else "no process of its name"
+            except OSError as error:
+                seen = f"/proc cannot be listed: {error.strerror or error}"
+            if seen:
+                found.append(UNKNOWN.found(f"{said}; {seen}", unit))
     return found + _modules(system, options["modules"], _listed(record, "modules"))
 
 

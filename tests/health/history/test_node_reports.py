@@ -161,7 +161,9 @@ def test_links_are_not_followed(state: ReportFiles, what: str) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_fifo_does_not_hold_it(state: ReportFiles, make: Callable[[Any], None]) -> None:
+def test_what_is_no_regular_file_is_rejected_and_does_not_hold_it(
+    state: ReportFiles, make: Callable[[Any], None]
+) -> None:
     make(state.dir / NAME)
     state.own(state.dir / NAME)
     assert rejected(state.find())[2] == "it is not a regular file"

@@ -60,7 +60,9 @@ def test_a_worker_that_takes_no_signal_is_left(
     assert open_files() <= before
 
 
-def test_a_full_disk_ends_the_log_and_not_the_wait_for_the_worker() -> None:
+def test_a_full_disk_ends_the_log_and_not_the_wait_for_the_worker(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     async def body() -> tuple[str, ...]:
         session = TestSession({"n1": 1})
         with open("/dev/full", "wb", buffering=0) as full:
@@ -71,6 +73,8 @@ def test_a_full_disk_ends_the_log_and_not_the_wait_for_the_worker() -> None:
 
     (why,) = asyncio.run(body())
     assert why.startswith("the worker ended with exit code 0; printed last: ")
+    said = "robust-slurm: what the worker prints is no longer kept: "
+    assert capsys.readouterr().err.startswith(said)
 
 
 def open_files() -> set[str]:

@@ -133,11 +133,14 @@ def test_all_required_units_are_asked_for_at_once() -> None:
         ]
     )
     system = healthy(commands={show(*units): CommandOutput(0, answer, "")}, options=options)
-    assert ids(services.CHECK.run(system)) == [
+    expected = [
         (FAIL, "service-down", "beegfs-client.service"),
         (FAIL, "service-down", "wrong.service"),
         (WARN, "service-unknown", "chrony.service"),
     ]
+    assert ids(services.CHECK.run(system)) == expected
+    system.fail["/proc"] = OSError(errno.EMFILE, "Too many open files")
+    assert ids(services.CHECK.run(system)) == expected, "what was found before stays"
 
 
 def test_an_answer_about_other_units_proves_nothing() -> None:
@@ -357,6 +360,13 @@ def test_the_usual_socket_is_only_a_guess() -> None:
 )
 def test_a_munged_that_died(more: dict[str, str], others: Any, found: list[Any]) -> None:
     assert ids(slurmd.CHECK.run(healthy(others, more=more))) == found
+
+
+def test_processes_that_cannot_be_listed_say_nothing_about_munged() -> None:
+    """Nor is a finding of before lost."""
+    system = healthy(more={"/proc/900/comm": "sh\n"})
+    system.fail["/proc"] = OSError(errno.EMFILE, "Too many open files")
+    assert slurmd.CHECK.run(system) == []
 
 
 @pytest.mark.parametrize(
