@@ -58,7 +58,7 @@ def _admit(gate: Gate) -> int:
 
 def _end_tests(gate: Gate) -> None:
     """End the active tests that the epilog or the sweep may still run on this node."""
-    from health.gate.active_child import give_way
+    from health.node_claim import give_way
 
     failed = give_way(gate.spool)
     if failed:

@@ -27,7 +27,7 @@ _DEVICE_LIMIT = 64  # characters
 # Slurm adds to a reason what becomes of `scontrol reboot` (set_node_reboot_reason), and scontrol
 # shows behind it who set it and when: " [root@2025-11-21T10:00:00]".
 _REBOOT = r"(?: : reboot (?:requested|issued|complete|timed out))"
-_REASON = re.compile(
+_REASON = (  # compiled when it is first needed: no healthy prolog does
     rf"{PREFIX}(?P<cls>{'|'.join(get_args(Class))}):(?P<check>[a-z0-9-]+):(?P<device>[^:\s]+)"
     rf":(?P<action>{'|'.join(get_args(ActionName))}):job(?P<job>[0-9]{{1,18}})"
     rf"{_REBOOT}*(?: \[[^\[\]]*\])?"
@@ -55,7 +55,7 @@ def parse_reason(text: str) -> Reason | None:
 
     Words that Slurm itself adds when it reboots the node are ignored.
     """
-    match = _REASON.fullmatch(text.strip())
+    match = re.fullmatch(_REASON, text.strip())
     if not match:
         return None
     return Reason(

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
+from health import node_claim
 from health.active.coordinator.procedure import WantedTests
 from health.active.coordinator.runs import RunPlan, RunResult, on_job, on_this_machine
 from health.active.judging import records, tables
@@ -27,7 +28,6 @@ from health.active.nvidia import dcgm
 from health.active.nvidia.job_tools import TOOLS
 from health.active_tests import BY_NAME, LEVELS, Judged, Level, usual
 from health.commands import BAD_INPUT, BadInput, settings_for
-from health.gate import active_child
 from health.run.live import context
 from health.settings import Settings
 from robust_slurm.command_line.errors import CommandError, warn
@@ -216,7 +216,7 @@ def _alone(settings: Settings, claimed: bool) -> Iterator[None]:
         return
     with ExitStack() as stack:
         try:
-            stack.enter_context(active_child.claimed(str(settings.gate["spool"])))
+            stack.enter_context(node_claim.claimed(str(settings.gate["spool"])))
         except BlockingIOError as err:
             busy = err.errno == errno.EBUSY and err.strerror
             raise Claimed(busy or "another test run is active on this machine") from err

@@ -1,21 +1,18 @@
 """The active tests as the gate runs them: in the site's interpreter, within a time limit.
 
 They fill the GPUs' memory, so they run only on a node without jobs, one run at a time. With
-[active] python set, a prolog that starts meanwhile ends them before its checks (``give_way``).
+[active] python set, a prolog that starts meanwhile ends them before its checks
+(``health.node_claim.py``).
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from health.children.child import start_time
 from health.gate.active_answer import (
     KIND,
     ActiveAnswer,
@@ -26,20 +23,17 @@ from health.gate.active_answer import (
     lately_broken,
     passed_since,
 )
-from health.node import rootfiles
 from health.node.probe import run
+from health.node_claim import WAY_S, claim, noted, said
 
 if TYPE_CHECKING:
     from health.finding import Finding
     from health.gate.gate import Gate
     from health.node.system import Event
 
-LOCK = "active.lock"
 _LEAST_S = 10.0  # with less time the interpreter is not started
 _START_S = 4.0  # of the time: to start it, and to end tests that overrun
 TRUST_S = 10.0  # to look at all files of its environment, on a slow file system
-_WAY_S = 5.0  # for a killed process to give the GPUs' memory back
-_TICK_S = 0.02
 
 
 def followed_up(
@@ -108,7 +102,7 @@ def test(
     if wrong:
         return broken(f"[active] python = {python!r} is not used: {wrong}")
     try:
-        held = _claim(gate.spool)
+        held = claim(gate.spool)
     except BlockingIOError as error:
         why = (
             error.strerror
@@ -117,7 +111,7 @@ def test(
         )
         return ActiveAnswer("owed", (), f"skipped: {why}")
     except OSError as error:
-        return broken(f"the node cannot be claimed for a test: {_said(error)}")
+        return broken(f"the node cannot be claimed for a test: {said(error)}")
     try:
         from health.children.orphans import adopted
 
@@ -131,8 +125,8 @@ def test(
         config = config if os.path.isfile(config) else ""  # noqa: PTH113
         node = gate.system.context.node
         words = argv(python, level, node, seconds - _START_S, tests, config)
-        with adopted(_WAY_S / 2):
-            output = run(words, seconds, _noted(held))
+        with adopted(WAY_S / 2):
+            output = run(words, seconds, noted(held))
         os.ftruncate(held, 0)  # it has ended: no prolog need look for it
         return answer(output)
     except OSError as error:
@@ -150,47 +144,6 @@ def distrusted(python: str, seconds: float) -> str:
     return call_in_child(lambda: trust(python), min(TRUST_S, max(0.1, seconds)))[1]
 
 
-def _claim(spool: str) -> int:
-    """Claim this node for a test; return a descriptor. BlockingIOError: it is claimed. OSError."""
-    with rootfiles.closing(rootfiles.open_dir(spool)) as directory:
-        held = rootfiles.lock(directory, LOCK, wait=False)
-    if not _ended(held, time.monotonic() + _WAY_S):
-        os.close(held)
-        raise BlockingIOError(errno.EBUSY, "an earlier test cannot be stopped")
-    os.ftruncate(held, 0)
-    return held
-
-
-@contextmanager
-def claimed(spool: str) -> Iterator[None]:
-    """Claim the node for tests that a person starts; ``give_way`` then ends this process.
-
-    Does nothing where no gate has ever run. BlockingIOError: another run tests the node. OSError.
-    """
-    try:
-        held = _claim(spool)
-    except FileNotFoundError:
-        yield
-        return
-    try:
-        _noted(held)(os.getpid())
-        yield
-    finally:
-        os.ftruncate(held, 0)
-        os.close(held)
-
-
-def _noted(held: int) -> Callable[[int], None]:
-    def note(pid: int) -> None:
-        try:
-            born = start_time(pid)
-        except (FileNotFoundError, ProcessLookupError):
-            return  # it has ended already
-        os.pwrite(held, f"{pid} {born}\n".encode(), 0)
-
-    return note
-
-
 def _given_away(gate: Gate) -> str:
     """The reason not to test if a job has the node, or Slurm does not say; "" if none has it."""
     from health.gate.act import open_door
@@ -204,79 +157,3 @@ def _given_away(gate: Gate) -> str:
         return f"Slurm did not report whether a job has the node: {error.message}"
     taken = found.state & {"ALLOCATED", "MIXED"} if found else {"unknown to Slurm"}
     return f"the node is {'+'.join(sorted(taken))}" if taken else ""
-
-
-def give_way(spool: str) -> str:
-    """Before a job starts, end a test that runs here; return why it failed or "". Never raises."""
-    until = time.monotonic() + _WAY_S
-    try:
-        fd = rootfiles.open_in(spool, LOCK)
-    except OSError:
-        return ""  # nothing has ever run here
-    try:
-        while not _is_free(fd):
-            _end(os.pread(fd, 64, 0))
-            if time.monotonic() > until:
-                return f"an active test did not exit within {_WAY_S:g} s"
-            time.sleep(_TICK_S)
-        if not _ended(fd, until):
-            return f"an abandoned active test did not exit within {_WAY_S:g} s"
-    except OSError as error:
-        return f"an active test could not be stopped: {_said(error)}"
-    finally:
-        os.close(fd)
-    return ""
-
-
-def _is_free(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _ended(held: int, until: float) -> bool:
-    """End the noted process and its workers, while holding the claim; False: some still run.
-
-    The former holder may have been killed, which frees the claim but ends no test.
-    """
-    left = _end(os.pread(held, 64, 0))
-    while left := {pid: born for pid, born in left.items() if _is(pid, born)}:
-        if time.monotonic() > until:
-            return False
-        time.sleep(_TICK_S)
-    return True
-
-
-def _end(note: bytes) -> dict[int, str]:
-    """Kill the noted process, if it is still the same one, and its workers, with their sessions.
-
-    Return what was killed: pids with their start times.
-    """
-    from health.children.orphans import children_of
-
-    words = note.decode("ascii", "replace").split()
-    if len(words) != 2 or not words[0].isdigit() or not _is(int(words[0]), words[1]):
-        return {}  # about to start, or it has ended by itself
-    killed = {}
-    for pid in (int(words[0]), *children_of(int(words[0]))):
-        try:
-            killed[pid] = start_time(pid)
-            os.kill(pid, signal.SIGKILL)
-            os.killpg(pid, signal.SIGKILL)  # if it leads one
-        except OSError:
-            pass  # it has ended, or leads none
-    return killed
-
-
-def _is(pid: int, born: str) -> bool:
-    try:
-        return start_time(pid) == born
-    except OSError:
-        return False
-
-
-def _said(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"

@@ -16,6 +16,7 @@ from fake_interpreter import FakeInterpreter
 from gate_site import GateSite
 from waiting import until
 
+from health import node_claim
 from health.gate import active_child
 from health.gate.gate import Gate
 from prolog.cli import main as prolog
@@ -49,7 +50,7 @@ def test_the_prolog_ends_a_test(site: GateSite) -> None:
     assert state(int(pid_of_child.read_text())) == "gone", "also what left its session"
     sweeping.join(10)
     assert tested.read_text() == "owed"
-    assert active_child.give_way(str(site.spool)) == "", "the way is free"
+    assert node_claim.give_way(str(site.spool)) == "", "the way is free"
 
 
 def test_the_prolog_ends_a_test_that_root_started_where_no_interpreter_is_set(
@@ -61,7 +62,7 @@ def test_the_prolog_ends_a_test_that_root_started_where_no_interpreter_is_set(
     begun = site.path / "begun"
 
     def by_hand() -> None:
-        with active_child.claimed(str(site.spool)):
+        with node_claim.claimed(str(site.spool)):
             begun.touch()
             signal.pause()
 
@@ -88,7 +89,7 @@ def test_a_test_whose_gate_was_killed_is_ended(site: GateSite, who: str) -> None
     sweeping = multiprocessing.get_context("fork").Process(target=test)
     sweeping.start()
     until(lambda: noted.exists() and noted.read_text() != "", "the test runs")
-    lock = site.spool / active_child.LOCK
+    lock = site.spool / node_claim.LOCK
     until(lambda: lock.read_text() != "", "its note")
     assert sweeping.pid is not None
     os.kill(sweeping.pid, signal.SIGKILL)
@@ -109,8 +110,8 @@ def test_a_test_whose_gate_was_killed_is_ended(site: GateSite, who: str) -> None
 def test_a_note_of_another_process_ends_nobody(site: GateSite) -> None:
     site.spool.mkdir()
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
-        (site.spool / active_child.LOCK).write_text(f"{other.pid} 1\n")
-        assert active_child.give_way(str(site.spool)) == ""
+        (site.spool / node_claim.LOCK).write_text(f"{other.pid} 1\n")
+        assert node_claim.give_way(str(site.spool)) == ""
         assert other.poll() is None
         other.kill()
 
@@ -132,7 +133,7 @@ def test_giving_way_takes_of_the_prologs_time(
         return ""
 
     monkeypatch.setattr(Gate, "check", noted)
-    monkeypatch.setattr(active_child, "give_way", slow)
+    monkeypatch.setattr(node_claim, "give_way", slow)
     site.environ(job=7)
     assert prolog([]) == 0
     assert 15.0 < given[0] < 19.8
@@ -146,4 +147,4 @@ def state(pid: int) -> str:
 
 
 def test_the_way_is_free_where_nothing_ran(tmp_path: Path) -> None:
-    assert active_child.give_way(str(tmp_path / "nothing")) == ""
+    assert node_claim.give_way(str(tmp_path / "nothing")) == ""

@@ -13,7 +13,7 @@ import health_site
 import pytest
 import waiting
 
-from health.gate import active_child
+from health import node_claim
 
 pytestmark = pytest.mark.slow
 
@@ -48,12 +48,12 @@ def test_a_job_that_begins_ends_what_a_person_started(
         waiting.until(lambda: noted.exists() and noted.read_text(), "a task")
         assert run(python, "bitwise") == 3
         assert "not tested: another test run is active on this machine" in capsys.readouterr().err
-        assert active_child.give_way(spool) == ""
+        assert node_claim.give_way(spool) == ""
         assert mine.wait(30) == -signal.SIGKILL
         waiting.until(lambda: gone(Path(f"/proc/{noted.read_text()}")), "the worker's end")
     assert run(python, "bitwise") == 0
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with active_child.claimed(spool):
+    with node_claim.claimed(spool):
         assert run(python, "bitwise") == 0, "as a user there is nothing to claim"
 
 
