@@ -12,7 +12,7 @@ from checkpoint_files import source, write
 from torch import nn
 
 from robust_slurm.checkpoint.capture.sharing import Share
-from robust_slurm.checkpoint.capture.state import Source, State, StateError
+from robust_slurm.checkpoint.capture.state import OpenedSnapshot, State, StateError
 from robust_slurm.checkpoint.capture.taken_over import Taken, fixed
 
 
@@ -37,7 +37,7 @@ def objects(rank: int, loader: Any) -> dict[str, Any]:
     return {"model": model, "loader": loader, "rng": None}
 
 
-def saved(tmp_path: Path, world: int, loaders: Mapping[int, Any]) -> list[Source]:
+def saved(tmp_path: Path, world: int, loaders: Mapping[int, Any]) -> list[OpenedSnapshot]:
     """A snapshot of each rank of a world whose ranks hold the same model."""
     found = []
     for rank in range(world):
