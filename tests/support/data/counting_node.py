@@ -95,7 +95,7 @@ class Node:
     def _doorman(self) -> None:
         self._kept = []
         while True:
-            line = wire.Line(self._door.accept()[0])
+            line = wire.LineSocket(self._door.accept()[0])
             with contextlib.suppress(OSError):
                 assert line.receive(5)
                 line.send(self.answer)
