@@ -31,12 +31,7 @@ TWICE = {
     "RobustCallback",  # Lightning's, and that of transformers
 }
 """Class names that have two meanings. Add none."""
-TWICE_WITH_DATA = {
-    *("Asked", "Bad", "Budget", "Claim", "Failure", "Feed", "File", "Lane", "Line", "Made"),
-    *("Options", "Page", "Part", "Plan", "Ref", "Ring", "Sample", "Server", "Source", "Step"),
-    *("_Entry", "_Window"),
-}
-"""Class names that ``robust_slurm.data`` has, and another room. Add none."""
+
 
 # A docstring that opens with one of these has no subject: the reader must find it in the code.
 HEADLESS = re.compile(
@@ -155,7 +150,7 @@ def test_a_class_name_of_the_product_has_one_meaning() -> None:
             found[name].add(_name(path))
     many = {name: sorted(files) for name, files in found.items() if len(files) > 1}
     assert {name for name, files in many.items() if len(files) > 2} == set()
-    new = {name: files for name, files in many.items() if name not in TWICE | TWICE_WITH_DATA}
+    new = {name: files for name, files in many.items() if name not in TWICE}
     assert new == {}, "name these classes by what each of them is"
     assert TWICE - many.keys() == set(), "these names have one meaning: take them off the list"
 

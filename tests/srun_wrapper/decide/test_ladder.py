@@ -16,8 +16,8 @@ from srun_wrapper.decide.ladder import (
     GAVE_UP,
     NOTHING_LEFT,
     Budget,
+    LadderPlan,
     Means,
-    Plan,
     acquit,
     plan,
     suspect_nodes,
@@ -61,7 +61,7 @@ def means(
     return Means(spares, standby_nodes, requeue, max_restarts)
 
 
-def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Plan:
+def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> LadderPlan:
     """The plan for the last failure of a history without progress."""
     budget = Budget()
     for diagnosis in history:
@@ -338,7 +338,9 @@ def test_any_history(
 
 def test_input_that_is_gone_stops_the_job() -> None:
     have = replace(means(spares=2, standby_nodes=2, requeue=True), never="it has read too much")
-    assert decide([crash()], (), have) == Plan("stop", (), "it has read too much", rung="no-start")
+    assert decide([crash()], (), have) == LadderPlan(
+        "stop", (), "it has read too much", rung="no-start"
+    )
     end = decide([lost("n1")], ("n1",), have)
     assert (end.action, end.replace, end.rung) == ("stop", ("n1",), "no-start")
 
