@@ -170,7 +170,7 @@ def test_a_shim_that_comes_back_in_a_stop_has_no_rank_to_stop(
 def test_a_shim_that_dies_before_its_rank_runs_gets_the_order_again(
     supervisor: FakeSupervisor, two: Two
 ) -> None:
-    """Its rank was never started, and the node was replaced."""
+    """The shim's rank was never started, and the node was replaced."""
     shim, second = two
     supervisor.activate()
     ranks = (RankStart(0, 0, {}), RankStart(1, 1, {}))

@@ -249,7 +249,7 @@ def test_progress_refills_everything() -> None:
 
 
 def test_a_refund_undoes_the_last_failure() -> None:
-    """It was cut short by another one before anything was tried."""
+    """The failure was cut short by another one before anything was tried."""
     budget = Budget()
     for diagnosis in (crash("ValueError"), hang("n2")):
         budget.spend(diagnosis)
@@ -346,7 +346,7 @@ def test_input_that_is_gone_stops_the_job() -> None:
 
 
 def test_other_code_is_for_the_programs_own_failures() -> None:
-    """Else no budget would bound the restarts of a job whose update waits."""
+    """A job whose update waits must not restart without a budget."""
     have = replace(means(max_restarts=1), other_code="code c-1")
     assert decide([crash("ValueError: x")] * 3, (), have).rung == "other-code"
     for failures in ([hang()] * 3, [crash(**KILLED)] * 3, [nan()] * 3):

@@ -32,7 +32,7 @@ def next_plan(budget: Budget, found: Diagnosis, spares: int = 1) -> LadderPlan:
 def test_no_job_ends_for_it(
     failures: int, again: bool, spares: int, told: tuple[str, tuple[str, ...], str]
 ) -> None:
-    """Also if the recoveries before it brought no progress."""
+    """The job goes on even if the recoveries before it brought no progress."""
     found = next_plan(Budget(failures=failures), spoilt(again=again), spares)
     assert (found.action, found.replace, found.rung) == told
 

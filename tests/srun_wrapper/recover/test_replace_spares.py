@@ -87,7 +87,7 @@ def test_a_node_with_which_the_world_grows_has_just_joined(tmp_path: Any) -> Non
 
 
 def test_a_node_that_comes_as_its_place_is_given_up_is_a_swap(tmp_path: Any) -> None:
-    """Not a lost node that answers again: that is what neither a swap nor a resize would mean."""
+    """The node is no lost one that answers again, which would mean neither a swap nor a resize."""
 
     async def life() -> None:
         scene = Scene(tmp_path)
@@ -141,7 +141,7 @@ def test_the_ladder_counts_spares_once_it_is_known_which_answer(
 def test_a_requeue_that_slurm_refuses_can_be_tried_again_and_by_others(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its claim stayed: later ones were told that other nodes bring the job back."""
+    """The job's claim stayed: later ones were told that other nodes bring the job back."""
     scene, asked = Scene(tmp_path), list[str]()
 
     def put_back(*_: Any) -> Any:
@@ -183,7 +183,7 @@ def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
 def test_a_node_in_doubt_exchanges_its_ranks(
     tmp_path: Any, ranks: list[tuple[int, ...]], feed: StdinFeed, order: str
 ) -> None:
-    """From the next epoch on; nobody leaves, and spares stay spares."""
+    """The ranks change nodes from the next epoch on; no node leaves, and spares stay spares."""
     scene = Scene(tmp_path, feed=feed)
     nodes = [scene.node(index, "a") for index in range(10, 13)]
     scene.state.members.lay_out(nodes, ranks)
@@ -221,7 +221,7 @@ def made_recovery(scene: Scene, localization: Any = None) -> recovery.Recovery:
 def test_a_spare_with_too_few_slots_does_not_keep_the_recovery_busy_for_ever(
     tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It was counted again each time that it did not fit. The job ends with our own code."""
+    """The spare was counted again each time that it did not fit. The job ends with our own code."""
     scene = Scene(tmp_path)
     scene.state.members.lay_out(scene.nodes[:2], [(0,), (1, 2)])
     scene.back()

@@ -102,7 +102,7 @@ class Node:
             self._kept.append(line)
 
     def close(self) -> None:
-        """And close its steps, as the end of a process does: thousands would be left open."""
+        """Stop, and close the steps as a process's end does: thousands would be left open."""
         self.producer.close()
         self.run.join(1.0)  # it may make one step more, and in some tests its source hangs
         ring = self.producer._ring

@@ -24,7 +24,7 @@ from robust_slurm.data.sources.parquet_files import parquet
 CORPUS = "TOY_CORPUS"
 """The variable with the directory of ``plan`` or ``on_files``."""
 STALLED = "TOY_STALLED"
-"""And what it does when that does not answer."""
+"""The variable with the policy of ``on_files`` when that directory does not answer."""
 BAD = 9  # record of a part
 
 

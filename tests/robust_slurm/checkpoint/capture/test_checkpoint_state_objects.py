@@ -131,7 +131,7 @@ def run(objects: dict[str, Any], steps: int, batches: Any = None) -> tuple[list[
 def test_a_loader_goes_on_with_the_next_sample(
     kind: str, workers: int, stops: Any, tmp_path: Path
 ) -> None:
-    """Also draws of torch's generator after it: making an iterator must not cost one more."""
+    """Later draws of torch's generator are the same: making an iterator must not cost one more."""
     for stop in stops:
         torch.manual_seed(3)
         first = {"loader": loader(kind, workers), "rng": None}
