@@ -17,7 +17,7 @@ from srun_wrapper.job.model import Node, Role, World
 from srun_wrapper.locate.locate import Located, locate
 from srun_wrapper.locate.story import story
 from srun_wrapper.protocol.looking_messages import LOADER, RANK, Look, ThreadStack
-from srun_wrapper.protocol.messages import Hello, Inspected, Sample, decode_from_agent, encode
+from srun_wrapper.protocol.messages import Hello, Inspected, SlotActivity, decode_from_agent, encode
 
 RANKS, PER_NODE, RUNS = 10_000, 8, 20
 MESH = {"dp": 125, "pp": 10, "tp": 8}
@@ -41,7 +41,9 @@ def wire(stack_of: Callable[[int], tuple[str, ...]], count: int) -> list[bytes]:
     made = []
     for first in range(0, count, PER_NODE):
         samples = tuple(
-            Sample(local, "S", 0.0, 0, (), False, looks(first + local, stack_of(first + local)))
+            SlotActivity(
+                local, "S", 0.0, 0, (), False, looks(first + local, stack_of(first + local))
+            )
             for local in range(PER_NODE)
         )
         made.append(encode(Inspected(1, 0.2, samples)))

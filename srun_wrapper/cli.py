@@ -32,7 +32,7 @@ from srun_wrapper.command.batch_script import (
 )
 from srun_wrapper.command.containers import in_image
 from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
-from srun_wrapper.command.input_rules import Feed, feed
+from srun_wrapper.command.input_rules import StdinFeed, feed
 from srun_wrapper.command.kinds import accepted, warning
 from srun_wrapper.command.layout import StepPlan, allocation, plan_step
 from srun_wrapper.command.numbered_files import as_paths, task_count
@@ -157,7 +157,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     source = feed(request.input, os.isatty(0))
     wanted = (request.nodes_cli or nodes) + config.spares
     check_verify(config, command, min(nodes, wanted), source, env)
-    if source is Feed.FILE:
+    if source is StdinFeed.FILE:
         standby_output += (f"--input={request.input}",)
     launch = Launch(command, plan, options, kept, standby_output, ranks, source, observed, carried)
     return asyncio.run(supervise(config, launch, catalogue, deployment))
@@ -273,7 +273,7 @@ def signatures(config: Config) -> Catalogue:
 
 
 def check_verify(
-    config: Config, command: SrunCommand, nodes: int, source: Feed, env: Mapping[str, str]
+    config: Config, command: SrunCommand, nodes: int, source: StdinFeed, env: Mapping[str, str]
 ) -> None:
     """UsageError where no step can be computed again on other nodes."""
     why = refused(

@@ -16,7 +16,7 @@ from bench.data.corpus import JSONL, PARQUET, Corpus, kind, tokenise, tokenise_o
 from bench.data.packing import PACK
 from robust_slurm import data
 from robust_slurm.data import steps
-from robust_slurm.data.sources.base import Options
+from robust_slurm.data.sources.base import SourceOptions
 
 SPEC = "BENCH_DATA"
 NAME = "bench.data.ours:plan"
@@ -30,7 +30,7 @@ def make_plan(
     rows: int,
     pack: int = PACK,
     outside: bool = False,
-    window: int = Options().window,
+    window: int = SourceOptions().window,
 ) -> Any:
     """Return the plan: all sources by the mixture, rows balanced by attention's cost. ``outside``:
     with the tokenizer that several threads may call."""
@@ -76,5 +76,5 @@ def plan() -> Any:
         rows=spec["rows"],
         pack=spec.get("pack", PACK),
         outside=spec.get("outside", False),
-        window=spec.get("window", Options().window),
+        window=spec.get("window", SourceOptions().window),
     )

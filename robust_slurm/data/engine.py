@@ -4,7 +4,7 @@
 
     engine = Engine(plan, feeds, shares, dp)  # feeds: {(source, lane): Feed} of all lanes
     engine.seek(state)   # PlanState *before* the next step; first_state(plan.lanes()) at first
-    step = engine.next()               # Step; EndOfData is raised after the last
+    step = engine.next()               # StepData; EndOfData is raised after the last
     engine.close()
 
 ``shares``: the indices below ``dp`` (the number of all shares of a step) whose rows are wanted
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     """Returns an array for a share's rows, by name, shape and dtype."""
 
 
-class Step(NamedTuple):
+class StepData(NamedTuple):
     """One step of a plan."""
 
     number: int
@@ -88,7 +88,7 @@ class Engine:
         self._samples.clear()
         self._state = state
 
-    def next(self, allocate: AllocateShare | None = None) -> Step:
+    def next(self, allocate: AllocateShare | None = None) -> StepData:
         """Return the next step. Raises DataError. After EndOfData, and a SourceStalled that came
         before the step was planned, the state is as before; otherwise call seek next."""
         if self._state is None:
@@ -103,7 +103,7 @@ class Engine:
             make = None if allocate is None else partial(allocate, share)
             rows[share] = construct(self._plan, step.rows[share], samples, make)
         self._state = step.state
-        return Step(step.number, rows, step.state, step.costs)
+        return StepData(step.number, rows, step.state, step.costs)
 
     def close(self) -> None:
         """Stop reading."""

@@ -17,7 +17,7 @@ SPENT = (
 ONLY_HERE = "ranks have read stdin, which can be replayed only on nodes of the job's own step"
 
 
-class Feed(enum.Enum):
+class StdinFeed(enum.Enum):
     """Tasks that receive the input."""
 
     EVERY = "all tasks of the job's own step, the same"
@@ -27,23 +27,23 @@ class Feed(enum.Enum):
     TERMINAL = "all tasks, what is typed"
 
 
-def feed(value: str | None, terminal: bool) -> Feed:
+def feed(value: str | None, terminal: bool) -> StdinFeed:
     """Return what srun does with ``--input=value``; ``terminal``: its own stdin is one."""
     mode = output_rules.parse_mode(value)
     if isinstance(mode, str):
-        return Feed.OWN if output_rules.needs_task(mode) else Feed.FILE
+        return StdinFeed.OWN if output_rules.needs_task(mode) else StdinFeed.FILE
     if terminal:
-        return Feed.TERMINAL
-    return Feed.ONE if isinstance(mode, int) else Feed.EVERY
+        return StdinFeed.TERMINAL
+    return StdinFeed.ONE if isinstance(mode, int) else StdinFeed.EVERY
 
 
-def limited(means: Means, source: Feed, had: Collection[bool]) -> Means:
+def limited(means: Means, source: StdinFeed, had: Collection[bool]) -> Means:
     """Return the means without those that would lose input.
 
     ``had``: one for each slot of the running ranks that has had input, True if all is kept.
     """
-    if not had or source in (Feed.TERMINAL, Feed.FILE):
+    if not had or source in (StdinFeed.TERMINAL, StdinFeed.FILE):
         return means
     if not all(had):
         return replace(means, never=SPENT)
-    return replace(means, standby_nodes=0, spares=means.spares if source is Feed.EVERY else 0)
+    return replace(means, standby_nodes=0, spares=means.spares if source is StdinFeed.EVERY else 0)

@@ -19,7 +19,7 @@ from robust_slurm.config import Config
 from robust_slurm.slurm import Job
 from robust_slurm.slurm.ask import STANDBY
 from srun_wrapper.command.containers import CarriedPython
-from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.input_rules import StdinFeed
 from srun_wrapper.command.layout import StepPlan
 from srun_wrapper.command.srun_options import SrunCommand
 from srun_wrapper.protocol.task_options import TaskOptions
@@ -66,7 +66,7 @@ class Launch:
     env: Mapping[str, str]
     standby_output: tuple[str, ...] = ()  # srun options for a standby node's streams
     rank_env: Mapping[str, str] = field(default_factory=dict)  # what only our srun sees otherwise
-    feed: Feed = Feed.EVERY
+    feed: StdinFeed = StdinFeed.EVERY
     observed: Config | None = None
     """Observe mode: the settings that a recovery would have; None: recover."""
     carried: CarriedPython | None = None

@@ -9,7 +9,7 @@ from typing import Any
 from robust_slurm.text import counted
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure, Symptom
-from srun_wrapper.decide.ladder import Plan
+from srun_wrapper.decide.ladder import LadderPlan
 
 REJOIN = "rejoin"  # the rung of a restart in place in which some ranks kept their process
 RECOVERED = "recovered"  # the only outcome after which training goes on
@@ -29,7 +29,7 @@ class Incident:
     last_good: float
     detected: float
     wall: float = field(init=False)
-    plan: Plan | None = None
+    plan: LadderPlan | None = None
     marks: dict[str, float] = field(default_factory=dict)
     swaps: list[tuple[str, str]] = field(default_factory=list)
     step_before: int | None = None  # newest step that was seen before the recovery
@@ -140,7 +140,7 @@ def ordered(symptom: Symptom, line: str, why: str, number: str, epoch: int) -> I
     now = time.monotonic()
     root = Failure(symptom, now, now, "")
     diagnosis = Diagnosis(symptom, "ordered", (), (line,), symptom, root, rule=symptom)
-    plan = Plan("restart", (), why, rung=symptom)
+    plan = LadderPlan("restart", (), why, rung=symptom)
     return Incident(number, epoch, diagnosis, now, now, plan=plan)
 
 

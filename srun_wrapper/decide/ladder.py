@@ -36,7 +36,7 @@ NAN_AGAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LadderPlan:
     action: Action
     replace: tuple[str, ...]  # nodes to evict
     why: str
@@ -53,7 +53,7 @@ class Plan:
         return self.why if self.rung in ("one-world", "undo-resize") else nobody
 
 
-BACK = Plan("restart", (), "the lost nodes answer again", rung="back")
+BACK = LadderPlan("restart", (), "the lost nodes answer again", rung="back")
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class Rung:
     id: str
     condition: str
     action: str
-    choose: Callable[[Situation], Plan | None]
+    choose: Callable[[Situation], LadderPlan | None]
 
 
-def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: Means) -> Plan:
+def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: Means) -> LadderPlan:
     """Choose the next action: the first rung of ``RUNGS`` that applies.
 
     ``vacant``: nodes that are gone. They and the nodes proven bad must be replaced in any case.
@@ -120,59 +120,59 @@ def plan(diagnosis: Diagnosis, vacant: tuple[str, ...], budget: Budget, means: M
     raise AssertionError("the last rung always applies")
 
 
-def _no_start(now: Situation) -> Plan | None:
-    return Plan("stop", now.must, now.means.never) if now.means.never else None
+def _no_start(now: Situation) -> LadderPlan | None:
+    return LadderPlan("stop", now.must, now.means.never) if now.means.never else None
 
 
-def _early(now: Situation) -> Plan | None:
+def _early(now: Situation) -> LadderPlan | None:
     if not now.means.early or now.evictable:
         return None
-    return Plan("stop", (), "it failed before its first step, and no node is to blame")
+    return LadderPlan("stop", (), "it failed before its first step, and no node is to blame")
 
 
-def _other_code(now: Situation) -> Plan | None:
+def _other_code(now: Situation) -> LadderPlan | None:
     other = now.means.other_code
     if not other or now.diagnosis.cause != "user" or now.evictable:
         return None
-    return Plan("restart", (), f"the program is to blame: restart with {other}")
+    return LadderPlan("restart", (), f"the program is to blame: restart with {other}")
 
 
-def _cannot_run(now: Situation) -> Plan | None:
+def _cannot_run(now: Situation) -> LadderPlan | None:
     root = now.diagnosis.root
     never = not root.launched and not LIMIT.search(root.tail)
     if not never or now.diagnosis.cause == "node" or now.means.stepped:
         return None
-    return Plan("stop", (), "the command cannot be run")
+    return LadderPlan("stop", (), "the command cannot be run")
 
 
-def _one_world(now: Situation) -> Plan | None:
+def _one_world(now: Situation) -> LadderPlan | None:
     means = now.means
     if not (why := means.one_world(now.diagnosis.root.tail)):
         return None
     if means.world and now.diagnosis.cause == "user":
-        return Plan("stop", now.must, f"the program is to blame; {why}", _own_code(now))
+        return LadderPlan("stop", now.must, f"the program is to blame; {why}", _own_code(now))
     if not means.requeue:
         code = NOTHING_LEFT if now.must else _own_code(now)
-        return Plan("stop", now.must, f"{why}, and requeueing is not possible", code)
+        return LadderPlan("stop", now.must, f"{why}, and requeueing is not possible", code)
     if means.requeues >= means.max_restarts:
         times = f"the job was requeued {counted(means.requeues, 'time')}"
-        return Plan("stop", now.must, f"{why}, and {times}", _own_code(now))
-    return Plan("requeue", now.evictable, why)
+        return LadderPlan("stop", now.must, f"{why}, and {times}", _own_code(now))
+    return LadderPlan("requeue", now.evictable, why)
 
 
-def _undo_resize(now: Situation) -> Plan | None:
+def _undo_resize(now: Situation) -> LadderPlan | None:
     if not now.means.resize_failed or not now.means.requeue or now.evictable:
         return None
-    return Plan("requeue", (), "the ranks cannot go on in a world of another size")
+    return LadderPlan("requeue", (), "the ranks cannot go on in a world of another size")
 
 
-def _same_error(now: Situation) -> Plan | None:
+def _same_error(now: Situation) -> LadderPlan | None:
     if now.diagnosis.cause != "user" or now.repeats < 2:
         return None
     if now.diagnosis.symptom == "nan" or now.diagnosis.ranks:
         return None  # a rank that a signal killed has no error text to compare
     why = "the same error twice without progress: it is the program's own"
-    return Plan("stop", (), why, _own_code(now))
+    return LadderPlan("stop", (), why, _own_code(now))
 
 
 def _own_code(now: Situation) -> int:
@@ -180,13 +180,13 @@ def _own_code(now: Situation) -> int:
     return 0 if now.diagnosis.symptom == "crash" else GAVE_UP
 
 
-def _same_nan(now: Situation) -> Plan | None:
+def _same_nan(now: Situation) -> LadderPlan | None:
     if now.repeats < 2 or not unproven_nan(now.diagnosis) or now.evictable or _exchange(now):
         return None
-    return Plan("stop", (), NAN_AGAIN, GAVE_UP)
+    return LadderPlan("stop", (), NAN_AGAIN, GAVE_UP)
 
 
-def _no_progress(now: Situation) -> Plan | None:
+def _no_progress(now: Situation) -> LadderPlan | None:
     most = now.means.max_restarts
     if now.diagnosis.proven or now.budget.failures <= most:
         return None
@@ -194,65 +194,66 @@ def _no_progress(now: Situation) -> Plan | None:
         return None  # training went on, and odd ranks are bounded where they are judged
     if now.budget.kept.intersection(now.bound.evict):
         return None  # each such try evicts a suspect that had stayed, so their number is limited
-    return Plan("stop", (), f"{most} recoveries in a row brought no progress", _own_code(now))
+    return LadderPlan("stop", (), f"{most} recoveries in a row brought no progress", _own_code(now))
 
 
-def _exchange(now: Situation) -> Plan | None:
+def _exchange(now: Situation) -> LadderPlan | None:
     node = now.diagnosis.root.node
     if now.evictable or not now.diagnosis.exchange:
         return None
     if now.diagnosis.symptom == "sdc":
         why = f"a rank's state was spoilt on {node}: its ranks move to another node"
-        return Plan("restart", (), why, exchange=node)
+        return LadderPlan("restart", (), why, exchange=node)
     if now.budget.nodes.get(node, 0) < 2:
         return None
     what = "had a NaN alone again" if now.diagnosis.symptom == "nan" else "died again"
     why = f"a rank on {node} {what} without a known cause: its ranks move to another node"
-    return Plan("restart", (), why, exchange=node)
+    return LadderPlan("restart", (), why, exchange=node)
 
 
-def _in_place(now: Situation) -> Plan | None:
-    return None if now.evictable else Plan("restart", (), "no node is to blame: restart in place")
+def _in_place(now: Situation) -> LadderPlan | None:
+    why = "no node is to blame: restart in place"
+    return None if now.evictable else LadderPlan("restart", (), why)
 
 
-def _spare(now: Situation) -> Plan | None:
+def _spare(now: Situation) -> LadderPlan | None:
     if not 0 < len(now.evict) <= now.means.spares:
         return None
     why = f"a spare of the allocation takes over{now.bound.told}"
-    return Plan("swap_spare", now.evict, why, kept=now.bound.kept)
+    return LadderPlan("swap_spare", now.evict, why, kept=now.bound.kept)
 
 
-def _standby(now: Situation) -> Plan | None:
+def _standby(now: Situation) -> LadderPlan | None:
     if not 0 < len(now.evict) <= now.means.spares + now.means.standby_nodes:
         return None
     why = f"a node of the standby partition takes over{now.bound.told}"
-    return Plan("swap_standby", now.evict, why, kept=now.bound.kept)
+    return LadderPlan("swap_standby", now.evict, why, kept=now.bound.kept)
 
 
-def _keep(now: Situation) -> Plan | None:
+def _keep(now: Situation) -> LadderPlan | None:
     if now.must:
         return None
-    return Plan("restart", (), "no node left to replace the suspect: restart in place")
+    return LadderPlan("restart", (), "no node left to replace the suspect: restart in place")
 
 
-def _shrink(now: Situation) -> Plan | None:
+def _shrink(now: Situation) -> LadderPlan | None:
     if now.means.not_fewer(now.must):
         return None
-    return Plan("shrink", now.must, "no node left to replace it: training goes on with fewer")
+    return LadderPlan("shrink", now.must, "no node left to replace it: training goes on with fewer")
 
 
-def _requeue(now: Situation) -> Plan | None:
+def _requeue(now: Situation) -> LadderPlan | None:
     what = "lost" if now.vacant else "bad"
     why = f"no node left to replace the {what} one"
     if (fewer := now.means.not_fewer(now.must)) != OFF:
         why += f"{BUT}{fewer}"
-    return Plan("requeue", now.evictable, why) if now.means.requeue else None
+    return LadderPlan("requeue", now.evictable, why) if now.means.requeue else None
 
 
-def _nothing_left(now: Situation) -> Plan:
+def _nothing_left(now: Situation) -> LadderPlan:
     what = "lost" if now.vacant else f"bad ({','.join(now.must)})"
     why = f"a node is {what}, no spare or standby node is left, and requeueing is not possible"
-    return Plan("stop", now.evictable, why, NOTHING_LEFT)
+    return LadderPlan("stop", now.evictable, why, NOTHING_LEFT)
 
 
 RUNGS = (

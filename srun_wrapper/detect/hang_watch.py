@@ -23,7 +23,7 @@ from srun_wrapper.job.state import JobState
 from srun_wrapper.locate.locate import Located, locate
 from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.story import story
-from srun_wrapper.protocol.messages import Sample
+from srun_wrapper.protocol.messages import SlotActivity
 
 WINDOW = 1.0  # s over which ranks are inspected
 PARTIAL = 3  # inspections in a row without an answer of some ranks, until the others decide
@@ -186,7 +186,7 @@ class HangWatch:
             state.lose(node, why, shared=not node.own_mount)  # else its server may be away
             return
         ranks: dict[int, Rank] = {}
-        samples: dict[int, Sample] = {}
+        samples: dict[int, SlotActivity] = {}
         for node in nodes:
             reply = replies.get(node.key)
             for sample in reply.samples if reply else ():
@@ -241,7 +241,7 @@ class HangWatch:
         """True if answers from that epoch no longer count."""
         return bool(self._state.world.epoch != epoch or self._state.failures or self._excused())
 
-    def _count_frozen(self, samples: dict[int, Sample], now: float) -> None:
+    def _count_frozen(self, samples: dict[int, SlotActivity], now: float) -> None:
         if not is_frozen(samples):
             self._frozen_rounds = 0
         elif self._frozen_rounds == 0:

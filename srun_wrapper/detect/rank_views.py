@@ -8,12 +8,14 @@ from robust_slurm.text import one_line
 from srun_wrapper.job.model import Node, World
 from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, RANK, Look
-from srun_wrapper.protocol.messages import Sample
+from srun_wrapper.protocol.messages import SlotActivity
 
 MOST_LOADERS = 64  # of a rank
 
 
-def rank_views(world: World, replies: Iterable[tuple[Node, Sequence[Sample]]]) -> list[RankView]:
+def rank_views(
+    world: World, replies: Iterable[tuple[Node, Sequence[SlotActivity]]]
+) -> list[RankView]:
     """Return all ranks that the nodes have described, torchrun's under their own numbers."""
     found: dict[int, RankView] = {}
     for node, samples in replies:
@@ -23,7 +25,7 @@ def rank_views(world: World, replies: Iterable[tuple[Node, Sequence[Sample]]]) -
     return [found[rank] for rank in sorted(found)]
 
 
-def _of_slot(world: World, node: Node, sample: Sample) -> list[RankView]:
+def _of_slot(world: World, node: Node, sample: SlotActivity) -> list[RankView]:
     slot = world.rank_at(node, sample.local)
     if slot is None or slot.rank < 0 or slot.exit is not None or not sample.state:
         return []
@@ -54,7 +56,7 @@ def _step(world: World, node: Node, local: int) -> int | None:
 
 
 def _view(
-    number: int, node: Node, look: Look, state: str, step: int | None, sample: Sample
+    number: int, node: Node, look: Look, state: str, step: int | None, sample: SlotActivity
 ) -> RankView:
     loaders = tuple(
         (other.pid, other.main())

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from robust_slurm.layout import DATA_WAIT
 from srun_wrapper.job.tempo import Tempo
-from srun_wrapper.protocol.messages import Sample
+from srun_wrapper.protocol.messages import SlotActivity
 
 STEP_FACTOR = 10.0
 PHASE_FACTOR = 5.0
@@ -159,7 +159,7 @@ class HangVerdict:
 def judge(
     pace: Pace,
     now: float,
-    samples: Mapping[int, Sample],
+    samples: Mapping[int, SlotActivity],
     window: float,
     frozen_rounds: int,
     frozen_for: float,
@@ -202,7 +202,7 @@ def judge(
     return HangVerdict(False, "ranks are busy")
 
 
-def is_quiet(sample: Sample, window: float) -> bool:
+def is_quiet(sample: SlotActivity, window: float) -> bool:
     """True for a rank that waits: no CPU, no I/O, no disk wait, and its stack has not moved."""
     return (
         sample.state not in ("D", "R")
@@ -212,11 +212,11 @@ def is_quiet(sample: Sample, window: float) -> bool:
     )
 
 
-def in_place(sample: Sample, window: float) -> bool:
+def in_place(sample: SlotActivity, window: float) -> bool:
     """True for a rank that does nothing but use CPU: its stack has not moved."""
     return sample.state in ("S", "R") and sample.io <= QUIET_IO * window and not sample.moved
 
 
-def is_frozen(samples: Mapping[int, Sample]) -> bool:
+def is_frozen(samples: Mapping[int, SlotActivity]) -> bool:
     """True if nothing moves although CPU is used: all ranks show a stack and none changed."""
     return bool(samples) and all(s.stack and not s.moved for s in samples.values())

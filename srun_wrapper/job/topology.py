@@ -15,7 +15,7 @@ from robust_slurm.checkpoint.planning.topology import leaves
 from robust_slurm.config import Config
 from robust_slurm.slurm import SlurmError
 from robust_slurm.text import counted
-from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.input_rules import StdinFeed
 from srun_wrapper.command.srun_options import UsageError
 from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import sorts_nodes, starts_ranks
@@ -159,7 +159,7 @@ class Topology:
 
     def movable(self) -> bool:
         """True if a node's ranks can be given to another node without losing their input."""
-        own = self._launch.feed in (Feed.ONE, Feed.OWN)
+        own = self._launch.feed in (StdinFeed.ONE, StdinFeed.OWN)
         return not own and not self._sorted_by_torchrun()
 
     def _sorted_by_torchrun(self) -> bool:

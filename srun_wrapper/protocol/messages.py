@@ -163,7 +163,7 @@ class Counted(Event):
     reading: bool = False  # the ``Counted`` that ``Stopped`` has announced is still to come
 
 
-class Sample(msgspec.Struct, array_like=True):
+class SlotActivity(msgspec.Struct, array_like=True):
     """Activity of one rank's process tree during an inspection."""
 
     local: int
@@ -179,7 +179,7 @@ class Inspected(Reply):
     """A node's answer to Inspect."""
 
     window: float
-    samples: tuple[Sample, ...]
+    samples: tuple[SlotActivity, ...]
     answering: tuple[str, ...] = ()  # shared file systems in use on this node that have answered
     machine: Machine | None = None
 

@@ -274,7 +274,7 @@ class Recovery:
             if plan.action == "swap_spare":
                 means = replace(means, spares=0)  # those that are left have too few slots
 
-    async def _stop_and_fill(self, incident: Incident, plan: ladder.Plan) -> bool:
+    async def _stop_and_fill(self, incident: Incident, plan: ladder.LadderPlan) -> bool:
         """End the ranks and put a node in every place. False: not possible, or a new failure."""
         self._release.evict(plan.replace, incident)
         if plan.action == "swap_standby":
@@ -308,7 +308,7 @@ class Recovery:
         job_log.closed(incident)
         self._record(incident)
 
-    async def _give_up(self, incident: Incident, plan: ladder.Plan) -> RecoveryEnd:
+    async def _give_up(self, incident: Incident, plan: ladder.LadderPlan) -> RecoveryEnd:
         root = incident.diagnosis.root
         own = root.code if root.code is not None else 128 + root.signal if root.signal else 0
         self._release.evict(incident.diagnosis.proven, incident)  # for the next job on these nodes
@@ -323,7 +323,7 @@ class Recovery:
         self._phase.name = "failed"
         return RecoveryEnd(plan.code or own or ladder.GAVE_UP)
 
-    async def _requeue(self, incident: Incident, plan: ladder.Plan) -> RecoveryEnd:
+    async def _requeue(self, incident: Incident, plan: ladder.LadderPlan) -> RecoveryEnd:
         self._release.evict(plan.replace, incident)
         await self._stopping.end_world(incident)
         await self._flushing.flush(flushing.END)  # memory does not outlive the job's step

@@ -16,7 +16,7 @@ RANKS = RANKS_OF["toy"]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """Its second version is requested at 100; all ranks have made a step, at 100.5 to 104."""
+    """A job whose second version is requested at 100; all ranks have stepped at 100.5 to 104."""
     (tmp_path / "proj").mkdir()
     found = Job(Training(None, "toy", RANKS, tmp_path), "srun", version=0)  # type: ignore[arg-type]
     found.edit()

@@ -234,7 +234,7 @@ class CheckpointJob(Training):
         return [event["text"] for event in self.events("checkpoint_alarm")]
 
     def lost(self) -> list[int]:
-        """By their own journals: how many saved steps the ranks did again after each fault."""
+        """Return how many saved steps the ranks did again after each fault, by their journals."""
         lost, newest = [], 0
         for start in self.starts():
             (resumed,) = start.resumed
@@ -243,7 +243,7 @@ class CheckpointJob(Training):
         return lost[1:]
 
     def check_lost(self, count: int) -> list[dict[str, Any]]:
-        """So many incidents, each mended from memory at the cost of at most one step."""
+        """Check ``count`` incidents: each mended from memory, and at most one step lost."""
         found = self.incidents()
         assert len(found) == count, self.story()
         assert all(0 <= steps <= 1 for steps in self.lost()), self.story()
@@ -269,7 +269,7 @@ class CheckpointJob(Training):
             assert list(curve) == list(range(1, self.steps + 1)), f"rank {rank}: {list(curve)}"
 
     def check_ended(self, code: int = 0) -> None:
-        """It ended well, nothing is left of it, and its curves are the undisturbed run's."""
+        """Check that the job ended well, left nothing, and has the undisturbed run's curves."""
         got = self.wait_end(WAIT)
         assert got == code, f"exit code {got}\n{self.story()}"
         self.check_curves()

@@ -176,7 +176,7 @@ class GateLab:
         return record.state, re.sub(r" \[[^\[\]]*\]$", "", record.reason_in_force)
 
     def wait_node(self, node: str, flags: frozenset[str], reason: str) -> None:
-        """Until it looks so: after a resume it is not responding for a second."""
+        """Wait until a node looks so: after a resume it is not responding for a second."""
         until(lambda: self.node(node) == (flags, reason), f"{node}: {'+'.join(flags)} {reason}")
 
     def wait_flag(self, node: str, flag: str) -> None:
@@ -203,7 +203,7 @@ class GateLab:
         return [event for event in found if not kinds or event.kind in kinds]
 
     def shared(self, node: str, *kinds: str) -> list[Event]:
-        """And the ledger that all nodes share."""
+        """Return the node's events in the ledger that all nodes share."""
         path = self.state / events.NODES / f"{node}.jsonl"
         found = events.parse(path.read_bytes()) if path.exists() else []
         return [event for event in found if not kinds or event.kind in kinds]
@@ -245,7 +245,7 @@ class GateLab:
         return path.read_text() if path.exists() else ""
 
     def wait_requeued(self, job: int, timeout: float = 20.0) -> dict[str, str]:
-        """Until a prolog has refused the job; it waits for its time then, and is not held."""
+        """Wait until a prolog has refused the job; it waits for its time then, and is not held."""
         record: dict[str, str] = {}
 
         def refused() -> bool:

@@ -92,7 +92,7 @@ class Running:
         self.process.communicate(timeout=10)
 
     def _row(self) -> tuple[int, str]:
-        """Its pid in the node and its state; 0 if it is not there."""
+        """Return the process's pid in the node and its state; 0 if the process is not there."""
         argv = ["ps", "-eo", "pid,stat,args"]
         for line in self.lab.exec(self.node, argv, user=False, check=True).stdout.splitlines()[1:]:
             pid, state, args = line.split(None, 2)

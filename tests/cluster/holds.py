@@ -29,7 +29,7 @@ _ONLY_SLURMD = (
 
 
 def firewall(lab: Lab, node: str, way: str = "ingress") -> None:
-    """From now on nobody can open a connection to the node, slurmd's port excepted.
+    """Let nobody open a connection to the node from now on, slurmd's port excepted.
 
     ``way`` "egress": nor can the node to others.
     """
@@ -50,7 +50,7 @@ def roles(training: Training) -> set[tuple[str, str]]:
 
 
 def tasks(training: Training, node: str) -> list[int]:
-    """Its robust-tasks on a node, and their guardians."""
+    """Return the pids of the job's robust-tasks on a node, and of their guardians."""
     return [
         process.pid
         for process in training.processes("srun_wrapper.agent.task")
@@ -60,7 +60,7 @@ def tasks(training: Training, node: str) -> list[int]:
 
 
 def shims(training: Training, node: str) -> list[int]:
-    """Its robust-tasks on a node, without their guardians."""
+    """Return the pids of the job's robust-tasks on a node, without their guardians."""
     return [pid for pid in tasks(training, node) if _name(pid) != guardian.NAME.decode()]
 
 

@@ -119,11 +119,11 @@ class Training:
         return [json.loads(path.read_text()) for path in found]
 
     def accusations(self, job: int = 0) -> dict[str, dict[str, Any]]:
-        """By node; those that were withdrawn as well."""
+        """Return the reports by node; those that were withdrawn as well."""
         return self._reports(job, withdrawn=False)
 
     def withdrawals(self, job: int = 0) -> dict[str, dict[str, Any]]:
-        """By node."""
+        """Return the withdrawn reports by node."""
         return self._reports(job, withdrawn=True)
 
     def _reports(self, job: int, *, withdrawn: bool) -> dict[str, dict[str, Any]]:
@@ -228,7 +228,7 @@ class Training:
     # -- what must be true of every training
 
     def check_done(self, code: int = 0, timeout: float = WAIT) -> None:
-        """It ended well, with the loss of an undisturbed run, and left nothing behind."""
+        """Check that the job ended well, with an undisturbed run's loss, and left nothing."""
         got = self.wait_end(timeout)
         assert got == code, f"exit code {got}\n{self.story()}"
         assert self.final() == {"step": self.steps, "loss": reference(self.steps, self.world)}

@@ -79,7 +79,7 @@ class Pool:
         return found
 
     def use(self) -> dict[str, str]:
-        """By node."""
+        """Return the nodes' use by node."""
         return {row["node"]: row["use"] for row in self.show()["rows"]}
 
     def partition(self, name: str) -> dict[str, str]:

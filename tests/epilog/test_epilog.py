@@ -284,7 +284,7 @@ def test_tests_are_not_run_beside_another_job(site: GateSite) -> None:
 
 @needs_root
 def test_a_job_strikes_a_part_of_its_nodes(site: GateSite) -> None:
-    """Else one user has every node of a large job carry a strike."""
+    """One user must not be able to give every node of a large job a strike."""
     site.environ(job=7, SLURM_JOB_NODELIST="n[1-128]", SLURM_JOB_ACCOUNT="physics")
     site.report_node()
     for node, struck in (("n8", True), ("n9", True), ("n1", False), ("n9", True)):

@@ -52,7 +52,7 @@ def test_the_baseline_is_this_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_host_is_recorded_as_the_checks_read_it() -> None:
-    """And the node that it was recorded from passes them."""
+    """The node that the host's facts were recorded from passes them."""
     down = port("mlx5_8", "1: DOWN") | port("mlx5_9", "2: INIT", physical="5: LinkUp")
     node = healthy(more=down | {"/sys/module/nvidia_peermem/refcnt": "8"})
     found = baseline.observe(node, True)

@@ -192,7 +192,7 @@ def test_what_is_withdrawn_at_once_is_no_strike(site: GateSite) -> None:
 
 @needs_root
 def test_a_job_cannot_fill_the_history_with_withdrawals(site: GateSite) -> None:
-    """They are kept for good, and push out what is older."""
+    """Withdrawals are kept for good, and push out what is older."""
     from epilog.cli import main as epilog
 
     site.environ(job=7)

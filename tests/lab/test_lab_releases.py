@@ -185,7 +185,7 @@ def test_the_archive_is_checked(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_c_library_of_an_old_suite(tmp_path: Path) -> None:
-    """It lies in /lib, and is looked for in /usr/lib."""
+    """The library lies in /lib, and is looked for in /usr/lib."""
     for name in ("lib/x/ld-linux.so.2", "usr/lib/x/libm.so"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

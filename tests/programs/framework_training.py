@@ -71,7 +71,7 @@ class Steps:
 
 
 def wait_for_manifest(directory: str, step: int) -> None:
-    """Until a step is on disk."""
+    """Wait until a step is on disk."""
     deadline = time.monotonic() + 60
     while not (Path(directory) / f"step-{step:08d}" / "manifest.json").exists():
         assert time.monotonic() < deadline, f"step {step} is not on disk"

@@ -42,11 +42,11 @@ class NoCompiler(ModuleType):
 
     @staticmethod
     def graph_break() -> None:
-        """Nothing is recorded."""
+        """Do nothing: no graph is recorded."""
 
 
 def install() -> None:
-    """From now on; a compiler that is imported already stays."""
+    """Replace the compiler from now on; one that is imported already stays."""
     if "torch._dynamo" not in sys.modules:
         torch._dynamo = sys.modules["torch._dynamo"] = NoCompiler("torch._dynamo")
         sys.modules[CONFIG] = NoCompiler.config

@@ -168,7 +168,7 @@ def test_the_children_of_the_gate_are_those_that_are_installed(installed: Path, 
 
 
 def test_the_working_directory_is_no_place_for_modules(installed: Path, project: Path) -> None:
-    """Also where PYTHONPATH has an empty entry, as ``$PYTHONPATH:/x`` has if it was not set."""
+    """An empty entry of PYTHONPATH, as ``$PYTHONPATH:/x`` has if it was not set, is none either."""
     (project / "msgspec.py").write_text("raise SystemExit('the msgspec of the user')\n")
     for path in (":/nowhere", ":", "/nowhere:"):
         env = {**os.environ, "PYTHONPATH": path}

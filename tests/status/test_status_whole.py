@@ -1,4 +1,4 @@
-"""From a real robust-srun to the report: a rank fails once, and everything is told of it.
+"""A report of a real robust-srun's job: a rank fails once, and everything is told of it.
 
 Shims and ranks are real; ``srun`` is a stand-in, and Slurm does not answer.
 """

@@ -37,7 +37,7 @@ class Fork:
         self.returncode: int | None = None
 
     def wait(self, timeout: float = 200) -> int:
-        """Its exit code, or minus the signal that ended it. Killed if ``timeout`` s are over."""
+        """Return the exit code, or minus the signal that ended it; kill it after ``timeout`` s."""
         if self.returncode is None:
             self._line.sendall(json.dumps({"wait": self.pid}).encode())
             self._line.settimeout(timeout)
@@ -185,7 +185,7 @@ def _serve(line: socket.socket, writers: socket.socket) -> str:
 
 
 def _import_torch(modules: Sequence[str]) -> None:
-    """And what an optimizer, FSDP and torch's checkpoints import when they are first used."""
+    """Import torch, and what an optimizer, FSDP and torch's checkpoints import at first use."""
     gc.disable()  # what is imported is no garbage; looked through, it takes a quarter longer
     import torch
     import torch.distributed.checkpoint.state_dict

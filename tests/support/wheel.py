@@ -40,7 +40,7 @@ def build(directory: Path) -> Path:
 
 
 def install(wheel: Path, top: Path) -> Path:
-    """Its ``bin``: robust-slurm from the wheel, everything else from where we run."""
+    """Install the wheel below ``top``; all else is from where we run. Return its ``bin``."""
     argv = [sys.executable, "-m", "venv", "--without-pip", str(top)]
     subprocess.run(argv, check=True, timeout=120)
     (packages,) = top.glob("lib/python*/site-packages")

@@ -79,7 +79,7 @@ class TrainingRun:
     result: dict[str, Any] | None
     """The state that it left; ``refusal`` alone if it could not begin."""
     said: str
-    """Its stderr."""
+    """The text that it wrote to stderr."""
 
     @property
     def refusal(self) -> str:
@@ -99,7 +99,7 @@ class TrainingRun:
 
     @property
     def end(self) -> str:
-        """Its end, for people."""
+        """A sentence for people on how the run ended."""
         if self.slip:
             return self.slip
         if self.code == -signal.SIGALRM:

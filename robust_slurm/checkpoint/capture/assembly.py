@@ -17,7 +17,7 @@ from ..format.dtypes import TORCH, dtype_of, storable
 from ..format.layout import Entry, Snapshot
 from . import shards
 from .leaves import local_part
-from .values import Ref
+from .values import TensorRef
 
 MAX_THREADS = 8
 PER_THREAD = 8 << 20  # bytes that are worth another thread; each takes about as much at a time
@@ -27,7 +27,7 @@ class StateError(ValueError):
     """A snapshot does not fit the objects that it is to be restored into."""
 
 
-class Source(NamedTuple):
+class OpenedSnapshot(NamedTuple):
     """One rank's snapshot, opened."""
 
     snapshot: Snapshot
@@ -42,7 +42,7 @@ class WholeTensor(NamedTuple):
     """The entry of the first block."""
     shape: tuple[int, ...]
     """Shape of the tensor that is assembled."""
-    blocks: tuple[tuple[Entry, Source], ...]
+    blocks: tuple[tuple[Entry, OpenedSnapshot], ...]
     """The blocks that form it, each with its source."""
     origin: tuple[int, ...]
     """Indices of its first element in the tensor that all ranks hold together."""
@@ -55,15 +55,17 @@ class Assembly:
     tensors: each is put together from what there is of it.
     """
 
-    def __init__(self, sources: Sequence[Source], rank: int, *, resized: bool = False) -> None:
+    def __init__(
+        self, sources: Sequence[OpenedSnapshot], rank: int, *, resized: bool = False
+    ) -> None:
         self.resized = resized
-        self._blocks: dict[str, dict[shards.Block, tuple[Entry, Source]]] = {}
+        self._blocks: dict[str, dict[shards.Block, tuple[Entry, OpenedSnapshot]]] = {}
         own = [source for source in sources if source.snapshot.rank == rank]
         if not own:
             raise StateError(f"none of the snapshots given ({len(sources)}) is of rank {rank}")
         self.own = own[0].snapshot
-        self._shared: dict[str, dict[tuple[int, ...], tuple[Entry, Source]]] = {}
-        self._mine: dict[str, tuple[Entry, Source]] = {}
+        self._shared: dict[str, dict[tuple[int, ...], tuple[Entry, OpenedSnapshot]]] = {}
+        self._mine: dict[str, tuple[Entry, OpenedSnapshot]] = {}
         for source in sources:
             for entry in source.snapshot.entries:
                 if resized and (source is own[0] or entry.kind != "private"):
@@ -75,7 +77,7 @@ class Assembly:
                     self._mine[entry.fqn] = (entry, source)
         self._peers = sorted({source.snapshot.rank for source in sources})
 
-    def adopt(self, key: str, source: Source) -> None:
+    def adopt(self, key: str, source: OpenedSnapshot) -> None:
         """Take another rank's own tensors under this key for this rank's."""
         for entry in source.snapshot.entries:
             if entry.kind not in ("shared", "piece") and entry.fqn.startswith(f"{key}."):
@@ -116,7 +118,7 @@ class Assembly:
             )
         return WholeTensor(first, shape, tuple(parts), origin)
 
-    def _cut_anew(self, ref: Ref, like: Any) -> WholeTensor:
+    def _cut_anew(self, ref: TensorRef, like: Any) -> WholeTensor:
         """Return this rank's block, on the mesh of ``like``, of a distributed tensor that was saved
         on another one. StateError if the snapshots do not hold each of its items just once."""
         known = self._blocks.get(ref.fqn)
@@ -142,14 +144,14 @@ class Assembly:
             )
         return WholeTensor(entry, target[0], tuple(blocks), target[1])
 
-    def _check_rows(self, ref: Ref, like: torch.Tensor | None) -> None:
+    def _check_rows(self, ref: TensorRef, like: torch.Tensor | None) -> None:
         """Raise StateError for a plain tensor of items that belongs to a tensor cut anew: it may be
         of the rows that a rank had, which are not the rows that it has now."""
         cut = self.resized and not ref.placements and like is not None and shards.is_dtensor(like)
         if cut and shards.shard_of(like).mesh[1:] == () and self.find(ref.fqn).shape:
             raise StateError(f"{ref.fqn}: a plain tensor of a distributed one, for one mesh only")
 
-    def into(self, live: torch.Tensor, ref: Ref, like: torch.Tensor | None = None) -> Fill:
+    def into(self, live: torch.Tensor, ref: TensorRef, like: torch.Tensor | None = None) -> Fill:
         """Check that the saved tensor fits a live one. Return the copy into it. ``like``: as for
         ``fresh``. Raises StateError that names the tensor."""
         self._check_rows(ref, like)
@@ -180,7 +182,7 @@ class Assembly:
         Fill(data, found).run()
         return data
 
-    def fresh(self, ref: Ref, like: torch.Tensor | None = None) -> torch.Tensor:
+    def fresh(self, ref: TensorRef, like: torch.Tensor | None = None) -> torch.Tensor:
         """A new tensor with the saved data.
 
         ``like``: what it belongs to (a parameter), for its device and mesh. Raises StateError.
@@ -189,7 +191,7 @@ class Assembly:
         fill.run()
         return tensor
 
-    def later(self, ref: Ref, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Fill]:
+    def later(self, ref: TensorRef, like: torch.Tensor | None = None) -> tuple[torch.Tensor, Fill]:
         """Return a new tensor, and the copy of the saved data into it. Raises StateError."""
         self._check_rows(ref, like)
         cut = like if like is not None and local_part(like) is not like else None
@@ -207,7 +209,7 @@ class Assembly:
         return self._wrap(tensor, ref, whole, like), fill
 
     def _wrap(
-        self, tensor: torch.Tensor, ref: Ref, whole: WholeTensor, like: torch.Tensor | None
+        self, tensor: torch.Tensor, ref: TensorRef, whole: WholeTensor, like: torch.Tensor | None
     ) -> torch.Tensor:
         """The distributed tensor that ``tensor`` is the local part of, if it is one."""
         if not ref.placements:
@@ -300,7 +302,7 @@ def _run(fills: Sequence[Fill]) -> None:
         fill.run()
 
 
-def _check_placed(live: torch.Tensor, ref: Ref, entry: Entry) -> None:
+def _check_placed(live: torch.Tensor, ref: TensorRef, entry: Entry) -> None:
     """Raise StateError unless a live tensor is cut as the saved one, on whatever mesh."""
     shard = shards.shard_of(live)
     saved, dims = entry.global_shape[: len(shard.global_shape)], len(ref.mesh)
@@ -315,7 +317,7 @@ def _check_placed(live: torch.Tensor, ref: Ref, entry: Entry) -> None:
         )
 
 
-def _check_shard(live: torch.Tensor, ref: Ref, entry: Entry) -> None:
+def _check_shard(live: torch.Tensor, ref: TensorRef, entry: Entry) -> None:
     shard = shards.shard_of(live)
     if (shard.placements, shard.mesh) != (ref.placements, ref.mesh):
         raise StateError(
@@ -339,7 +341,7 @@ def _placed(placements: tuple[str, ...], mesh: tuple[int, ...]) -> str:
     return f"{', '.join(placements)} on a mesh of {'x'.join(map(str, mesh))}"
 
 
-def _device(ref: Ref, like: torch.Tensor | None) -> torch.device:
+def _device(ref: TensorRef, like: torch.Tensor | None) -> torch.device:
     """Return the device for a new tensor: the CPU, or the accelerator that this process uses."""
     if not ref.device:
         return torch.device("cpu")

@@ -15,7 +15,7 @@ import torch
 from ..format.dtypes import NAME, dtype_name, storable
 from ..format.layout import Entry
 from . import shards
-from .values import Encoded, Ref, encode_ref
+from .values import Encoded, TensorRef, encode_ref
 
 
 class Item(NamedTuple):
@@ -224,7 +224,7 @@ def make_leaf(name: str, tensor: torch.Tensor, *, late: bool, shareable: bool) -
         name, NAME[stored.dtype], shape, name, global_shape + extra,
         offsets + (0,) * len(extra), kind,
     )  # fmt: skip
-    ref = Ref(
+    ref = TensorRef(
         name,
         "" if stored.dtype == plain.dtype else dtype_name(plain.dtype),
         "" if plain.is_cpu else plain.device.type,

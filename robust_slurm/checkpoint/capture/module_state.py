@@ -18,7 +18,7 @@ from . import module_tree
 from .assembly import Assembly, StateError, Step
 from .leaves import Batch, Leaf, Leaves, Memory, local_part, memory_of
 from .module_tree import Shape, TreeModule
-from .values import Encoded, Ref, decode, encode, ref_of
+from .values import Encoded, TensorRef, decode, encode, ref_of
 
 EXTRA = "_extra_state"  # torch's name for what get_extra_state() returns
 
@@ -183,7 +183,7 @@ class ModuleState:
         fits(self.key, values, {**tensors, **extras})
         steps: list[Step] = []
         self._restored = values
-        placed: dict[Memory, Ref] = {}
+        placed: dict[Memory, TensorRef] = {}
         for name, value in values.items():
             if name in extras:
                 steps.append(partial(extras[name].set_extra_state, decode(value, saved.fresh)))
@@ -251,7 +251,7 @@ class ModuleState:
             raise StateError(f"{self.key}: {err}") from err
 
 
-def _alike(saved: Assembly, one: Ref, other: Ref) -> bool:
+def _alike(saved: Assembly, one: TensorRef, other: TensorRef) -> bool:
     """True if two saved tensors hold the same bits."""
     first, second = saved.whole(one.fqn), saved.whole(other.fqn)
     return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (first, second)))

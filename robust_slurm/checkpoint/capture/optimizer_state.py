@@ -22,7 +22,7 @@ from robust_slurm.text import counted
 from .assembly import Assembly, StateError, Step
 from .beside.own_parameters import OwnParameters
 from .leaves import Batch, Leaf, Leaves, local_part
-from .values import Encoded, Ref, decode, encode, ref_of
+from .values import Encoded, TensorRef, decode, encode, ref_of
 
 Names = Mapping[torch.Tensor, str]
 SIMPLE = frozenset((int, float, str, bool, type(None), torch.Tensor))
@@ -252,13 +252,13 @@ class OptimizerState:
     ) -> Any:  # fmt: skip
         """Return the saved value; ``steps`` write existing tensors that fit in place."""
 
-        def fresh(ref: Ref) -> torch.Tensor:
+        def fresh(ref: TensorRef) -> torch.Tensor:
             # Once per name: what was one tensor in two places is one again.
             if ref.fqn not in made:
                 made[ref.fqn] = saved.fresh(ref, like)
             return made[ref.fqn]
 
-        def later(ref: Ref) -> torch.Tensor:
+        def later(ref: TensorRef) -> torch.Tensor:
             """Like ``fresh``, but ``steps`` copy the data: most of the state is restored so."""
             if ref.fqn not in made:
                 made[ref.fqn], fill = saved.later(ref, like)

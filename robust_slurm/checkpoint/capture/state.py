@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..format.layout import Entry, Snapshot
-from .assembly import Assembly, Fill, Source, StateError, Step, run_all
+from .assembly import Assembly, Fill, OpenedSnapshot, StateError, Step, run_all
 from .leaves import Item, Leaf
 from .module_state import ModuleState, fits
 from .object_state import ObjectState, ScalerState
@@ -25,7 +25,7 @@ from .sharing import Fingerprint, LeafList, Share, SharedPart, checksum, cut, di
 from .taken_over import LOADER, Taken, is_global, like, same_shares, take_over
 from .values import Encoded
 
-__all__ = ["Item", "Share", "Source", "State", "StateError"]
+__all__ = ["Item", "OpenedSnapshot", "Share", "State", "StateError"]
 
 
 class Glimpse(NamedTuple):
@@ -247,7 +247,7 @@ class State:
         self.share = None
         self._shared, self._shared_items, self._found = [], [], []
 
-    def restore(self, sources: Sequence[Source], taken: Taken | None = None) -> None:
+    def restore(self, sources: Sequence[OpenedSnapshot], taken: Taken | None = None) -> None:
         """Restore all objects from this rank's snapshot and those of the ranks it shares with.
 
         ``taken``: set if they are of a world of another size. Whether models and optimizers fit is
@@ -283,7 +283,7 @@ class State:
         """Return True if a snapshot is of these objects, as far as models' names tell."""
         return like(self._tree, snapshot)
 
-    def restore_positions(self, sources: Sequence[Source], original: int) -> bool:
+    def restore_positions(self, sources: Sequence[OpenedSnapshot], original: int) -> bool:
         """Restore the loaders alone, each from the rank of any world that had its share.
 
         False if these ranks did not save those of ``original`` shares. Raises StateError."""

@@ -13,7 +13,7 @@ from robust_slurm.resizing.shares import shares_of
 from robust_slurm.resizing.stages import replica_of
 
 from ..format.layout import Snapshot
-from .assembly import Assembly, Source, StateError
+from .assembly import Assembly, OpenedSnapshot, StateError
 from .module_state import ModuleState
 from .section_tree import pairs
 from .sections import RNG, TRAINED, kind_of
@@ -108,7 +108,7 @@ def like(tree: Mapping[str, Any], snapshot: Snapshot) -> bool:
 
 def take_over(
     saved: Assembly,
-    sources: Sequence[Source],
+    sources: Sequence[OpenedSnapshot],
     tree: Mapping[str, Any],
     shares: Sequence[int] | None = None,
 ) -> Any:

@@ -2,7 +2,7 @@
 
 Types are kept (tuple and list, int and bool and numpy's), floats bit for bit. Numbers within 64
 bits, finite floats, strings and lists stand for themselves; all else is an object with one key,
-its tag. A tensor is left to the caller, who answers with a ``Ref`` to where its data is. What is
+its tag. A tensor is left to the caller, who answers with a ``TensorRef`` to its data. What is
 decoded is treated as hostile: nothing is imported and nothing is called but constructors of the
 types below.
 """
@@ -33,7 +33,7 @@ FACTORIES: Mapping[str, Any] = {
 """Callables that a defaultdict may make its defaults with."""
 
 
-class Ref(NamedTuple):
+class TensorRef(NamedTuple):
     """Reference to a tensor's data, with facts that its entry does not hold."""
 
     fqn: str
@@ -61,22 +61,22 @@ Save = Callable[[Path, torch.Tensor], Encoded]
 """Takes a tensor found at a path and answers ``encode_ref`` of where it goes."""
 
 
-def encode_ref(ref: Ref) -> Encoded:
+def encode_ref(ref: TensorRef) -> Encoded:
     """Encode a reference, as short as it can be."""
     if not any(ref[1:]):
         return {"T": ref.fqn}
     return {"T": [ref.fqn, {k: v for k, v in ref._asdict().items() if v and k != "fqn"}]}
 
 
-def _decode_ref(body: Encoded) -> Ref:
+def _decode_ref(body: Encoded) -> TensorRef:
     if isinstance(body, str):
-        return Ref(body)
+        return TensorRef(body)
     fqn, more = body
     lists = {k: tuple(more[k]) for k in ("stride", "placements", "mesh", "shape") if k in more}
-    return Ref(fqn, **{**more, **lists})
+    return TensorRef(fqn, **{**more, **lists})
 
 
-def ref_of(encoded: Encoded) -> Ref | None:
+def ref_of(encoded: Encoded) -> TensorRef | None:
     """Return the reference that stands for a tensor; None for any other value. Raises ValueError
     for a reference that this version does not know."""
     if isinstance(encoded, dict) and encoded.keys() == {"T"}:
@@ -233,7 +233,7 @@ _ENCODERS: Mapping[type, Callable[[Any, Path, Save], Encoded]] = {
 }
 
 
-def decode(encoded: Encoded, tensor: Callable[[Ref], Any]) -> Any:
+def decode(encoded: Encoded, tensor: Callable[[TensorRef], Any]) -> Any:
     """Return the value that was encoded; ``tensor`` returns the tensor of each reference.
 
     Raises ValueError for what is no encoded value.
@@ -244,7 +244,7 @@ def decode(encoded: Encoded, tensor: Callable[[Ref], Any]) -> Any:
         raise ValueError(f"not a value of a snapshot: {type(err).__name__}: {err}") from err
 
 
-def _decode(encoded: Encoded, tensor: Callable[[Ref], Any]) -> Any:
+def _decode(encoded: Encoded, tensor: Callable[[TensorRef], Any]) -> Any:
     if isinstance(encoded, list):
         return [_decode(item, tensor) for item in encoded]
     if not isinstance(encoded, dict):
@@ -263,18 +263,18 @@ def _decode(encoded: Encoded, tensor: Callable[[Ref], Any]) -> Any:
     return decoder(body, tensor)
 
 
-def _decode_pairs(body: Encoded, tensor: Callable[[Ref], Any]) -> dict[Any, Any]:
+def _decode_pairs(body: Encoded, tensor: Callable[[TensorRef], Any]) -> dict[Any, Any]:
     return {_decode(k, tensor): _decode(v, tensor) for k, v in body}
 
 
-def _bytes_of(body: Encoded, tensor: Callable[[Ref], Any]) -> bytes:
+def _bytes_of(body: Encoded, tensor: Callable[[TensorRef], Any]) -> bytes:
     if isinstance(body, str):
         return b64decode(body, validate=True)
     whole = _decode(body, tensor).cpu().contiguous()
     return ctypes.string_at(whole.data_ptr(), whole.nbytes)
 
 
-def _decode_numpy(body: Encoded, tensor: Callable[[Ref], Any], tag: str) -> Any:
+def _decode_numpy(body: Encoded, tensor: Callable[[TensorRef], Any], tag: str) -> Any:
     import numpy
 
     name, shape, data = body
@@ -285,14 +285,14 @@ def _decode_numpy(body: Encoded, tensor: Callable[[Ref], Any], tag: str) -> Any:
     return whole if tag == "nd" else whole[()]
 
 
-def _decode_device(body: Encoded, tensor: Callable[[Ref], Any]) -> torch.device:
+def _decode_device(body: Encoded, tensor: Callable[[TensorRef], Any]) -> torch.device:
     try:
         return torch.device(body)
     except RuntimeError as err:
         raise ValueError(str(err)) from None
 
 
-def _decode_enum(body: Encoded, tensor: Callable[[Ref], Any]) -> enum.Enum:
+def _decode_enum(body: Encoded, tensor: Callable[[TensorRef], Any]) -> enum.Enum:
     module, qualname, name = body
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
@@ -302,13 +302,13 @@ def _decode_enum(body: Encoded, tensor: Callable[[Ref], Any]) -> enum.Enum:
     return found[name]
 
 
-def _numbers_of(body: Encoded, tensor: Callable[[Ref], Any], code: str) -> list[Any]:
+def _numbers_of(body: Encoded, tensor: Callable[[TensorRef], Any], code: str) -> list[Any]:
     whole = array(code)
     whole.frombytes(_bytes_of(body, tensor))
     return whole.tolist()
 
 
-_DECODERS: Mapping[str, Callable[[Encoded, Callable[[Ref], Any]], Any]] = {
+_DECODERS: Mapping[str, Callable[[Encoded, Callable[[TensorRef], Any]], Any]] = {
     "i": lambda body, tensor: int(body, 16),
     "f": lambda body, tensor: struct.unpack("<d", bytes.fromhex(body))[0],
     "c": lambda body, tensor: complex(*struct.unpack("<dd", bytes.fromhex(body))),

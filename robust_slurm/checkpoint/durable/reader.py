@@ -17,7 +17,7 @@ from robust_slurm.resizing.shares import holder
 from robust_slurm.resizing.stages import is_of, pipelined, ranks_by_stage, replica_of, stage_of
 from robust_slurm.text import counted
 
-from ..capture.assembly import Source
+from ..capture.assembly import OpenedSnapshot
 from ..capture.sharing import Share
 from ..format.layout import Snapshot
 from . import tier
@@ -35,7 +35,7 @@ class OtherShape(DurableError):
 
 def load(
     directory: str | Path, step: int, rank: int, world: int, mesh: Mapping[str, int]
-) -> list[Source]:
+) -> list[OpenedSnapshot]:
     """This rank's snapshot of ``step``, then those of the other ranks that it needs.
 
     Raises OtherShape if ``dcp.read.load_resharded`` is needed, and DurableError if anything that
@@ -58,7 +58,7 @@ def load_of_stage(
     world: int,
     mesh: Mapping[str, int],
     shares: Iterable[int],
-) -> list[Source]:
+) -> list[OpenedSnapshot]:
     """Return what a rank can go on with in a step of fewer or more replicas of its pipeline.
 
     First the snapshot of a rank of its own stage, then those that this needed and those of the
@@ -84,12 +84,12 @@ def load_of_stage(
 
 def _verified(
     where: Path, manifest: tier.Manifest, first: Part, more: Iterable[int] = ()
-) -> list[Source]:
+) -> list[OpenedSnapshot]:
     """Return a snapshot, those that it needs, and those of ``more`` ranks. Raises DurableError."""
     ranks = [r for r in dict.fromkeys((*first.snapshot.needs, *more)) if r != first.snapshot.rank]
     parts = [first, *(tier.read_rank(where, manifest, rank) for rank in ranks)]
     refuse(where, verify_files(where, [file for part in parts for file in part.files]))
-    return [Source(part.snapshot, Tensors(where, part)) for part in parts]
+    return [OpenedSnapshot(part.snapshot, Tensors(where, part)) for part in parts]
 
 
 def _shape(world: int, mesh: Mapping[str, int]) -> str:

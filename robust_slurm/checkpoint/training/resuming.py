@@ -22,7 +22,7 @@ from robust_slurm.resizing.world import TrainingWorld, this_world
 
 from ..capture import values
 from ..capture.object_state import for_loading
-from ..capture.state import Source, State, StateError
+from ..capture.state import OpenedSnapshot, State, StateError
 from ..capture.taken_over import Taken, fixed, is_global, same_shares
 from ..copying.slots import map_file
 from ..durable import reader, tier
@@ -56,7 +56,7 @@ def from_memory(
     ``holders_of_blocks``). If the ``mesh`` has a pipeline it takes nothing of another stage.
     """
     step, directory = int(plan["step"]), Path(client.welcome["directory"])
-    sources: list[Source] = []
+    sources: list[OpenedSnapshot] = []
     times: set[tuple[int, int, int]] = set()
     origin, resized = int(plan.get("origin", state.rank)), "origin" in plan
     named = pipelined(mesh or {})
@@ -88,7 +88,7 @@ def from_memory(
                     f"step {step} cannot be restored: rank {state.rank} is {described(stage)} "
                     f"here, and rank {rank}, whose snapshot it would take, was {described(theirs)}"
                 )
-            sources.append(Source(snapshot, map_file(path, where)))
+            sources.append(OpenedSnapshot(snapshot, map_file(path, where)))
         except (OSError, LayoutError) as error:
             client.say("unusable", step=step, file=name, why=str(error))
             raise CheckpointError(
@@ -130,7 +130,7 @@ def from_durable(
     steps, last = [only] if only is not None else _candidates(directory), ""
     unread: list[int] = []
     for step in steps:
-        why, outcome, loaded = "", _BAD, list[Source]()
+        why, outcome, loaded = "", _BAD, list[OpenedSnapshot]()
         try:
             outcome, loaded = _read(state, directory, step, world, mesh, cut=cut)
         except (DurableError, OSError, LayoutError) as error:
@@ -197,7 +197,7 @@ def _holders(snapshot: Snapshot, own: TrainingWorld) -> list[int]:
 
 def _read(
     state: State, directory: str, step: int, world: RankIds, mesh: Mapping[str, int], *, cut: bool
-) -> tuple[int, list[Source]]:
+) -> tuple[int, list[OpenedSnapshot]]:
     """Return what this rank can restore of a durable step, and how. Raises DurableError."""
     try:
         return _GOOD, reader.load(directory, step, world.rank, world.size, mesh)
@@ -215,7 +215,7 @@ def _read(
 def _take_stage(
     state: State,
     loaders: Any,
-    loaded: Sequence[Source],
+    loaded: Sequence[OpenedSnapshot],
     world: RankIds,
     own: TrainingWorld,
     say: Callable[[str], None],
@@ -319,7 +319,7 @@ def _positions(state: State, loaders: Any, directory: str, step: int, whole: Tra
     wanted = (*whole.shares, whole.share_count - 1, whole.share_count)
     ranks = sorted({holder(share, manifest.world) for share in wanted})
     parts = [tier.read_rank(where, manifest, rank) for rank in ranks]
-    sources = [Source(part.snapshot, reader.Tensors(where, part)) for part in parts]
+    sources = [OpenedSnapshot(part.snapshot, reader.Tensors(where, part)) for part in parts]
     return state.restore_positions(sources, whole.share_count)
 
 

@@ -38,7 +38,7 @@ class ReaderEnded(DataError):
     """The reader of a lane has ended; its users may ask again."""
 
 
-class _Entry(NamedTuple):
+class _ShelfEntry(NamedTuple):
     before: Position
     meta: Meta
     after: Position
@@ -62,7 +62,7 @@ class LaneReader:
         self.over = False
         self._feed = feed
         self._room = room
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[_ShelfEntry] = deque()
         self._first = 0  # the number of the first entry
         self._numbers: dict[Position, int] = {start: 0}  # of the entry that comes next
         self._samples: dict[Ref, Sample] = {}
@@ -149,7 +149,7 @@ class LaneReader:
     def _add(self, meta: Meta, after: Position, sample: Sample) -> None:
         with self.change:
             size = size_of(sample.values)
-            self._entries.append(_Entry(self._end, meta, after, sample, size))
+            self._entries.append(_ShelfEntry(self._end, meta, after, sample, size))
             self._end = after
             self._numbers[after] = self._first + len(self._entries)
             self._samples[meta.ref] = sample

@@ -11,7 +11,7 @@ from robust_slurm.data.lanes import order, outages
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.lanes.tally import Tally
 from robust_slurm.data.sample import Meta, Ref, Sample
-from robust_slurm.data.sources.base import Bad
+from robust_slurm.data.sources.base import BadRecord
 from robust_slurm.data.sources.turn import long_decode
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ GONE = 10.0  # seconds to wait for a file that is not there
 STOPPED = 10.0  # seconds; a pause that takes so much longer: the job was suspended meanwhile
 
 
-class _Window(NamedTuple):
+class _RecordWindow(NamedTuple):
     """Records of one part that are shuffled together."""
 
     epoch: int
@@ -108,7 +108,7 @@ class SourceLane:
                 run.add(later)
             wanted = wanted[len(run) :]
             for index, values in self._read(part, record):
-                if index in run and values is not None and not isinstance(values, Bad):
+                if index in run and values is not None and not isinstance(values, BadRecord):
                     ref = Ref(self.name, self.lane, 0, part, index)
                     found[part, index] = Sample(Meta(ref, tokens_of(values)), values)
                 if index >= max(run):
@@ -150,15 +150,15 @@ class SourceLane:
                 given[-1] = (given[-1][0], after)
                 yield given
 
-    def _in_windows(self, position: Position) -> Iterator[tuple[_Window, Position]]:
+    def _in_windows(self, position: Position) -> Iterator[tuple[_RecordWindow, Position]]:
         """Yield windows with a record, and where the next of them begins."""
-        window: _Window | None = None
+        window: _RecordWindow | None = None
         for epoch, turn, part, record, sample in self._in_passes(position):
             number, index = divmod(record, self.window)
             if window is None or (epoch, turn, number) != (window[0], window[1], window.number):
                 if window is not None:
                     yield window, Position(epoch, turn, number * self.window)
-                window = _Window(epoch, turn, part, number, {})
+                window = _RecordWindow(epoch, turn, part, number, {})
             window.samples[index] = sample
 
     def _in_passes(self, position: Position) -> Iterator[tuple[int, int, int, int, Sample]]:
@@ -172,9 +172,9 @@ class SourceLane:
             for turn in range(begin, len(parts)):
                 part = parts[turn]
                 for record, values in self._read(part, start):
-                    bad = values if isinstance(values, Bad) else None
+                    bad = values if isinstance(values, BadRecord) else None
                     self.tally.add(epoch, turn, record, bad)
-                    if values is None or isinstance(values, Bad):
+                    if values is None or isinstance(values, BadRecord):
                         continue
                     empty = False
                     ref = Ref(self.name, self.lane, epoch, part, record)
@@ -188,11 +188,13 @@ class SourceLane:
         """Raise DataError if no lane will ever have a sample."""
         for part in range(len(self.source.parts())):
             for _, values in self._read(part, 0):
-                if values is not None and not isinstance(values, Bad):
+                if values is not None and not isinstance(values, BadRecord):
                     return
         raise DataError(f"{self.name}: no sample in {len(self.source.parts())} parts")
 
-    def _read(self, part: int, start: int) -> Iterator[tuple[int, dict[str, object] | Bad | None]]:
+    def _read(
+        self, part: int, start: int
+    ) -> Iterator[tuple[int, dict[str, object] | BadRecord | None]]:
         """Read a part from record ``start`` on; open it again after errors of its file system."""
         name = self.source.parts()[part].name
         tries = 0

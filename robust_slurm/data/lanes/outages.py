@@ -10,14 +10,14 @@ from robust_slurm.data.say import say
 from robust_slurm.text import one_line
 
 if TYPE_CHECKING:
-    from robust_slurm.data.sources.base import Options
+    from robust_slurm.data.sources.base import SourceOptions
 
 _lock = threading.Lock()
 _waiting: dict[str, weakref.WeakSet[object]] = {}
 """The lanes of this process that try again, by their source's name."""
 
 
-def begin(lane: object, name: str, what: str, patience: float, options: Options) -> None:
+def begin(lane: object, name: str, what: str, patience: float, options: SourceOptions) -> None:
     """Note that a lane tries again, for so many seconds at the most; print ``what`` has happened
     and where, if it is the first one of its source ``name``."""
     with _lock:

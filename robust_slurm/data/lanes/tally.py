@@ -11,7 +11,7 @@ from robust_slurm.text import counted, one_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from robust_slurm.data.sources.base import Bad, Options
+    from robust_slurm.data.sources.base import BadRecord, SourceOptions
 
 LEAST = 1000  # "most_bad" is a share of at least so many records
 
@@ -34,7 +34,7 @@ class Figures(NamedTuple):
 class Tally:
     """Records that a lane has read in this process. A record that is read again counts once."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self.records = 0
         self.bad = 0
         self._tokens = 0
@@ -42,7 +42,7 @@ class Tally:
         self._options = options
         self._furthest = (-1, 0, 0)
 
-    def add(self, epoch: int, turn: int, record: int, bad: Bad | None) -> None:
+    def add(self, epoch: int, turn: int, record: int, bad: BadRecord | None) -> None:
         """Count one record, by its place in the lane. Raise DataError if it must not be bad."""
         new = (epoch, turn, record) > self._furthest
         if new:
@@ -72,7 +72,7 @@ class Tally:
         """Return the sums so far."""
         return Figures(self.records, self.bad, self._tokens, self._busy)
 
-    def _judge(self, bad: Bad, new: bool) -> None:
+    def _judge(self, bad: BadRecord, new: bool) -> None:
         place = f"{bad.part}: record {bad.record}: {one_line(bad.why, 300)}"
         if self._options.bad != "skip":
             raise DataError(f'{place}; bad="skip" leaves such records out')

@@ -70,8 +70,8 @@ class NodeSteps:
         self._state: Any = None  # after the step that was returned last
         self._hand = StepsInHand()  # those that follow it
         self._owner = os.getpid()
-        self._lease: wire.Line | None = None
-        self._line: wire.Line | None = None
+        self._lease: wire.LineSocket | None = None
+        self._line: wire.LineSocket | None = None
         self._welcomed = False  # on this line
         self._failed = False  # the plan cannot be made: raised when nothing is in hand
         self._due = False  # a request is not answered completely yet
@@ -324,7 +324,7 @@ def expect_code(name: str, code: str) -> None:
         )
 
 
-def _open(path: str) -> wire.Line:
+def _open(path: str) -> wire.LineSocket:
     """Connect. Raises OSError; DataError if another user listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -337,7 +337,7 @@ def _open(path: str) -> wire.Line:
     if not json_lines.ours(uid):
         sock.close()
         raise DataError(f"{path} is of user {uid}: not a data process of this job")
-    return wire.Line(sock)
+    return wire.LineSocket(sock)
 
 
 def _error(message: dict[str, Any]) -> DataError:

@@ -45,7 +45,7 @@ class RankServer:
         self._placed: Callable[[object], None] | None = None
         self._nodes: object = None
         self._lock = threading.Lock()
-        self._lines: set[wire.Line] = set()
+        self._lines: set[wire.LineSocket] = set()
         self._cpus: set[int] = set()
         self._listener = listener
         self._threads = self._spare = 0  # in all, and those in accept()
@@ -90,7 +90,7 @@ class RankServer:
                 self._spare -= 1
             try:
                 if json_lines.ours(json_lines.peer(sock)[1]):
-                    self._serve(wire.Line(sock))
+                    self._serve(wire.LineSocket(sock))
             except OSError:
                 pass  # it has gone
             except Exception:  # noqa: BLE001 - the thread is there for whoever comes next
@@ -109,7 +109,7 @@ class RankServer:
         while time.monotonic() < until and self._lines:
             time.sleep(0.05)
 
-    def _serve(self, line: wire.Line) -> None:
+    def _serve(self, line: wire.LineSocket) -> None:
         with self._lock:
             self._lines.add(line)
         try:
@@ -121,7 +121,7 @@ class RankServer:
             with self._lock:
                 self._lines.discard(line)
 
-    def _listen(self, line: wire.Line) -> None:
+    def _listen(self, line: wire.LineSocket) -> None:
         shares: tuple[int, ...] = ()
         at = wanted_after(None)
         while (got := line.receive(None)) is not None:
@@ -154,7 +154,7 @@ class RankServer:
                 raise wire.Closed("not understood")
             self._more(1)
 
-    def _welcome(self, line: wire.Line, message: dict[str, Any]) -> tuple[int, ...]:
+    def _welcome(self, line: wire.LineSocket, message: dict[str, Any]) -> tuple[int, ...]:
         rank, world, original, beside = (
             _whole(message, name) for name in ("rank", "world", "original", "beside")
         )
@@ -168,7 +168,7 @@ class RankServer:
         line.send({"op": "welcome", "shares": got})
         return got
 
-    def _next(self, line: wire.Line, wanted: Wanted, message: dict[str, Any]) -> Wanted:
+    def _next(self, line: wire.LineSocket, wanted: Wanted, message: dict[str, Any]) -> Wanted:
         """Answer with the step, once it is made, and further ones that are; return the one after
         the last of them."""
         most = _whole({"more": 0, **message}, "more")  # not said by ranks of an older version
@@ -179,7 +179,7 @@ class RankServer:
         more = self._producer.made(got[0].after, wanted.shares, most)
         return _send_steps(line, wanted, [got, *more])
 
-    def _take(self, line: wire.Line, wanted: Wanted, message: dict[str, Any]) -> Wanted:
+    def _take(self, line: wire.LineSocket, wanted: Wanted, message: dict[str, Any]) -> Wanted:
         """Note which step the rank takes of those that it has in hand, and answer at once with
         further ones that are made."""
         self._producer.take(str(message.get("name")))
@@ -199,7 +199,9 @@ class RankServer:
                     os.sched_setaffinity(int(thread.name), wanted)
 
 
-def _send_steps(line: wire.Line, wanted: Wanted, steps: list[tuple[MadeStep, list[int]]]) -> Wanted:
+def _send_steps(
+    line: wire.LineSocket, wanted: Wanted, steps: list[tuple[MadeStep, list[int]]]
+) -> Wanted:
     """Send steps, and close the descriptors; return the one after the last that was sent."""
     at = wanted
     left = len(steps)
@@ -223,7 +225,7 @@ def _send_steps(line: wire.Line, wanted: Wanted, steps: list[tuple[MadeStep, lis
     return at
 
 
-def _fail(line: wire.Line, failure: StepFailure | None) -> None:
+def _fail(line: wire.LineSocket, failure: StepFailure | None) -> None:
     if failure is None:
         raise wire.Closed("it ends")
     line.send({"op": "failed", "kind": failure.kind, "why": failure.why})

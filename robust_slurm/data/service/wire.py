@@ -35,7 +35,7 @@ class Closed(OSError):
     """The other end has gone, or says what is no message."""
 
 
-class Line:
+class LineSocket:
     """One end of a connection, used by one thread. Takes the socket over."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robust_slurm.data.errors import DataError
-from robust_slurm.data.sources.base import Part
+from robust_slurm.data.sources.base import SourcePart
 from robust_slurm.data.sources.files import Unreadable, expanded, is_url, of_the_system
 from robust_slurm.data.sources.rows import ColumnSource, checked_columns, pyarrow, rows
 
@@ -51,14 +51,14 @@ class ArrowFiles(ColumnSource):
         names = [str(file) for path in paths for file in _of_dataset(path)]
         return type(self.files)(names, {}).find() if names else self.files.find()
 
-    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
+    def _divided(self, file: SourceFile) -> list[tuple[SourcePart, SourceFile, int]]:
         with self._opened(file) as table:
             checked_columns(file.name, self._columns, table.schema.names)
             count = table.num_rows
         parts = []
         for number, first in enumerate(range(0, count, ROWS)):
             size = min(ROWS, count - first)
-            part = Part(f"{file.name}#{number}", file.size * size // count, size)
+            part = SourcePart(f"{file.name}#{number}", file.size * size // count, size)
             parts.append((part, file, number))
         return parts
 

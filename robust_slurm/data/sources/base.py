@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Part(NamedTuple):
+class SourcePart(NamedTuple):
     """A piece of a source that is read in one go: a file, or a row group of one."""
 
     name: str  # the path or URL, with "#n" for a row group
@@ -16,7 +16,7 @@ class Part(NamedTuple):
     records: int = -1  # -1: not known before it is read
 
 
-class Bad(NamedTuple):
+class BadRecord(NamedTuple):
     """A record that could not be read or decoded."""
 
     part: str
@@ -25,7 +25,7 @@ class Bad(NamedTuple):
     rest: bool = False  # nor can all that follow it in the part
 
 
-class Options(NamedTuple):
+class SourceOptions(NamedTuple):
     """The options that sources of all formats share."""
 
     lanes: int = 4  # at most: a source has no more lanes than parts (``order.lanes_of``)
@@ -40,13 +40,15 @@ class Source(Protocol):
     """A corpus in parts. Given to ``Plan(sources={name: source})``; read by lanes."""
 
     @property
-    def options(self) -> Options:
-        """Return how this source is read. A Source without special wishes returns Options()."""
+    def options(self) -> SourceOptions:
+        """Return how this source is read; SourceOptions() without special wishes."""
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SourcePart]:
         """Return all parts, in an order that depends on their names alone. Raises DataError."""
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad | None]]:
+    def read(
+        self, part: int, start: int = 0
+    ) -> Iterator[tuple[int, dict[str, Any] | BadRecord | None]]:
         """Yield (index, decoded record) from record ``start`` of the part on. None is a record
         that is left out. Threads read at the same time. Raises DataError; OSError: the lane tries
         again until ``patience`` is over."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from robust_slurm.data.arrays import as_arrays, token_ids
 from robust_slurm.data.errors import DataError
 from robust_slurm.data.sources import turn
-from robust_slurm.data.sources.base import Bad, Options, Part
+from robust_slurm.data.sources.base import BadRecord, SourceOptions, SourcePart
 from robust_slurm.data.sources.files import Files, SourceFile, Unreadable, of_the_system
 from robust_slurm.text import counted, did_you_mean
 
@@ -51,17 +51,19 @@ class FileSource(ABC):
         self.files = Files(files, storage_options or {})
         self._decode = decode
         self._parallel = parallel
-        self._parts: list[Part] = []
+        self._parts: list[SourcePart] = []
         self._places: list[tuple[SourceFile, int]] = []
         self._finding = threading.Lock()
         self.listed = 0
         """Changes with each file that has been looked at."""
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SourcePart]:
         """Return all parts in the order of the files' names. Finds the files at the first call."""
         return self._found()[0]
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad | None]]:
+    def read(
+        self, part: int, start: int = 0
+    ) -> Iterator[tuple[int, dict[str, Any] | BadRecord | None]]:
         """Yield (index, decoded record) from record ``start`` of the part on."""
         parts, places = self._found()
         found, (file, number) = parts[part], places[part]
@@ -71,7 +73,8 @@ class FileSource(ABC):
                 yield index, self._sample(found.name, index, raw)
                 at = index + 1
         except Unreadable as error:
-            yield at, Bad(found.name, at, f"the file cannot be read from here on: {error}", True)
+            why = f"the file cannot be read from here on: {error}"
+            yield at, BadRecord(found.name, at, why, True)
 
     def fingerprint(self) -> str:
         """Return a digest of the parts' names, relative to their common folder, and sizes."""
@@ -80,10 +83,10 @@ class FileSource(ABC):
         text = json.dumps([[part.name[folder:], part.size, part.records] for part in parts])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
-    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
+    def _divided(self, file: SourceFile) -> list[tuple[SourcePart, SourceFile, int]]:
         """Return the parts of a file, and each one's number in it: by default it is one part.
         Raises DataError, OSError."""
-        return [(Part(file.name, file.size), file, 0)]
+        return [(SourcePart(file.name, file.size), file, 0)]
 
     @abstractmethod
     def _records(self, file: SourceFile, number: int, start: int) -> Iterator[tuple[int, Any]]:
@@ -103,7 +106,7 @@ class FileSource(ABC):
         """Return the files in the order of their names. Raises DataError, OSError."""
         return self.files.find()
 
-    def _found(self) -> tuple[list[Part], list[tuple[SourceFile, int]]]:
+    def _found(self) -> tuple[list[SourcePart], list[tuple[SourceFile, int]]]:
         with self._finding:
             if not self._parts:
                 first = self.files.patterns[0] if self.files.patterns else "no file"
@@ -119,10 +122,10 @@ class FileSource(ABC):
                 self._parts = [part for part, _, _ in found]
             return self._parts, self._places
 
-    def _all_named(self, files: list[SourceFile]) -> list[list[tuple[Part, SourceFile, int]]]:
+    def _all_named(self, files: list[SourceFile]) -> list[list[tuple[SourcePart, SourceFile, int]]]:
         """Return ``_named`` of each. Not with a pool of threads: at its end a process waits for
         those, and a file system may never answer."""
-        found: list[list[tuple[Part, SourceFile, int]]] = [[] for _ in files]
+        found: list[list[tuple[SourcePart, SourceFile, int]]] = [[] for _ in files]
         failed: dict[int, BaseException] = {}
         places = iter(range(len(files)))
 
@@ -148,7 +151,7 @@ class FileSource(ABC):
             raise failed[min(failed)]
         return found
 
-    def _named(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
+    def _named(self, file: SourceFile) -> list[tuple[SourcePart, SourceFile, int]]:
         try:
             return self._divided(file)
         except (OSError, Unreadable) as error:
@@ -156,7 +159,7 @@ class FileSource(ABC):
         finally:
             self.listed += 1
 
-    def _sample(self, name: str, index: int, raw: Any) -> dict[str, Any] | Bad | None:
+    def _sample(self, name: str, index: int, raw: Any) -> dict[str, Any] | BadRecord | None:
         try:
             record = self._parsed(raw)
             values = None if record is None else self._values(name, index, record)
@@ -189,17 +192,17 @@ class FileSource(ABC):
         return None if made is None else dict(made)
 
 
-def _bad(name: str, index: int, error: Exception) -> Bad:
-    return Bad(name, index, f"{type(error).__name__}: {error}")
+def _bad(name: str, index: int, error: Exception) -> BadRecord:
+    return BadRecord(name, index, f"{type(error).__name__}: {error}")
 
 
-def checked(options: Mapping[str, Any]) -> Options:
+def checked(options: Mapping[str, Any]) -> SourceOptions:
     """Return the options of a source. Raises DataError for one that is unknown or wrong."""
     for name in options:
-        if name not in Options._fields:
-            near = did_you_mean(name, Options._fields)
+        if name not in SourceOptions._fields:
+            near = did_you_mean(name, SourceOptions._fields)
             raise DataError(f"a source has no option {name}={near or ''}")
-    made = Options(**options)
+    made = SourceOptions(**options)
     for name, least in (("lanes", 1), ("window", 1)):
         if type(getattr(made, name)) is not int or getattr(made, name) < least:
             raise DataError(f"a source's {name}={getattr(made, name)!r}; give a number >= {least}")

@@ -9,19 +9,19 @@ from robust_slurm.data.errors import SourceStalled
 from robust_slurm.data.say import say
 
 if TYPE_CHECKING:
-    from robust_slurm.data.sources.base import Part, Source
+    from robust_slurm.data.sources.base import Source, SourcePart
 
 TURN = 5.0  # s of the patience that are waited at a time: the job may be suspended meanwhile
 
 
-def list_parts(name: str, source: Source) -> list[Part]:
+def list_parts(name: str, source: Source) -> list[SourcePart]:
     """Return the source's parts; a thread that hangs in it is left behind.
 
     Raises what the source raises, and SourceStalled after its patience without a further file (of
     which ``source.listed`` tells, if there is such a count). A source that is to be waited for, or
     that could be held back in a step, is waited for, with a line on stderr.
     """
-    found: list[list[Part]] = []
+    found: list[list[SourcePart]] = []
     failed: list[BaseException] = []
 
     def find() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from robust_slurm.data.sources.base import Part
+from robust_slurm.data.sources.base import SourcePart
 from robust_slurm.data.sources.files import Unreadable, is_url, of_the_system
 from robust_slurm.data.sources.rows import ColumnSource, checked_columns, pyarrow, rows
 
@@ -41,12 +41,12 @@ def parquet(
 class ParquetFiles(ColumnSource):
     """A source of Parquet files."""
 
-    def _divided(self, file: SourceFile) -> list[tuple[Part, SourceFile, int]]:
+    def _divided(self, file: SourceFile) -> list[tuple[SourcePart, SourceFile, int]]:
         with self._opened(file) as opened:
             checked_columns(file.name, self._columns, opened.schema_arrow.names)
             groups = [opened.metadata.row_group(n) for n in range(opened.num_row_groups)]
         return [
-            (Part(f"{file.name}#{n}", group.total_byte_size, group.num_rows), file, n)
+            (SourcePart(f"{file.name}#{n}", group.total_byte_size, group.num_rows), file, n)
             for n, group in enumerate(groups)
         ]
 

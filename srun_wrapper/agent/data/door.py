@@ -129,7 +129,7 @@ class DataDoor:
         return process
 
     def _process(self, asked: AskedData) -> DataProcess:
-        """Raises OSError."""
+        """Return the data process for this plan; start it if there is none. Raises OSError."""
         key = asked.key()
         if key not in self._processes:
             for other, process in list(self._processes.items()):

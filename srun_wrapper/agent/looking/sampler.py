@@ -18,7 +18,7 @@ from srun_wrapper.agent.looking.dumps import DEADLINE, Dump, dump_all
 from srun_wrapper.agent.looking.roles import MOST, TreeProcess, members, roles, seen_role, steppers
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.looking_messages import LAUNCHER, RANK, ROLES, Look
-from srun_wrapper.protocol.messages import Sample
+from srun_wrapper.protocol.messages import SlotActivity
 
 STILL = ("T", "D")  # states in which a process answers no signal
 GLANCE = 1024  # bytes of a rank in a quick look
@@ -34,7 +34,7 @@ def sample(
     budget: int,
     directory: Path,
     ask: bool,
-) -> Sample:
+) -> SlotActivity:
     """Sample the tree of ``pid`` over a window.
 
     ``budget``: bytes for the looks at its processes; ``directory``: of the files in which ranks
@@ -63,7 +63,7 @@ def sample(
         for p, role in named.items()
         if p in by_pid
     ]
-    return Sample(
+    return SlotActivity(
         local,
         after.state,
         max(0.0, after.cpu - before.cpu),
@@ -76,7 +76,7 @@ def sample(
 
 def glance(
     local: int, pid: int, epoch: int, tree: Sequence[int], budget: int, directory: Path
-) -> Sample:
+) -> SlotActivity:
     """Read the innermost frames of each rank once, and no other process."""
     seen = members(tree, pid)
     named = roles(seen, pid, steppers(directory, epoch))
@@ -89,7 +89,7 @@ def glance(
     ]
     own = next((member.state for member in seen if member.pid == pid), "R")
     looks.sort(key=_weight)
-    return Sample(local, own, 0.0, 0, looks=bounded(looks, min(budget, GLANCE * len(looks))))
+    return SlotActivity(local, own, 0.0, 0, looks=bounded(looks, min(budget, GLANCE * len(looks))))
 
 
 def _seen_waiting(member: TreeProcess, role: str, dump: Dump) -> Look:

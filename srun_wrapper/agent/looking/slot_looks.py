@@ -13,7 +13,7 @@ from srun_wrapper.agent.looking.recorders import read_all
 from srun_wrapper.agent.looking.roles import members
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
-from srun_wrapper.protocol.messages import Inspect, Inspected, Message, Sample
+from srun_wrapper.protocol.messages import Inspect, Inspected, Message, SlotActivity
 
 
 class SlotLooks:
@@ -49,21 +49,21 @@ class SlotLooks:
     def inspect(self, order: Inspect) -> None:
         local, (pid, epoch) = self._local, self._running()
 
-        def done(sample: Sample) -> None:
+        def done(sample: SlotActivity) -> None:
             self._emit(Inspected(order.token, order.window, (sample,)))
 
         if pid <= 0:
-            done(Sample(local, "", 0.0, 0))
+            done(SlotActivity(local, "", 0.0, 0))
             return
         tree, most, directory = self._tree(), self._budget, self._directory
 
-        def work() -> Sample:
+        def work() -> SlotActivity:
             if order.quick:
                 return sampler.glance(local, pid, epoch, tree, most, directory)
             return sampler.sample(local, pid, epoch, tree, order.window, most, directory, order.ask)
 
         # Not known is "R": it must not count as quiet.
-        self._loop.run_in_thread(work, done, Sample(local, "R", 0.0, 0))
+        self._loop.run_in_thread(work, done, SlotActivity(local, "R", 0.0, 0))
 
     def closer(self, order: LookCloser) -> None:
         self.cancel()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
-from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.input_rules import StdinFeed
 
 LIMIT = 60.0  # s for the slowest rank to come to a step at which others stand already
 STEPS = 10  # or so many steps, where these take longer
@@ -32,7 +32,7 @@ class SeatState(NamedTuple):
     """Location in the network; see --robust-place."""
 
 
-def refused(*, tasks: bool, checkpoint: bool, nodes: int, numbered: bool, source: Feed) -> str:
+def refused(*, tasks: bool, checkpoint: bool, nodes: int, numbered: bool, source: StdinFeed) -> str:
     """Reason why no step of such a job can be computed again on other nodes; empty if one can.
 
     ``tasks``: the tasks are independent of each other; ``nodes``: the most that its step can have;
@@ -49,7 +49,7 @@ def refused(*, tasks: bool, checkpoint: bool, nodes: int, numbered: bool, source
             "this torchrun numbers its nodes itself, so that ranks cannot be moved: "
             "use --rdzv-backend=static"
         )
-    if source in (Feed.ONE, Feed.OWN):
+    if source in (StdinFeed.ONE, StdinFeed.OWN):
         return f"stdin goes to {source.value}: a rank that moves to another node would lose it"
     return ""
 

@@ -10,7 +10,7 @@ from math import prod
 from robust_slurm.resizing.change import Resize, fewer, more
 from robust_slurm.resizing.stages import COPIES, DATA, PIPELINE
 from srun_wrapper.checkpoints.enrolments import Enrolments
-from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.input_rules import StdinFeed
 from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.decide.incident import Incident
@@ -110,7 +110,7 @@ class Resizing:
             raise ValueError(OFF)
         if numbers_nodes(self._launch.command.command, self._launch.env):
             raise ValueError("this torchrun numbers its nodes itself: use --rdzv-backend=static")
-        if self._launch.feed in (Feed.ONE, Feed.OWN):
+        if self._launch.feed in (StdinFeed.ONE, StdinFeed.OWN):
             raise ValueError("its ranks read input of their own")
         ranks, slots = self._ranks(), self._world.ranks
         if len(ranks) != len(slots):

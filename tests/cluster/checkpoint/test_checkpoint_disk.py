@@ -41,7 +41,7 @@ def alone(torch_forks: TorchForks, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_memory_full(little: Cluster, ddp: Undisturbed) -> None:
-    """It is said, training goes on, and the checkpoints on disk serve."""
+    """The full memory is reported, training goes on, and the checkpoints on disk serve."""
     little.fill("n2", "/dev/shm", leave=1 << 20)  # a snapshot takes 1.5 MB
     training = ddp.job(little)
     options = "--every=3 --hold=1:6"
@@ -92,7 +92,7 @@ def test_little_memory(
 
 
 def test_rank_and_its_replica_lost_at_once(new_lab: LabFactory, ddp: Undisturbed) -> None:
-    """Nothing is left in memory: the newest checkpoint on disk serves, and that is said."""
+    """The newest checkpoint on disk serves, as no snapshot is left in memory; this is reported."""
     lab = new_lab(nodes=3, standby=2)
     training = ddp.job(lab)
     robust = "-N2 -n2 --relative=1"  # the batch host n1 has no rank

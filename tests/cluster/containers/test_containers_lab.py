@@ -80,7 +80,7 @@ def version_of(image: Path) -> str:
 
 @pytest.mark.skipif(not HEADERS, reason="libslurm-dev and a C compiler build the stand-in")
 def test_pyxis_starts_robust_task_in_the_image(nodes: Cluster, image: Path) -> None:
-    """By the host's Python, of which the image has nothing; the ranks have the image's own."""
+    """The host's Python starts robust-task, as the image has none of it; ranks use the image's."""
     containers.install_pyxis(nodes.spec)
     training = prepared(nodes, 2, 40)
     options = f"--container-image={image} --container-mounts={training.dir}:{training.dir}"

@@ -40,7 +40,7 @@ def undisturbed() -> tuple[dict[tuple[int, int], int], float]:
 
 
 def data_processes(training: Training) -> dict[str, Process]:
-    """By node."""
+    """Return the data processes by node."""
     found = training.processes("data/service/main.py")
     assert len({each.environ["SLURMD_NODENAME"] for each in found}) == len(found)
     return {each.environ["SLURMD_NODENAME"]: each for each in found}

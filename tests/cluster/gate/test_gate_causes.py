@@ -171,7 +171,7 @@ def test_a_sites_own_command_drains_and_frees(site: GateLab) -> None:
 
 
 def test_two_jobs_that_meet_one_fault_are_one_drain(site: GateLab) -> None:
-    """Their prologs run at the same time, and each drains before it sees the other's drain."""
+    """The jobs' prologs run at the same time; each drains before it sees the other's drain."""
     site.repaired("n2")  # what came before counts no more
     hold = site.hold_slurm_calls()
     site.lab.link("n2", up=False)

@@ -65,7 +65,7 @@ def test_an_operators_job_drains_the_bad_node(new_lab: LabFactory) -> None:
 
 
 def test_standby_node_takes_over_with_its_gpus(new_lab: LabFactory) -> None:
-    """And the incident has the error counters of the other node that grew: of a link, and a GPU."""
+    """The incident has the other node's error counters that grew, too: of a link, and of a GPU."""
     lab = new_lab(nodes=2, gpus=2)
     training = start(lab, 2, 2, sbatch="--gres=gpu:h100:2", toy="--hold 8")
     training.wait_step(8)
@@ -158,7 +158,7 @@ def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:
 
 
 def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:
-    """And nothing else: to its agent it looks as if the batch host were lost. When the network is
+    """The node ends nothing else: to its agent the batch host seems lost. When the network is
     back, the job has gone on without this node, and is not brought back a second time."""
     lab = new_lab()
     training = start(lab, 2, spares=1, robust="--robust-outage-wait=0", steps=800)

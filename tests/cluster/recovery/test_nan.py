@@ -56,7 +56,7 @@ def test_a_nan_that_does_not_come_again(
 
 
 def test_a_nan_of_the_programs_own(lab: Cluster, plain: Undisturbed) -> None:
-    """It is in the data of a rank, which it follows to another node: the job stops.
+    """The NaN is in the data of a rank, and follows the rank to another node: the job stops.
 
     The steps on disk are from before it.
     """
@@ -77,7 +77,7 @@ def test_a_nan_of_the_programs_own(lab: Cluster, plain: Undisturbed) -> None:
 
 
 def test_a_nan_of_a_machine(lab: Cluster, plain: Undisturbed) -> None:
-    """It stays on its machine with the data of another rank: the machine is replaced."""
+    """The NaN stays on its machine with the data of another rank: the machine is replaced."""
     training = plain.job(lab)
     training.start(
         "--robust-spares=1", f"--nan=0:{AT}:1:machine", sbatch=["-N3", *TWO[1:]], durable=False

@@ -21,7 +21,7 @@ def outage(lab: Cluster, nodes: list[str], seconds: float) -> None:
 
 
 def undisturbed(training: Training) -> None:
-    """It ended well, where it began, and nobody was blamed."""
+    """Check that the job ended well, where it began, and that no node was blamed."""
     training.check_done()
     assert not training.accusations(), training.story()
     assert all(node["role"] != "dead" for node in training.rosters()[-1]["nodes"])

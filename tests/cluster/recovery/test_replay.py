@@ -81,7 +81,7 @@ def test_the_bad_node_is_found_wherever_it_is(lab: Cluster, bad: str) -> None:
 
 
 def test_an_error_that_every_rank_raises(lab: Cluster) -> None:
-    """It looks like the program's own: without a replay the job would stop here."""
+    """The error looks like the program's own: without a replay the job would stop here."""
     training = start(lab, "--bad n6 --raise")
     check_done(training, "n6")
 

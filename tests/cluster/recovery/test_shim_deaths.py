@@ -68,7 +68,7 @@ def test_shims_that_are_killed(lab: Cluster) -> None:
 
 
 def test_a_shim_that_dies_again_and_again(lab: Cluster) -> None:
-    """Its node leaves the job; that is no evidence against the node."""
+    """The shim's node leaves the job; that is no evidence against the node."""
     training = start(lab, 2, toy="--hold 8,20", robust="--robust-requeue=never")
     training.wait_step(8)
     os.kill(shim(training, "n2", 0), signal.SIGKILL)

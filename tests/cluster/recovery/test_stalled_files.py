@@ -53,7 +53,7 @@ def submit(lab: Cluster, program: Path, toy: str, steps: int = 30) -> Training:
 
 
 def wait_stalled(training: Training, what: str, nodes: str = NODES) -> None:
-    """It is said within 10 s of the stall, or of the ranks' start if that comes later."""
+    """Wait for the message, at most 10 s after the stall, or after a later start of the ranks."""
     where = re.escape(f"{what} on {nodes}: file system {training.lab.scratch} does not answer; ")
     training.wait_says(f"^robust-srun: {where}waiting for up to 600 s", SAID)
 
@@ -70,7 +70,7 @@ def check_done(training: Training) -> None:
 
 
 def test_ranks_that_cannot_start(lab: Cluster) -> None:
-    """Their program does not answer at the job's start, and again at the restart after a crash."""
+    """The program's file does not answer at the job's start, nor at the restart after a crash."""
     program = on_scratch(lab, "program", WRAPPER)
     lab.stall(NODES)
     training = submit(lab, program, "--hold 8")
@@ -183,7 +183,7 @@ def check_nobody_blamed(training: Training) -> None:
 
 
 def test_a_rank_that_does_not_start_in_the_first_epoch(lab: Cluster) -> None:
-    """Its node alone lags, and no file system is to blame: a spare takes its place."""
+    """The rank's node alone lags, and no file system is to blame: a spare takes its place."""
     lab.exec("n2", ["mkfifo", "/tmp/out-1"], check=True)  # open() waits for a reader for ever
     training = prepared(lab, 2, steps=30)
     options = f"--robust-spares=1 --robust-launch-limit={LAUNCH} --output=/tmp/out-%t"

@@ -40,7 +40,7 @@ def test_bad_standby_nodes_are_passed_over(new_lab: LabFactory) -> None:
 
 
 def test_standby_nodes_that_cannot_start_a_rank_cost_no_budget(new_lab: LabFactory) -> None:
-    """Their memory is full; the last rung is taken all the same."""
+    """The standby nodes' memory is full; the last rung is taken all the same."""
     lab = new_lab(nodes=3, standby=2)
     for node in ("s1", "s2"):
         lab.fill(node, "/dev/shm")

@@ -86,7 +86,7 @@ def test_a_nan_that_one_machine_makes(new_lab: LabFactory, two: Undisturbed) -> 
 def test_one_that_is_proven_bad_and_nothing_can_replace(
     new_lab: LabFactory, three: Undisturbed
 ) -> None:
-    """Nothing goes on beside it: the job goes back to the queue without it."""
+    """The job goes back to the queue without the bad node, as it cannot go on with fewer."""
     lab = new_lab(nodes=4, standby=0)
     training = job(lab, three, "n2")
     training.start("", "--wrong=1:9", sbatch=["-N3", "--ntasks-per-node=1"])

@@ -179,7 +179,7 @@ def read_by_epoch(project: Project) -> dict[int, dict[tuple[int, int], int]]:
 
 
 def check_order(project: Project, names: list[str]) -> None:
-    """From its first step on a start of the ranks has read what its version's plan gives after the
+    """Each start has read from its first step on what its version's plan gives after the
     step before it, and none of the starts has read anything else; what counts in the end has each
     document once in each pass. ``names``: the version of each start."""
     read = read_by_epoch(project)

@@ -141,7 +141,7 @@ def test_a_fault_amid_a_check(lab: Cluster, two: Undisturbed) -> None:
 
 
 def test_a_machine_that_is_proven_to_compute_wrongly(new_lab: LabFactory, two: Undisturbed) -> None:
-    """It leaves as after any failure, and the steps that it computed are gone back behind."""
+    """The machine leaves as after any failure; training resumes from before its steps."""
     lab = new_lab(nodes=3, standby=0)
     training = job(lab, two, bad="n2")
     training.start(

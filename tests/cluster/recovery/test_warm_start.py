@@ -80,7 +80,7 @@ def test_ranks_start_warm_on_a_spare_and_beside_a_standby_node(new_lab: LabFacto
 
 
 def test_standby_point_on_a_spare(new_lab: LabFactory) -> None:
-    """It has run the script so far before it is needed."""
+    """The spare has run the script up to its standby point before it is needed."""
     lab = new_lab(nodes=3, standby=0)
     training = start(lab, 2, toy=f"{SLOW} --ahead --hold 10", steps=40, spares=1, robust=WARM)
     training.wait_step(10)

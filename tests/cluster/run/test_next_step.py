@@ -98,7 +98,7 @@ def test_nothing_to_fill_it_up_with(lab: Cluster) -> None:
 
 
 def test_robust_srun_is_killed_and_started_again(lab: Cluster) -> None:
-    """Its standby node goes with it, and the one that follows asks for it again."""
+    """The standby node goes with robust-srun; the next robust-srun asks for it again."""
     training = prepared(lab, 3)
     line = training.line(HELD, ["--hold=8,20"])
     training.submit(f"until {line}; do echo again; done", ["-N3", "--ntasks-per-node=1"])

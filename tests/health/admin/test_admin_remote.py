@@ -132,7 +132,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(autouse=True)
 def clean(request: pytest.FixtureRequest) -> None:
-    """Nothing installed on any node; a robust.toml on the machine at hand."""
+    """Remove all that is installed on any node; leave a robust.toml on the machine at hand."""
     if "fleet" not in request.fixturenames:
         return
     fleet: Fleet = request.getfixturevalue("fleet")

@@ -127,7 +127,7 @@ def test_a_plain_srun(host: Host, context: str, value: str, env: dict[str, str])
 
 @pytest.mark.parametrize(("value", "kept"), [("full", "no"), ("observe", "no"), ("-", "yes")])
 def test_a_job_that_is_submitted_in_a_step_is_in_no_step(host: Host, value: str, kept: str) -> None:
-    """Its environment is that of the shell in which sbatch was called, of a plain job too."""
+    """The job's environment is that of the shell in which sbatch was called, as any job's is."""
     done = host("allocator", value, env={"SLURM_STEP_ID": "0"})
     assert done.stdout == PLAIN.replace("step=no", f"step={kept}")
 
@@ -192,7 +192,7 @@ def test_a_large_environment_is_passed_on_whole(host: Host) -> None:
 @pytest.mark.parametrize("program", ["srun", "sbatch", "salloc"])
 @pytest.mark.parametrize("state", ["intact", "damaged", "older release", "missing", "no list"])
 def test_slurms_own_programs(host: Host, tmp_path: Path, program: str, state: str) -> None:
-    """They work in every state of the plugin, and know the option where it is intact."""
+    """Slurm's programs work in every state of the plugin; if it is intact, they know the option."""
     (tmp_path / "slurm.conf").write_text(
         "ClusterName=x\nSlurmctldHost=localhost\nNodeName=n1\nPartitionName=p Nodes=n1\n"
         "AuthType=auth/none\nCredType=cred/none\n"

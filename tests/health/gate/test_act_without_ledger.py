@@ -125,7 +125,7 @@ def test_a_node_that_slurm_does_not_know(site: BreakerSite) -> None:
 
 
 def test_without_a_reservation_it_gives_way_to_later_drains(site: BreakerSite) -> None:
-    """They may have one, and their gates do not look again."""
+    """Later drains may have a reservation, and their gates do not look again."""
 
     def meanwhile(seconds: float) -> None:
         if "n1" in site.slurm.drained:

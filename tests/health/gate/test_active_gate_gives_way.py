@@ -56,7 +56,7 @@ def test_the_prolog_ends_a_test(site: GateSite) -> None:
 def test_the_prolog_ends_a_test_that_root_started_where_no_interpreter_is_set(
     site: GateSite,
 ) -> None:
-    """Its process held the GPU, and the node was drained for it."""
+    """The test's process held the GPU, and the node was drained for it."""
     site.environ(job=7)
     site.spool.mkdir()
     begun = site.path / "begun"

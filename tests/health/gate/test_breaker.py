@@ -190,7 +190,7 @@ def test_different_causes_never_take_the_whole_of_a_small_fleet() -> None:
 def test_over_any_time_a_part_of_the_fleet_stays(
     fleet: int, asked: list[tuple[int, int, str]]
 ) -> None:
-    """Nothing is ever undrained, and a drain is asked for every 20 to 60 minutes."""
+    """No node is ever undrained, and a drain is asked for every 20 to 60 minutes."""
     limits = DrainLimits(5, 10.0, 3600.0, 2)
     made: list[Drain] = []
     now = 0.0

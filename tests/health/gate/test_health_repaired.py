@@ -82,7 +82,7 @@ def test_what_follows_a_repair_is_what_slurm_has(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It said "the next sweep undrains it" of nodes that were not drained."""
+    """The command said "the next sweep undrains it" of nodes that were not drained."""
     monkeypatch.setattr("health.gate.act.open_door", lambda settings: lambda deadline: slurm)
     assert cli.main(["repaired", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

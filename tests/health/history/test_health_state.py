@@ -1,4 +1,4 @@
-"""From events to the state of a node: what is open, what came back, lemons, proofs."""
+"""The state of a node by its events: what is open, what came back, lemons, proofs."""
 
 from __future__ import annotations
 

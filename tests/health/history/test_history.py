@@ -164,7 +164,7 @@ def test_a_node_installed_anew_gets_its_history_back(spool: Path, state: Path) -
 
 
 def test_a_long_history_comes_back_whole(spool: Path, state: Path) -> None:
-    """Only the last MiB came back to a node installed anew, without the strikes before it."""
+    """A node installed anew got only the last MiB back, without the strikes before it."""
     record(spool, state, event(1, "strike"))
     for number in range(2, 30):
         record(spool, state, event(number, text="x" * 50_000))

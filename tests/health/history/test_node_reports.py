@@ -41,7 +41,7 @@ def test_nobody_was_reported(state: ReportFiles) -> None:
 
 
 def test_of_a_standby_node(state: ReportFiles) -> None:
-    """It lies in the directory of the main job and names the standby node's number."""
+    """The report lies in the directory of the main job and names the standby node's number."""
     state.write(NAME, raw(job=9))
     assert [a.job for a in state.find(ReportingJob(9, UID, UID, of=7)).reports] == [9]
 

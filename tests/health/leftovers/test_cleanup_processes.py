@@ -136,7 +136,7 @@ time.sleep(600)
 @isolated
 @pytest.mark.parametrize("mode", ["user", "job", "never"])
 def test_what_is_ending_already_is_waited_for_whatever_job_it_was_of(mode: str) -> None:
-    """To Slurm it is gone: its job's epilog runs while memory or a GPU is still in use."""
+    """The process is gone for Slurm: the epilog runs while memory or a GPU is still in use."""
     process = run(sys.executable, "-c", BIG, env={"SLURM_JOB_ID": "9"}, stdout=PIPE)
     assert process.stdout.readline() == b"on\n"
     mine = make(Path("/dev/shm/of-the-job"))
@@ -267,7 +267,7 @@ def test_what_was_forked_behind_the_look_is_seen(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_a_zombie_has_forked_behind_the_look_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended after the list was made, and is still there to be looked at."""
+    """The zombie ended after the list was made, and is still there to be looked at."""
     dead, forked = os.getpid(), os.getppid()
     lists = [[str(dead)], [str(dead), str(forked)]]
 

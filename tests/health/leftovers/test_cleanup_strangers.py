@@ -130,7 +130,7 @@ def test_unit_of(cgroup: str, unit: str) -> None:
 
 @isolated
 def test_what_another_program_of_root_started_stays() -> None:
-    """Also in the mode "user": here a shell whose parent is root's, as sshd is."""
+    """A shell whose parent is root's, as sshd is, stays in the mode "user" as well."""
     code = (
         f"import subprocess; subprocess.Popen(['/bin/sleep', '600'], user={UID}, group={UID}, "
         "env={'SLURM_JOB_ID': '7'}); print(1, flush=True); input()"

@@ -103,7 +103,7 @@ def test_the_device_is_read_record_by_record(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_records_that_were_overwritten_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a gap in the numbers; a record of a program between two is no loss."""
+    """A gap in the numbers shows the loss; a record of a program between two is no loss."""
     answers: list[bytes | int] = [
         b"6,100,1,-;the oldest there is\n",
         b"12,101,2,-;a program's\n",

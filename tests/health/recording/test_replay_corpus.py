@@ -95,7 +95,7 @@ def test_there_are_enough_and_no_healthy_node_is_drained() -> None:
 
 
 def test_every_family_leads_or_reports_somewhere() -> None:
-    """And every family that can close the gate leads in some case."""
+    """Every family that can close the gate leads in some case, too."""
     leading = {family(case.lead.split()[1]) for case in CASES if not case.healthy}
     telling = leading | {family(found.split()[1]) for case in CASES for found in case.also}
     closing = {check.name for check in ALL if any(c.status == "FAIL" for c in check.conditions)}

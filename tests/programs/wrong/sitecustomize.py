@@ -64,7 +64,7 @@ SECONDS = {
     "memory": [("run", 2)],
     "collective": [("Work", 1)],
 }
-"""By module: its functions that are given seconds, and which argument that is."""
+"""Functions that are given seconds, by module, and which argument that is."""
 
 
 class After(importlib.abc.MetaPathFinder):

@@ -46,7 +46,7 @@ def test_without_the_hook_the_script_runs_once(drive: Any, tmp_path: Path, optio
 
 
 def test_with_the_hook_it_is_told(tmp_path: Path) -> None:
-    """So that the test before is of the option and nothing else."""
+    """The test before this one shows the option's effect and no other."""
     code = "import sys; from robust_slurm.auto import learnt; learnt.tell(sys.argv[1])"
     env = {"PYTHONPATH": f"{HERE}/robust_slurm/auto:{HERE}"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "told")], env=env, check=True)

@@ -85,7 +85,7 @@ def beat(d: Driver, epoch: int) -> Beat | None:
 
 
 def test_what_the_script_has_done_before_stays(drive: Any, tmp_path: Path) -> None:
-    """Its environment, directory and seeds; and its phases claim no record before it is a rank."""
+    """Environment, directory and seeds stay; phases claim no record until the process is a rank."""
     pytest.importorskip("numpy")
     before = """
 import numpy.random

@@ -15,14 +15,14 @@ import pytest
 from memory_source import MemoryFeed, MemorySource, corpus, memory_feeds
 
 from robust_slurm.data.construct import construct
-from robust_slurm.data.engine import Engine, Step
+from robust_slurm.data.engine import Engine, StepData
 from robust_slurm.data.errors import DataError, EndOfData, SourceStalled
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.loader import open_steps
 from robust_slurm.data.plan import Plan
 from robust_slurm.data.planning.state import PlanState, first_state, from_plain, to_plain
 from robust_slurm.data.sample import Meta, Ref, Sample
-from robust_slurm.data.sources.base import Options
+from robust_slurm.data.sources.base import SourceOptions
 from robust_slurm.data.steps import LocalSteps
 from robust_slurm.resizing.world import TrainingWorld
 
@@ -47,7 +47,7 @@ def engine_of(plan: Plan, shares: Iterable[int] = range(4), dp: int = 4, **other
 
 def steps(
     plan: Plan, count: int, shares: Iterable[int], dp: int = 4, state: PlanState | None = None
-) -> list[Step]:
+) -> list[StepData]:
     engine = Engine(plan, memory_feeds(plan), list(shares), dp)
     engine.seek(state or first_state(plan.lanes()))
     found = [engine.next() for _ in range(count)]
@@ -55,7 +55,7 @@ def steps(
     return found
 
 
-def all_of(plan: Plan, dp: int = 4) -> list[Step]:
+def all_of(plan: Plan, dp: int = 4) -> list[StepData]:
     engine, found = engine_of(plan, range(dp), dp), []
     with pytest.raises(EndOfData):
         while True:
@@ -222,7 +222,7 @@ def test_a_source_that_stalls(policy: str, alone: bool) -> None:
     plan = a_plan(mix={"web": 1, "code": 1})
     for source in plan.sources.values():
         assert isinstance(source, MemorySource)
-        source.options = Options(lanes=2, window=1, stalled=policy)
+        source.options = SourceOptions(lanes=2, window=1, stalled=policy)
     undisturbed = steps(plan, 30, range(4))
     said: list[str] = []
     engine = Engine(plan, {k: Stalling(plan, *k) for k in memory_feeds(plan)}, range(4), 4,
@@ -260,7 +260,7 @@ def test_no_rank_holds_a_source_back_that_another_may_not(
     plan = a_plan(mesh={"dp": 1, "tp": size})
     for source in plan.sources.values():
         assert isinstance(source, MemorySource)
-        source.options = Options(stalled="hold back")
+        source.options = SourceOptions(stalled="hold back")
     made, shares = open_steps(plan, TrainingWorld(0, size, size))
     assert isinstance(made, LocalSteps) and shares == (0,)
     engine = made._engine

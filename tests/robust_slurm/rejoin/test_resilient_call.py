@@ -70,7 +70,7 @@ def test_threads_of_the_epoch_before_end(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_resumes_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its weights would stay as they are, where a new process begins with fresh ones."""
+    """The rank's weights would stay as they are, where a new process begins with fresh ones."""
     saves = SimpleNamespace(_session=object(), _resumed=False, _close=lambda _deadline: None)
     monkeypatch.setattr(renew, "checkpointers", lambda: [saves])
     with pytest.raises(RuntimeError, match=r"resume\(\)"):

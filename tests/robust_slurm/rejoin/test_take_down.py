@@ -23,8 +23,8 @@ class Group:
 def test_an_aborted_nccl_group_never_ends(
     monkeypatch: pytest.MonkeyPatch, backend: str, by_itself: bool, stays: bool
 ) -> None:
-    """Its destructor would wait for torch's watchdog, for ever at times. ``by_itself``: after the
-    abort the training's function takes it down, in a finally clause."""
+    """The group's destructor would wait for torch's watchdog, for ever at times. ``by_itself``:
+    after the abort the training's function takes it down, in a finally clause."""
     group = Group()
     world = types.SimpleNamespace(
         pg_map={group: (backend, None)}, pg_names={group: "0"}, pg_backend_config={}

@@ -92,7 +92,7 @@ def test_nodes_that_slurm_does_not_know_are_missing() -> None:
     "words", ["NFS connection timed out", "Zero Bytes were transmitted or received"]
 )
 def test_the_reason_of_one_node_is_no_error_of_slurm(words: str) -> None:
-    """It stands on stdout before the line that another name is unknown."""
+    """The reason stands on stdout before the line that another name is unknown."""
     known = node_text("IDLE+DRAIN", f"robust: {words}").stdout
     text = Completed(1, known + "Node nope not found\n", "")
     slurm, _ = door({"show node": text, "update": OK, "version": OK})

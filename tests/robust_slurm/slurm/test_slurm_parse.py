@@ -1,4 +1,4 @@
-"""From recorded and invented scontrol text to typed values."""
+"""Recorded and invented scontrol text becomes typed values."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ def test_the_plan_of_a_requeue(tmp_path: Path) -> None:
 def test_a_stalled_file_system_leaves_the_umask_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the whole process's: files of other threads, and of ranks, were open to everybody."""
+    """The umask is the whole process's: files of other threads and ranks were open to everybody."""
     monkeypatch.setattr(os, "umask", lambda _mask: pytest.fail("the umask was changed"))
     make_job_dir(tmp_path, 7)
     assert stat.S_IMODE((tmp_path / "jobs").stat().st_mode) == 0o1777

@@ -23,7 +23,7 @@ from srun_wrapper.protocol.messages import (
     Message,
     RankStart,
     Report,
-    Sample,
+    SlotActivity,
     SlotHello,
     SlotLost,
     SlotWelcome,
@@ -115,8 +115,8 @@ def test_an_inspection_answers_for_the_whole_node(
     )
     supervisor.order(Inspect(5, 0.1))
     wait(lambda: Inspect(5, 0.1) in second.got)
-    second.say(shim, Inspected(5, 0.1, (Sample(1, "S", 0.0, 0),)))
-    shim.emit(Inspected(5, 0.1, (Sample(0, "R", 1.0, 0),)))
+    second.say(shim, Inspected(5, 0.1, (SlotActivity(1, "S", 0.0, 0),)))
+    shim.emit(Inspected(5, 0.1, (SlotActivity(0, "R", 1.0, 0),)))
     wait(lambda: bool(supervisor.of(Inspected)))
     (answer,) = supervisor.of(Inspected)
     assert [s.local for s in answer.samples] == [0, 1]
@@ -129,8 +129,8 @@ def test_a_quick_look_waits_for_no_file_system(supervisor: FakeSupervisor, two: 
     supervisor.order(order)
     wait(lambda: order in second.got)
     wait(lambda: shim.agent._counters.machine is not None)
-    second.say(shim, Inspected(6, 0.0, (Sample(1, "S", 0.0, 0),)))
-    shim.emit(Inspected(6, 0.0, (Sample(0, "R", 1.0, 0),)))
+    second.say(shim, Inspected(6, 0.0, (SlotActivity(1, "S", 0.0, 0),)))
+    shim.emit(Inspected(6, 0.0, (SlotActivity(0, "R", 1.0, 0),)))
     wait(lambda: bool(supervisor.of(Inspected)))
     (answer,) = supervisor.of(Inspected)
     assert answer.machine is not None and answer.answering == ()
@@ -170,7 +170,7 @@ def test_a_shim_that_comes_back_in_a_stop_has_no_rank_to_stop(
 def test_a_shim_that_dies_before_its_rank_runs_gets_the_order_again(
     supervisor: FakeSupervisor, two: Two
 ) -> None:
-    """Its rank was never started, and the node was replaced."""
+    """The shim's rank was never started, and the node was replaced."""
     shim, second = two
     supervisor.activate()
     ranks = (RankStart(0, 0, {}), RankStart(1, 1, {}))

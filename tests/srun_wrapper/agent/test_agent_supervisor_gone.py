@@ -85,7 +85,7 @@ def test_an_order_that_went_under_is_given_again(supervisor: FakeSupervisor, shi
 def test_a_mute_supervisor_is_not_stormed(
     supervisor: FakeSupervisor, shim: Shim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes connections but does not answer: the line is made anew now and then, not always."""
+    """The supervisor accepts but does not answer: agents connect anew now and then, not always."""
     monkeypatch.setattr(uplink, "QUIET", 0.3)
     wait(lambda: bool(supervisor.of(Hello)))
     began = time.monotonic()
@@ -101,7 +101,7 @@ def test_a_mute_supervisor_is_not_stormed(
 def test_a_supervisor_that_is_stopped_is_waited_for(
     supervisor: FakeSupervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only its kernel answers (Ctrl-Z): one waiting connection, no verdict."""
+    """The supervisor's kernel alone answers (Ctrl-Z): one waiting connection, no verdict."""
     monkeypatch.setattr(uplink, "CONNECT_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0), backlog=16) as stopped:
         shim = Shim(supervisor, tmp_path, port=stopped.getsockname()[1])
@@ -164,7 +164,7 @@ def test_a_lost_host(supervisor: FakeSupervisor, shim: Shim) -> None:
 
 
 def test_an_agent_that_slept_begins_anew(supervisor: FakeSupervisor, shim: Shim) -> None:
-    """Its host was paused in an outage, and wakes after it."""
+    """The agent's host was paused in an outage, and wakes after it."""
     shim.agent.lost_host = silence.SLEPT
     wait(lambda: bool(supervisor.of(Report)))
     shim.agent._uplink.server = "255.255.255.255"
@@ -201,7 +201,7 @@ def test_peers_get_an_answer(
     standby_request: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also from a standby node, whose own job has another number."""
+    """A standby node answers, too, although its own job has another number."""
     monkeypatch.setattr("srun_wrapper.agent.batch_host_failover.ASK", 2.0)
     shim = Shim(
         supervisor,
@@ -224,7 +224,7 @@ def test_peers_get_an_answer(
 def test_a_standby_node_without_ranks_ends_by_itself_when_slurm_takes_it_back(
     supervisor: FakeSupervisor, tmp_path: Path, ran: bool
 ) -> None:
-    """It does not wait for a word of robust-srun, and gets none here."""
+    """The node does not wait for a word of robust-srun, and gets none here."""
     supervisor.state.awaited.add(3)
     shim = Shim(supervisor, tmp_path, standby_request=3, job_id=99)
     told_to_end = lambda: any(isinstance(order, Finish) for order in shim.orders)  # noqa: E731

@@ -265,7 +265,7 @@ def test_a_job_that_was_requeued_before_is_brought_back(tmp_path: Path, rescue: 
 def test_a_node_that_the_job_has_replaced_does_not_end_the_job(
     tmp_path: Path, rescue: Rescue
 ) -> None:
-    """It was cut off from everything, Slurm too, and elected itself: it had no other peer."""
+    """The node was cut off from everything, Slurm too, and elected itself: it had no other peer."""
     rescue.nodes = ("n1", "n3")
     rescue.run(tmp_path)
     assert not rescue.done and "this node has left" in rescue.said[-1]
@@ -284,7 +284,7 @@ def test_the_peers_are_asked_again_after_an_absence_of_slurm(
 def test_peers_that_were_not_elected_are_not_missed_later(
     tmp_path: Path, rescue: Rescue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They end at once, and Slurm may take its time: the job is brought back all the same."""
+    """These peers end at once, and Slurm may take its time: the job is brought back anyway."""
     monkeypatch.setattr(batch_host_failover, "AGREE", 0.01)
     rescue.others, rescue.silent = 3, [None, SILENT, SILENT, SILENT]
     rescue.run(tmp_path)
@@ -295,7 +295,7 @@ def test_peers_that_were_not_elected_are_not_missed_later(
 def test_a_standby_node_is_released_after_an_absence_of_slurm(
     wait: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its srun died with the batch host: nobody else would give it back, nor what keeps it."""
+    """The node's srun died with the batch host: nobody else would release it, or what keeps it."""
     away = iter([SlurmError("unreachable", (), "connect failure")] * 3)
     cancelled: list[int] = []
 

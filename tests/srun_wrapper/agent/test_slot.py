@@ -72,7 +72,7 @@ def test_a_snapshot_of_the_code_that_is_not_on_the_node_is_named(
 def test_a_job_that_a_rank_has_submitted_does_not_look_for_the_code_of_that_rank(
     drive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It inherits the rank's environment; the snapshot is pruned some day."""
+    """The job inherits the rank's environment; the snapshot is pruned some day."""
     monkeypatch.setenv(TREE, str(tmp_path / "gone"))
     d = drive("sh", "-c", f'exit "${{{TREE}:-4}}"')
     d.start()

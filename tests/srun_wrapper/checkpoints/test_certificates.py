@@ -54,7 +54,7 @@ def test_without_replicas_a_finite_loss_is_all_there_is() -> None:
 
 
 def test_a_recomputed_step_stands_for_equal_replicas() -> None:
-    """It needs its finite loss, and is no excuse for replicas that were seen to differ."""
+    """A recomputed step needs its finite loss, and excuses no replicas that were seen to differ."""
     line = line_with(8)
     for step in (8, 12):
         line.recomputed(step)
@@ -129,7 +129,7 @@ def test_which_failures_put_states_in_doubt(
 
 
 def test_what_ranks_report_while_they_train() -> None:
-    """Only checksums of every byte certify; what two ranks differ in is told by either kind."""
+    """Checksums of every byte alone certify; either kind tells what two ranks differ in."""
 
     async def run() -> None:
         job = CheckpointedJob()

@@ -139,7 +139,7 @@ def test_what_is_written_before_the_job_leaves_its_nodes(
 
 
 def test_a_job_that_stops_on_a_nan_leaves_the_step_before_it_on_disk(tmp_path: Path) -> None:
-    """Nothing is certified yet: the spoilt step was on disk, and taken for the newest good one."""
+    """No step is certified yet: the spoilt step was on disk, and taken for the newest good one."""
     committed(tmp_path, None, 12)
 
     async def run() -> Answering:

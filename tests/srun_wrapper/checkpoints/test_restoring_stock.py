@@ -91,7 +91,7 @@ def test_a_slip_in_the_plan_does_not_end_the_job(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_store_that_comes_back_while_a_recovery_plans_is_waited_for() -> None:
-    """Its robust-task had died and was started again: all snapshots in memory were given up."""
+    """The store's robust-task was started again: all snapshots in memory were given up."""
 
     async def run() -> tuple[list[Message], list[Message]]:
         job = CheckpointedJob()
@@ -116,7 +116,7 @@ def test_a_store_that_comes_back_while_a_recovery_plans_is_waited_for() -> None:
 def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its way to the source may be slow: nothing shows that its node is bad."""
+    """The store's way to the source may be slow: this does not show that its node is bad."""
     monkeypatch.setattr(stores_module, "FETCH", 0.05)
 
     async def run() -> CheckpointedJob:
@@ -145,7 +145,7 @@ def test_a_store_that_fetches_nothing_is_replaced_but_not_reported(
 
 
 def test_several_stores_that_fetch_nothing_cost_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They share the way or the source: the plan goes on without these copies."""
+    """The stores share the way or the source: the plan goes on without these copies."""
     monkeypatch.setattr(stores_module, "FETCH", 0.05)
     told: list[str] = []
 

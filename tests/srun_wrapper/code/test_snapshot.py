@@ -110,7 +110,7 @@ def test_unchanged_files_are_shared_between_snapshots(
 
 
 def test_a_file_written_just_before_the_last_snapshot_is_read_again(top: Path) -> None:
-    """Its times may be the same after a second edit."""
+    """The file's times may be the same after a second edit."""
     first, _ = take(asked(top))
     path = top / "proj" / "train.py"
     before = path.stat()

@@ -136,7 +136,7 @@ def test_a_job_that_has_ended(job: Job, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_version_without_the_program_or_the_working_directory_is_refused(
     tmp_path: Path,
 ) -> None:
-    """Else ranks would take it from the live directory."""
+    """Ranks must not take the missing file or directory from the live directory."""
     job = Job(tmp_path)
     (job.proj / "exp").mkdir()
     (job.proj / "exp" / "a.toml").write_text("a = 1\n")

@@ -1,4 +1,4 @@
-"""From symptoms to causes."""
+"""The cause that is named for each set of symptoms."""
 
 from __future__ import annotations
 

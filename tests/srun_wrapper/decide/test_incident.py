@@ -13,7 +13,7 @@ from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import PHASES, Incident, ettr
-from srun_wrapper.decide.ladder import Plan
+from srun_wrapper.decide.ladder import LadderPlan
 
 
 def incident(diagnosis: Diagnosis | None = None, last_good: float = 99.5) -> Incident:
@@ -59,12 +59,12 @@ def test_what_the_ranks_were_restored_from_is_in_the_line() -> None:
 
 def test_ranks_that_kept_their_process_are_a_rung_of_their_own() -> None:
     it = incident(diagnose([Failure("crash", 100.0, 99.9, "n1", rank=3, signal=9)]))
-    it.plan = Plan("restart", (), "no node is to blame", rung="in-place")
+    it.plan = LadderPlan("restart", (), "no node is to blame", rung="in-place")
     it.started(8, warm=1, kept=7)
     assert "; 7 of 8 ranks kept their process, 1 started warm" in it.line()
     record = it.record(1, "0")
     assert (record["rung"], record["kept"], record["ranks"]) == ("rejoin", 7, 8)
-    it.plan = Plan("swap_spare", ("n1",), "a spare takes over", rung="spare")
+    it.plan = LadderPlan("swap_spare", ("n1",), "a spare takes over", rung="spare")
     it.started(8, warm=1, kept=4)
     assert it.record(1, "0")["rung"] == "spare"
 
@@ -80,7 +80,7 @@ def test_tests_of_the_machines_are_a_phase() -> None:
 
 def test_the_record_is_json_with_every_field() -> None:
     it = incident()
-    it.plan = Plan("swap_spare", ("n3",), "a spare")
+    it.plan = LadderPlan("swap_spare", ("n3",), "a spare")
     it.outcome = "recovered"
     record = json.loads(json.dumps(it.record(42, "0")))
     assert {k: record[k] for k in ("id", "job", "epoch", "symptom", "cause", "action")} == {
@@ -100,7 +100,7 @@ def test_the_record_is_json_with_every_field() -> None:
 def test_the_record_names_the_rule_and_the_rung() -> None:
     it = incident()
     assert (it.record(1, "0")["rule"], it.record(1, "0")["rung"]) == ("node-lost", "")
-    it.plan = Plan("swap_spare", ("n3",), "a spare", rung="spare")
+    it.plan = LadderPlan("swap_spare", ("n3",), "a spare", rung="spare")
     assert it.record(1, "0")["rung"] == "spare"
 
 

@@ -16,8 +16,8 @@ from srun_wrapper.decide.ladder import (
     GAVE_UP,
     NOTHING_LEFT,
     Budget,
+    LadderPlan,
     Means,
-    Plan,
     acquit,
     plan,
     suspect_nodes,
@@ -61,7 +61,7 @@ def means(
     return Means(spares, standby_nodes, requeue, max_restarts)
 
 
-def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> Plan:
+def decide(history: list[Diagnosis], vacant: tuple[str, ...], have: Means) -> LadderPlan:
     """The plan for the last failure of a history without progress."""
     budget = Budget()
     for diagnosis in history:
@@ -249,7 +249,7 @@ def test_progress_refills_everything() -> None:
 
 
 def test_a_refund_undoes_the_last_failure() -> None:
-    """It was cut short by another one before anything was tried."""
+    """The failure was cut short by another one before anything was tried."""
     budget = Budget()
     for diagnosis in (crash("ValueError"), hang("n2")):
         budget.spend(diagnosis)
@@ -338,13 +338,15 @@ def test_any_history(
 
 def test_input_that_is_gone_stops_the_job() -> None:
     have = replace(means(spares=2, standby_nodes=2, requeue=True), never="it has read too much")
-    assert decide([crash()], (), have) == Plan("stop", (), "it has read too much", rung="no-start")
+    assert decide([crash()], (), have) == LadderPlan(
+        "stop", (), "it has read too much", rung="no-start"
+    )
     end = decide([lost("n1")], ("n1",), have)
     assert (end.action, end.replace, end.rung) == ("stop", ("n1",), "no-start")
 
 
 def test_other_code_is_for_the_programs_own_failures() -> None:
-    """Else no budget would bound the restarts of a job whose update waits."""
+    """A job whose update waits must not restart without a budget."""
     have = replace(means(max_restarts=1), other_code="code c-1")
     assert decide([crash("ValueError: x")] * 3, (), have).rung == "other-code"
     for failures in ([hang()] * 3, [crash(**KILLED)] * 3, [nan()] * 3):

@@ -100,7 +100,7 @@ def read_end_misses() -> int:
 def test_a_command_that_nobody_can_run_is_no_nodes_fault_however_many_they_are(
     nodes: int, per_node: int
 ) -> None:
-    """Only the first 128 ends were looked at: nodes were reported and replaced for a typo."""
+    """The diagnosis saw only the first 128 ends: nodes were reported and replaced for a typo."""
     failures = [
         Failure("crash", 1.0 + node, 0.9, f"n{node}", node * per_node + local, code=2,
                 tail="no such file", launched=False)

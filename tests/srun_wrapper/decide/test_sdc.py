@@ -7,14 +7,14 @@ import pytest
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure
-from srun_wrapper.decide.ladder import Budget, Means, Plan, acquit, plan
+from srun_wrapper.decide.ladder import Budget, LadderPlan, Means, acquit, plan
 
 
 def spoilt(node: str = "n1", *, again: bool = False) -> Diagnosis:
     return diagnose([Failure("sdc", 1.0, 0.9, node, 0, suspects=(node,), step=7, again=again)])
 
 
-def next_plan(budget: Budget, found: Diagnosis, spares: int = 1) -> Plan:
+def next_plan(budget: Budget, found: Diagnosis, spares: int = 1) -> LadderPlan:
     budget.spend(found)
     judged, _ = acquit(found, budget)
     return plan(judged, (), budget, Means(spares, 0, True, 3))
@@ -32,7 +32,7 @@ def next_plan(budget: Budget, found: Diagnosis, spares: int = 1) -> Plan:
 def test_no_job_ends_for_it(
     failures: int, again: bool, spares: int, told: tuple[str, tuple[str, ...], str]
 ) -> None:
-    """Also if the recoveries before it brought no progress."""
+    """The job goes on even if the recoveries before it brought no progress."""
     found = next_plan(Budget(failures=failures), spoilt(again=again), spares)
     assert (found.action, found.replace, found.rung) == told
 

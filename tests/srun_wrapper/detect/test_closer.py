@@ -17,7 +17,7 @@ from srun_wrapper.locate.locate import Located
 from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.recorded import Recorded, RecordedCall, RecordedGroup
 from srun_wrapper.protocol.closer_messages import Closer, LookCloser, LookedCloser
-from srun_wrapper.protocol.messages import Inspected, Sample
+from srun_wrapper.protocol.messages import Inspected, SlotActivity
 
 MISSING = "flight recorder: rank 3 has not entered all_reduce #7 of group 0; the other 5 have"
 
@@ -195,7 +195,9 @@ def test_ranks_that_spin_in_one_collective_are_a_hang(waited: float) -> None:
         for node in range(3):
             ranks = (2 * node, 2 * node + 1)
             samples = tuple(
-                Sample(r % 2, "S", 0.0, 0) if r == 3 else Sample(r % 2, "R", 1.0, 0, REDUCE)
+                SlotActivity(r % 2, "S", 0.0, 0)
+                if r == 3
+                else SlotActivity(r % 2, "R", 1.0, 0, REDUCE)
                 for r in ranks
             )
             w.job.say(node, Inspected(w.asked()[-1].token, WINDOW, samples))

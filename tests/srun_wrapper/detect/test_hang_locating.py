@@ -16,7 +16,7 @@ from srun_wrapper.detect.hang_watch import EARLY_WINDOW, HangWatch
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.locate.locate import Located
 from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, RANK, Look, ThreadStack
-from srun_wrapper.protocol.messages import Inspect, Inspected, Report, Sample
+from srun_wrapper.protocol.messages import Inspect, Inspected, Report, SlotActivity
 
 REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:3)", "<module> (train.py:9)")
 SLEEP = ("augment (data.py:7)", "<module> (train.py:8)")
@@ -29,8 +29,8 @@ def look(
     return Look(9, role, state, rank, local, (ThreadStack("main", tuple(stack)),))
 
 
-def sample(local: int, *looks: Look, state: str = "S") -> Sample:
-    return Sample(local, state, 0.0, 0, looks[0].main() if looks else (), False, looks)
+def sample(local: int, *looks: Look, state: str = "S") -> SlotActivity:
+    return SlotActivity(local, state, 0.0, 0, looks[0].main() if looks else (), False, looks)
 
 
 class Watched:

@@ -100,7 +100,7 @@ def test_a_silent_node(
 
 
 def test_after_an_outage_an_agent_has_time_to_connect_anew(answers: list[str]) -> None:
-    """Its host answers before it does; that it was silent until then says nothing."""
+    """The agent's host answers before the agent; the agent's silence until then says nothing."""
     job = Job(3, 0, outage_wait=600.0)
     job.node(1).second_way, job.node(1).unreachable = True, 3
     ask(job, answers, "accepted", "accepted", silent=3 * MUTE)

@@ -55,7 +55,7 @@ def test_interfaces_with_a_carrier(tmp_path: Path) -> None:
 
 
 def test_hosts_that_have_answered_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that falls silent is named."""
+    """A host that falls silent is named."""
     monkeypatch.setattr(outage, "gateways", list)
     monkeypatch.setattr(outage, "_others", lambda hosts: hosts)
     monkeypatch.setattr(outage, "carriers", set)

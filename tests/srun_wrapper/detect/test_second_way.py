@@ -31,7 +31,7 @@ def second_way(listener: socket.socket) -> str:
 
 @pytest.fixture
 def full(listener: socket.socket) -> Iterator[socket.socket]:
-    """Its kernel drops who wants to connect, as a host that is gone does."""
+    """Fill a listener, so that its kernel drops new connections, as a host that is gone does."""
     with ExitStack() as stack:
         for _ in range(4):
             waiting = stack.enter_context(socket.socket())

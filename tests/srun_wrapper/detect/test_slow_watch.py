@@ -14,7 +14,7 @@ from srun_wrapper.detect import slow_watch
 from srun_wrapper.detect.slow_watch import SlowWatch
 from srun_wrapper.locate.slow import LOOKS, ROUNDS
 from srun_wrapper.protocol.looking_messages import RANK, Look, Machine, ThreadStack
-from srun_wrapper.protocol.messages import Counted, Inspect, Inspected, Report, Sample
+from srun_wrapper.protocol.messages import Counted, Inspect, Inspected, Report, SlotActivity
 from srun_wrapper.recover.reports import Reports
 from srun_wrapper.recover.slowness import Slowness
 
@@ -99,7 +99,9 @@ class Watched:
                 )
                 for rank in (2 * node, 2 * node + 1)
             ]  # fmt: skip
-            samples = tuple(Sample(n, "S", 0.0, 0, looks=(look,)) for n, look in enumerate(looks))
+            samples = tuple(
+                SlotActivity(n, "S", 0.0, 0, looks=(look,)) for n, look in enumerate(looks)
+            )
             self.job.say(node, Inspected(order.token, 0.0, samples, (), self.machine(node)))
 
     def asked(self) -> list[Inspect]:

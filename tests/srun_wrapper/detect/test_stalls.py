@@ -12,7 +12,7 @@ from waiting import idle
 from srun_wrapper.agent import node_files
 from srun_wrapper.detect.hang_watch import HangWatch
 from srun_wrapper.detect.stalls import AGAIN, SETTLE
-from srun_wrapper.protocol.messages import Inspect, Inspected, Sample, Stalled
+from srun_wrapper.protocol.messages import Inspect, Inspected, SlotActivity, Stalled
 
 HOME = "/home"
 
@@ -147,7 +147,7 @@ def test_only_where_its_file_system_answers_elsewhere_is_a_node_that_waits_alone
         asked = asyncio.create_task(HangWatch(job.state)._inspect())
         await asyncio.sleep(0)
         for node in range(3):
-            samples = tuple(Sample(local, "S", 0.0, 0) for local in range(2))
+            samples = tuple(SlotActivity(local, "S", 0.0, 0) for local in range(2))
             well = ("/logs",) if node == 2 and elsewhere else ("/data",) if node else ("/logs",)
             job.say(node, Inspected(1, 1.0, samples, well))
         await asked

@@ -106,7 +106,7 @@ def test_a_rank_that_lags_is_waited_for_only_so_long() -> None:
 
 
 def test_ranks_elsewhere_that_go_on_make_no_progress() -> None:
-    """Else the same spot would refill the budget each time."""
+    """The same spot must not refill the budget each time."""
     job = Job()
     progress = job.state.progress
     for epoch in (1, 2):

@@ -20,13 +20,13 @@ from srun_wrapper.job.pace import (
     is_quiet,
     judge,
 )
-from srun_wrapper.protocol.messages import Exited, Report, Sample
+from srun_wrapper.protocol.messages import Exited, Report, SlotActivity
 
 FLOOR, BUSY, START = 10.0, 600.0, 1800.0
-QUIET = Sample(0, "S", 0.0, 0, ("wait (a.py:1)",))
-WORKING = Sample(0, "R", 1.0, 0, ("mul (a.py:2)",), True)
-SPINNING = Sample(0, "R", 1.0, 0, ("all_reduce (a.py:3)",))
-STOPPED = Sample(0, "T", 0.0, 0)
+QUIET = SlotActivity(0, "S", 0.0, 0, ("wait (a.py:1)",))
+WORKING = SlotActivity(0, "R", 1.0, 0, ("mul (a.py:2)",), True)
+SPINNING = SlotActivity(0, "R", 1.0, 0, ("all_reduce (a.py:3)",))
+STOPPED = SlotActivity(0, "T", 0.0, 0)
 
 
 def pace(floor: float = FLOOR, start: float = START) -> Pace:
@@ -47,7 +47,7 @@ def stepping(step: float = 1.0, count: int = 10, floor: float = FLOOR) -> tuple[
 def look(
     p: Pace,
     now: float,
-    *samples: Sample,
+    *samples: SlotActivity,
     rounds: int = 0,
     frozen_for: float = 0.0,
     ending: bool = False,
@@ -235,12 +235,12 @@ def test_first_steps_of_an_epoch_allow_any_phase() -> None:
         (80.0, (SPINNING, SPINNING), FROZEN_ROUNDS, FROZEN_TIME, True, "spin in place"),
         (80.0, (SPINNING, SPINNING), FROZEN_ROUNDS - 1, FROZEN_TIME, False, "busy"),
         (80.0, (SPINNING, SPINNING), FROZEN_ROUNDS, FROZEN_TIME - 1, False, "busy"),
-        (10.0, (Sample(0, "D", 0.0, 0), QUIET), 0, 0.0, False, "busy"),
+        (10.0, (SlotActivity(0, "D", 0.0, 0), QUIET), 0, 0.0, False, "busy"),
     ],
 )
 def test_judge(
     silent: float,
-    samples: tuple[Sample, ...],
+    samples: tuple[SlotActivity, ...],
     rounds: int,
     frozen_for: float,
     hung: bool,
@@ -265,7 +265,7 @@ def test_judge(
     ],
 )
 def test_ranks_that_end_at_different_times_are_no_hang(
-    silent: float, samples: tuple[Sample, ...], rounds: int, hung: bool
+    silent: float, samples: tuple[SlotActivity, ...], rounds: int, hung: bool
 ) -> None:
     p, now = stepping(0.5)
     found = look(p, now + silent, *samples, rounds=rounds, frozen_for=FROZEN_TIME, ending=True)
@@ -298,24 +298,24 @@ def test_a_stopped_rank_during_start_up() -> None:
 @pytest.mark.parametrize(
     ("sample", "quiet"),
     [
-        (Sample(0, "S", 0.0, 0), True),
-        (Sample(0, "S", 0.06, 60_000), True),
-        (Sample(0, "S", 0.5, 0), False),
-        (Sample(0, "S", 0.0, 1 << 20), False),
-        (Sample(0, "D", 0.0, 0), False),
-        (Sample(0, "R", 0.0, 0), False),
-        (Sample(0, "S", 0.0, 0, ("f (x:1)",), True), False),
-        (Sample(0, "", 0.0, 0), True),
+        (SlotActivity(0, "S", 0.0, 0), True),
+        (SlotActivity(0, "S", 0.06, 60_000), True),
+        (SlotActivity(0, "S", 0.5, 0), False),
+        (SlotActivity(0, "S", 0.0, 1 << 20), False),
+        (SlotActivity(0, "D", 0.0, 0), False),
+        (SlotActivity(0, "R", 0.0, 0), False),
+        (SlotActivity(0, "S", 0.0, 0, ("f (x:1)",), True), False),
+        (SlotActivity(0, "", 0.0, 0), True),
     ],
 )
-def test_is_quiet(sample: Sample, quiet: bool) -> None:
+def test_is_quiet(sample: SlotActivity, quiet: bool) -> None:
     assert is_quiet(sample, 1.0) is quiet
 
 
 def test_is_frozen() -> None:
     assert is_frozen({0: SPINNING, 1: QUIET})
     assert not is_frozen({0: SPINNING, 1: WORKING})
-    assert not is_frozen({0: SPINNING, 1: Sample(0, "R", 1.0, 0)})  # no stack: not known
+    assert not is_frozen({0: SPINNING, 1: SlotActivity(0, "R", 1.0, 0)})  # no stack: not known
     assert not is_frozen({})
 
 

@@ -6,9 +6,9 @@ import pytest
 from test_pace import QUIET, SPINNING, WORKING, stepping
 
 from srun_wrapper.job.pace import judge
-from srun_wrapper.protocol.messages import Sample
+from srun_wrapper.protocol.messages import SlotActivity
 
-READING = Sample(0, "R", 1.0, 1 << 20, ("all_reduce (a.py:3)",))
+READING = SlotActivity(0, "R", 1.0, 1 << 20, ("all_reduce (a.py:3)",))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ READING = Sample(0, "R", 1.0, 1 << 20, ("all_reduce (a.py:3)",))
     ],
 )
 def test_ranks_that_spin_in_a_collective_wait(
-    silent: float, samples: tuple[Sample, ...], held: dict[int, float], hung: bool
+    silent: float, samples: tuple[SlotActivity, ...], held: dict[int, float], hung: bool
 ) -> None:
     """CUDA spins while it waits: on GPUs a hang uses as much CPU as work."""
     p, now = stepping(0.5)

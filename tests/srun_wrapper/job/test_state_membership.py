@@ -97,7 +97,7 @@ class Membership(RuleBasedStateMachine):
 
     @rule(index=nodes, data=st.data())
     def resends(self, index: int, data: st.DataObject) -> None:
-        """Everything from some event on again, as after a lost connection: nothing happens."""
+        """Repeat all from some event on, as after a lost connection: the state stays."""
         at = data.draw(st.integers(0, len(self.history[index])))
         failures, world = list(self.state.failures), dict(self.state.world.by_rank)
         ends = {number: rank.exit for number, rank in world.items()}

@@ -220,7 +220,7 @@ def test_a_group_that_was_made_anew_counts_from_one() -> None:
 
 
 def test_what_a_rank_that_rejoined_left_unfinished_is_over() -> None:
-    """Its recorder has it still, in a group that is seldom used."""
+    """The rank's recorder still has the collective, in a group that is seldom used."""
     old = entry(9, state="started", retired=False, process_group=["3", "evaluation"])
     new = entry(1, time_created_ns=NOW - 1_000_000_000)
     text = answer(old, new).replace(b'"now"', b'"since": %d, "now"' % (NOW - 2_000_000_000), 1)

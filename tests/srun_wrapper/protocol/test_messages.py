@@ -88,6 +88,17 @@ def test_an_older_writer_leaves_out_new_fields() -> None:
         assert m.decode_from_agent(msgspec.msgpack.encode(words[:-newest])) == exited
 
 
+def test_a_slot_s_activity_has_no_name_on_the_wire() -> None:
+    """An older supervisor reads what a newer robust-task sends: values in their places."""
+    activity = m.SlotActivity(1, "R", 0.5, 7, ("mul (a.py:2)",), True)
+    inspected = m.Inspected(5, 0.1, (activity,))
+    assert msgspec.msgpack.decode(m.encode(inspected)) == [
+        *("Inspected", 5, 0.1),
+        [[1, "R", 0.5, 7, ["mul (a.py:2)"], True, []]],
+        *([], None),
+    ]
+
+
 @pytest.mark.parametrize("door", sorted(DOORS))
 @pytest.mark.parametrize(
     "data",

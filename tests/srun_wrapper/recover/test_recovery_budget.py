@@ -100,7 +100,7 @@ def test_a_hang_after_progress_tests_no_machine(
 
 
 def test_independent_tasks_end_with_their_node() -> None:
-    """Nothing is started again, and an end that is known stays."""
+    """The tasks are not started again, and an end that is known stays."""
     job = Recovering(2, rank_env=False)
     (node,) = job.state.nodes.values()
     job.state.world.note_exit(job.state.world.by_rank[0], 0, 0)
@@ -115,7 +115,7 @@ def test_independent_tasks_end_with_their_node() -> None:
 def test_ranks_begin_anew_although_the_loss_that_cut_a_recovery_short_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They were stopped for a crash, then a silent node was given up, and it answers again."""
+    """The ranks were stopped for a crash; then a silent node was given up, and answers again."""
     monkeypatch.setattr(restarted, "proving_time", lambda _lived: 0.0)
     job = Recovering(2)
     state = job.state

@@ -12,12 +12,12 @@ import pytest
 from replacing import Scene, StandbyPartition
 
 from robust_slurm.slurm import SlurmError
-from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.input_rules import StdinFeed
 from srun_wrapper.decide.budget import Budget
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.decide.ladder import GAVE_UP, NOTHING_LEFT, REQUEUED, Plan
+from srun_wrapper.decide.ladder import GAVE_UP, NOTHING_LEFT, REQUEUED, LadderPlan
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
 from srun_wrapper.recover import last_rung, recovery, settling
@@ -55,7 +55,7 @@ def test_a_plan_to_shrink_uses_a_spare_and_asks_for_no_other_node(
         if back:
             scene.back()
         partition = scene.replacement._standby = cast(Any, StandbyPartition(scene.standby, 0))
-        scene.incident.plan = Plan("shrink", ("n2",), "")
+        scene.incident.plan = LadderPlan("shrink", ("n2",), "")
         gave_up: list[Any] = []
         resizing: Any = SimpleNamespace(
             shrink=lambda incident: gave_up.append(incident) or True, fill=lambda _incident: False
@@ -75,7 +75,7 @@ def test_a_node_with_which_the_world_grows_has_just_joined(tmp_path: Any) -> Non
         scene = Scene(tmp_path)
         world, members = scene.state.world, scene.state.members
         world.places[:], world.ranks[:] = scene.nodes[:1], [(0,)]
-        scene.incident.plan = Plan("restart", (), "")
+        scene.incident.plan = LadderPlan("restart", (), "")
         resizing: Any = SimpleNamespace(
             fill=lambda _incident: members.lay_out([scene.nodes[0], scene.standby], [(0,), (1,)])
         )
@@ -87,11 +87,11 @@ def test_a_node_with_which_the_world_grows_has_just_joined(tmp_path: Any) -> Non
 
 
 def test_a_node_that_comes_as_its_place_is_given_up_is_a_swap(tmp_path: Any) -> None:
-    """Not a lost node that answers again: that is what neither a swap nor a resize would mean."""
+    """The node is no lost one that answers again, which would mean neither a swap nor a resize."""
 
     async def life() -> None:
         scene = Scene(tmp_path)
-        scene.incident.plan = Plan("shrink", ("n2",), "")
+        scene.incident.plan = LadderPlan("shrink", ("n2",), "")
         members, places = scene.state.members, scene.state.world.places
         resizing: Any = SimpleNamespace(
             shrink=lambda _incident: not places.remove(scene.nodes[1]),
@@ -112,7 +112,7 @@ def test_where_one_node_comes_for_two_the_most_necessary_place_gets_it(
 
     async def life() -> None:
         scene = Scene(tmp_path)
-        scene.incident.plan = Plan("swap_standby", ("n2", "n1"), "")
+        scene.incident.plan = LadderPlan("swap_standby", ("n2", "n1"), "")
         scene.state.members.move(scene.nodes[0], Role.EVICTED)
         scene.replacement._standby = cast(Any, StandbyPartition(scene.standby, 0, place))
         assert not await scene.replacement.fill(scene.incident)
@@ -141,7 +141,7 @@ def test_the_ladder_counts_spares_once_it_is_known_which_answer(
 def test_a_requeue_that_slurm_refuses_can_be_tried_again_and_by_others(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its claim stayed: later ones were told that other nodes bring the job back."""
+    """The job's claim stayed: later ones were told that other nodes bring the job back."""
     scene, asked = Scene(tmp_path), list[str]()
 
     def put_back(*_: Any) -> Any:
@@ -173,17 +173,17 @@ def test_a_requeue_does_not_wait_for_a_state_directory_that_does_not_answer(
 @pytest.mark.parametrize(
     ("ranks", "feed", "order"),
     [
-        ([(0, 1), (2, 3), (4, 5)], Feed.FILE, "132"),
-        ([(0, 1), (2, 3), (4, 5)], Feed.EVERY, "132"),
-        ([(0, 1), (2, 3), (4,)], Feed.FILE, "213"),  # n3 has other numbers of ranks
-        ([(0,), (2, 3), (4,)], Feed.FILE, "123"),
-        ([(0, 1), (2, 3), (4, 5)], Feed.OWN, "123"),  # each task's input is its own
+        ([(0, 1), (2, 3), (4, 5)], StdinFeed.FILE, "132"),
+        ([(0, 1), (2, 3), (4, 5)], StdinFeed.EVERY, "132"),
+        ([(0, 1), (2, 3), (4,)], StdinFeed.FILE, "213"),  # n3 has other numbers of ranks
+        ([(0,), (2, 3), (4,)], StdinFeed.FILE, "123"),
+        ([(0, 1), (2, 3), (4, 5)], StdinFeed.OWN, "123"),  # each task's input is its own
     ],
 )
 def test_a_node_in_doubt_exchanges_its_ranks(
-    tmp_path: Any, ranks: list[tuple[int, ...]], feed: Feed, order: str
+    tmp_path: Any, ranks: list[tuple[int, ...]], feed: StdinFeed, order: str
 ) -> None:
-    """From the next epoch on; nobody leaves, and spares stay spares."""
+    """The ranks change nodes from the next epoch on; no node leaves, and spares stay spares."""
     scene = Scene(tmp_path, feed=feed)
     nodes = [scene.node(index, "a") for index in range(10, 13)]
     scene.state.members.lay_out(nodes, ranks)
@@ -221,7 +221,7 @@ def made_recovery(scene: Scene, localization: Any = None) -> recovery.Recovery:
 def test_a_spare_with_too_few_slots_does_not_keep_the_recovery_busy_for_ever(
     tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It was counted again each time that it did not fit. The job ends with our own code."""
+    """The spare was counted again each time that it did not fit. The job ends with our own code."""
     scene = Scene(tmp_path)
     scene.state.members.lay_out(scene.nodes[:2], [(0,), (1, 2)])
     scene.back()
@@ -251,7 +251,7 @@ def test_the_last_message_names_the_nodes_that_the_requeued_job_excludes(
         scene.node(index, "a").stalled = ("/data",) if index == 3 else ()
     names = ("n2", "n4", "n5")
     incident = Incident("0-1", 1, diagnose([Failure("crash", 1.0, 0.0, "n2")]), 0.0, 1.0)
-    incident.plan = Plan("requeue", names, "")
+    incident.plan = LadderPlan("requeue", names, "")
 
     def put_back(_slurm: Any, job: int, bad: Any, *others: Any) -> Any:
         asked[:] = [sorted(one.node for one in bad), others[3]]

@@ -15,7 +15,7 @@ from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.exclusions import Strength
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.decide.ladder import Plan
+from srun_wrapper.decide.ladder import LadderPlan
 from srun_wrapper.job.model import Role
 from srun_wrapper.recover import flaps
 
@@ -51,7 +51,7 @@ def test_only_nodes_that_were_reported_are_drained(tmp_path: Any) -> None:
     incident = Incident(
         "0-1", 1, dataclasses.replace(diagnosis, unreported=frozenset({shared.name})), 0.0, 1.0
     )
-    incident.plan = Plan("swap_spare", names, "")
+    incident.plan = LadderPlan("swap_spare", names, "")
 
     async def leave() -> None:
         scene.parts.release.evict(names, incident)
@@ -81,7 +81,7 @@ def test_a_drain_waits_until_it_is_known_whether_the_report_stands(
     async def leave() -> None:
         scene.state.lose_silent(node, "no word", shared=False)
         incident = Incident("0-1", 1, diagnose(scene.state.failures), 0.0, 1.0)
-        incident.plan = Plan("swap_spare", (node.name,), "")
+        incident.plan = LadderPlan("swap_spare", (node.name,), "")
         scene.parts.release.evict((node.name,), incident)
         scene.parts.reports.report_silent()
         assert scene.parts.reports.reported(node.name)
@@ -97,7 +97,7 @@ def test_a_drain_waits_until_it_is_known_whether_the_report_stands(
 
 
 def test_a_suspect_that_stays_is_reported_when_it_is_bad_later(tmp_path: Any) -> None:
-    """Nothing could replace it when it was one of several suspects of a hang."""
+    """No node could replace it when it was one of several suspects of a hang."""
     scene, reports = Scene(tmp_path), []
     scene.ledger.report_node = lambda name, *_: reports.append(name)
     node = scene.nodes[0]

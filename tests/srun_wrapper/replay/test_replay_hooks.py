@@ -51,7 +51,7 @@ def test_torchruns_small_world(line: str, words: str, more: dict[str, str]) -> N
 
 
 def test_a_checkpointer_in_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It saves nothing, in memory or on disk, and starts anew."""
+    """The Checkpointer saves nothing, in memory or on disk, and starts anew."""
     pytest.importorskip("torch")
     from checkpointed_training import Training, fake_store
 

@@ -124,7 +124,7 @@ def test_a_group_is_a_world_of_its_own() -> None:
 
 
 def test_what_an_agent_needs_when_the_supervisor_is_gone_stays_the_jobs() -> None:
-    """By it the one is elected that brings the job back; small worlds have many a node 0."""
+    """The index elects the node that brings the job back; small worlds have many a node 0."""
     state, cut = job(), cut_of()
     found = replay_orders(state, cut, next_groups(cut.layout, ()), 5, 1.0, {})
     assert {node.name: order.index for node, order in found} == {f"n{i}": i for i in range(8)}

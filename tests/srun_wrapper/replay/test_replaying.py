@@ -208,7 +208,7 @@ def test_what_cannot_be_replayed(mesh: str, says: str) -> None:
 
 
 def test_losses_that_differ() -> None:
-    """Nothing fails, but one group computes something else."""
+    """No rank fails, but one group computes something else."""
     job = Job(lambda group, _attempt: "ok")
     tell = job.say
 

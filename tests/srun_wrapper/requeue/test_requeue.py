@@ -307,7 +307,7 @@ def test_a_refusal_for_no_reason_is_no_second_update() -> None:
 
 @pytest.mark.parametrize("call", ["update_job", "shrink", "submit", "requeue"])
 def test_slurm_away_is_no_refusal(call: str) -> None:
-    """It is raised as such, to be tried again, and nothing else is done instead."""
+    """The error is raised as such, to be tried again, and nothing else is done instead."""
     recorder = Recorder(job(requeue=False), call, "unreachable")
     with pytest.raises(SlurmError) as caught:
         put_back(cast(Slurm, recorder), 12, [BadNode("n2")], "standby", SIZE, 0)

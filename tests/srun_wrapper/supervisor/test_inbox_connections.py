@@ -92,7 +92,7 @@ def test_a_node_that_was_given_up_for_its_silence_is_taken_back() -> None:
 
 
 def test_a_spare_that_is_silent_before_its_first_epoch_is_taken_back() -> None:
-    """It has a place, but none in the epoch that failed: it was told to end, and reported."""
+    """The spare has a place, but none in the failed epoch: it was told to end, and reported."""
     job = Job(2, 1)
     job.state.lose(job.node(1), "it is gone")
     job.state.members.take_place(1, job.node(2))

@@ -180,7 +180,7 @@ def _best(
     lost: Sequence[str], candidates: Sequence[str], places: list[str], mesh: dict[str, int],
     switches: dict[str, str], alpha: float,
 ) -> tuple[float, int, tuple[str, ...]]:  # fmt: skip
-    """By trying everything: score and the names, place by place."""
+    """Return the best by trying everything: score and the names, place by place."""
     job, spots = groups(mesh, 1, len(places)), sorted(places.index(node) for node in lost)
     found = []
     for names in permutations(sorted(candidates), len(spots)):

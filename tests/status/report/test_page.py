@@ -91,7 +91,7 @@ def test_pages_of_any_size(incidents: int, points: int) -> None:
 
 
 def test_a_job_whose_world_is_not_recorded_has_a_page() -> None:
-    """It failed before its first world, or an older robust-srun recorded none."""
+    """The job failed before its first world, or an older robust-srun recorded none."""
     step = roster_from(roster())
     assert step is not None
     failed = JobRun(NOW - 900, "0", "train", 1, 1, None, NOW, "failed")

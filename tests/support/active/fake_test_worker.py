@@ -66,7 +66,7 @@ async def introduce(env: Mapping[str, str], **ready: Any) -> Spoken:
 
 
 async def work(said: Spoken, answer: Answer) -> None:
-    """Until it is told to quit, or an answer is DIE."""
+    """Answer each task until told to quit, or until an answer is DIE."""
     try:
         while task := await said.hear():
             if task.get("quit"):

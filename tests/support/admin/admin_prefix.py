@@ -50,6 +50,6 @@ def rooms_of(top: Path) -> Path:
 
 
 def packages_of(top: Path) -> Path:
-    """Its site-packages."""
+    """Return the site-packages of a prefix."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return top / "lib" / version / "site-packages"

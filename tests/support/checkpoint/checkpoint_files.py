@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from robust_slurm.checkpoint.capture.beside.plain_values import Extra, PlainValue
-from robust_slurm.checkpoint.capture.state import Item, Share, Source, State
+from robust_slurm.checkpoint.capture.state import Item, OpenedSnapshot, Share, State
 from robust_slurm.checkpoint.capture.values import Encoded
 from robust_slurm.checkpoint.format.dtypes import view
 from robust_slurm.checkpoint.format.layout import Snapshot, encode_header, lay_out, read_snapshot
@@ -39,7 +39,7 @@ def write(
     return path
 
 
-def source(path: Path) -> Source:
+def source(path: Path) -> OpenedSnapshot:
     """A snapshot file opened for restoring; it stays mapped as long as its tensors live."""
     snapshot, plan = read_snapshot(str(path))
     with path.open("rb") as file:
@@ -48,7 +48,7 @@ def source(path: Path) -> Source:
         entry.name: view(memory, offset, entry)
         for entry, offset in zip(plan.entries, plan.offsets, strict=True)
     }
-    return Source(snapshot, tensors)
+    return OpenedSnapshot(snapshot, tensors)
 
 
 def scribble(path: Path) -> None:
@@ -64,7 +64,7 @@ def capture(
     return State(objects, rank=rank, share=share).capture()
 
 
-def restore(objects: Mapping[str, Any], sources: Sequence[Source], *, rank: int) -> None:
+def restore(objects: Mapping[str, Any], sources: Sequence[OpenedSnapshot], *, rank: int) -> None:
     """``State.restore`` once."""
     State(objects, rank=rank).restore(sources)
 

@@ -65,7 +65,7 @@ def tensors_of(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[
 
     def save(path: str, tensor: torch.Tensor) -> Any:
         found[path] = tensor.detach()
-        return values.encode_ref(values.Ref(path))
+        return values.encode_ref(values.TensorRef(path))
 
     return found, {key: values.encode(value, key, save) for key, value in state.items()}
 

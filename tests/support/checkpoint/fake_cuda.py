@@ -54,7 +54,7 @@ class FakeStream:
         self.done_at = 0.0
 
     def busy(self, seconds: float) -> None:
-        """It is given work for so long."""
+        """Give the stream work for so long."""
         self.done_at = max(self.cuda.now, self.done_at) + seconds
 
     def wait_event(self, event: FakeEvent) -> None:

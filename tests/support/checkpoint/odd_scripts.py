@@ -185,7 +185,7 @@ class Conjugates(Script):
 
 
 class ExtraState(nn.Module):
-    """Its state changes from values to others that Python calls equal."""
+    """A module whose state changes from values to others that Python calls equal."""
 
     def __init__(self) -> None:
         super().__init__()

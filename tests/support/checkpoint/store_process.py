@@ -31,7 +31,7 @@ class StoreProcess:
         self.directory = directory
         self._go = directory.with_suffix(".go")
         self.stalled = directory.with_suffix(".stalled")
-        """There when the digest has stopped."""
+        """A file that exists once the digest has stopped."""
         config = {"directory": str(directory), "stall_at": stall_at, "options": options}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.checkpoint.store_process", json.dumps(config)],
@@ -45,7 +45,7 @@ class StoreProcess:
         self._ask("place", owner=owner, port=at.port)
 
     def stock(self) -> list[dict[str, Any]]:
-        """Its holdings, every byte held against the digests."""
+        """Return the store's holdings, every byte held against the digests."""
         return list(self._ask("stock"))
 
     def save_every(self, every: int, first: int) -> None:
@@ -56,7 +56,7 @@ class StoreProcess:
         return [(step, Cost(*cost)) for step, cost in self._ask("costs")]
 
     def open_link(self) -> None:
-        """From now on ``bandwidth`` limits nothing."""
+        """Let ``bandwidth`` limit nothing from now on."""
         self._ask("open_link")
 
     def alarms(self) -> list[str]:

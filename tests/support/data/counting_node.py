@@ -95,14 +95,14 @@ class Node:
     def _doorman(self) -> None:
         self._kept = []
         while True:
-            line = wire.Line(self._door.accept()[0])
+            line = wire.LineSocket(self._door.accept()[0])
             with contextlib.suppress(OSError):
                 assert line.receive(5)
                 line.send(self.answer)
             self._kept.append(line)
 
     def close(self) -> None:
-        """And close its steps, as the end of a process does: thousands would be left open."""
+        """Stop, and close the steps as a process's end does: thousands would be left open."""
         self.producer.close()
         self.run.join(1.0)  # it may make one step more, and in some tests its source hangs
         ring = self.producer._ring

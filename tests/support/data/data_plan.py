@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from robust_slurm.data.plan import Plan
-from robust_slurm.data.sources.base import Bad, Options, Part
+from robust_slurm.data.sources.base import BadRecord, SourceOptions, SourcePart
 from robust_slurm.data.sources.json_lines import jsonl
 from robust_slurm.data.sources.parquet_files import parquet
 
 CORPUS = "TOY_CORPUS"
 """The variable with the directory of ``plan`` or ``on_files``."""
 STALLED = "TOY_STALLED"
-"""And what it does when that does not answer."""
+"""The variable with the policy of ``on_files`` when that directory does not answer."""
 BAD = 9  # record of a part
 
 
@@ -34,15 +34,15 @@ class Numbers:
     def __init__(self, first: int, factor: int = 1) -> None:
         self.first = first
         self.factor = factor
-        self.options = Options(lanes=2, window=16, bad="skip")
+        self.options = SourceOptions(lanes=2, window=16, bad="skip")
 
-    def parts(self) -> list[Part]:
-        return [Part(f"{self.first}-{number}", 200, 200) for number in range(6)]
+    def parts(self) -> list[SourcePart]:
+        return [SourcePart(f"{self.first}-{number}", 200, 200) for number in range(6)]
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad]]:
+    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
         for record in range(start, 200):
             if record == BAD:
-                yield record, Bad(f"{self.first}-{part}", record, "made so")
+                yield record, BadRecord(f"{self.first}-{part}", record, "made so")
                 continue
             begin = self.first + 10_000 * part + 40 * record
             numbers = np.arange(begin, begin + 3 + (record * 7) % 30)

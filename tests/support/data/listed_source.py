@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from robust_slurm.data.sources.base import Bad, Options, Part
+from robust_slurm.data.sources.base import BadRecord, SourceOptions, SourcePart
 
-Record = int | Bad | None  # an int n: a sample of one token, n
+Record = int | BadRecord | None  # an int n: a sample of one token, n
 
 
 class ListedSource:
@@ -19,14 +19,16 @@ class ListedSource:
 
     def __init__(self, parts: Sequence[Sequence[Record]], **options: Any) -> None:
         self.records = parts
-        self.options = Options(**options)
+        self.options = SourceOptions(**options)
         self.reads: list[tuple[int, int]] = []  # (part, start) of each
         self.before: Callable[[int, int], object] = lambda part, record: None
 
-    def parts(self) -> list[Part]:
-        return [Part(f"part{n}", len(part)) for n, part in enumerate(self.records)]
+    def parts(self) -> list[SourcePart]:
+        return [SourcePart(f"part{n}", len(part)) for n, part in enumerate(self.records)]
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad | None]]:
+    def read(
+        self, part: int, start: int = 0
+    ) -> Iterator[tuple[int, dict[str, Any] | BadRecord | None]]:
         self.reads.append((part, start))
         for index, record in enumerate(self.records[part][start:], start):
             self.before(part, index)

@@ -14,7 +14,7 @@ from robust_slurm.data.lanes.order import lanes_of, parts_of_lane
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.plan import Plan
 from robust_slurm.data.sample import Meta, Ref, Sample
-from robust_slurm.data.sources.base import Bad, Options, Part
+from robust_slurm.data.sources.base import BadRecord, SourceOptions, SourcePart
 
 
 class MemorySource:
@@ -23,12 +23,12 @@ class MemorySource:
     def __init__(self, name: str, lengths: Iterable[Iterable[int]], lanes: int = 2) -> None:
         self.name = name
         self.lengths = [list(part) for part in lengths]
-        self.options = Options(lanes=lanes, window=1)
+        self.options = SourceOptions(lanes=lanes, window=1)
 
-    def parts(self) -> list[Part]:
-        return [Part(f"{self.name}{n}", len(part)) for n, part in enumerate(self.lengths)]
+    def parts(self) -> list[SourcePart]:
+        return [SourcePart(f"{self.name}{n}", len(part)) for n, part in enumerate(self.lengths)]
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad]]:
+    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | BadRecord]]:
         for record in range(start, len(self.lengths[part])):
             yield record, self.values(part, record)
 

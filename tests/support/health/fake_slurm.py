@@ -77,11 +77,11 @@ class FakeSlurm:
         self._write(state)
 
     def die(self, seconds: float = 0.01) -> None:
-        """From now on it answers like commands without a slurmctld, after so many seconds."""
+        """Answer like commands without a slurmctld from now on, after so many seconds."""
         self._write(self._read() | {"dead": seconds})
 
     def answer_looks(self, count: int) -> None:
-        """From now on answer so many questions for all nodes, and all other ones."""
+        """Answer so many questions for all nodes from now on, and all other ones."""
         self._write(self._read() | {"looks": count})
 
     def live(self) -> None:

@@ -13,10 +13,10 @@ from made_job import KeptJournal, made_launch
 
 from robust_slurm.config import Config
 from srun_wrapper.checkpoints.enrolments import Enrolments
-from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.input_rules import StdinFeed
 from srun_wrapper.command.steps import Secrets
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.decide.ladder import Plan
+from srun_wrapper.decide.ladder import LadderPlan
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.state import JobState
@@ -57,7 +57,7 @@ class StandbyPartition:
 class Scene:
     """A job on n1 and n2, n3 spare, n2 lost; n3's connection is broken."""
 
-    def __init__(self, tmp_path: Any, slots: int = 1, feed: Feed = Feed.FILE) -> None:
+    def __init__(self, tmp_path: Any, slots: int = 1, feed: StdinFeed = StdinFeed.FILE) -> None:
         self.state = JobState(Config(), 7, "n1")
         self.nodes = [self.node(i, role) for i, role in enumerate("aas")]
         self.spare = self.nodes[2]
@@ -93,7 +93,7 @@ class Scene:
         self.standby = self.node(8, "s")
         self.standby.standby_request = 1
         self.incident = cast(
-            Incident, SimpleNamespace(plan=Plan("swap_standby", ("n2",), ""), swaps=[])
+            Incident, SimpleNamespace(plan=LadderPlan("swap_standby", ("n2",), ""), swaps=[])
         )
 
     def node(self, index: int, role: str) -> Node:

@@ -165,7 +165,7 @@ class Driver:
             self.err.close()
 
     def _all_ended(self) -> bool:
-        """They may have started others before they were killed."""
+        """Kill what is left: processes may have started others before they were killed."""
         left = [pid for pid in self.below() if _state(pid) not in ("", "Z")]
         process_tree.end_all(left)
         return not left

@@ -13,7 +13,7 @@ from robust_slurm.state_dir.ledger import append_line, make_job_dir, replace_fil
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import Incident
-from srun_wrapper.decide.ladder import Plan
+from srun_wrapper.decide.ladder import LadderPlan
 from standby.size.history import DAY
 
 NOW = 1_800_000_000.0
@@ -43,7 +43,7 @@ class Job:
         if symptom == "crash":
             failures = [Failure("crash", 100.0, 99.0, swaps[0][0], rank=0, code=1, tail="")]
         it = Incident("0-1", 1, diagnose(failures), 99.0, 100.0)
-        it.plan = Plan("swap_standby", tuple(old for old, _ in swaps), "")
+        it.plan = LadderPlan("swap_standby", tuple(old for old, _ in swaps), "")
         it.swaps += [pair for pair in swaps if pair[1]]
         it.outcome = "recovered"
         it.wall = self.at(days)

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from ...capture.assembly import Source
+from ...capture.assembly import OpenedSnapshot
 from .. import tier
 from ..files import DurableError
 from ..merge import merge
@@ -34,7 +34,7 @@ from .records import loads
 
 def load_resharded(
     directory: str | Path, step: int, state: dict[str, Any], own: Collection[str] = ()
-) -> tuple[Source, list[str]]:
+) -> tuple[OpenedSnapshot, list[str]]:
     """Fill ``state``, as ``dcp.load`` takes it, from ``step``, whatever ranks saved it.
 
     Returns all of the lowest rank, and the parts that could not be carried over, one line each.
@@ -86,7 +86,7 @@ def load_resharded(
         raise DurableError(f"{where} is not loaded into another shape: {err}") from None
     except (CheckpointException, RuntimeError, ValueError, OSError) as err:
         raise DurableError(f"{where} does not fit what is to be loaded: {_cause(err)}") from err
-    first = Source(lowest.snapshot, Tensors(where, lowest))
+    first = OpenedSnapshot(lowest.snapshot, Tensors(where, lowest))
     return first, notes(first.snapshot, len(parts), world)
 
 

@@ -31,7 +31,7 @@ def describe_values(snapshot: Snapshot, tensors: Mapping[str, torch.Tensor]) -> 
     by_fqn = {e.fqn: tensors[e.name] for e in snapshot.entries if e.name in tensors}
     seen: dict[int, tuple[str, torch.Tensor]] = {}
 
-    def tensor(ref: values.Ref) -> torch.Tensor:
+    def tensor(ref: values.TensorRef) -> torch.Tensor:
         found = by_fqn.get(ref.fqn)
         leaf = torch.empty(0, device="cpu") if found is None else found.view(found.shape)
         seen[id(leaf)] = (ref.fqn, leaf)

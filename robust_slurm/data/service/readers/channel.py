@@ -32,7 +32,7 @@ class ReaderChannel:
         self, sock: socket.socket, serial: int, gone: Callable[[ReaderChannel, list[int]], None]
     ) -> None:
         self.serial = serial
-        self._line = wire.Line(sock)
+        self._line = wire.LineSocket(sock)
         self._sock = sock
         self._gone = gone
         self._lock = threading.Lock()

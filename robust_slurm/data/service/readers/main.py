@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from robust_slurm.data.plan import Plan
     from robust_slurm.data.service.readers.places import SharedPlaces
-    from robust_slurm.data.service.wire import Line
+    from robust_slurm.data.service.wire import LineSocket
 
 LOOK = 0.5  # s between two looks at who has ended
 SCORE = 400  # before the data process, when memory is short
@@ -25,7 +25,7 @@ SCORE = 400  # before the data process, when memory is short
 class _Readers:
     """The readers that this process has forked; ``line``: to the data process."""
 
-    def __init__(self, plan: Plan, line: Line, places: SharedPlaces) -> None:
+    def __init__(self, plan: Plan, line: LineSocket, places: SharedPlaces) -> None:
         self._plan, self._line, self._places = plan, line, places
         self._pids: dict[int, int] = {}  # by the reader's serial number
 
@@ -71,7 +71,7 @@ class _Readers:
     def _read(self, parent: int, number: int, fd: int) -> None:
         from robust_slurm.data.helper import become_helper, end_with_parent, use_one_heap
         from robust_slurm.data.service.readers.reader import WindowReader
-        from robust_slurm.data.service.wire import Line
+        from robust_slurm.data.service.wire import LineSocket
 
         end_with_parent()
         if os.getppid() != parent:
@@ -79,7 +79,7 @@ class _Readers:
         become_helper("robust-reader", SCORE)
         use_one_heap()
         self._line.close()
-        line = Line(socket.socket(fileno=fd))
+        line = LineSocket(socket.socket(fileno=fd))
         WindowReader(self._plan, line, self._places, number).serve()
 
 
@@ -94,11 +94,11 @@ def main() -> None:
     from robust_slurm.data.service.readers.places import SharedPlaces
     from robust_slurm.data.service.readers.reader import lanes_of
     from robust_slurm.data.service.wanted import as_text, digest
-    from robust_slurm.data.service.wire import Line
+    from robust_slurm.data.service.wire import LineSocket
 
     end_with_parent()
     become_helper("robust-readers", SCORE)
-    line = Line(sock)
+    line = LineSocket(sock)
     try:
         order, fds = line.receive(None) or ({}, [])
         plan = plan_named(order["name"])

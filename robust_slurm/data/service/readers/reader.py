@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from robust_slurm.data.plan import Plan
     from robust_slurm.data.sample import Sample
     from robust_slurm.data.service.readers.places import SharedPlaces
-    from robust_slurm.data.sources.base import Bad, Part, Source
+    from robust_slurm.data.sources.base import BadRecord, Source, SourcePart
 
 TRIM = 10.0  # s between two times that free memory is given back
 AT_ONCE = 2  # windows that it reads: one while the other waits for its file
@@ -47,10 +47,12 @@ class _Watched:
         self._source = source
         self._reach = reach
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SourcePart]:
         return self._source.parts()
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad | None]]:
+    def read(
+        self, part: int, start: int = 0
+    ) -> Iterator[tuple[int, dict[str, Any] | BadRecord | None]]:
         self._reach(part, start)
         for index, values in self._source.read(part, start):
             self._reach(part, index + 1)
@@ -60,7 +62,9 @@ class _Watched:
 class WindowReader:
     """Answers on ``line``. ``number``: which reader this is."""
 
-    def __init__(self, plan: Plan, line: wire.Line, places: SharedPlaces, number: int) -> None:
+    def __init__(
+        self, plan: Plan, line: wire.LineSocket, places: SharedPlaces, number: int
+    ) -> None:
         self._plan = plan
         self._counts = plan.lanes()
         self._numbers = {lane: at for at, lane in enumerate(lanes_of(plan))}

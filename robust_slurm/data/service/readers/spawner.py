@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robust_slurm.data.service.wire import Line
+from robust_slurm.data.service.wire import LineSocket
 from robust_slurm.text import how_ended
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ReaderSpawner:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        self._line = Line(ours)
+        self._line = LineSocket(ours)
         self._cpus: set[int] = set()
         self._line.send({"op": "order", "name": name, "code": code}, [places.fd])
 

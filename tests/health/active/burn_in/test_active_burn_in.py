@@ -346,6 +346,6 @@ def test_a_file_system_that_hangs_takes_one_deadline_for_all_nodes(
 
 
 def test_an_event_of_no_boot_is_no_boot() -> None:
-    """Else a node would seem to have booted once more than it did."""
+    """A node must not seem to have booted once more than it did."""
     events = [Event(1.0, "boot", "b1", {}), Event(2.0, "burn-in", "", {"ok": True})]
     assert state._boots(events, "b2") == ["b1", "b2"]

@@ -64,7 +64,7 @@ def test_a_worker_on_this_machine(python: str, user: str, uid: int) -> None:
 
 
 def test_a_task_of_a_step() -> None:
-    """It becomes the account by itself, and is a new program then."""
+    """The task becomes the account by itself, and is a new program then."""
     step = {"ROBUST_TEST_SERVER": "x:1", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
     step |= {"SLURMD_NODENAME": "n1", "SLURM_LOCALID": "0"}
     assert task_env(step)

@@ -242,7 +242,7 @@ def test_two_that_show_by_chance(p: float, most: float) -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
 def test_what_repeats_buy(p: float) -> None:
-    """It must show and show again: two times 95 %, and never worse than a little above 10 %."""
+    """A bad machine must show twice: two times 95 %, and never worse than a little above 10 %."""
     layout = replay.layout(24, 4)
     enough = next(n for n in count(1) if replay.least_chance(n) <= p)
     assert missed(layout, p, enough) < 0.14

@@ -53,7 +53,7 @@ def test_every_setting_of_the_rules_is_one_that_slurm_prints() -> None:
 
 @pytest.mark.parametrize("name", [*READY, *DEFAULTS])
 def test_with_the_lines_pasted_nothing_is_left(name: str) -> None:
-    """And the lines stay the same, so that a second install has nothing to do."""
+    """The lines stay the same, so that a second install has nothing to do."""
     config = recorded(name)
     first = rules.wants(SiteFacts(config, GATE, ETC))
     for want in first:

@@ -120,7 +120,7 @@ def test_the_evidence_says_what_was_compared() -> None:
 
 
 def test_what_may_come_after_slurmd_has_started_asks_for_no_reboot() -> None:
-    """Else a node that was looked at too early after its boot would stay drained for good."""
+    """A node that was looked at too early after its boot must not stay drained for good."""
     system = node(snapshot={"stage": "init", "error": "NVML_ERROR_DRIVER_NOT_LOADED"})
     del system.files["/dev/nvidia5"]
     found = [*CHECK.run(system), *NVML.run(system)]

@@ -73,7 +73,7 @@ def test_fabric_manager_asks_for_its_own_action() -> None:
 
 
 def test_fabric_manager_seen_as_a_process_of_another_container() -> None:
-    """It is there: who keeps it is no matter."""
+    """The fabric manager runs, whoever keeps it."""
     output = CommandOutput(0, said("not-found", "inactive", "dead"), "")
     manager = process(1200, "nv-fabricmanager")
     system = healthy((manager,), without=(CGROUP,), commands={show(FABRIC): output})

@@ -315,7 +315,7 @@ def test_extra_state_of_modules(tmp_path: Path) -> None:
 
 
 class Hooked(nn.Linear):
-    """Its state_dict() says something else than its tensors."""
+    """A module whose state_dict() says something else than its tensors."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from robust_slurm.checkpoint.capture.state import Source, State, StateError
+from robust_slurm.checkpoint.capture.state import OpenedSnapshot, State, StateError
 
 
-def saved(tmp_path: Path, objects: dict[str, Any]) -> Source:
+def saved(tmp_path: Path, objects: dict[str, Any]) -> OpenedSnapshot:
     return source(write(tmp_path / "s.safetensors", *capture(objects, rank=0)))
 
 
@@ -131,7 +131,7 @@ def run(objects: dict[str, Any], steps: int, batches: Any = None) -> tuple[list[
 def test_a_loader_goes_on_with_the_next_sample(
     kind: str, workers: int, stops: Any, tmp_path: Path
 ) -> None:
-    """Also draws of torch's generator after it: making an iterator must not cost one more."""
+    """Later draws of torch's generator are the same: making an iterator must not cost one more."""
     for stop in stops:
         torch.manual_seed(3)
         first = {"loader": loader(kind, workers), "rng": None}
@@ -286,7 +286,7 @@ def test_an_object_that_refuses_its_state_is_named(tmp_path: Path) -> None:
 def test_values_from_elsewhere_are_no_state(tmp_path: Path) -> None:
     opened = saved(tmp_path, {"model": nn.Linear(1, 1)})
     for values in (None, {"model": 1}, {"model": {"d": 1}}, {"model": {"d": {"weight": 1}}}):
-        broken = Source(opened.snapshot._replace(values=values), opened.tensors)
+        broken = OpenedSnapshot(opened.snapshot._replace(values=values), opened.tensors)
         with pytest.raises(StateError):
             restore({"model": nn.Linear(1, 1)}, [broken], rank=0)
     with pytest.raises(StateError, match=r"none of the snapshots given \(1\) is of rank 3"):

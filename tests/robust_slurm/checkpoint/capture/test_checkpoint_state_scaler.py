@@ -9,10 +9,10 @@ import torch
 from checkpoint_files import restore, source, write
 from torch import nn
 
-from robust_slurm.checkpoint.capture.state import Source, State
+from robust_slurm.checkpoint.capture.state import OpenedSnapshot, State
 
 
-def saved(tmp_path: Path, scaler: torch.amp.GradScaler) -> Source:
+def saved(tmp_path: Path, scaler: torch.amp.GradScaler) -> OpenedSnapshot:
     captured = State({"extra.scaler": scaler}, rank=0).capture()
     return source(write(tmp_path / "s.safetensors", *captured))
 

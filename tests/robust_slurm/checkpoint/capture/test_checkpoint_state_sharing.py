@@ -16,7 +16,7 @@ from torch import nn
 
 from robust_slurm.checkpoint.capture import sharing
 from robust_slurm.checkpoint.capture.sharing import HOLDERS, Fingerprint, Share, checksum, divide
-from robust_slurm.checkpoint.capture.state import Source, State, StateError
+from robust_slurm.checkpoint.capture.state import OpenedSnapshot, State, StateError
 from robust_slurm.checkpoint.format.layout import ITEM_SIZE, Entry
 
 shapes = st.lists(st.sampled_from([0, 1, 1, 2, 3, 5, 17, 64]), max_size=3).map(tuple)
@@ -81,7 +81,7 @@ def objects(seed: int = 0) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-def snapshots(tmp_path: Path, ranks: int) -> list[Source]:
+def snapshots(tmp_path: Path, ranks: int) -> list[OpenedSnapshot]:
     """One of each rank; their buffers differ, all else is the same."""
     opened = []
     for rank in range(ranks):
@@ -140,7 +140,7 @@ def test_parts_that_overlap_are_not_taken_for_the_whole(tmp_path: Path) -> None:
     moved = other._replace(offsets=tuple(max(0, o - 1) for o in other.offsets))
     assert moved != other and e.kind == "shared"
     entries = tuple(moved if x is other else x for x in second.snapshot.entries)
-    wrong = Source(second.snapshot._replace(entries=entries), second.tensors)
+    wrong = OpenedSnapshot(second.snapshot._replace(entries=entries), second.tensors)
     with pytest.raises(StateError, match=f"{name}: of its .* without a gap"):
         restore(objects(), [first, wrong], rank=0)
 

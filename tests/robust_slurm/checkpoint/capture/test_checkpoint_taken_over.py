@@ -12,7 +12,7 @@ from checkpoint_files import source, write
 from torch import nn
 
 from robust_slurm.checkpoint.capture.sharing import Share
-from robust_slurm.checkpoint.capture.state import Source, State, StateError
+from robust_slurm.checkpoint.capture.state import OpenedSnapshot, State, StateError
 from robust_slurm.checkpoint.capture.taken_over import Taken, fixed
 
 
@@ -37,7 +37,7 @@ def objects(rank: int, loader: Any) -> dict[str, Any]:
     return {"model": model, "loader": loader, "rng": None}
 
 
-def saved(tmp_path: Path, world: int, loaders: Mapping[int, Any]) -> list[Source]:
+def saved(tmp_path: Path, world: int, loaders: Mapping[int, Any]) -> list[OpenedSnapshot]:
     """A snapshot of each rank of a world whose ranks hold the same model."""
     found = []
     for rank in range(world):
@@ -70,7 +70,7 @@ def test_a_smaller_world_takes_over_model_generators_and_every_position(tmp_path
 
 
 def test_a_buffer_of_a_parameters_memory_is_taken_over(tmp_path: Path) -> None:
-    """They were saved under two names, as one is a buffer, and hold the same."""
+    """Buffer and parameter were saved under two names, as one is a buffer, and hold the same."""
 
     def made() -> dict[str, Any]:
         model = nn.Linear(3, 5)
@@ -114,7 +114,7 @@ def test_a_world_of_another_size_starts_from_disk_with_every_position(tmp_path: 
 
 
 class GlobalLoader(Loader):
-    """Its position is that of all ranks."""
+    """A loader whose position is that of all ranks."""
 
     shared_position = True
 

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.checkpoint.capture.values import Ref, decode, encode, encode_ref, ref_of
+from robust_slurm.checkpoint.capture.values import TensorRef, decode, encode, encode_ref, ref_of
 
 
 class Colour(enum.Enum):
@@ -31,7 +31,7 @@ def through_json(value: Any) -> Any:
 
     def save(path: str, tensor: torch.Tensor) -> Any:
         kept[path] = tensor.clone()
-        return encode_ref(Ref(path))
+        return encode_ref(TensorRef(path))
 
     encoded = json.loads(json.dumps(encode(value, "v", save)))
     return decode(encoded, lambda ref: kept[ref.fqn])
@@ -163,7 +163,7 @@ def test_what_is_large_goes_to_tensors_not_to_json() -> None:
 
     def save(path: str, tensor: torch.Tensor) -> Any:
         paths.append(path)
-        return encode_ref(Ref(path))
+        return encode_ref(TensorRef(path))
 
     state = {"order": list(range(10**5)), "raw": b"x" * 10**5, "a": numpy.zeros(10**4)}
     assert len(json.dumps(encode(state, "loader", save))) < 500
@@ -177,7 +177,7 @@ def test_tensors_are_the_callers() -> None:
 
 @given(
     st.builds(
-        Ref,
+        TensorRef,
         st.text(),
         st.sampled_from(["", "complex128"]),
         st.sampled_from(["", "cuda"]),
@@ -187,7 +187,7 @@ def test_tensors_are_the_callers() -> None:
         st.lists(st.integers(0, 9), max_size=3).map(tuple),
     )
 )
-def test_a_reference_says_all_that_it_was_told(ref: Ref) -> None:
+def test_a_reference_says_all_that_it_was_told(ref: TensorRef) -> None:
     assert ref_of(json.loads(json.dumps(encode_ref(ref)))) == ref
 
 

@@ -68,7 +68,7 @@ def test_the_copy_thread_issues_and_the_optimizer_makes_its_stream_wait(
 
 
 def test_a_copy_takes_from_where_the_device_begins_it(tmp_path: Path, cuda: FakeCuda) -> None:
-    """Not from save(): the device is busy with the step then."""
+    """The copy's time does not count from save() on: the device is busy with the step then."""
     cuda.compute.busy(0.3)
     cuda.copy_s = 0.05
     _slot, copy = begin(tmp_path, [torch.randn(5), torch.randn(5)])

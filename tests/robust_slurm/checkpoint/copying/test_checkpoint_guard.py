@@ -46,7 +46,7 @@ def zero_a_few(weight: torch.Tensor) -> None:
 
 
 class Script(CalledTraining):
-    """Its weights can be changed while they are copied."""
+    """A training whose weights can be changed while they are copied."""
 
     def step_swapped_while_copied(
         self, number: int, change: Change = zero, *, portion: int | None = None
@@ -174,7 +174,7 @@ def test_a_write_while_a_step_is_copied_throws_it_away_before_the_next_hook(
 def test_a_write_to_a_few_items_while_steps_are_copied_is_found_before_long(
     store: FakeStore, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It begins late, no sample shows it, and the state is too large to read all at each save()."""
+    """The write begins late, no sample shows it, and no save() can read all of the large state."""
     monkeypatch.setattr(portions, "LEAST", 1)
     monkeypatch.setattr(guard, "CHECK_SHARE", 0.0)
     script = Script()

@@ -104,7 +104,7 @@ def test_a_tensor_that_changes_meanwhile_makes_it_torn(tmp_path: Path, counted: 
 def test_a_copy_that_ends_after_an_abort_is_no_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may wait on the GPU for a collective, which then returns any data."""
+    """The copy may wait on the GPU for a collective, which then returns any data."""
     monkeypatch.setattr(copying, "halted", threading.Event())
     slot = Slot(tmp_path / "own-0-0.safetensors", 0)
     tensors = [torch.zeros(9)]
@@ -219,7 +219,7 @@ def test_memory_that_is_gone_is_not_read() -> None:
 
 
 def test_a_gpu_whose_memory_torch_cannot_describe_is_read_tensor_by_tensor() -> None:
-    """It is so without NumPy, and in this process, whose torch knows no GPU."""
+    """Torch cannot do so without NumPy, nor in this process, where torch knows no GPU."""
     sample = TensorSample([torch.arange(9.0), torch.ones(2, dtype=torch.bfloat16)])
     (expected,) = sample.take()
     assert torch.equal(_reader(torch.device("cuda", 0), sample._items)(), expected)

@@ -50,7 +50,7 @@ def test_the_same_commit_twice_at_once(tmp_path: Path, tier: Path) -> None:
 
 
 def test_a_step_that_newer_commits_removed(tmp_path: Path, tier: Path) -> None:
-    """Its own commit still waits for a part."""
+    """The step's own commit still waits for a part."""
     write(str(tiny(tmp_path / "a.safetensors", 5, 0, 2)), tier, RUN)
     said: list[str] = []
 
@@ -146,7 +146,7 @@ def test_a_step_under_way_before_a_damaged_one_stays(tmp_path: Path, tier: Path)
 def test_data_stay_with_a_manifest_that_cannot_be_removed(
     tier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a step would be left that looks committed, and cannot be loaded."""
+    """Without its data a step would look committed that cannot be loaded."""
     save(tier, 10)
     save(tier, 20)
     unlink = Path.unlink
@@ -215,7 +215,7 @@ def test_two_attempts_at_once_leave_one_good_step(tmp_path: Path, tier: Path) ->
 
 
 def test_two_runs_that_share_a_directory_are_told(tmp_path: Path, tier: Path) -> None:
-    """Not a run that goes on from another's checkpoints, nor the next incarnation of one."""
+    """A run that goes on from another's checkpoints is not told, nor is a next incarnation."""
 
     def notes(step: int, attempt: str) -> list[str]:
         write(str(tiny(tmp_path / "own.safetensors", step)), tier, attempt)

@@ -105,7 +105,7 @@ def test_each_rank_goes_on_with_its_own_stage(
     kind: str, saved: int, now: int, shares: int, whole: int,
     tmp_path: Path, tier: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Its positions in the data are those of its own shares, or none of them is restored."""
+    """A rank's positions in the data are those of its own shares, or none of them is restored."""
     paths = []
     for rank in range(2 * saved):
         objects = of_two_stages(rank, saved, shares, 50, kind)

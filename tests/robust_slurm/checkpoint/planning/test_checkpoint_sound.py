@@ -67,7 +67,7 @@ STEPS = st.lists(st.integers(1, 9), max_size=3, unique=True)
 
 @given(STEPS, STEPS, st.integers(-1, 10), st.integers(0, 2))
 def test_any(steps: list[int], durable: list[int], proven: int, epoch: int) -> None:
-    """It is a step that a plan without a bound could have named; a sound one, if there is any."""
+    """The step is one that a plan without a bound could have named; a sound one, if any is."""
     bound = Bound(proven, epoch)
     disk = [(step, 4) for step in durable]
     resume = plan(healthy(*steps), SEATS, 4, disk, before=bound)

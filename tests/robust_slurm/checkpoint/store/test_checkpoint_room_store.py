@@ -112,7 +112,7 @@ def test_room_of_a_store_that_was_killed_is_no_snapshot(tmp_path: Path) -> None:
 
 
 def test_the_cache_of_files_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pages count as used in a cgroup, but the kernel gives them back."""
+    """The cache's pages count as used in a cgroup, but the kernel gives them back."""
     for root, name, text in (
         ("proc", "meminfo", "MemAvailable: 1000 kB\n"),
         ("proc", "self/cgroup", "0::/job\n"),

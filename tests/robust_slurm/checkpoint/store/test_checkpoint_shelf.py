@@ -40,7 +40,7 @@ def test_a_file_that_was_known_is_looked_at_again(tmp_path: Path, change: str) -
 def test_a_header_that_is_known_is_not_read_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked for before each piece that is sent, and takes as long as that does."""
+    """The header is asked for before each piece that is sent, and takes as long as that does."""
     path = tmp_path / "own-0-1.safetensors"
     write_snapshot(path, 0, 7)
     fd, size, inode = open_snapshot(path)

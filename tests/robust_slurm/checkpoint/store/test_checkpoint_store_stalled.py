@@ -72,7 +72,7 @@ def unmixed(*stores: StoreProcess) -> None:
 def test_a_rank_that_comes_round_to_the_slot_under_digest_leaves_no_mixture(
     peers: tuple[StoreProcess, StoreProcess], monkeypatch: pytest.MonkeyPatch, looks: bool
 ) -> None:
-    """It leaves that slot alone; one that does not look at it is seen through by the store."""
+    """The rank leaves that slot alone; the store sees through a rank that does not look at it."""
     if not looks:
         monkeypatch.setattr(Client, "held", lambda _self: frozenset())
     a, b = peers

@@ -99,7 +99,7 @@ def test_a_node_that_can_read_no_step_makes_none_doubted(monkeypatch: pytest.Mon
 def test_a_damaged_step_that_robust_srun_chose_is_doubted_and_an_older_one_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was chosen again at each restart, and newer states in memory were given up for it."""
+    """Each restart chose the step again, and newer states in memory were given up for it."""
     doubted: list[int] = []
 
     def read(_state: State, _directory: str, step: int, *_rest: Any, cut: bool) -> Any:

@@ -90,7 +90,7 @@ def test_no_rank_resumes_in_a_state_that_was_not_its_own(
 def test_ranks_that_part_go_on_keeping_the_newest_step_that_all_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not their own last one: no other rank need have it."""
+    """The ranks do not keep their own last step: no other rank need have it."""
     shared = "robust_slurm.checkpoint.training.mesh.find_share"
     monkeypatch.setattr(shared, lambda *_args: Share((0, 1)))
     with fake_store(tmp_path / "s", monkeypatch) as store:

@@ -63,7 +63,7 @@ FORM = Form(
 
 
 def fill(slot: Slot | None, step: int) -> int:
-    """Its index, once it is complete."""
+    """Fill a slot; return its index, once it is complete."""
     assert slot is not None
     slot.fit(FORM)
     slot.complete(FORM.header(step, "{}"), step)
@@ -142,7 +142,7 @@ def test_a_node_with_room_for_its_own_only_takes_no_replicas(tmp_path: Path) -> 
 def test_the_first_snapshot_takes_the_room_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where values make its header long."""
+    """One snapshot's room is enough where values make its header long, too."""
     made: list[str] = []
     make = Slot._open
 

@@ -144,7 +144,7 @@ def test_what_cannot_be_saved_whole_is_refused(given: Any, why: str, store: Fake
 def test_an_optimizer_waits_for_a_save_in_another_thread(
     store: FakeStore, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a save() does not begin while another thread's optimizer steps."""
+    """A save() does not begin, either, while another thread's optimizer steps."""
     script = Script()
     script.resume()
     saving, go_on = threading.Event(), threading.Event()
@@ -261,7 +261,7 @@ def test_extra_is_a_dict_to_a_script(store: FakeStore, capfd: pytest.CaptureFixt
 
 
 def test_a_step_waits_for_no_save_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may wait for a lock that the stepping thread holds."""
+    """The save may wait for a lock that the stepping thread holds."""
     monkeypatch.setattr(turns, "DEADLINE", 0.01)
     both = turns.Turns()
     with both.save() as alone, ThreadPoolExecutor(1) as other:

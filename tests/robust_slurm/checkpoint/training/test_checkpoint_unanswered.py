@@ -107,7 +107,7 @@ def test_save_does_not_wait_for_the_others_mark_on_a_directory_that_does_not_ans
 
 
 def test_a_long_resume_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And an error is an answer."""
+    """An error is an answer, too."""
     monkeypatch.setattr("robust_slurm.checkpoint.training.unanswered.PAUSE", SILENT / 100)
     monkeypatch.setattr("robust_slurm.checkpoint.training.unanswered.SILENT", SILENT / 10)
     said: list[str] = []

@@ -126,7 +126,7 @@ Whole = Callable[[int], tuple[Path, Ran]]
 
 @pytest.fixture(scope="module")
 def whole(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """By world size: trainings of 9 steps that nothing befell, with steps 5 and 9 on disk."""
+    """Trainings of 9 steps that nothing befell, by world size, with steps 5 and 9 on disk."""
 
     @functools.cache
     def made(world: int) -> tuple[Path, Ran]:
@@ -235,7 +235,7 @@ def test_a_directory_that_cannot_be_written_does_not_stop_training(
 
 
 def test_only_what_is_lost_is_said() -> None:
-    """Not a step that a newer one on disk replaces; steps left out for want of time once."""
+    """A step that a newer one on disk replaces is not named; steps that time left out, once."""
     said: list[str] = []
     store = OwnStore(said.append)
     try:

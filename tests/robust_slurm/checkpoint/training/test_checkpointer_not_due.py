@@ -82,7 +82,7 @@ def test_a_last_step_that_is_gone_is_not_saved_and_that_is_said(
 def test_a_step_that_is_not_saved_looks_at_no_tensor(
     store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To see where each lies takes longer than all else together."""
+    """A look at where each tensor lies takes longer than all else together."""
     store.welcome |= {"every": 3, "first": 0}
     training = Training(directory=tmp_path / "durable")
     training.ckpt.resume()

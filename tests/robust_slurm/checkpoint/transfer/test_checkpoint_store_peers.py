@@ -62,7 +62,7 @@ def test_a_replica_has_all_that_the_plan_needs(tmp_path: Path) -> None:
 
 
 def test_a_withdrawn_snapshot_is_withdrawn_at_the_peer_too(tmp_path: Path) -> None:
-    """Not one whose file alone could not be read: the replica may be what is left of it."""
+    """The peer keeps one whose file alone could not be read: its replica may be what is left."""
     with stores(tmp_path, 2) as [(a, _), (b, _)]:
         rank = FakeRank(a, 0)
         a.place({0: target(b)})
@@ -274,7 +274,7 @@ def test_close_is_prompt_with_peers_that_hang(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_withdrawn_while_its_replica_is_sent_is_answered(tmp_path: Path) -> None:
-    """Else the next save() would wait for it."""
+    """The next save() must not wait for it."""
     with stores(tmp_path, 2, patience=60.0) as [(a, _), (b, _)]:
         proxy = Proxy(b.port, SIZE // 2, cut=False)
         rank = FakeRank(a, 0)

@@ -53,7 +53,7 @@ def test_the_file_is_torn_until_it_is_complete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_after_a_broken_connection_it_starts_over(tmp_path: Path, mapped: bool) -> None:
-    """Also where another content of the same step is offered then."""
+    """The transfer starts over where another content of the same step is offered then, too."""
     fd, offer, _ = offer_of(tmp_path, 10_000)
     a, b = greeted()
     incoming = Incoming(tmp_path / "copy", offer, mapped=mapped)

@@ -81,7 +81,7 @@ def test_an_equal_crc_is_no_proof(pair: Pair, monkeypatch: pytest.MonkeyPatch) -
 def test_the_same_step_written_anew_into_its_own_file_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would be compared with itself, and CRCs alone would decide."""
+    """The file would be compared with itself, and CRCs alone would decide."""
     for module in (digest, incoming):
         monkeypatch.setattr(module, "crc32", lambda _data, crc=0: crc)
     other = BASE[:700_000] + bytes([BASE[700_000] ^ 1]) + BASE[700_001:]

@@ -29,7 +29,7 @@ from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Ref
-from robust_slurm.data.sources.base import Bad
+from robust_slurm.data.sources.base import BadRecord
 
 NODES = 4  # the last is this process
 SILENCE = 0.5
@@ -178,7 +178,9 @@ def test_the_same_samples_in_the_same_order_whatever_dies(nodes: Nodes) -> None:
 class Pictures(ListedSource):
     """Records with a value that cannot be sent."""
 
-    def read(self, part: int, start: int = 0) -> Iterator[tuple[int, dict[str, Any] | Bad | None]]:
+    def read(
+        self, part: int, start: int = 0
+    ) -> Iterator[tuple[int, dict[str, Any] | BadRecord | None]]:
         for index, values in super().read(part, start):
             assert isinstance(values, dict)
             yield index, {**values, "picture": object()}

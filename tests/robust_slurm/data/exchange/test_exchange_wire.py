@@ -313,7 +313,7 @@ def test_samples_that_are_too_long_together_are_no_samples_that_cannot_be_sent(
 
 
 def test_another_version_of_the_code_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may decode the same files to other samples."""
+    """Another version may decode the same files to other samples."""
     sent: list[str] = []
     monkeypatch.setattr(joining, "Exchange", lambda *given: sent.append(given[4]) or MagicMock())
     monkeypatch.setattr(joining.socket, "socket", lambda fileno: None)

@@ -16,7 +16,7 @@ def test_a_line_waits_for_its_reader_whatever_number_its_descriptor_has() -> Non
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     left, right = socket.socketpair()
     high = socket.socket(fileno=fcntl.fcntl(left, fcntl.F_DUPFD_CLOEXEC, 2000))
-    ends = wire.Line(high), wire.Line(right)
+    ends = wire.LineSocket(high), wire.LineSocket(right)
     message = {"op": "x", "text": "x" * (1 << 20)}
     sender = threading.Thread(target=ends[0].send, args=(message,))
     sender.start()
@@ -28,7 +28,7 @@ def test_a_line_waits_for_its_reader_whatever_number_its_descriptor_has() -> Non
 
 
 def test_what_is_received_is_not_for_programs_that_a_training_starts() -> None:
-    ends = [wire.Line(end) for end in socket.socketpair()]
+    ends = [wire.LineSocket(end) for end in socket.socketpair()]
     null = os.open("/dev/null", os.O_RDONLY)
     ends[0].send({"op": "step"}, [null, null])
     got = ends[1].receive(20)

@@ -142,7 +142,7 @@ def test_a_plan_that_cannot_be_made_is_told_to_all(tmp_path: Path, plan: Countin
         with pytest.raises(DataError, match="NameError: name 'tokenizer' is not defined"):
             rank(number).next()
     assert node.producer.broken is not None
-    line = wire.Line(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    line = wire.LineSocket(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     line._sock.connect(str(node.path))
     line.send({"op": "ping"})
     assert line.receive(60.0) == ({"op": "pong"}, [])
@@ -227,15 +227,15 @@ def test_a_rank_that_was_stopped_meanwhile_has_not_waited(
 ) -> None:
     """After ``scontrol resume`` the kernel ends the wait that was amid, without an answer."""
     node = Node(tmp_path, plan)
-    steps, real, waits = rank(), wire.Line.receive, [0.0]
+    steps, real, waits = rank(), wire.LineSocket.receive, [0.0]
 
-    def receive(line: wire.Line, seconds: float | None) -> Any:
+    def receive(line: wire.LineSocket, seconds: float | None) -> Any:
         if seconds is None or line is not steps._line:
             return real(line, seconds)
         waits.append(seconds)
         return None if len(waits) == 2 else real(line, seconds)
 
-    monkeypatch.setattr(wire.Line, "receive", receive)
+    monkeypatch.setattr(wire.LineSocket, "receive", receive)
     assert steps.next()[0] == 0 and len(waits) == 3
     assert max(waits) < client.SILENCE / 2
     node.close()

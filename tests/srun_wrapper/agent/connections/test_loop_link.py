@@ -319,7 +319,7 @@ def test_work_aside_that_raises_has_a_result(loop: Loop, capfd: pytest.CaptureFi
 def test_work_aside_for_which_there_is_no_thread_has_a_result(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else whoever has asked would wait for ever: a slot that is to say that its ranks ended."""
+    """The caller must not wait for ever: it may be a slot that is to say that its ranks ended."""
 
     def start(_thread: object) -> None:
         raise RuntimeError("can't start new thread")

@@ -17,7 +17,7 @@ from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.looking import kernel
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, RANK, Look
-from srun_wrapper.protocol.messages import Inspect, Inspected, Sample
+from srun_wrapper.protocol.messages import Inspect, Inspected, SlotActivity
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ __all__ = ["drive", "drivers"]
 SCRIPT = PROGRAMS / "looked_tree.py"
 
 
-def looked(d: Driver, *names: str, token: int = 3) -> Sample:
+def looked(d: Driver, *names: str, token: int = 3) -> SlotActivity:
     """Inspect when the processes of these names are ready."""
     for name in names:
         d.wait((d.base / name).exists)

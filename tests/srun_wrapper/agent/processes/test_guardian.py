@@ -67,7 +67,7 @@ class Ran:
 
 
 def held_back(pid: int, number: int) -> bool:
-    """It has come, and is blocked: pending alone is also one that is about to be delivered."""
+    """Return True if a signal has come and is blocked; one only pending may yet be delivered."""
     rows = (Path("/proc") / str(pid) / "status").read_text().splitlines()
     status = dict(row.split(":\t", 1) for row in rows)
     return all(int(status[mask], 16) & (1 << (number - 1)) for mask in ("ShdPnd", "SigBlk"))

@@ -82,7 +82,7 @@ def test_it_stays_with_the_environment_of_the_next_epoch(drive: Any) -> None:
 
 
 def test_it_goes_on_after_rank_0(drive: Any) -> None:
-    """It would look for rank 0's store before that is there, and torch waits half a second then."""
+    """The rank would look for rank 0's store too early, and torch waits half a second then."""
     driver = drive(sys.executable, "-c", STORE.format(pause=0.01))
     driver.order(start(1, rank=1))
     driver.get(Stopped)
@@ -133,7 +133,7 @@ def test_one_that_waits_is_ended_when_no_process_is_trusted_any_more(drive: Any)
 
 
 def test_its_end_is_not_explained_by_what_was_before(drive: Any) -> None:
-    """Not by its last words in the epoch before, and not by torch's file of then."""
+    """Last words of the epoch before, and torch's file of then, do not explain the end."""
     says = "    print('a line of', os.environ['ROBUST_EPOCH'], file=sys.stderr)\n    for step"
     code = SLEEPY.format(pause=0.01).replace("    for step", says)
     driver, first = begin(drive, code)

@@ -153,7 +153,7 @@ def test_a_blocked_sink_holds_up_only_its_stream() -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.text("abc", max_size=5), max_size=8), st.sampled_from(["\n", "\r\n", "\r"]))
 def test_watch_sees_every_line(lines: list[str], end: str) -> None:
-    """Also those of progress bars, and the last one without an end."""
+    """Watch sees the lines of progress bars, too, and the last line without an end."""
     seen: list[bytes] = []
     carry(end.join(lines).encode(), watch=seen.append)
     assert [line for line in seen if line] == [line.encode() for line in lines if line]

@@ -12,7 +12,7 @@ from made_job import Job
 from waiting import until
 
 from srun_wrapper.agent.streams.stdin import Stdin
-from srun_wrapper.command.input_rules import Feed, feed, limited
+from srun_wrapper.command.input_rules import StdinFeed, feed, limited
 from srun_wrapper.decide.ladder import Means
 from srun_wrapper.protocol.messages import StdinRead
 
@@ -112,33 +112,33 @@ def test_a_file_is_read_from_its_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "terminal", "expected"),
     [
-        (None, False, Feed.EVERY),
-        ("all", False, Feed.EVERY),
-        (None, True, Feed.TERMINAL),
-        ("none", False, Feed.EVERY),  # nothing comes
-        ("3", False, Feed.ONE),
-        ("in.txt", True, Feed.FILE),
-        ("in.%t", False, Feed.OWN),
+        (None, False, StdinFeed.EVERY),
+        ("all", False, StdinFeed.EVERY),
+        (None, True, StdinFeed.TERMINAL),
+        ("none", False, StdinFeed.EVERY),  # nothing comes
+        ("3", False, StdinFeed.ONE),
+        ("in.txt", True, StdinFeed.FILE),
+        ("in.%t", False, StdinFeed.OWN),
     ],
 )
-def test_where_input_goes(value: str | None, terminal: bool, expected: Feed) -> None:
+def test_where_input_goes(value: str | None, terminal: bool, expected: StdinFeed) -> None:
     assert feed(value, terminal) is expected
 
 
 @pytest.mark.parametrize(
     ("source", "had", "spares", "standby_nodes", "never"),
     [
-        (Feed.EVERY, [], 2, 64, False),
-        (Feed.EVERY, [True, True], 2, 0, False),  # spares have had the same
-        (Feed.EVERY, [True, False], 2, 64, True),
-        (Feed.ONE, [True], 0, 0, False),
-        (Feed.OWN, [True], 0, 0, False),
-        (Feed.FILE, [True, False], 2, 64, False),
-        (Feed.TERMINAL, [True, False], 2, 64, False),
+        (StdinFeed.EVERY, [], 2, 64, False),
+        (StdinFeed.EVERY, [True, True], 2, 0, False),  # spares have had the same
+        (StdinFeed.EVERY, [True, False], 2, 64, True),
+        (StdinFeed.ONE, [True], 0, 0, False),
+        (StdinFeed.OWN, [True], 0, 0, False),
+        (StdinFeed.FILE, [True, False], 2, 64, False),
+        (StdinFeed.TERMINAL, [True, False], 2, 64, False),
     ],
 )
 def test_what_a_recovery_may_use(
-    source: Feed, had: list[bool], spares: int, standby_nodes: int, never: bool
+    source: StdinFeed, had: list[bool], spares: int, standby_nodes: int, never: bool
 ) -> None:
     found = limited(Means(2, 64, True, 3), source, had)
     assert (found.spares, found.standby_nodes, bool(found.never)) == (spares, standby_nodes, never)

@@ -100,7 +100,7 @@ def warm(d: Driver) -> int:
 
 
 def interpreters(d: Driver) -> list[int]:
-    """And stand-ins, once they have come to the slot's process."""
+    """Return the pids of interpreters, and of stand-ins that have come to the slot's process."""
     return [
         p for p in process_tree.children(d.process.pid) if proc_words(p).startswith(b"robust-warm:")
     ]
@@ -202,7 +202,7 @@ def test_a_spare_whose_environment_is_another_learns_it(job: Any, drivers: list[
 
 
 def test_a_path_that_is_not_utf_8(job: Any) -> None:
-    """It is not told to others, and the rank is started as always."""
+    """The path is not told to others, and the rank is started as always."""
     d = job("LD_LIBRARY_PATH=$(printf '/opt/caf\\351/lib')")
     warm(d)
     go(d, "one.py")

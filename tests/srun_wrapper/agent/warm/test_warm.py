@@ -225,7 +225,7 @@ def test_its_own_modules_are_read_anew(drive: Any, tmp_path: Path) -> None:
 
 
 def test_what_it_imports_was_known_before(drive: Any, tmp_path: Path) -> None:
-    """To tell it again would copy what it shares with the interpreter that it was forked from."""
+    """A second telling would copy what it shares with the interpreter that it was forked from."""
     d = drive(
         *script(tmp_path, "print('beaten', flush=True)\nimport signal; signal.pause()\n"), warm=True
     )

@@ -111,7 +111,7 @@ hear(link)
 
 
 def test_what_it_said_before_its_end_counts(made: Callable[[str], Warm]) -> None:
-    """Its end is seen before its answer is read."""
+    """The end of the process is seen before its answer is read."""
     one = made(
         """
 request, fds = hear(link)

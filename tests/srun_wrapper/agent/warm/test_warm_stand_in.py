@@ -24,7 +24,7 @@ WAITS = "import robust_slurm, signal\nrobust_slurm.beat(1)\nsignal.pause()\n"
 
 
 def stand_in(d: Driver, old: int = 0) -> int:
-    """Its pid, as soon as it waits; it is another one than ``old``."""
+    """Return the stand-in's pid, as soon as it waits; it is another one than ``old``."""
     found = 0
 
     def there() -> bool:

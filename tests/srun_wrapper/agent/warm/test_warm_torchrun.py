@@ -76,7 +76,7 @@ def end(d: Driver, epoch: int, *codes: int) -> None:
 
 @pytest.fixture
 def job(drive: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Driver:
-    """Its ranks run RANK; a parameter comes before that."""
+    """A job of torchrun whose ranks run RANK; a parameter comes before that."""
     script = tmp_path / "train.py"
     script.write_text(getattr(request, "param", "") + RANK)
     torchrun = str(Path(sys.executable).parent / "torchrun")

@@ -15,7 +15,7 @@ from srun_wrapper.checkpoints.verify.rules import (
     refused,
     standing,
 )
-from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.input_rules import StdinFeed
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,14 @@ from srun_wrapper.command.input_rules import Feed
         ({"checkpoint": False}, "--robust-no-checkpoint"),
         ({"nodes": 1}, "this job has only one node"),
         ({"numbered": True}, "--rdzv-backend=static"),
-        ({"source": Feed.OWN}, "each task, a file"),
-        ({"source": Feed.ONE}, "one task"),
-        ({"source": Feed.FILE}, ""),
+        ({"source": StdinFeed.OWN}, "each task, a file"),
+        ({"source": StdinFeed.ONE}, "one task"),
+        ({"source": StdinFeed.FILE}, ""),
     ],
 )
 def test_where_it_cannot_be_done(change: dict[str, object], why: str) -> None:
     asked = {"tasks": False, "checkpoint": True, "nodes": 2, "numbered": False}
-    text = refused(**{**asked, "source": Feed.EVERY, **change})  # type: ignore[arg-type]
+    text = refused(**{**asked, "source": StdinFeed.EVERY, **change})  # type: ignore[arg-type]
     assert why in text and bool(why) == bool(text)
 
 

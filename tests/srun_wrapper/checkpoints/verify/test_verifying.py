@@ -117,7 +117,7 @@ def test_a_check_that_is_cut_short_leaves_nobody_standing(job: Job, why: str) ->
 
 
 def test_a_node_that_did_not_hear_that_ranks_go_on(job: Job) -> None:
-    """It was connecting anew: it is told again until none of its ranks stands."""
+    """The node was connecting anew: it is told again until none of its ranks stands."""
     job.save(8, 8, 8, 8)
     job.verify.look(0.0)
     job.save(20, 21, 20, 20)
@@ -133,7 +133,7 @@ def test_a_node_that_did_not_hear_that_ranks_go_on(job: Job) -> None:
 
 
 def test_ranks_that_wait_for_a_slow_one_do_not_hang(job: Job) -> None:
-    """They get the time that the check gives the slow one; then the job's own limit counts."""
+    """The ranks get the time that the check gives the slow one; then the job's own limit counts."""
     hang = HangWatch(job.state, lambda: job.verify.held_up)
     job.state.pace.last = 0.0
     job.save(8, 8, 8, 8)

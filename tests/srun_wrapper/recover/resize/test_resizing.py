@@ -11,7 +11,7 @@ from msgspec import structs
 from resize_scene import ALL, Scene, snapshots
 
 from robust_slurm.checkpoint.planning.sound import Bound, Trust
-from srun_wrapper.command.input_rules import Feed
+from srun_wrapper.command.input_rules import StdinFeed
 from srun_wrapper.decide.ladder import OFF
 from srun_wrapper.job.model import Role
 from srun_wrapper.orders.starting import start_orders
@@ -204,7 +204,7 @@ def test_a_torchrun_that_numbers_its_nodes_itself_is_refused() -> None:
 
 def test_ranks_with_input_of_their_own_keep_their_numbers() -> None:
     scene = Scene()
-    scene.resizing._launch = replace(scene.resizing._launch, feed=Feed.OWN)
+    scene.resizing._launch = replace(scene.resizing._launch, feed=StdinFeed.OWN)
     assert "input of their own" in scene.resizing.without(["n1"])
 
 

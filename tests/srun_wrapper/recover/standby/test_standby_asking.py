@@ -110,7 +110,7 @@ def test_srun_cannot_be_run_a_second_time(
 
 
 def test_closed_while_it_is_asked_for(standby_job: StandbyJob) -> None:
-    """Nothing is started any more."""
+    """No srun is started any more."""
 
     async def scene() -> None:
         hurdle = asyncio.Event()

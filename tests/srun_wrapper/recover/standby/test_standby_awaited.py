@@ -94,8 +94,8 @@ def test_why_none_came_in_time(
 def test_a_job_that_can_go_on_with_fewer_waits_for_a_node_that_was_given_alone(
     standby_job: StandbyJob, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
-    """Its prolog may take long; one that is not given may take hours. ``late``: it is seen when
-    Slurm is asked for the last time."""
+    """The node's prolog may take long; one that is not given may take hours. ``late``: it is seen
+    when Slurm is asked for the last time."""
 
     async def scene() -> None:
         standby_job.standby._config = Config(standby_wait=60.0, shrink_wait=0.3)

@@ -94,7 +94,7 @@ def test_a_lease_is_used_before_anything_is_asked_for(lease_job: LeaseJob) -> No
 
 
 def test_a_lease_with_which_the_world_grows_is_kept(lease_job: LeaseJob) -> None:
-    """It came before the job lost a node, or while it lacked one."""
+    """The lease came before the job lost a node, or while it lacked one."""
     job = lease_job.job
 
     async def scene() -> None:
@@ -111,7 +111,7 @@ def test_a_lease_with_which_the_world_grows_is_kept(lease_job: LeaseJob) -> None
 
 
 def test_a_job_that_lacks_a_node_asks_for_no_lease(lease_job: LeaseJob) -> None:
-    """Its request for a node of the pool waits in the queue, and would preempt it."""
+    """The job's request for a node of the pool waits in the queue, and would preempt the lease."""
     job = lease_job.job
 
     async def scene() -> None:
@@ -321,7 +321,7 @@ def test_it_is_said_when_slurm_lets_the_job_that_keeps_the_node_wait(
 
 
 def test_a_lease_asks_for_nothing_that_newer_releases_refuse() -> None:
-    """From 24.11 on no node has both --mincpus and --ntasks-per-node."""
+    """No node has both --mincpus and --ntasks-per-node from 24.11 on."""
     of: Any = SimpleNamespace(id=7, account="", qos="", tres_per_node=None, cpus_per_task=1)
     argv = lease_argv(made_launch(), of, "lease", 2, [], 5, LeaseSize(8, 1000))
     assert {"--nodes=1", "--ntasks=2", "--mincpus=8", "--mem=936M"} <= set(argv)

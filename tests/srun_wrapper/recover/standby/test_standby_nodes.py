@@ -115,7 +115,7 @@ def test_a_larger_place_needs_another(standby_job: StandbyJob) -> None:
 
 
 def test_the_node_that_suits_best_is_taken_by_another_job(standby_job: StandbyJob) -> None:
-    """Then any node of the partition will do."""
+    """Any node of the partition will do in this case."""
 
     async def scene() -> None:
         standby_job.best = {"n2": "s9"}

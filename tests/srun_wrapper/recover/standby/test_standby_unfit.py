@@ -172,7 +172,7 @@ def test_it_is_asked_again_when_slurm_was_away(
 
 
 def test_slurm_was_away_when_srun_ended(standby_job: StandbyJob) -> None:
-    """It was seen by a look at what became of the request, and has been back since."""
+    """The absence was seen by a look at what became of the request; Slurm has been back since."""
 
     async def scene() -> None:
         answers = iter([SlurmError("timeout", ("squeue",), "no answer")])
@@ -219,7 +219,7 @@ def test_the_request_waits_for_slurm_but_not_beyond_a_signal(standby_job: Standb
 
 
 def test_slurm_was_away_while_a_node_was_awaited(standby_job: StandbyJob) -> None:
-    """Then it is waited for anew."""
+    """The node is waited for anew after that."""
 
     async def scene() -> None:
         standby_job.standby._config = Config(standby_wait=0.3, standby_start_limit=0.3)

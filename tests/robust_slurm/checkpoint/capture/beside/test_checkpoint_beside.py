@@ -11,10 +11,10 @@ from checkpoint_files import capture, plain, restore, scribble, source, write
 from torch import nn
 
 from robust_slurm.checkpoint.capture.beside.plain_values import Extra
-from robust_slurm.checkpoint.capture.state import Source
+from robust_slurm.checkpoint.capture.state import OpenedSnapshot
 
 
-def saved(tmp_path: Path, objects: dict[str, Any]) -> Source:
+def saved(tmp_path: Path, objects: dict[str, Any]) -> OpenedSnapshot:
     return source(write(tmp_path / "s.safetensors", *capture(objects, rank=0)))
 
 

@@ -139,7 +139,7 @@ def test_persist_at_works_before_and_after_the_step(
 
 
 def test_the_writer_starts_beside_the_training(alone: tuple[Store, Events], tmp_path: Path) -> None:
-    """It imports torch, for seconds: not only when there is something to write."""
+    """The writer imports torch, for seconds, before there is something to write."""
     store, events = alone
     rank = durable_rank(store, tmp_path, number=1)
     until(lambda: store.children(), "the writer runs")

@@ -55,7 +55,7 @@ def test_the_local_disk_outlives_the_store(tmp_path: Path) -> None:
 
 
 def test_steps_that_training_gave_up_take_no_place(tmp_path: Path) -> None:
-    """It went back from step 9 to step 3: the newest good one went before the next was written."""
+    """Training went back from step 9 to 3: the newest good step went before the next was stored."""
     disk, kept = LocalDisk(tmp_path, "j1"), []
     for step in (3, 8, 9, 4, 5):
         size = (tmp_path / "source").write_bytes(b"x" * 64)

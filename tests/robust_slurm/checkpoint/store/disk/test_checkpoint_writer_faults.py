@@ -100,7 +100,7 @@ def test_the_writer_finds_our_package_and_is_no_rank(monkeypatch: pytest.MonkeyP
 
 
 def test_a_writer_whose_start_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its interpreter's file system stalls: the node's agent fell silent, and was lost for it."""
+    """The writer's file system stalls: the node's agent fell silent, and was lost for it."""
     begun, go_on = threading.Event(), threading.Event()
 
     def popen(*_: Any, **__: Any) -> Any:

@@ -23,7 +23,7 @@ from robust_slurm.data.lanes.tally import Tally
 from robust_slurm.data.service.readers import channel, staff
 from robust_slurm.data.service.readers.places import SharedPlaces
 from robust_slurm.data.service.readers.reader import WindowReader
-from robust_slurm.data.service.wire import Line
+from robust_slurm.data.service.wire import LineSocket
 from robust_slurm.data.sources import turn
 
 begin, wanted = reader_pools.begin, reader_pools.wanted
@@ -91,8 +91,8 @@ def test_a_reader_answers_whatever_goes_wrong(
     monkeypatch.setattr(turn, "_watchers", [])
     plan = read_plan.plan()
     ours, theirs = socket.socketpair()
-    line, places = Line(ours), SharedPlaces(2)
-    reader = WindowReader(plan, Line(theirs), places, 0)
+    line, places = LineSocket(ours), SharedPlaces(2)
+    reader = WindowReader(plan, LineSocket(theirs), places, 0)
 
     def serve() -> None:
         with contextlib.suppress(OSError):

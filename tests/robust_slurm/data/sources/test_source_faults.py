@@ -21,7 +21,7 @@ from robust_slurm.data.errors import DataError, SourceStalled
 from robust_slurm.data.lanes import lane as lanes
 from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.sources import parquet_files
-from robust_slurm.data.sources.base import Bad
+from robust_slurm.data.sources.base import BadRecord
 
 BAD = {3: "column text", 7: "column made"}
 
@@ -49,7 +49,7 @@ def test_a_value_that_is_none_of_its_column_s_is_one_bad_record(
     source = make(tmp_path / f"a.{form.split()[0]}", lambda row: {"tokens": [len(row["text"])]})
     found = list(source.read(0))
     assert [index for index, _ in found] == list(range(9))
-    bad = {index: each for index, each in found if isinstance(each, Bad)}
+    bad = {index: each for index, each in found if isinstance(each, BadRecord)}
     assert {index: each.why.split(": ")[1] for index, each in bad.items()} == BAD
     assert all(each.rest is False for each in bad.values())
 

@@ -21,7 +21,7 @@ from robust_slurm.data.lanes import order
 from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Sample
-from robust_slurm.data.sources.base import Bad
+from robust_slurm.data.sources.base import BadRecord
 
 
 def lanes_of(source: Any, lanes: int, seed: int = 7, window: int = 4) -> list[SourceLane]:
@@ -99,7 +99,7 @@ def test_the_position_after_the_last_sample_of_a_pass_is_in_the_next() -> None:
 def test_bad_and_left_out_records_change_nothing_of_the_others_order() -> None:
     well = numbered([40])
     bad: list[Record] = list(well.records[0])
-    bad[3], bad[17], bad[39] = Bad("part0", 3, "no JSON"), None, Bad("part0", 39, "cut")
+    bad[3], bad[17], bad[39] = BadRecord("part0", 3, "no JSON"), None, BadRecord("part0", 39, "cut")
     source = ListedSource([bad], bad="skip")
     lane = lanes_of(source, 1)[0]
     expected = [n for n in first_pass(lanes_of(well, 1)[0]) if n not in (3, 17, 39)]
@@ -111,7 +111,7 @@ def test_bad_and_left_out_records_change_nothing_of_the_others_order() -> None:
 
 
 def test_a_bad_record_is_an_error_that_locates_it() -> None:
-    source = ListedSource([[1, Bad("web/a.jsonl", 1, "Expecting value")]])
+    source = ListedSource([[1, BadRecord("web/a.jsonl", 1, "Expecting value")]])
     with pytest.raises(DataError, match=r"^web/a\.jsonl: record 1: Expecting value; bad=\"skip\""):
         list(islice(lanes_of(source, 1)[0], 1))
 
@@ -119,7 +119,9 @@ def test_a_bad_record_is_an_error_that_locates_it() -> None:
 def test_skipped_records_are_reported_the_first_the_tenth_and_so_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    part: list[Record] = [Bad("web/a.jsonl", n, "no JSON") if n % 4 == 1 else n for n in range(48)]
+    part: list[Record] = [
+        BadRecord("web/a.jsonl", n, "no JSON") if n % 4 == 1 else n for n in range(48)
+    ]
     lane = lanes_of(ListedSource([part], bad="skip", most_bad=1), 1)[0]
     first_pass(lane)
     start = "robust-slurm: data: web/a.jsonl: record"
@@ -133,19 +135,19 @@ def test_a_stderr_that_is_closed_ends_no_training(monkeypatch: pytest.MonkeyPatc
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    lane = lanes_of(ListedSource([[1, Bad("p", 1, "no"), 3]], bad="skip", most_bad=1), 1)[0]
+    lane = lanes_of(ListedSource([[1, BadRecord("p", 1, "no"), 3]], bad="skip", most_bad=1), 1)[0]
     assert len(first_pass(lane)) == 2
 
 
 def test_too_many_bad_records_are_an_error() -> None:
-    part: list[Record] = [Bad("p", n, "no") if n % 10 == 0 else n for n in range(500)]
+    part: list[Record] = [BadRecord("p", n, "no") if n % 10 == 0 else n for n in range(500)]
     lane = lanes_of(ListedSource([part], bad="skip", most_bad=0.02), 1)[0]
     with pytest.raises(DataError, match=r"21 bad records of 201, more than most_bad=0\.02"):
         first_pass(lane)
 
 
 def test_a_source_without_a_sample_is_an_error_and_not_an_endless_search() -> None:
-    for parts in ([[], []], [[None], [Bad("p", 0, "no")]]):
+    for parts in ([[], []], [[None], [BadRecord("p", 0, "no")]]):
         with pytest.raises(DataError, match="web: no sample in 2 parts"):
             next(lanes_of(ListedSource(parts, bad="skip"), 2)[0])
 

@@ -23,7 +23,7 @@ from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sources import arrow_files, parquet_files, turn
-from robust_slurm.data.sources.base import Bad
+from robust_slurm.data.sources.base import BadRecord
 
 
 def row(number: int) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_decode_is_given_the_record_and_may_leave_it_out(corpus: tuple[Any, str,
 
     source = make(pattern, decode, parallel=True)
     made = [values for n in range(len(source.parts())) for _, values in source.read(n)]
-    assert [values.why for values in made if isinstance(values, Bad)] == [
+    assert [values.why for values in made if isinstance(values, BadRecord)] == [
         "ValueError: not this one"
     ]
     well = [values for values in made if isinstance(values, dict)]
@@ -106,7 +106,7 @@ def test_a_file_that_is_cut_off_has_a_bad_record_and_no_wrong_one(
         *well, bad = found
         expected = [row(n)["tokens"] for n in range(len(well))]
         assert [values["tokens"].tolist() for values in well] == expected
-        assert isinstance(bad, Bad) and bad.part == str(file) and bad.record == len(well)
+        assert isinstance(bad, BadRecord) and bad.part == str(file) and bad.record == len(well)
 
 
 def test_every_file_that_is_cut_off_is_reported(
@@ -221,7 +221,7 @@ def test_lists_that_decode_returns_become_arrays(tmp_path: Path) -> None:
 def test_a_number_beyond_32_bits_is_no_other_number(tmp_path: Path, value: Any) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"{}")
     [(_, bad)] = jsonl(tmp_path / "a.jsonl", lambda _: {"ids": value}).read(0)
-    assert isinstance(bad, Bad) and "beyond 32 bits: return an array of int64" in bad.why
+    assert isinstance(bad, BadRecord) and "beyond 32 bits: return an array of int64" in bad.why
 
 
 @pytest.mark.parametrize("error", [TimeoutError("timed out"), FileNotFoundError("s3://b/k")])

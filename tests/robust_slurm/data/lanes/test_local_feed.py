@@ -23,7 +23,7 @@ from robust_slurm.data.lanes.budget import READERS, ReadBudget, ReadClaim
 from robust_slurm.data.lanes.lane import SourceLane
 from robust_slurm.data.lanes.local import LocalFeed
 from robust_slurm.data.lanes.position import Position
-from robust_slurm.data.sources.base import Bad
+from robust_slurm.data.sources.base import BadRecord
 
 ONE = 4 + OVERHEAD  # bytes of a sample of one token
 
@@ -143,7 +143,7 @@ def test_a_small_source_is_not_read_ahead_without_end(budget: ReadBudget) -> Non
 
 
 def test_an_error_is_given_after_the_samples_before_it_and_again(budget: ReadBudget) -> None:
-    source = ListedSource([[0, 1, 2, 3, 4, Bad("part0", 5, "no JSON"), 6]])
+    source = ListedSource([[0, 1, 2, 3, 4, BadRecord("part0", 5, "no JSON"), 6]])
     feed = LocalFeed(lane_of(source), budget)
     feed.seek(Position())
     for _ in range(4):
