@@ -58,7 +58,7 @@ def build_parser(whole: bool = True) -> Parser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    check = commands.add_parser("check", parents=[common], help="run the checks; drains nothing")
+    check = commands.add_parser("check", parents=[common], help="run the checks, and drain nothing")
     check.add_argument(
         "--where",
         default="deep",
@@ -75,7 +75,11 @@ def build_parser(whole: bool = True) -> Parser:
     record.add_argument(
         "directory", metavar="DIR", help="directory to create; must not exist, or be empty"
     )
-    record.add_argument("--where", default="deep", help="the same as for check")
+    record.add_argument(
+        "--where",
+        default="deep",
+        help="run the checks of prolog, epilog, sweep or deep (default: deep)",
+    )
     record.json_option("print report and verdict, or the error, as JSON")
 
     replay = commands.add_parser("replay", help="run the checks on a recorded directory")
@@ -100,7 +104,7 @@ def build_parser(whole: bool = True) -> Parser:
     repaired.add_argument(
         "--reset",
         metavar="GPU",
-        help='only a reset: of a GPU ("gpu3", "3", its PCI address) or of "all"',
+        help='record only a reset of this GPU ("gpu3", "3", a PCI address, or "all")',
     )
     repaired.add_argument("--note", default="", help="note of what was done")
     repaired.json_option()
@@ -120,12 +124,12 @@ def build_parser(whole: bool = True) -> Parser:
     baseline.add_argument(
         "--add",
         action="store_true",
-        help="add them to the recorded values instead of replacing those",
+        help="add this node's values to the recorded ones instead of replacing them",
     )
     baseline.add_argument(
         "--host",
         action="store_true",
-        help="record memory, NVMe, InfiniBand and Ethernet, too: only if all nodes are alike",
+        help="also record memory, NVMe, InfiniBand and Ethernet; only where all nodes are alike",
     )
     baseline.json_option()
     sweep = commands.add_parser("sweep", help="run the HealthCheckProgram: drain and undrain")

@@ -56,14 +56,14 @@ class Config:
         "job's record directory in state_dir",
     )
     code_exclude: str = _setting(
-        "", "paths in the code's directory that are no part of it and stay live (runs,data)"
+        "", "paths in the code's directory that no snapshot has and that stay live (runs,data)"
     )
     code_limit: float = _setting(1024.0, "largest snapshot of code", unit="MB", minimum=1)
     code_keep: float = _setting(
         14.0, "how long the snapshots of a job's code stay after its end", unit="days", minimum=1
     )
     code_trial: float = _setting(
-        600.0, "how long after an update of code a failure of the program rolls it back", unit="s"
+        600.0, "time after an update of code in which a failure of the program undoes it", unit="s"
     )
     slurm_backend: str = _setting(
         "auto",
@@ -81,9 +81,9 @@ class Config:
         "empty: lease none",
     )
     standby_wait: float = _setting(30.0, "how long a recovery waits for a standby node", unit="s")
-    shrink_wait: float = _setting(5.0, "the same, if the job can go on with fewer", unit="s")
+    shrink_wait: float = _setting(5.0, "standby_wait where min_nodes allows fewer", unit="s")
     min_nodes: int = _setting(
-        0, "train on with as few nodes as this if none replaces a lost one; 0: never", unit="nodes"
+        0, "go on with as few nodes as this if none replaces a lost one; 0: never", unit="nodes"
     )
     slurm_wait: float = _setting(
         900.0, "how long a recovery waits for slurmctld or munge to return", unit="s"
@@ -98,8 +98,8 @@ class Config:
         "signals (USR1,USR2,TERM) after which the job is requeued once its ranks have ended, with "
         "their last step on disk; empty: none",
     )
-    on_incident: str = _setting("", "command to run when an incident ends (docs/monitoring.md)")
-    site_on_incident: str = _setting("", "as on_incident, for the site's own robust.toml")
+    on_incident: str = _setting("", "command to run when an incident ends; empty: none")
+    site_on_incident: str = _setting("", "the site's own on_incident: both run")
     early_restart: bool = _setting(
         True,
         "restart a program that fails in its first minute before any step is seen",
@@ -109,7 +109,7 @@ class Config:
     max_restarts: int = _setting(3, "recoveries in a row without progress before giving up")
     drain: str = _setting(
         "never",
-        "direct: drain a bad node at once (needs operator rights)",
+        "never: only report a bad node; direct: drain it at once (needs operator rights)",
         choices=("never", "direct"),
     )
     rank_env: bool = _setting(
@@ -128,10 +128,10 @@ class Config:
     )
     hang: bool = _setting(True, "detect hangs", off="do not detect hangs")
     hang_floor: float = _setting(
-        10.0, "shortest time without a step of any rank that is a hang", unit="s", minimum=0.1
+        10.0, "least time without a step after which a job counts as hung", unit="s", minimum=0.1
     )
     busy_limit: float = _setting(
-        600.0, "shortest time without a step of busy ranks that is a hang", unit="s", minimum=0.1
+        600.0, "hang_floor of a job whose ranks are busy", unit="s", minimum=0.1
     )
     start_limit: float = _setting(
         1800.0,
@@ -140,35 +140,35 @@ class Config:
     )
     slow: str = _setting(
         "warn",
-        "on steps that stay slower than before: look which rank the others wait for and warn; "
+        "warn: when steps stay slower than before, name the rank that the others wait for; "
         "replace: also evict its node if it is hot, throttled or has a degraded link, and a spare "
         "is idle; ignore: do not look",
         choices=("warn", "replace", "ignore"),
     )
     slow_after: float = _setting(
         60.0,
-        "time that steps must take 1.3 times as long as before until the ranks are looked at",
+        "how long steps must take 1.3 times as long as before until the ranks are looked at",
         unit="s",
         minimum=1,
     )
     nan: str = _setting(
         "recover",
-        "on a loss that is not finite: resume from before it, or ignore it",
+        "recover: resume from before a loss that is not finite; ignore: do nothing",
         choices=("recover", "ignore"),
     )
     spike: str = _setting(
         "warn",
-        "on a loss or gradient norm that stays above 5 times its median: warn, or ignore it",
+        "warn of a loss or gradient norm that stays above 5 times its median, or ignore it",
         choices=("warn", "ignore"),
     )
     stop_tests: float = _setting(
         60.0,
-        "time limit for tests of the machines while the ranks are down, after a NaN or a repeated "
-        "crash of which no node is the known cause; 0: no tests",
+        "time limit for tests of the machines while the ranks are down: after a NaN, or the second "
+        "crash or hang without progress or a node at fault; 0: no tests",
         unit="s",
     )
     test_python: str = _setting(
-        "", "python with torch for stop_tests on the nodes (default: robust-task's)"
+        "", "python with torch for stop_tests on the nodes; empty: robust-task's"
     )
     replay: int = _setting(
         0,
@@ -208,14 +208,14 @@ class Config:
     )
     suspend_limit: float = _setting(
         600.0,
-        "how long the ranks go on while robust-srun is suspended (its host answers, it does not)",
+        "how long the ranks go on without robust-srun, if its host answers and it does not",
         unit="s",
         minimum=1,
     )
     task_start_limit: float = _setting(
         60.0,
-        "most time between the first and the last node's robust-task at the start of the step; "
-        "half of it is for the tasks of one node",
+        "how long the step waits for all nodes once the first one has reported; a node waits half "
+        "as long for its own tasks",
         unit="s",
         minimum=1,
     )
@@ -237,15 +237,15 @@ class Config:
     )
     stop_margin: float = _setting(
         12.0,
-        "time for a node to end its ranks beyond stop_grace and stop_work_limit, then it is lost "
-        "(a node gives processes that survive SIGKILL 10 s)",
+        "time beyond stop_grace and stop_work_limit until a node that has not ended its ranks is "
+        "lost; 10 s of it are for processes that survive SIGKILL",
         unit="s",
         minimum=11,
     )
     rejoin_limit: float = _setting(
         2.0,
-        "time for a rank in resilient() to leave its collective and wait for the ranks that are "
-        "replaced, then it is restarted; 0: restart all ranks",
+        "time in which a rank in resilient() must leave its collective, or it is restarted, too; "
+        "0: restart all ranks",
         unit="s",
     )
     roster_interval: float = _setting(
@@ -282,7 +282,7 @@ class Config:
         0.0, "bandwidth limit for one rank's replica; 0: no limit", unit="MB/s"
     )
     checkpoint_interface: str = _setting(
-        "", "network interface for snapshots between nodes, such as ib0 (default: the messages')"
+        "", "network interface for snapshots between nodes (ib0); empty: that of all messages"
     )
     checkpoint_overhead: float = _setting(
         3.0,
@@ -312,7 +312,7 @@ class Config:
         0.3, "weight of data-parallel groups, 0 (pipelines only) to 1; above 0.5 is unusual"
     )
     task_python: str = _setting(
-        "", "python that runs robust-task on the nodes (default: the one of robust-srun)"
+        "", "python that runs robust-task on the nodes; empty: that of robust-srun"
     )
     verbose: bool = _setting(False, "print every decision on stderr, not only recoveries")
     log_level: str = _setting(

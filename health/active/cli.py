@@ -113,7 +113,7 @@ def add_options(parser: Parser) -> None:
     add(
         "--python",
         metavar="PATH",
-        help="interpreter with torch and robust-slurm (default: the one that runs robust-health)",
+        help="interpreter with torch and robust-slurm (default: [active] python, else this one)",
     )
     parser.json_option("print findings, verdict and measurements, or the error, as JSON")
     add(

@@ -17,7 +17,7 @@ something to fix; 2 bad input, nothing was changed, or (doctor) Slurm could not 
 def build_parser() -> Parser:
     parser = Parser(
         prog="robust-admin",
-        description="install the node gate, and check Slurm's configuration",
+        description="Install the node gate, and check Slurm's configuration.",
         epilog=_EPILOG,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

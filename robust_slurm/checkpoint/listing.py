@@ -129,7 +129,7 @@ def _open_row(path: Path, step: int) -> StepRow:
                 newest = max(about.st_mtime, newest or 0.0)
     except OSError as err:
         return StepRow(str(path), step, DAMAGED, note=explain(err, "listing", path))
-    note = f"{ranks} ranks' parts are there"
+    note = f"{ranks} {'rank has' if ranks == 1 else 'ranks have'} written"
     if newest is not None:
         note += f", last written {time.time() - newest:.0f} s ago"
     return StepRow(str(path), step, OPEN, bytes=size, note=note)

@@ -21,6 +21,15 @@ _NUMBER = re.compile(r"-\.?\d")
 _REQUIRED = "the following arguments are required: "
 
 
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """The sub-commands: one without a description is described by its line in the list."""
+
+    def add_parser(self, name: str, **more: Any) -> Any:
+        text = str(more.get("help") or "")
+        more.setdefault("description", text[:1].upper() + text[1:] + "." if text else None)
+        return super().add_parser(name, **more)
+
+
 class Parser(argparse.ArgumentParser):
     """A command's options. Every parser has ``--version``; abbreviations are not accepted."""
 
@@ -28,6 +37,7 @@ class Parser(argparse.ArgumentParser):
         more.setdefault("allow_abbrev", False)
         more.setdefault("formatter_class", _Formatter)
         super().__init__(*args, **more)
+        self.register("action", "parsers", _Commands)
         if self.add_help:
             self.add_argument(
                 "--version", action=_Version, help="print the version and exit", nargs=0

@@ -170,7 +170,11 @@ def add_commands(commands: argparse._SubParsersAction[Parser]) -> None:
 
     def command(name: str, run: Callable[..., int], text: str, *parents: Parser) -> Parser:
         made = commands.add_parser(
-            name, help=text, description=text, parents=[common, *parents], epilog=_CODES
+            name,
+            help=text[0].lower() + text[1:].split(". ")[0].rstrip("."),
+            description=text,
+            parents=[common, *parents],
+            epilog=_CODES,
         )
         made.set_defaults(run=run)
         return made

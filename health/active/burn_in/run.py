@@ -92,7 +92,11 @@ def add_options(parser: Parser) -> None:
         metavar="MINUTES",
         help="time limit of the job and the reservation",
     )
-    add("--python", metavar="PATH", help="interpreter with torch (default: [active] python)")
+    add(
+        "--python",
+        metavar="PATH",
+        help="interpreter with torch and robust-slurm (default: [active] python, else this one)",
+    )
     parser.json_option("print findings, verdict and measurements, or the error, as JSON")
     add("--no-drain", action="store_true", help="do not drain bad nodes")
     add("--keep-reservation", action="store_true", help="do not remove the reservation")

@@ -33,8 +33,8 @@ SETTINGS = {
         '[health.site.commands.home] argv = ["/usr/local/sbin/check-home", "-q"]; exit code 0 '
         "passes, 1 fails, any other warns; also deadline, where, class, action",
     ),
-    "prolog_deadline": Setting(2.0, "all of them in the prolog, at most 4", "s"),
-    "deadline": Setting(10.0, "all of them elsewhere, at most 20, in the epilog 8", "s"),
+    "prolog_deadline": Setting(2.0, "all commands in the prolog; at most 4 s", "s"),
+    "deadline": Setting(10.0, "all commands elsewhere; at most 20 s, in the epilog 8 s", "s"),
 }
 _MOST_S = {"prolog": 4.0, "epilog": 8.0}  # a family that is cut off would close the gate
 _TEXT = 200  # characters of a command's own line

@@ -262,7 +262,7 @@ def test_fragment() -> None:
         "BatchStartTimeout=10",
     ]
     assert "\n#RebootProgram=/sbin/reboot\n" in text
-    assert "could not be asked" not in text and "could not be asked" in fragment({})
+    assert "Slurm did not answer" not in text and "Slurm did not answer" in fragment({})
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -57,7 +57,7 @@ def test_ls_of_a_checkpoint_directory(tier: Path) -> None:
     code, text = run("ls", tier)
     assert code == 0
     assert one_line(text, "100", "committed", "4711.e1")
-    assert one_line(text, "300", "not committed", "1 ranks' parts are there")
+    assert one_line(text, "300", "not committed", "1 rank has written")
     assert "newest committed: step 200" in text
 
 
