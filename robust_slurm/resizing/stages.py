@@ -11,18 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from numbers import Real
 
-COPIES = frozenset(("dp", "ddp", "data", "dp_replicate", "replicate"))
-"""Dimensions of a mesh along which only copies of the model are."""
-DATA = COPIES | frozenset(("dp_shard", "fsdp", "shard"))
-"""Dimensions along which each rank computes a batch of its own, and may hold a part of it all."""
-PIPELINE = "pp"
+from .dimensions import DATA, PIPELINE
+
 Stage = tuple[tuple[str, int, int], ...]
 """Name, index and size of each other dimension of more than one rank, by name."""
 
 
 def pipelined(mesh: Mapping[str, int]) -> Mapping[str, int]:
     """Return a mesh that has a pipeline; {} for any other, whose ranks are not told apart here."""
-    return mesh if mesh.get(PIPELINE, 1) > 1 else {}
+    return mesh if any(size > 1 and name in PIPELINE for name, size in mesh.items()) else {}
 
 
 def is_of(mesh: Mapping[str, int], size: int) -> bool:
@@ -73,11 +70,12 @@ def is_other(stage: Stage, saved: Stage, *, resized: bool) -> bool:
     """Return True if a rank of ``stage`` cannot go on with what one of ``saved`` has saved.
 
     ``resized``: they are ranks of different worlds. Else it is the same rank, maybe of a script
-    that names its mesh otherwise now: only another place in the pipeline is another stage.
+    that names its mesh otherwise now: only another place in the pipeline is another stage,
+    whichever of the names of a pipeline's dimension each uses.
     """
     if resized:
         return stage != saved
-    here, there = ([each for each in one if each[0] == PIPELINE] for one in (stage, saved))
+    here, there = ([each[1:] for each in one if each[0] in PIPELINE] for one in (stage, saved))
     return bool(here and there) and here != there
 
 

@@ -47,10 +47,15 @@ class _ToSupervisor(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         dropped = self._bound.admit(time.monotonic())
         if dropped is not None:
-            # An old file name may not be UTF-8. A message that cannot be encoded would fail again
-            # at every new connection.
-            text = record.getMessage()[:LONGEST].encode(errors="replace").decode()
-            self._send(Logged(0, record.levelno, text, dropped))
+            trouble = _as_text(getattr(record, "trouble", ""))
+            text = _as_text(record.getMessage())
+            self._send(Logged(0, record.levelno, text, dropped, trouble))
+
+
+def _as_text(message: str) -> str:
+    # An old file name may not be UTF-8. A message that cannot be encoded would fail again at every
+    # new connection.
+    return message[:LONGEST].encode(errors="replace").decode()
 
 
 class _ToStderr(logging.Handler):
@@ -72,6 +77,12 @@ _log.propagate = False
 def warn_only(text: str) -> None:
     """Warn in robust-srun's log alone: the user has been told by another line."""
     _log.warning(text, extra={"told": True})
+
+
+def warn_counted(stream: str, trouble: str) -> None:
+    """Warn of what may befall the streams of all ranks at once: robust-srun prints the first of
+    them, and counts those that have the same ``trouble``."""
+    _log.warning(f"{stream}: {trouble}", extra={"told": True, "trouble": trouble})
 
 
 def begin(send: Callable[[Logged], None]) -> None:

@@ -151,7 +151,8 @@ class Stores:
         seconds: float,
         over: Callable[[], bool],
     ) -> str:
-        """Have stores write files of a step to the durable tier; return why not, or ''.
+        """Have stores write files of a step to the durable tier; return why not, or ''. The first
+        that cannot ends it: the step will not be whole.
 
         ``files``: (owner, file) by store; ``committer``: the store that commits the step, and
         the number of ranks that it waits for.
@@ -165,7 +166,7 @@ class Stores:
                 yield at.node, Flush(token, at.local, step, tuple(owners), world, seconds)
 
         wanted = {stores[store].address for store in files}
-        answers = await self._moved(orders, wanted, seconds + 1.0, over)
+        answers = await self._moved(orders, wanted, seconds + 1.0, over, first_failure=True)
         bad = [done.why for _, moved in answers for done in moved.results if not done.ok]
         if bad:
             return bad[0]
@@ -181,9 +182,19 @@ class Stores:
         wanted: Set[Address],
         limit: float,
         over: Callable[[], bool],
+        *,
+        first_failure: bool = False,
     ) -> list[tuple[StoreAt, Moved]]:
+        seen = 0
+
+        def failed() -> bool:
+            nonlocal seen
+            new, seen = asked.replies[seen:], len(asked.replies)
+            failures = (not m.results or any(not done.ok for done in m.results) for _, m in new)
+            return first_failure and any(failures)
+
         with self._state.bus.ask(Moved, orders) as asked:
-            await asked.until(lambda: over() or asked.answered(wanted), limit)
+            await asked.until(lambda: over() or failed() or asked.answered(wanted), limit)
         return [(StoreAt(node, moved.local), moved) for node, moved in asked.replies]
 
     async def sums(self, step: int, over: Callable[[], bool]) -> dict[int, StateSum]:

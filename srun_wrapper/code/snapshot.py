@@ -22,6 +22,7 @@ from srun_wrapper.code.listing import CodeError, CodeListing, clean, list_code
 from srun_wrapper.code.versions import Version, name_of
 
 MOST_FILES = 100_000
+MOST_LINKS = 100_000  # to what stays live
 ROUNDS = 4  # looks for edits that came while files were copied
 OLD = 24 * 3600.0  # s after which what an interrupted snapshot left is removed
 
@@ -61,7 +62,7 @@ def take(asked: Asked) -> tuple[Version, str]:
             commit = ""  # an edit came since; the copies are of one moment all the same
         digest = digest_of(copier.entries)
         name = name_of(commit, digest, lambda known: _digest(store, known))
-        live = _link_live(listing, copier, asked.source, tree)
+        live, unlinked = _link_live(listing, asked.source, tree)
         _seal(tree, copier)
         manifest = msgspec.json.encode(SnapshotManifest(copier.entries, live))
         size = sum(entry.size for entry in copier.entries.values())
@@ -79,6 +80,12 @@ def take(asked: Asked) -> tuple[Version, str]:
         line += f"; all files are taken, what .gitignore names as well ({listing.note})"
     if copier.skipped:
         line += f"; left out: {len(copier.skipped)} sockets, pipes or devices"
+    if unlinked:
+        line += (
+            f"; {counted(unlinked, 'ignored path')} more than {MOST_LINKS} not linked to, so that "
+            f"the ranks do not find {'it' if unlinked == 1 else 'them'}: have .gitignore or "
+            "code_exclude name whole folders, each of which is one link"
+        )
     return Version(name, digest, commit, files, size, time.time(), seconds), line
 
 
@@ -182,15 +189,20 @@ def largest(sizes: Mapping[str, int], by_bytes: bool) -> str:
     return ", ".join(f"{name} ({count})" for name, count in shown)
 
 
-def _link_live(listing: CodeListing, copier: FileCopier, source: str, tree: Path) -> list[str]:
-    """Link what stays live into the snapshot, where its folder is part of it."""
-    done = []
-    for name in sorted(listing.live)[:MOST_FILES]:
+def _link_live(listing: CodeListing, source: str, tree: Path) -> tuple[list[str], int]:
+    """Link what stays live into the snapshot, where its folder is part of it. Return the links, and
+    the number of those that would be too many."""
+    done: list[str] = []
+    unlinked = 0
+    for name in sorted(listing.live):
         place = tree / name
         if place.parent.is_dir() and not os.path.lexists(place):
-            place.symlink_to(f"{source}/{name}")
-            done.append(name)
-    return done
+            if len(done) < MOST_LINKS:
+                place.symlink_to(f"{source}/{name}")
+                done.append(name)
+            else:
+                unlinked += 1
+    return done, unlinked
 
 
 def _seal(tree: Path, copier: FileCopier) -> None:

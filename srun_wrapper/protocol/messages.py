@@ -154,6 +154,7 @@ class Logged(Event):
     level: int  # as in logging
     text: str
     dropped: int = 0  # lines that were left out before it, because they came too fast
+    trouble: str = ""  # of a stream, whose line is printed: the same for other ranks' streams
 
 
 class Counted(Event):

@@ -11,6 +11,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from health.active.coordinator.replay import Layout, ReplayLayoutError, layout
+from robust_slurm.resizing.dimensions import can_shrink
 from srun_wrapper.command.rank_env import node_env, rank_env, world_env
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.state import JobState
@@ -18,10 +19,6 @@ from srun_wrapper.orders.starting import PEERS
 from srun_wrapper.protocol.messages import Peer, RankStart, Start
 from standby.placement.spread import Layout as RanksPerNode
 from standby.placement.spread import fits, place_ranks
-
-# Dimensions that can be made smaller: only copies of the model, or shards of its state, are along
-# them. Context and expert parallelism (cp, ep) stay, as TP and PP do.
-DATA = ("dp", "data", "ddp", "fsdp", "replicate", "shard")
 
 
 class WorldShape(NamedTuple):
@@ -57,7 +54,7 @@ def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int) -> Worl
         raise ReplayLayoutError(f"the mesh has {prod(mesh.values())} ranks, the job has {world}")
     if len({len(own) for own in ranks}) != 1:
         raise ReplayLayoutError("the nodes have different numbers of ranks")
-    if not any(_is_data(name) for name in mesh):
+    if not any(can_shrink(name) for name in mesh):
         names = ", ".join(mesh)
         raise ReplayLayoutError(
             f"no dimension of the mesh ({names}) is data-parallel: name one of them dp…"
@@ -69,10 +66,6 @@ def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int) -> Worl
     cyclic = len(ranks[0]) > 1 and ranks[0][1] != ranks[0][0] + 1
     order = tuple(place for nodes in replicas for place in nodes)
     return WorldShape(found, order, _smaller(mesh, found), cyclic)
-
-
-def _is_data(name: str) -> bool:
-    return name.lower().startswith(DATA)
 
 
 def _replicas(mesh: Mapping[str, int], ranks: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -101,14 +94,14 @@ def _replica(mesh: Mapping[str, int], rank: int) -> tuple[int, ...]:
     found = []
     for name, size in reversed(list(mesh.items())):
         rank, at = divmod(rank, size)
-        if _is_data(name):
+        if can_shrink(name):
             found.append(at)
     return tuple(found)
 
 
 def _smaller(mesh: Mapping[str, int], layout: Layout) -> dict[str, int]:
     """Return the mesh of a group: as much data parallelism as its replicas have."""
-    data = [name for name in mesh if _is_data(name)]
+    data = [name for name in mesh if can_shrink(name)]
     left = prod(mesh[name] for name in data) // layout.replicas * layout.k
     small = dict(mesh)
     for name in reversed(data):  # the fastest keep what they have: shards before copies

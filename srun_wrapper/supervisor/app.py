@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import time
+from math import inf
 
 from robust_slurm.config import Config
 from robust_slurm.slurm import Slurm
@@ -265,6 +266,7 @@ class Supervisor:
             await nodes.close(lambda: self.state.signalled > 0)
             await self.step.end()
             server.close()
+            self.inbox.warnings.look(inf)
             self.records.close()
             if self.ledger.dropped:
                 say(f"{self.ledger.dropped} records were not written: {self.ledger.error}")
@@ -315,6 +317,7 @@ class Supervisor:
             self.verify.look,
             self.code.look,
             self.records.look,
+            self.inbox.warnings.look,
         )
         stepping = (
             launch.look,

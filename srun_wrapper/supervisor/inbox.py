@@ -11,6 +11,8 @@ from srun_wrapper.decide import counters
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.job.model import Node, Rank, Role
 from srun_wrapper.job.reporting import job_log
+from srun_wrapper.job.reporting.agent_warnings import AgentWarnings
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.protocol.messages import (
     Ack,
@@ -47,6 +49,7 @@ class Inbox:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
+        self.warnings = AgentWarnings(say)
         self._warmup: Warmup | None = None  # what the command imports
         self._rank_warmup: Warmup | None = None  # if it is a launcher: what its ranks do
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
@@ -208,7 +211,7 @@ class Inbox:
         elif isinstance(message, Signalled):
             self._signalled(node, message.signum)
         elif isinstance(message, Logged):
-            job_log.agent_said(node.name, message.level, message.text, message.dropped)
+            self.warnings.heard(time.monotonic(), node.name, message)
         elif isinstance(message, WarmRanks):
             node.warm[message.local] = message.ready
         elif isinstance(message, WorkerEnded):

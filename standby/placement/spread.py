@@ -21,6 +21,7 @@ from math import prod
 from typing import NamedTuple
 
 from robust_slurm.checkpoint.planning.placement import group_ids
+from robust_slurm.resizing.dimensions import placement_kind
 
 ALPHA = 0.3
 """Weight of the DP groups where nobody has profiled the model: Arnold's for mixtures of experts."""
@@ -94,7 +95,7 @@ def groups(mesh: Mapping[str, int], ranks_per_node: Layout, places: int) -> Grou
     sizes = list(mesh.values())
     along: dict[str, list[int]] = {"dp": [], "pp": [], "tp": []}
     for number, name in enumerate(mesh):
-        along[kind(name)].append(number)
+        along[placement_kind(name)].append(number)
     found = {}
     for which, dims in along.items():
         members: dict[int, dict[int, None]] = {}
@@ -110,14 +111,6 @@ def groups(mesh: Mapping[str, int], ranks_per_node: Layout, places: int) -> Grou
 def fits(mesh: Mapping[str, int], world: int) -> bool:
     """Return whether the mesh is one of ``world`` ranks."""
     return bool(mesh) and min(mesh.values()) >= 1 and prod(mesh.values()) == world
-
-
-def kind(dimension: str) -> str:
-    """ "pp", "tp" or "dp"; the last is every dimension over which gradients are reduced."""
-    name = dimension.lower()
-    if name.startswith(("pp", "pipe")):
-        return "pp"
-    return "tp" if name.startswith(("tp", "tensor")) else "dp"
 
 
 def place_ranks(ranks_per_node: Layout, places: int) -> list[Sequence[int]]:

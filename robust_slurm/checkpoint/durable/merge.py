@@ -19,12 +19,13 @@ from itertools import chain
 from math import prod
 from typing import NamedTuple
 
+from robust_slurm.resizing.dimensions import PIPELINE
+
 from ..format.layout import Entry
 from ..planning.alike import Claim, apart
 from .parts import CommonForm, FileSpan, Outline
 
 DIFFER = "no longer hold the same state, though each has kept a part of it for all"
-_STAGES = ("pp", "pipeline", "pipe", "stage")  # names of mesh dimensions over which layers differ
 
 
 class Chunk(NamedTuple):
@@ -236,7 +237,7 @@ def _stage(part: Outline) -> tuple[int, ...]:
         if size < 1:
             return ()
         rest, here = divmod(rest, size)
-        if name in _STAGES:
+        if name in PIPELINE:
             found.append(here)
     return tuple(found)
 

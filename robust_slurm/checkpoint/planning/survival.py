@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from robust_slurm.resizing.dimensions import GROUPS
+
 from .placement import Holders, dimensions, group_ids
 
 _Node = TypeVar("_Node", bound=Hashable)
-_KINDS = {
-    "pp": "pipeline",
-    "dp": "data-parallel",
-    "dp_replicate": "data-parallel",
-    "dp_shard": "data-parallel",
-    "fsdp": "data-parallel",
-    "tp": "tensor",
-    "cp": "context",
-    "sp": "sequence",
-    "ep": "expert",
-}
 
 
 def survives(
@@ -107,8 +98,8 @@ def _fatal_pairs(together: Mapping[int, set[int]]) -> int:
 
 def _group_name(name: str, names: Sequence[str]) -> str:
     """Return the usual name of the dimension's groups, with its own where two are of one kind."""
-    kind = _KINDS.get(name)
+    kind = GROUPS.get(name)
     if kind is None:
         return f"{name} group"
-    alike = sum(_KINDS.get(other) == kind for other in names)
+    alike = sum(GROUPS.get(other) == kind for other in names)
     return f"{kind} group" if alike == 1 else f"{kind} group ({name})"

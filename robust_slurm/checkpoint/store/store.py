@@ -23,7 +23,6 @@ from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.desk import Desk
 from robust_slurm.checkpoint.store.disk.archive import StoreSettings
-from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.store.door import Door
 from robust_slurm.checkpoint.store.events import (
     Event,
@@ -180,7 +179,8 @@ class Store:
         """Write these holdings (owner, file) of ``step`` to the durable tier and wait.
 
         ``commit_world`` > 0: commit as well, when so many ranks have written; Committed tells how
-        it went. Outcomes in the order of ``owners``.
+        it went. Other stores may write for as long as this one: whoever sent the flush ends it when
+        one of them fails. Outcomes in the order of ``owners``.
         """
         began = time.monotonic()
         results: dict[int, FetchOutcome] = {}
@@ -193,8 +193,7 @@ class Store:
 
         for place, (owner, file) in enumerate(owners):
             commit = commit_world if place == 0 else 0
-            wait = min(COMMIT_WAIT, deadline)
-            why = self._desk.archive.flush_one(owner, file, step, commit, wait, finished)
+            why = self._desk.archive.flush_one(owner, file, step, commit, deadline, finished)
             if why:
                 finished(FetchOutcome(owner, step, False, why, file, 0.0, 0))
         with change:

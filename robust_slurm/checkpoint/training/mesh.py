@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from robust_slurm.resizing.dimensions import DATA, SAME_TENSORS
 from robust_slurm.resizing.shares import MOST_LENGTHS
-from robust_slurm.resizing.stages import DATA
 from robust_slurm.text import counted
 
 from ..capture import shards
 from ..capture.state import Share
-
-REPLICATED = ("dp_replicate", "dp")  # dimensions along which plain tensors are the same
 
 
 class RankIds(NamedTuple):
@@ -94,7 +92,7 @@ def find_share(models: Iterable[Any], mesh: Mapping[str, int], rank: int) -> Sha
         for model in models
         if isinstance(model, torch.nn.parallel.DistributedDataParallel)
     }
-    name = next((n for n in REPLICATED if n in mesh), None)
+    name = next((n for n in SAME_TENSORS if n in mesh), None)
     named = peers(mesh, rank, name) if name else (rank,)
     parameters = [p for model in models for p in model.parameters()]
     blocks = not groups and any(shards.is_dtensor(p) for p in parameters)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from robust_slurm.resizing.dimensions import DATA
 from robust_slurm.resizing.shares import holder, holders_of_blocks
 from robust_slurm.resizing.stages import (
-    DATA,
     described,
     is_of,
     is_other,

@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from math import prod
 
 from robust_slurm.data.errors import DataError
+from robust_slurm.resizing.dimensions import divides_data
 from robust_slurm.resizing.shares import shares_of
 from robust_slurm.resizing.stages import replica_of
-
-
-def divides_data(name: str) -> bool:
-    """True for a dimension along which ranks have different rows: dp, dp_shard, dp_replicate."""
-    return name == "dp" or name.startswith("dp_")
 
 
 class RankMesh:

@@ -1,4 +1,8 @@
-"""Ends all that runs below the shim of one slot, and finds what survives SIGKILL."""
+"""Ends all that runs below the shim of one slot, and finds what survives SIGKILL.
+
+It also waits for what an earlier life of the shim left: a rank that started beside it might find
+the memory of its GPU taken.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +75,12 @@ class Emptying:
         if now >= self._kill_at + UNBORN:
             spared += starting.unborn()
         if process_tree.childless(spared):
-            self._over(())
+            # An earlier life's processes have had SIGKILL. Whatever holds them, a driver that gives
+            # back a GPU's memory or a file system, it is no evidence against this node.
+            if now >= self._stuck_at:
+                process_tree.forget_left()
+            if not process_tree.left():
+                self._over(())
         elif now >= self._stuck_at:
             self._stuck(process_tree.descendants(os.getpid(), spared))
 

@@ -23,7 +23,7 @@ from robust_slurm.text import signal_name
 from srun_wrapper.agent.processes import process_tree
 
 STEADY = 300.0  # s; a shim that dies again within this time is not restarted
-CLEAN = 1.0  # s for the processes that a dead shim left behind to end
+CLEAN = 1.0  # s for what a dead shim left behind to end; then only its ranks wait for it
 KILLED_TOO = 0.05  # s for the killer of the shim (Slurm, at the step's end) to kill us, too
 NAME = b"robust-guard"
 _PR_SET_NAME = 15
@@ -140,6 +140,7 @@ def _clean_up() -> None:
         if process_tree.childless():
             break
         time.sleep(0.005)
+    process_tree.leave(process_tree.descendants(os.getpid()))  # the new shim's first rank waits
     for base in LOCAL:
         remove_stale(base)
 

@@ -100,6 +100,33 @@ def reap() -> dict[int, int]:
         ended[pid] = status
 
 
+_left: dict[int, int] = {}  # pid -> start of what this shim's earlier life left behind
+
+
+def leave(pids: Collection[int]) -> None:
+    """Note processes that are not below this one, and that its next rank must wait for."""
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            _left[pid] = process_stat.read(pid).start
+
+
+def left() -> bool:
+    """True while a noted process has not ended: it may still hold a GPU's memory."""
+    for pid, start in list(_left.items()):
+        try:
+            found = process_stat.read(pid)
+        except (OSError, ValueError):
+            found = None
+        if found is None or found.start != start or found.ended:
+            del _left[pid]
+    return bool(_left)
+
+
+def forget_left() -> None:
+    """Wait no longer for noted processes."""
+    _left.clear()
+
+
 def no_ids(proc: str = "/proc") -> str:
     """Return what proves that this node has no process id left; "" if it has some.
 

@@ -6,14 +6,14 @@ block the stream but never the shim's loop, so detection goes on.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import select
 import threading
 from collections.abc import Callable
 
-_log = logging.getLogger("robust-task")
+from srun_wrapper.agent import task_log
+
 _READ = 1 << 16
 TAIL = 8 << 10  # bytes of stderr kept for the incident record
 
@@ -89,7 +89,7 @@ class Pump:
             try:
                 self._watch(line)
             except OSError as err:  # the record is gone; the stream must flow on
-                self._failed("steps are no longer read from it", err)
+                self._failed("no steps are read from it any more", err)
                 self._watch = None
                 return
         self._line = bytearray(rest[-_READ:])
@@ -101,12 +101,12 @@ class Pump:
             except BlockingIOError:  # another process made our stdout non-blocking
                 select.select([], [self._sink], [], 1.0)
             except OSError as err:
-                self._failed("the rest of it is lost, training goes on", err)
+                self._failed("further output is lost, training goes on", err)
                 self._sink = None
 
     def _failed(self, what: str, error: OSError) -> None:
         self.error = error.strerror or str(error)
-        _log.warning(f"{self._name}: {what}: {self.error}")
+        task_log.warn_counted(self._name, f"{what}: {self.error}")
 
 
 class StepPattern:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from robust_slurm.resizing.change import Resize, fewer, more
-from robust_slurm.resizing.stages import COPIES, DATA, PIPELINE
+from robust_slurm.resizing.dimensions import COPIES, DATA, PIPELINE
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.command.input_rules import StdinFeed
 from srun_wrapper.command.steps import Launch
@@ -132,11 +132,11 @@ class Resizing:
         mesh, known = self._mesh(), self._enrolments
         many = {name: size for name, size in mesh.items() if size > 1}
         lengths, shards = known.cut()
-        data = DATA if lengths or shards else {*COPIES, PIPELINE}
+        data = DATA if lengths or shards else COPIES | PIPELINE
         if not data.issuperset(many):
             also = "" if lengths or shards else " and pipelines"
             raise ValueError(f"the mesh has more than data parallelism{also} ({', '.join(many)})")
-        if PIPELINE in many and not known.stages():
+        if not PIPELINE.isdisjoint(many) and not known.stages():
             raise ValueError("the ranks of a pipeline need a Checkpointer that gets the mesh")
         if known.ranks:
             if known.places() is None or sum(map(len, known.places() or ())) != world:

@@ -11,8 +11,9 @@ from test_world import world_of
 
 import robust_slurm
 from robust_slurm.resizing.change import fewer, more, owners
+from robust_slurm.resizing.dimensions import PIPELINE
 from robust_slurm.resizing.shares import holder
-from robust_slurm.resizing.stages import is_other, ranks_by_stage, replica_of, stage_of
+from robust_slurm.resizing.stages import is_other, pipelined, ranks_by_stage, replica_of, stage_of
 from robust_slurm.resizing.world import TrainingWorld
 
 
@@ -22,6 +23,7 @@ from robust_slurm.resizing.world import TrainingWorld
         ({"pp": 2, "dp": 3}, [(0, 1, 2), (3, 4, 5)]),
         ({"dp": 3, "pp": 2}, [(0, 2, 4), (1, 3, 5)]),
         ({"dp_replicate": 3, "dp_shard": 2}, [(0, 1, 2, 3, 4, 5)]),
+        ({"ddp": 3, "pipe": 2}, [(0, 2, 4), (1, 3, 5)]),
         ({"dp": 6, "pp": 1}, [(0, 1, 2, 3, 4, 5)]),
         ({}, [(0, 1, 2, 3, 4, 5)]),
     ],
@@ -43,6 +45,17 @@ def test_a_state_of_another_stage_is_told_whatever_the_order_of_the_mesh() -> No
     assert not is_other(first, (("cp", 1, 2), *first), resized=False), "it holds the same"
     assert is_other(first, (), resized=True) and is_other((), first, resized=True)
     assert not is_other(first, (), resized=False), "its world is the same, and had no mesh"
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINE))
+def test_any_name_of_a_pipeline_s_dimension_tells_stages_apart(name: str) -> None:
+    """A script that was updated names its dimensions in another order, or otherwise: rank 1 was of
+    the first stage, and would go on with that one's state in the second."""
+    before, after = {name: 2, "dp": 2}, {"dp": 2, name: 2}
+    assert pipelined(before) == before and pipelined({name: 1, "dp": 4}) == {}
+    for there in (before, {"pp": 2, "dp": 2}):
+        assert is_other(stage_of(1, after), stage_of(1, there), resized=False)
+        assert not is_other(stage_of(3, after), stage_of(3, there), resized=False)
 
 
 @pytest.mark.parametrize("order", [("pp", "dp"), ("dp", "pp")])

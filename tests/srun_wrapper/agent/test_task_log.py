@@ -23,6 +23,16 @@ def test_a_warning_goes_both_ways(capfd: pytest.CaptureFixture[str]) -> None:
     assert decode_from_agent(encode(sent[0])) == sent[0]
 
 
+def test_a_warning_of_a_stream_is_robust_sruns_to_print(capfd: pytest.CaptureFixture[str]) -> None:
+    sent: list[Logged] = []
+    task_log.begin(sent.append)
+    task_log.warn_counted("stdout of rank 3", "further output is lost: no space")
+    assert capfd.readouterr().err == ""
+    said = "stdout of rank 3: further output is lost: no space"
+    assert sent == [Logged(0, 30, said, 0, "further output is lost: no space")]
+    assert decode_from_agent(encode(sent[0])) == sent[0]
+
+
 def test_a_file_name_that_is_no_text_can_be_sent() -> None:
     """Past the logger, which pytest listens to: its report with such a name could not be sent."""
     sent: list[Logged] = []

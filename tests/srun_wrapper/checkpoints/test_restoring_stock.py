@@ -169,6 +169,26 @@ def test_several_stores_that_fetch_nothing_cost_no_node(monkeypatch: pytest.Monk
     ]
 
 
+def test_a_flush_ends_with_the_first_store_that_cannot_write() -> None:
+    """The others would wait for its part until their deadline, and the job's end for them."""
+
+    class Full(CheckpointedJob):
+        def obey(self, node: Node, message: Message) -> None:
+            if isinstance(message, Flush) and node is self.nodes[1]:
+                done = FetchOutcome(1, 7, False, "no space", "f", 0.0, 0)
+                self.bus.deliver(node, Moved(message.token, 0, (done,)))
+
+    async def run() -> None:
+        job = Full()
+        for rank, node in enumerate(job.nodes):
+            node.stores[0] = 8000 + rank
+        files = {StoreAt(node, 0).name: [(rank, "f")] for rank, node in enumerate(job.nodes)}
+        flush = job.stores.flush(7, files, (next(iter(files)), 2), 600.0, lambda: False)
+        assert await asyncio.wait_for(flush, 20.0) == "no space"
+
+    asyncio.run(run())
+
+
 def test_a_store_that_fails_without_a_word_has_fetched_and_written_nothing() -> None:
     class Failing(CheckpointedJob):
         def obey(self, node: Node, message: Message) -> None:

@@ -190,6 +190,22 @@ def test_what_is_excluded_stays_live(top: Path) -> None:
         take(asked(top, exclude=("../x",)))
 
 
+def test_ignored_paths_that_are_not_linked_are_counted(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(top, "init", "-q")
+    (top / "proj" / ".gitignore").write_text("*.log\nruns/\n")
+    for name in "abc":
+        (top / "proj" / "pkg" / f"{name}.log").write_text("line\n")
+    monkeypatch.setattr(snapshot, "MOST_LINKS", 3)
+    assert "not linked" not in take(asked(top))[1]
+    (top / "proj" / "runs").mkdir()
+    (top / "proj" / "runs" / "1").write_text("x")
+    version, line = take(asked(top))
+    assert "; 1 ignored path more than 3 not linked to, so that the ranks do not find it: " in line
+    assert "name whole folders" in line and not (tree(top, version) / "runs").exists()
+
+
 def test_too_much_is_refused_with_the_largest_entries(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpointed_training import Training, fake_store
 from fake_checkpoint_store import FakeStore
 from places import REPOSITORY
 from torch_forks import TorchForks, all_end_well
 
 from robust_slurm import Checkpointer
+from robust_slurm.checkpoint.training import mesh as meshes
+from robust_slurm.resizing.dimensions import SAME_TENSORS
 
 
 @pytest.fixture
@@ -45,6 +48,18 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore
 def test_bad_arguments(given: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Checkpointer(**given)
+
+
+@pytest.mark.parametrize("name", SAME_TENSORS)
+def test_ranks_along_any_dimension_of_copies_hold_the_same_tensors(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of a mesh of ``ddp`` or ``data`` saved the whole state, and none could take another's
+    place: a job with ``--robust-min-nodes`` was requeued."""
+    monkeypatch.setattr(meshes, "is_distributed", lambda: True)
+    found = meshes.find_share([torch.nn.Linear(2, 2)], {name: 2, "pp": 2}, 3)
+    assert found is not None and found.holders == (1, 3)
+    assert meshes.find_share([torch.nn.Linear(2, 2)], {"dp_shard": 2, "pp": 2}, 3) is None
 
 
 def test_defaults_come_from_the_environment(

@@ -94,7 +94,7 @@ def test_a_full_disk_does_not_stop_the_rank_and_is_said_once(warnings: list[str]
         pump = carry(b"x" * (1 << 20), full.fileno(), name="stdout of rank 3")
     assert pump.error == "No space left on device"
     assert warnings == [
-        "stdout of rank 3: the rest of it is lost, training goes on: No space left on device"
+        "stdout of rank 3: further output is lost, training goes on: No space left on device"
     ]
 
 
@@ -167,7 +167,7 @@ def test_a_watch_that_fails_does_not_stop_the_stream(tmp_path: Path, warnings: l
         pump = carry(b"a\nb\n" * 50_000, out.fileno(), watch=fail)
     assert (tmp_path / "out").stat().st_size == 200_000
     assert pump.error == "Input/output error"
-    assert warnings == ["output: steps are no longer read from it: Input/output error"]
+    assert warnings == ["output: no steps are read from it any more: Input/output error"]
 
 
 @pytest.mark.parametrize(

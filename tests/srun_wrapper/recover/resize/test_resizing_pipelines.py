@@ -13,10 +13,10 @@ from srun_wrapper.orders.starting import start_orders
 PIPELINES = {"pp": 2, "dp": 2}  # ranks 0 and 1 are the first stage
 
 
-def pipelines(scene: Scene, alike: bool = True) -> Scene:
+def pipelines(scene: Scene, alike: bool = True, mesh: dict[str, int] = PIPELINES) -> Scene:
     for rank in ALL:
         needs = (rank // 2 * 2, rank // 2 * 2 + 1) if alike else (rank,)
-        scene.job.enrol(rank, mesh=PIPELINES, needs=needs, stages=2)
+        scene.job.enrol(rank, mesh=mesh, needs=needs, stages=2)
     return scene
 
 
@@ -40,6 +40,15 @@ def test_a_whole_pipeline_leaves_and_each_rank_goes_on_with_its_own_stage() -> N
     assert last.owners == {0: (0,), 1: (0,), 2: (1,), 3: (1,)} and last.anew == {1, 3}
     assert first.owners == {0: (0,), 1: (0, 1), 2: (2,), 3: (2, 3)}
     assert state.world.resized is None and known.stages() == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize("names", [("pipeline", "data"), ("pipe", "ddp"), ("stage", "replicate")])
+def test_a_pipeline_leaves_by_whichever_names_the_mesh_has(names: tuple[str, str]) -> None:
+    mesh = dict.fromkeys(names, 2)
+    scene = pipelines(Scene(enrol=False, mesh=mesh), mesh=mesh)
+    assert scene.resizing.unfit() == ""
+    assert scene.resizing.shrink(scene.lose("n1"))
+    assert [node.name for node in scene.state.world.places] == ["n0", "n2"]
 
 
 def test_pipelines_whose_stages_are_not_alike_or_not_the_same_for_all_are_refused() -> None:

@@ -78,12 +78,14 @@ def test_flush_writes_own_and_other_peoples_snapshots(tmp_path: Path) -> None:
         dead.wait("replicated", step=5)
         dead.die()
         found = [(h.owner, h.file) for h in b.stock() if h.step == 5]
-        outcomes = b.flush([*found, (3, "own-3-0.safetensors")], 5, 4, 60.0)
+        outcomes = b.flush([*found, (3, "own-3-0.safetensors")], 5, 4, 600.0)
         assert [(o.owner, o.ok) for o in outcomes] == [*((o, True) for o, _ in found), (3, False)]
         assert "is not here" in outcomes[-1].why
         assert events.wait(Committed) == Committed(5, True, "")
         written = sorted(p.name for p in (tmp_path / "ckpt/good").iterdir())
         assert written == ["job7.e0-0-5", "job7.e0-1-5"]
+        waits = [request["wait"] for request in requests(tmp_path) if request["op"] == "commit"]
+        assert waits == [600.0]  # other nodes' writers have as long
 
 
 def test_flush_ends_at_its_deadline(tmp_path: Path) -> None:
