@@ -166,7 +166,7 @@ def _load(directory: int) -> dict[str, Any]:
     with os.fdopen(fd, "rb") as file:
         try:
             found = json.loads(file.read(4 << 20))
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:
             raise OSError(f"it is not JSON ({err}); remove it and record again") from None
     if not isinstance(found, dict):
         raise OSError("it is not a JSON object; remove it and record again")
