@@ -59,10 +59,7 @@ class Ledger:
 
     def _jobs(self) -> None:
         jobs = self._dir / "jobs"
-        found, older = job_dirs(self._dir, self.problems, most=MAX_JOBS)
-        if older:
-            self.problems.append(f"not read: {older} of the older jobs in {jobs}")
-        for job, directory in found:
+        for job, directory in job_dirs(self._dir, self.problems, most=MAX_JOBS):
             self._job(job, directory)
             if self._bytes <= 0 or self._entries <= 0:
                 self.problems.append(
