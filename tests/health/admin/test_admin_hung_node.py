@@ -37,8 +37,15 @@ class OneNode(paramiko.ServerInterface):  # type: ignore[misc, unused-ignore]
         if self._serve is None:
             self.over.wait(60)
             return False
-        threading.Thread(target=self._serve, args=(channel,), daemon=True).start()
+        self._channel = channel  # paramiko closes one that nobody holds
+        threading.Thread(target=self._run, args=(self._serve, channel), daemon=True).start()
         return True
+
+    def _run(self, serve: Serve, channel: paramiko.Channel) -> None:
+        """Serve after the request has come, so the client knows that its command was started."""
+        while channel.recv(1 << 16):
+            pass
+        serve(channel)
 
 
 class HangingNode:
@@ -84,8 +91,8 @@ def no_exit_code(channel: paramiko.Channel) -> None:
     channel.shutdown_write()
 
 
-def no_output(channel: paramiko.Channel) -> None:
-    channel.recv(1)
+def no_output(_channel: paramiko.Channel) -> None:
+    pass
 
 
 @pytest.mark.timeout(40)
