@@ -5,12 +5,15 @@
  "max_clocks": {model: {"sm": MHz, "memory": MHz}}, "nvlinks": {model: active links},
  "power_limits": {model: W in force},
  "pcie": {model: {"generation": the highest that GPU and slot reach, "width": lanes in use}},
- "memory": KiB, "nvme": controllers, "ethernet": {interface of a default route: Mb/s},
+ "memory": KiB, "nvme_local": NVMe controllers of the node's own,
+ "ethernet": {interface of a default route: Mb/s},
  "infiniband": {active port: {"rate": Gb/s, "firmware": ["28.39.1002"]}},
  "services": ["nvidia-imex.service"], "modules": ["nvidia_peermem"],
  "topology": {model of server: what health/checks/gpu/topology.py observes}}
 
 From "memory" on, only topology is kept by model: the other values hold only if all nodes are alike.
+"nvme" is the same as "nvme_local", for gates of earlier releases; in records of these it counts the
+controllers over a network, too.
 """
 
 from __future__ import annotations
@@ -65,9 +68,11 @@ def _of_host(system: System) -> dict[str, Any]:
         for port in ports(system)
         if port.active
     }
+    nvme = len(sysfs.local_nvme(system))
     return {
         "memory": parse_meminfo(system.read("/proc/meminfo"))["MemTotal"],
-        "nvme": len(sysfs.names(system, "/sys/class/nvme")),
+        "nvme": nvme,
+        "nvme_local": nvme,
         "infiniband": found,
         "ethernet": default_speeds(system),
         **running(system),
@@ -166,7 +171,7 @@ def _load(directory: int) -> dict[str, Any]:
     with os.fdopen(fd, "rb") as file:
         try:
             found = json.loads(file.read(4 << 20))
-        except ValueError as err:
+        except (ValueError, RecursionError) as err:
             raise OSError(f"it is not JSON ({err}); remove it and record again") from None
     if not isinstance(found, dict):
         raise OSError("it is not a JSON object; remove it and record again")

@@ -28,6 +28,19 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
 
 
+def span(seconds: float) -> str:
+    """Return a time in the unit that fits: "90 s", "10 min", "30 h", "3 d"."""
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def ago(then: float, now: float) -> str:
+    """Return "4 min ago"."""
+    return f"{span(now - then)} ago"
+
+
 def signal_name(number: int) -> str:
     """Return "SIGTERM", or "signal 36" for a real-time signal, which Python has no name for."""
     try:

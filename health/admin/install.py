@@ -112,7 +112,7 @@ def read_manifest(etc: str) -> dict[str, Any]:
             isinstance(record, dict) for record in found["files"].values()
         )
         good = good and all(isinstance(entry, str) for entry in found["dirs"])
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InstallError(f"{path} cannot be read ({error}); {hint}") from error
     if not good:
         raise InstallError(f"{path} is of another version; {hint}")

@@ -11,7 +11,7 @@ import json
 import logging
 import shlex
 import socket
-import time
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -147,41 +147,66 @@ def ask(node: str, access: Access, request: AdminRequest) -> AdminReply:
             banner_timeout=0.8 * CONNECT_S,  # before the others: its error is the telling one
             auth_timeout=CONNECT_S,
         )
-        return _command(client, access, request)
+        return _command(client, node, access, request.as_json())
     except Exception as error:  # noqa: BLE001 - paramiko raises nearly anything at a bad peer
         return AdminReply(error=_why(node, access, error))
     finally:
         client.close()
 
 
-def _command(client: paramiko.SSHClient, access: Access, request: AdminRequest) -> AdminReply:
-    until = time.monotonic() + COMMAND_S
+def _command(client: paramiko.SSHClient, node: str, access: Access, text: str) -> AdminReply:
+    """The node's reply. paramiko waits for some answers without a limit: the timer ends those."""
     transport = client.get_transport()
     assert transport is not None
-    channel = transport.open_session(timeout=CONNECT_S)
-    channel.settimeout(CONNECT_S)
-    channel.exec_command(shlex.join([access.python, "-I", *commands.words("health.admin.node")]))
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        transport.close()  # ends every wait of a channel
+
+    timer = threading.Timer(COMMAND_S, give_up)
+    timer.daemon = True
+    timer.start()
+    out = said = ""
     try:
-        channel.sendall(request.as_json().encode())
-        channel.shutdown_write()
-    except OSError:  # it ended already; what it said is more telling
-        pass
-    out = _read(channel.recv, channel, until)
-    err = _read(channel.recv_stderr, channel, until)
+        out, said = _output(transport, access, text)
+    except (paramiko.SSHException, OSError):
+        if not late.is_set():
+            raise
+    finally:
+        timer.cancel()
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
             return AdminReply(**json.loads(line[len(MARK) :]))
-    said = " ".join((err or out).split())[-300:] or f"exit code {channel.recv_exit_status()}"
+    if late.is_set():
+        return AdminReply(
+            error=f"{node} accepted the SSH login, but did not finish within {COMMAND_S:g} s: its "
+            "/etc or the prefix's file system may hang; repair the node, then run the same "
+            "command again"
+        )
     return AdminReply(
         error=f"{access.python} -m health.admin.node did not answer there: {said}; do the nodes "
         "see the prefix?"
     )
 
 
-def _read(receive: Callable[[int], bytes], channel: paramiko.Channel, until: float) -> str:
+def _output(transport: paramiko.Transport, access: Access, text: str) -> tuple[str, str]:
+    """The command's standard output, and its last words or else its exit code."""
+    channel = transport.open_session(timeout=CONNECT_S)
+    channel.exec_command(shlex.join([access.python, "-I", *commands.words("health.admin.node")]))
+    try:
+        channel.sendall(text.encode())
+        channel.shutdown_write()
+    except OSError:  # it ended already; what it said is more telling
+        pass
+    out, err = _read(channel.recv), _read(channel.recv_stderr)
+    said = " ".join((err or out).split())[-300:]
+    return out, said or f"exit code {channel.recv_exit_status()}"
+
+
+def _read(receive: Callable[[int], bytes]) -> str:
     data = b""
     while len(data) < REPLY_LIMIT:
-        channel.settimeout(max(0.01, until - time.monotonic()))
         part = receive(1 << 16)
         if not part:
             break

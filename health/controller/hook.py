@@ -159,7 +159,7 @@ def _due(event: HookEvent, site: HookSite) -> bool:
         if not (site.state_dir and os.access(f"{site.state_dir}/standby", os.W_OK)):
             return False  # no pool, or the timer's alone: it is not SlurmUser's
         return pool.due(pool.read(site.state_dir), event.partition)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # of another shape, too
         say(f"the record of the standby pool cannot be read: {error}")
         return False
 

@@ -27,7 +27,10 @@ def read(state_dir: str) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     with os.fdopen(file, "rb") as stream:
-        found = json.loads(stream.read(_LIMIT))
+        try:
+            found = json.loads(stream.read(_LIMIT))
+        except RecursionError:
+            raise ValueError("brackets without end") from None
     return found if isinstance(found, dict) else {}
 
 

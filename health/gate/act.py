@@ -47,9 +47,10 @@ class DrainOutcome(NamedTuple):
             return f"not drained: already drained for another reason: {self.kept}"
         if self.stood:
             return "is drained already"
-        if self.drained and self.reason:
-            return f"drained as {self.reason}: {self.why}"
-        return "drained" if self.drained else f"not drained: {self.error}"
+        if not self.drained:
+            return f"not drained: {self.error}"
+        said = f"drained as {self.reason}: {self.why}" if self.reason else "drained"
+        return f"{said} (limits counted in Slurm's own records: {self.note})" if self.note else said
 
 
 def limits_of(settings: Settings) -> DrainLimits:

@@ -17,7 +17,7 @@ from health.check import Condition
 from health.finding import ACTIONS, STATUSES, Finding
 from health.node.system import CommandOutput, Event
 from robust_slurm import commands
-from robust_slurm.text import one_line
+from robust_slurm.text import ago, one_line
 
 # "owed": not run, or not to its end, for want of time or of a free node; "partly": no fault, but
 # not every test was run.
@@ -192,7 +192,7 @@ def lately_broken(events: Iterable[Event], since: float, now: float) -> str:
             continue
         if event.time > since and 0 <= age_s < RETRY_S:
             told = one_line(str(data.get("told", "")))
-            return f"tried {age_s / 60:.0f} min ago (at most once an hour): {told}"
+            return f"tried {ago(event.time, now)} (at most once an hour): {told}"
     return ""
 
 

@@ -127,7 +127,7 @@ class _Position:
         try:
             numbers = json.loads(raw)
             self.local, self.offset, self.shared, self.size = (int(n) for n in numbers)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             return
 
     def save(self, directory: int) -> None:

@@ -108,7 +108,7 @@ def _load(directory: int, name: str) -> JobNote | None:
             int(job), int(uid), int(gid), int(also), float(at), tuple(map(str, known)),
             int(nodes), str(account),
         )  # fmt: skip
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return note if note.job > 0 and note.uid > 0 else None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from health.node.system import LogRecord
-from robust_slurm.text import one_line
+from robust_slurm.text import ago, one_line
 
 WARNING = 4  # syslog severity; more than that is not trouble
 QUOTE = 240  # characters of a message in the evidence
@@ -32,16 +32,7 @@ def quoted(text: str) -> str:
     return f'"{one_line(text, QUOTE)}"'
 
 
-def ago(seconds: float) -> str:
-    """An age in the unit that suits it."""
-    if seconds >= 2 * 86400:
-        return f"{seconds / 86400:.0f} days"
-    if seconds >= 2 * 3600:
-        return f"{seconds / 3600:.0f} h"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(0.0, seconds):.0f} s"
-
-
 def evidence(found: Sequence[LogRecord], uptime: float, times: int = 0) -> str:
     """The evidence in words: the count, the age of the last message, and its text."""
     last = found[-1]
-    return f"{times or len(found)} x, last {ago(uptime - last.time)} ago: {quoted(last.text)}"
+    return f"{times or len(found)} x, last {ago(last.time, uptime)}: {quoted(last.text)}"

@@ -10,13 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-# File systems whose server is elsewhere: they may hang, and only their own deadline ends that.
-NETWORK = frozenset(
-    (
-        *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "smb3"),
-        *("afs", "glusterfs", "orangefs", "panfs"),
-    )
-)
+from robust_slurm.linux.filesystem_types import NETWORK
+
 LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"))  # on a disk of this node
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -56,7 +51,7 @@ class FstabLine(NamedTuple):
 
 
 def is_remote(fstype: str) -> bool:
-    """True if another machine, or a user's process, answers for this type of file system."""
+    """True for the types that the gate touches only under a deadline, as they may hang."""
     return fstype in NETWORK or fstype.startswith("fuse.")
 
 

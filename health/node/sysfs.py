@@ -48,6 +48,13 @@ def kind(system: System, path: str) -> str:
         return ""
 
 
+def local_nvme(system: System) -> list[str]:
+    """The NVMe controllers that are this node's own hardware, not reached over a network."""
+    base = "/sys/class/nvme"
+    here = names(system, base)
+    return [name for name in here if text(system, f"{base}/{name}/transport") in ("pcie", "")]
+
+
 def fleet(system: System) -> Mapping[str, Any]:
     """The fleet's record; empty where it cannot be used, which is not the node's fault."""
     try:

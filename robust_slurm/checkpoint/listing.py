@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from robust_slurm.text import ago
+
 from .durable import marks, tier
 from .durable.files import DurableError, explain
 from .durable.parts import MAX_PART
@@ -131,7 +133,7 @@ def _open_row(path: Path, step: int) -> StepRow:
         return StepRow(str(path), step, DAMAGED, note=explain(err, "listing", path))
     note = f"{ranks} {'rank has' if ranks == 1 else 'ranks have'} written"
     if newest is not None:
-        note += f", last written {time.time() - newest:.0f} s ago"
+        note += f", last written {ago(newest, time.time())}"
     return StepRow(str(path), step, OPEN, bytes=size, note=note)
 
 

@@ -71,20 +71,25 @@ def job_dirs(
     owners: Mapping[int, int] | None = None,
     most: int = MAX_JOBS,
     only: int | None = None,
-) -> tuple[list[tuple[int, Path]], int]:
-    """The newest jobs with a directory, newest first, and how many older ones are left out.
+) -> list[tuple[int, Path]]:
+    """The newest jobs with a directory, newest first.
 
     Every user can make directories there, also for jobs of others and for jobs to come. What Slurm
     knows (``owners``: job id → uid) decides which directory is the job's and which ids can exist.
-    ``only``: this job alone. A directory that cannot be read is added to ``problems``.
+    ``only``: this job alone. A directory that cannot be read is added to ``problems``, and so are
+    older jobs that are left out.
     """
+    jobs = state_dir / "jobs"
     try:
-        return _job_dirs(state_dir / "jobs", owners or {}, most, only)
+        found, older = _job_dirs(jobs, owners or {}, most, only)
     except FileNotFoundError:
-        pass
+        return []
     except OSError as error:
-        problems.append(f"cannot read {state_dir / 'jobs'}: {error.strerror or error}")
-    return [], 0
+        problems.append(f"cannot read {jobs}: {error.strerror or error}")
+        return []
+    if older:
+        problems.append(f"not read: {counted(older, 'older job')} in {jobs}")
+    return found
 
 
 def _job_dirs(
@@ -130,11 +135,7 @@ def read_state(
 ) -> StateFiles:
     """Rosters and reports of all jobs, or of one; ``owners`` and ``only``: see ``job_dirs``."""
     found = StateFiles()
-    dirs, older = job_dirs(state_dir, found.problems, owners, only=only)
-    if older:
-        jobs = state_dir / "jobs"
-        found.problems.append(f"not read: {counted(older, 'older job')} in {jobs}")
-    for job, directory in dirs:
+    for job, directory in job_dirs(state_dir, found.problems, owners, only=only):
         found.directory = directory
         found.rosters += read_rosters(job, directory, found.problems)
         found.reports += _node_reports(directory, found.problems)
@@ -192,11 +193,8 @@ def read_jobs(
 ) -> tuple[list[JobRecord], list[str]]:
     """Reports and incidents of the newest jobs, newest first, and what could not be read."""
     problems: list[str] = []
-    dirs, older = job_dirs(state_dir, problems, owners, most)
-    if older:
-        problems.append(f"not read: {older} of the older jobs in {state_dir / 'jobs'}")
     found: list[JobRecord] = []
-    for job, directory in dirs:
+    for job, directory in job_dirs(state_dir, problems, owners, most):
         incidents, wrong = read_incidents(directory)
         uid = names.owner(str(directory))
         problems += wrong

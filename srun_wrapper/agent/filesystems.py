@@ -14,15 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from robust_slurm.linux.filesystem_types import is_served
 from srun_wrapper.agent.processes import process_tree
 
-SHARED = frozenset(
-    {
-        *("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "wekafs"),
-        *("panfs", "pvfs2", "orangefs", "virtiofs", "glusterfs", "dvs", "mmfs", "fuse"),
-    }
-)
-"""Types of file systems that another machine serves. A stalled local disk is the node's fault."""
 MOST = 512  # processes of a node that are looked at
 _PATH_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
@@ -39,7 +33,8 @@ class UsedMount:
 
     @property
     def shared(self) -> bool:
-        return self.kind.partition(".")[0] in SHARED
+        """True if another machine serves it. A stalled local disk is the node's fault."""
+        return is_served(self.kind)
 
 
 def parse_mounts(mountinfo: str) -> list[UsedMount]:

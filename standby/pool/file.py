@@ -67,7 +67,7 @@ def load(state_dir: str) -> PoolRecord | None:
         return None
     except OSError as error:
         raise PoolError(f"{place}: {_said(error)}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PoolError(
             f"{place} cannot be read ({error}): repair it; it lists the nodes taken from --from"
         ) from error

@@ -14,8 +14,8 @@ import msgspec
 
 from health.gate.proof import Proof
 from robust_slurm.slurm import JobPlacement, Node, Partition
+from robust_slurm.text import ago
 from standby.leases import held, held_nodes
-from standby.pool.stock import ago
 
 Refill = Literal["train", "pool"]
 HOUR = 3600.0

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from health.admin.show_config import seconds, value_of
 from health.gate.proof import Proof
 from robust_slurm.slurm import Node
+from robust_slurm.text import span
 from standby.leases import held
 from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import preemption, preempts
 from standby.pool.members import HOUR, Choice, Sight, Use, Wish, choose, shared, uses
 from standby.pool.objects import changes, gone_notes, known, targets
-from standby.pool.stock import Pool, PoolStock, span, stock, told
+from standby.pool.stock import Pool, PoolStock, stock, told
 
 JSON_VERSION = 1
 

@@ -10,6 +10,7 @@ from typing import Any
 from robust_slurm.slurm import JobPlacement, Node
 from robust_slurm.state_dir.files import read_capped
 from robust_slurm.state_dir.records import clean, decode, number, whole
+from robust_slurm.text import span
 from standby.leases import held_nodes
 
 POOL_BYTES = 8 << 20
@@ -127,16 +128,3 @@ def told(stock: PoolStock) -> str:
     if stock.oldest_check_s is not None:
         text += f"; oldest check {span(stock.oldest_check_s)} ago"
     return text
-
-
-def ago(then: float, now: float) -> str:
-    """Like "4 min ago"."""
-    return f"{span(now - then)} ago"
-
-
-def span(seconds: float) -> str:
-    """A time in the unit that fits."""
-    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"

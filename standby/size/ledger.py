@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from robust_slurm.state_dir.files import MAX_STEPS, ROSTER_BYTES, content, job_dirs
+from robust_slurm.state_dir.node_events import FLEET
 from robust_slurm.state_dir.records import Roster, clean, decode, roster_from
 from robust_slurm.text import counted
 from standby.size.history import (
@@ -33,7 +34,6 @@ CHRONICLE_BYTES = 64 << 20
 HISTORY_BYTES = 8 << 20
 JOBS_BYTES = 512 << 20  # of all jobs' files together, which users write
 JOBS_ENTRIES = 1_000_000  # nodes' times and lost nodes in them
-_FLEET = "drains.jsonl"  # the circuit breaker's, among the nodes' histories
 MAX_PROBLEMS = 20
 
 
@@ -59,10 +59,7 @@ class Ledger:
 
     def _jobs(self) -> None:
         jobs = self._dir / "jobs"
-        found, older = job_dirs(self._dir, self.problems, most=MAX_JOBS)
-        if older:
-            self.problems.append(f"not read: {older} of the older jobs in {jobs}")
-        for job, directory in found:
+        for job, directory in job_dirs(self._dir, self.problems, most=MAX_JOBS):
             self._job(job, directory)
             if self._bytes <= 0 or self._entries <= 0:
                 self.problems.append(
@@ -137,7 +134,7 @@ class Ledger:
             names = sorted(
                 path.name
                 for path in directory.iterdir()
-                if path.name.endswith(".jsonl") and path.name != _FLEET
+                if path.suffix == ".jsonl" and path.stem not in FLEET
             )
         except (FileNotFoundError, NotADirectoryError):
             return

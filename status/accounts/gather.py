@@ -37,11 +37,8 @@ def read_histories(
 ) -> tuple[list[JobHistory], list[str]]:
     """The histories of the newest jobs, newest first, and what could not be read."""
     problems: list[str] = []
-    dirs, older = job_dirs(state_dir, problems, view.owners, only=only)
-    if older:
-        problems.append(f"not read: {older} of the older jobs in {state_dir / 'jobs'}")
     found = []
-    for job, directory in dirs:
+    for job, directory in job_dirs(state_dir, problems, view.owners, only=only):
         rosters = read_rosters(job, directory, problems)
         incidents, wrong = read_incidents(directory)
         runs, bad = read_progress(directory)

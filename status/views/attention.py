@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from robust_slurm.state_dir.data_record import DataRecord
 from robust_slurm.state_dir.records import NodeReport
-from standby.pool.stock import ago, span, told
+from robust_slurm.text import ago, span
+from standby.pool.stock import told
 from status.model import JobRow, NodeRow, StatusReport
 from status.views.data import slowed, waits
 

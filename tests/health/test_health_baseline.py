@@ -78,6 +78,14 @@ def test_a_host_is_recorded_as_the_checks_read_it() -> None:
     ]
 
 
+def test_disks_over_a_network_are_not_the_fleets() -> None:
+    """A node that has not attached them, or fewer of them, lacks no hardware."""
+    far = {f"/sys/class/nvme/nvme{n}/transport": way for n, way in ((1, "tcp"), (2, "rdma"))}
+    found = baseline.observe(healthy(more=far), True)
+    assert found["nvme"] == found["nvme_local"] == 1
+    assert [f for check in CHECKS for f in check.run(healthy(fleet=found))] == []
+
+
 def test_without_gpus_only_the_host_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +94,8 @@ def test_without_gpus_only_the_host_is_recorded(
     assert "--host records the rest of the node" in capsys.readouterr().err
     assert cli.main(["baseline", "--host"]) == 0
     found = json.loads((tmp_path / "spool/fleet.json").read_text())
-    host = {"memory", "nvme", "infiniband", "ethernet", "services", "modules", "topology"}
+    host = {"memory", "nvme", "nvme_local", "infiniband", "ethernet", "services", "modules"}
+    host |= {"topology"}
     assert set(found) == host
 
 

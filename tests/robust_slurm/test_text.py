@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robust_slurm.text import how_ended, one_line, signal_name
+from robust_slurm.text import ago, how_ended, one_line, signal_name, span
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,12 @@ def test_one_line(text: str, line: str) -> None:
 def test_any_text(text: str, limit: int) -> None:
     line = one_line(text, limit)
     assert line.isprintable() and len(line) <= limit and one_line(line, limit) == line
+
+
+def test_a_time_has_the_unit_that_fits() -> None:
+    told = [span(s) for s in (-1, 5, 90, 600, 9000, 108_000, 200_000)]
+    assert told == ["0 s", "5 s", "90 s", "10 min", "2 h", "30 h", "2 d"]
+    assert ago(100.0, 340.0) == "4 min ago"
 
 
 def test_signal_names() -> None:

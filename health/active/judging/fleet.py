@@ -2,7 +2,8 @@
 
 Results are events of kind "active" in the nodes' histories (``history.py``), one for each test and
 device: {"node", "level", "test", "device", "model", "values", "digests", "ok", and where there is
-any "peers", "wrong", "error"}. Nothing here decides alone that a node is bad.
+any "devices" (how many of the node were tested), "peers", "wrong", "error"}. Nothing here decides
+alone that a node is bad.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from health.active_tests import Level, Measured
+from health.active_tests import BY_NAME, Level, Measured
 from health.history import events as history
 from health.node import rootfiles
 from health.node.system import Event
@@ -58,13 +59,50 @@ class FleetSpread(NamedTuple):
 
 
 class Baselines(NamedTuple):
-    """Values by (model, test, value); and the digests that the fleet agrees on, by key."""
+    """Values by (model, test, value); and the digests that the fleet agrees on, by key.
+
+    The values that depend on all devices of a node have its kind ("8 x NVIDIA H200") for the model.
+    """
 
     spreads: Mapping[tuple[str, str, str], FleetSpread]
     digests: Mapping[str, str]
 
+    def usual(self, one: Measured, name: str, devices: int) -> FleetSpread | None:
+        """Return what is usual for a value of nodes with so many devices.
+
+        ``devices`` 0: their number is not known; the fleet must have one kind of node then.
+        """
+        if not _of_whole(one.test, one.device):
+            return self.spreads.get((one.model, one.test, name))
+        if devices:
+            return self.spreads.get((kind(one.model, devices), one.test, name))
+        found = [
+            spread
+            for (of, test, value), spread in self.spreads.items()
+            if (test, value) == (one.test, name) and of.endswith(f" x {one.model}")
+        ]
+        return found[0] if len(found) == 1 else None
+
 
 NO_BASELINES = Baselines({}, {})
+
+
+def kind(model: str, devices: int) -> str:
+    """Name a kind of node: only nodes with as many devices share what is usual."""
+    return f"{devices} x {model}"
+
+
+def _of_whole(test: str, device: str) -> bool:
+    """Return whether the other devices of the node decide the values, too."""
+    return not device or (test in BY_NAME and BY_NAME[test].scope != "device")
+
+
+def devices_of(measured: Iterable[Measured]) -> dict[str, int]:
+    """Count the devices that were tested on each node; 0: no test named any."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for one in measured:
+        names[one.node].update(filter(None, [one.device]))
+    return {node: len(found) for node, found in names.items()}
 
 
 def limit(spread: FleetSpread) -> float | None:
@@ -75,10 +113,13 @@ def limit(spread: FleetSpread) -> float | None:
     return spread.p50 * (1 - margin)
 
 
-def event_data(measured: Measured, level: Level, *, named: bool = False) -> dict[str, Any]:
+def event_data(
+    measured: Measured, level: Level, *, named: bool = False, devices: int = 0
+) -> dict[str, Any]:
     """The data of the event that records one result.
 
     ``named``: the node was found bad in this run, so none of its results sets a standard.
+    ``devices``: how many of the node were tested; 0: not known.
     """
     values = {k: v for k, v in sorted(measured.values.items()) if _fits(k) and math.isfinite(v)}
     digests = {k: v for k, v in sorted(measured.digests.items()) if _fits(k) and _fits(v)}
@@ -92,6 +133,8 @@ def event_data(measured: Measured, level: Level, *, named: bool = False) -> dict
         "digests": dict(islice(digests.items(), _MOST_DIGESTS)),
         "ok": not (measured.wrong or measured.error or named),
     }
+    if devices:
+        data["devices"] = devices
     if measured.peers:
         data["peers"] = [peer[:_NAME] for peer in measured.peers[:_MOST_PEERS]]
     if measured.wrong:
@@ -110,12 +153,21 @@ def baselines(events: Iterable[Event]) -> Baselines:
     """Return the baselines from the events of all nodes; only results that passed count."""
     speeds: dict[tuple[str, str, str], dict[tuple[str, str], list[float]]] = defaultdict(dict)
     digests: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
-    for event in sorted(events, key=lambda event: event.time, reverse=True):
+    passed = [event for event in events if event.kind == KIND and event.data.get("ok") is True]
+    seen: dict[str, set[str]] = defaultdict(set)
+    for event in passed:
+        name = str(event.data.get("device", ""))
+        seen[str(event.data.get("node", ""))].update(filter(None, [name]))
+    for event in sorted(passed, key=lambda event: event.time, reverse=True):
         data = event.data
-        if event.kind != KIND or data.get("ok") is not True:
-            continue
         device = (str(data.get("node", "")), str(data.get("device", "")))
         model, test = str(data.get("model", "")), str(data.get("test", ""))
+        if _of_whole(test, device[1]):
+            # A result of an earlier release does not say how many devices the node had.
+            devices = _count(data.get("devices")) or len(seen[device[0]])
+            if not devices:
+                continue
+            model = kind(model, devices)
         for name, value in _numbers(data.get("values")):
             newest = speeds[model, test, name].setdefault(device, [])
             if len(newest) < NEWEST:
@@ -125,6 +177,10 @@ def baselines(events: Iterable[Event]) -> Baselines:
     return Baselines(
         {key: _spread(devices) for key, devices in sorted(speeds.items())}, _agreed(digests)
     )
+
+
+def _count(found: Any) -> int:
+    return found if type(found) is int and 0 < found < 1 << 16 else 0
 
 
 def _numbers(found: Any) -> Iterable[tuple[str, float]]:

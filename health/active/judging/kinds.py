@@ -9,6 +9,7 @@ from health.active.judging.blame import STANDARD
 from health.active.judging.fleet import Baselines, limit
 from health.active.judging.pairing import Pair, Pairing, PairResult, PairVerdict
 from health.active.judging.speed import FLEET_FAIL
+from health.active_tests import Measured
 
 # The share of the pairs' typical bandwidth that a pair must reach. NCCL's bandwidth between healthy
 # nodes with GPUs is steady; a NIC that is missing or half as wide leaves half of it.
@@ -48,7 +49,10 @@ def floor_gbps(kind: PairKind, nodes: int, baselines: Baselines) -> float | None
     """
     if nodes >= 2 * STANDARD:
         return None
-    known = [baselines.spreads.get((model, "pair", "busbw_gbps")) for model in kind.models]
+    known = [
+        baselines.usual(Measured("pair", "", model=model), "busbw_gbps", kind.devices)
+        for model in kind.models
+    ]
     usual = [spread.p50 for spread in known if spread and limit(spread) is not None]
     share = FLEET_FAIL if kind.backend == "nccl" else SHARE_CPU
     return share * min(usual) if usual and len(usual) == len(kind.models) else None

@@ -66,6 +66,7 @@ def write(
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     now, spool = time.time(), str(settings.gate["spool"])
     failed, others = "", dict[str, list[Event]]()
+    devices = fleet.devices_of(judged.measured)
     for node in sorted({one.node for one in judged.measured if one.test != "worker"}):
         mine = node == here
         if not mine and not settings.state_dir:
@@ -75,7 +76,7 @@ def write(
                 now,
                 fleet.KIND,
                 boot if mine else "",
-                fleet.event_data(one, level, named=node in judged.named),
+                fleet.event_data(one, level, named=node in judged.named, devices=devices[node]),
             )
             for one in judged.measured
             if one.node == node

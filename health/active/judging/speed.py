@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from health.active.judging import fleet
@@ -57,9 +57,7 @@ def slow(
     """The slow ones, in order of node, test and device. Pairs and rings are judged elsewhere."""
     groups: dict[tuple[str, str, str], list[_Speed]] = defaultdict(list)
     measured = list(measured)
-    devices: dict[str, set[str]] = defaultdict(set)
-    for one in measured:
-        devices[one.node].update(filter(None, [one.device]))
+    devices = fleet.devices_of(measured)
     for one in measured:
         for name, value in one.values.items():
             if (
@@ -71,7 +69,7 @@ def slow(
     found: dict[tuple[str, str, str], list[_Remark]] = defaultdict(list)
     for (model, test, name), speeds in sorted(groups.items()):
         speeds.sort()
-        remarks = _by_standard(model, test, name, speeds, floors, baselines)
+        remarks = _by_standard(model, test, name, speeds, floors, baselines, devices)
         for alike in _alike(name, speeds, devices):
             remarks += _by_run(name, alike)
         for speed, (status, text) in remarks:
@@ -87,9 +85,7 @@ def slow(
     ]
 
 
-def _alike(
-    name: str, speeds: Sequence[_Speed], devices: Mapping[str, Collection[str]]
-) -> list[list[_Speed]]:
+def _alike(name: str, speeds: Sequence[_Speed], devices: Mapping[str, int]) -> list[list[_Speed]]:
     """Group speeds that are comparable: of two devices only the same two elsewhere, and of a whole
     node only nodes with as many devices."""
     groups: dict[str | int, list[_Speed]] = defaultdict(list)
@@ -97,7 +93,7 @@ def _alike(
         if name.startswith(BETWEEN):
             groups[speed.device].append(speed)
         else:
-            groups["" if speed.device else len(devices[speed.node])].append(speed)
+            groups["" if speed.device else devices[speed.node]].append(speed)
     return list(groups.values())
 
 
@@ -108,10 +104,10 @@ def _by_standard(
     speeds: Sequence[_Speed],
     floors: Floors,
     baselines: fleet.Baselines,
+    devices: Mapping[str, int],
 ) -> list[tuple[_Speed, _Remark]]:
     """Speeds below the floor, or below what is usual in the fleet if no floor names the device."""
-    floor, spread = floors(model, name), baselines.spreads.get((model, test, name))
-    usual = fleet.limit(spread) if spread else None
+    floor = floors(model, name)
     found: list[tuple[_Speed, _Remark]] = []
     for speed in speeds:
         said = f"{name} {speed.value:.4g} is below "
@@ -120,6 +116,9 @@ def _by_standard(
             found.append((speed, ("FAIL" if floor.proof else "WARN", text)))
             if floor.proof:
                 continue
+        one = Measured(test, speed.node, speed.device, model)
+        spread = baselines.usual(one, name, devices[speed.node])
+        usual = fleet.limit(spread) if spread else None
         if spread and usual is not None and speed.value < usual:
             far = speed.value < min(FLEET_FAIL * spread.p50, spread.p5)
             of = f"median {spread.p50:.4g} of {spread.nodes} nodes of the fleet"

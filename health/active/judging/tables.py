@@ -65,7 +65,12 @@ def show(
     if as_json:
         print(_as_json(judged), flush=True)
         return
-    made = [row for one in judged.measured for row in rows(one, judged, baselines, floors)]
+    devices = fleet.devices_of(judged.measured)
+    made = [
+        row
+        for one in judged.measured
+        for row in rows(one, judged, baselines, floors, devices[one.node])
+    ]
     shown = made if len(made) <= MOST_ROWS else [row for row in made if row.result != "ok"]
     if shown:
         table = plain_table("NODE", "DEVICE", "TEST", "RESULT", "VALUE", "LIMIT")
@@ -83,15 +88,17 @@ def show(
         out.print(line, soft_wrap=True)
 
 
-def rows(one: Measured, judged: Judged, baselines: Baselines, floors: Floors) -> Iterator[TableRow]:
-    """The lines of one measurement: at least one."""
+def rows(
+    one: Measured, judged: Judged, baselines: Baselines, floors: Floors, devices: int
+) -> Iterator[TableRow]:
+    """The lines of one measurement, of a node with so many devices: at least one."""
     if one.test == "worker":
         return
     result, device = _result(one, judged), one.device
     if one.peers:
         device = "with " + fold([peer for peer in one.peers if peer != one.node])
     for name, value in sorted(one.values.items()):
-        spread = baselines.spreads.get((one.model, one.test, name))
+        spread = baselines.usual(one, name, devices)
         floor = floors(one.model, name) if not one.peers else None
         least = floor.limit if floor else fleet.limit(spread) if spread else None
         limit = "" if least is None else f"{least:.4g}"

@@ -64,7 +64,8 @@ def _make(path: str) -> list[str]:
 
 
 def _state(path: str) -> list[Any]:
-    from health.node.mountinfo import holding, is_remote, visible
+    from health.node.mountinfo import holding, visible
+    from robust_slurm.linux.filesystem_types import is_served
 
     os.listdir(path)  # noqa: PTH208 - the error must name the path, and the names are not wanted
     mounts = visible(Path("/proc/self/mountinfo").read_text(errors="replace"))
@@ -72,7 +73,7 @@ def _state(path: str) -> list[Any]:
     kind = mount.fstype if mount else ""
     return [
         kind,
-        is_remote(kind),
+        is_served(kind),
         install.read_path(f"{path}/nodes"),
         install.read_path(f"{path}/jobs"),
     ]

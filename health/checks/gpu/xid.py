@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from health.check import Check, Condition, Setting
 from health.finding import ACTIONS, ActionName, Finding
 from health.node.gpu_snapshot import GpuSnapshot
-from health.node.kernlog import ago, quoted
+from health.node.kernlog import quoted
 from health.node.system import Event, System
 from health.nvidia import xid
 from health.nvidia.xid_catalog import SXIDS, XIDS
+from robust_slurm.text import ago
 
 if TYPE_CHECKING:  # a healthy node does not need it
     from health.history.cures import Driver
@@ -220,7 +221,7 @@ def _told(code: int, times: int, last: float, now: float, line: str = "") -> str
     kind = "SXid" if code >= 10000 else "Xid"
     what = f"{kind} {code}" if code else "GPU lost"
     text = f"{what} ({meaning})" if meaning else what
-    return f"{text}, {times} x, last {ago(now - last)} ago"
+    return f"{text}, {times} x, last {ago(last, now)}"
 
 
 def events(system: System) -> list[Event]:

@@ -17,7 +17,7 @@ from health.finding import Finding
 from health.node import jobs, slurmconf
 from health.node.leftover_files import Holdings, holdings
 from health.node.mountinfo import Mount, holding, resolve, visible
-from health.node.sysfs import fleet, names, text
+from health.node.sysfs import fleet, local_nvme, names, text
 from health.node.system import Disk, System
 
 GIB = 1 << 30
@@ -245,19 +245,18 @@ def _full(
 
 def _nvme(system: System, wanted: int) -> list[Finding]:
     base = "/sys/class/nvme"
-    here = names(system, base)
-    # Those over a network are not this node's hardware.
-    local = [name for name in here if text(system, f"{base}/{name}/transport") in ("pcie", "")]
+    local = local_nvme(system)
     found = [
         NVME_DEAD.found(f"{base}/{name}/state is dead", name)
         for name in local
         if text(system, f"{base}/{name}/state") == "dead"
     ]
-    if wanted >= 0:
-        seen, source = len(local), "disk.nvme"
-    else:  # the record counts them all
-        recorded = fleet(system).get("nvme")
-        seen, source = len(here), "the fleet's record"
+    seen, source = len(local), "disk.nvme"
+    if wanted < 0:
+        record, source = fleet(system), "the fleet's record"
+        recorded = record.get("nvme_local")
+        if recorded is None:  # a record of an earlier release counts those over a network, too
+            recorded, seen = record.get("nvme"), len(names(system, base))
         wanted = recorded if isinstance(recorded, int) else 0
     if seen < wanted:
         found.append(NVME_MISSING.found(f"{seen} in {base}, {source} says {wanted}"))

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from health.check import Check, Condition, Setting
 from health.finding import Finding
-from health.node.kernlog import ago, evidence, loud, within
+from health.node.kernlog import evidence, loud, within
 from health.node.sysfs import text
 from health.node.system import LogRecord, System
+from robust_slurm.text import span
 
 OOM = Condition("oom", "WARN", "user", "none", "memory ran out in the last `recent`")
 IO_ERROR = Condition("io-error", "WARN", "node", "none", "an I/O error of a disk in `disk_window`")
@@ -216,7 +217,7 @@ def overrun(records: Sequence[LogRecord], uptime: float, reach: float) -> list[F
     text = text or ("1 record overwritten while the log was read" if lost else "")
     first = records[0]
     if not text and first.seq > 0 and uptime - first.time < reach:
-        text = f"the log reaches back {ago(uptime - first.time)} only, expected {ago(reach)}"
+        text = f"the log reaches back {span(uptime - first.time)} only, expected {span(reach)}"
         text += f", {first.seq} records before were overwritten"
     if not text:
         return []

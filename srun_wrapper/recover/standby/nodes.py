@@ -102,7 +102,10 @@ class StandbyNodes:
             if self._refused(chosen):
                 why = "srun's message above has the reason"
                 break
-            lacking = set(filter(vacant, self._review(chosen, came())))
+            lacking = self._review(chosen, came())
+            # A lease that fitted when Slurm was asked may have been lost before it was assigned.
+            lacking |= places.keys() - set(chosen.values())
+            lacking = set(filter(vacant, lacking))
             tries += bool(lacking)
             if tries > MOST_UNFIT:
                 break

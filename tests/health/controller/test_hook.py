@@ -180,6 +180,17 @@ def test_read_of_the_pools_record(tmp_path: Path) -> None:
     assert pool.read(str(tmp_path)) == {"wish": {}}
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"wish": "standby"}'])
+def test_a_bad_record_of_the_pool_costs_only_the_refill(
+    tmp_path: Path, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "standby").mkdir()
+    (tmp_path / "standby" / "pool.json").write_text(text)
+    hook.begun(HookEvent("prolog_slurmctld", 12, "12", 1, 1, "standby"), HookSite(str(tmp_path)))
+    assert "the record of the standby pool cannot be read" in capfd.readouterr().err
+
+
 # ---- as a whole
 
 

@@ -35,6 +35,8 @@ def test_a_dead_ledger_is_as_none(site: BreakerSite, monkeypatch: pytest.MonkeyP
     assert held
     outcome = site.drain()
     assert outcome.drained and "no answer in 1.5 s" in outcome.note
+    counted = "drained (limits counted in Slurm's own records: no shared ledger: no answer in 1.5 s"
+    assert str(outcome).startswith(counted)
 
 
 def test_a_ledger_of_somebody_else_is_as_none(site: BreakerSite) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from status_records import accusation, incident, roster
 
-from robust_slurm.state_dir.files import INCIDENTS_BYTES, read_incidents, read_state
+from robust_slurm.state_dir.files import INCIDENTS_BYTES, read_incidents, read_jobs, read_state
 from robust_slurm.state_dir.records import (
     amend,
     incident_from,
@@ -191,3 +191,11 @@ def test_what_others_made_for_a_job_is_not_its_record(tmp_path: Path) -> None:
         )
         os.chown(mine, uid, uid)
     assert [r.job_name for r in read_state(tmp_path, None, 7).rosters] == ["mine"]
+
+
+def test_older_jobs_that_are_left_out_are_a_problem_in_the_same_words(tmp_path: Path) -> None:
+    for job in range(1, 504):
+        (tmp_path / "jobs" / str(job)).mkdir(parents=True)
+    where = tmp_path / "jobs"
+    assert read_state(tmp_path).problems == [f"not read: 3 older jobs in {where}"]
+    assert read_jobs(tmp_path, most=502)[1] == [f"not read: 1 older job in {where}"]

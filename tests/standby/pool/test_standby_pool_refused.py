@@ -168,7 +168,10 @@ def test_without_slurms_commands(site: Site, capsys: pytest.CaptureFixture[str])
 BROKEN = '{"wish": {"partition": "\xff", "nodes": [], "size": 0}}'
 
 
-@pytest.mark.parametrize("content", ["{}", "[", '{"wish": 3}', '{"v": 2}', "\xff", BROKEN])
+DEEP = '{"later": ' + "[" * 100_000
+
+
+@pytest.mark.parametrize("content", ["{}", "[", '{"wish": 3}', '{"v": 2}', "\xff", BROKEN, DEEP])
 def test_a_broken_record(site: Site, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     site.apply("--nodes", "s[1-3]")
     (site.state / "standby" / "pool.json").write_text(content, encoding="latin-1")

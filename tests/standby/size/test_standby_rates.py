@@ -89,10 +89,12 @@ def test_drains_count_where_a_job_was(tmp_path: Path) -> None:
     drained(tmp_path, "n9", NOW - 3 * DAY)  # never in it
     drained(tmp_path, "n4", NOW - 1 * DAY, cls="user")
     drained(tmp_path, "n4", NOW - 1 * DAY, cls="tool")
-    (tmp_path / "nodes" / "drains.jsonl").write_bytes((tmp_path / "nodes/n3.jsonl").read_bytes())
+    for fleets in ("drains", "strikes"):  # files of no single node
+        text = (tmp_path / "nodes/n3.jsonl").read_bytes() + b"torn"
+        (tmp_path / "nodes" / f"{fleets}.jsonl").write_bytes(text)
     found = seen(tmp_path)
     assert (found.sizes, found.incidents, found.drains) == ({1: 2}, 1, 1)
-    assert found.left_out == 3
+    assert found.left_out == 3 and not found.problems
     # A person who gives the node-days speaks for all nodes: then all of them count.
     found = seen(tmp_path, node_days=500.0)
     assert (found.sizes, found.left_out, found.given) == ({1: 4}, 0, True)

@@ -237,7 +237,7 @@ def test_two_nodes_are_measured_by_the_fleet() -> None:
 
     answers = dict.fromkeys(("n1", "n2"), slow)
     assert judged_of(answers, ("pair",)).cleared == {"n1", "n2"}
-    record = Baselines({("cpu", "pair", "busbw_gbps"): FleetSpread(9, 10, 0.1, 20)}, {})
+    record = Baselines({("1 x cpu", "pair", "busbw_gbps"): FleetSpread(9, 10, 0.1, 20)}, {})
     judged = judged_of(answers, ("pair",), baselines=record)
     assert not judged.cleared and not judged.named  # one of them, and nobody can say which
     assert judged.findings["n1"][0].check == "active-undecided"

@@ -14,6 +14,7 @@ from health.admin.doctor import site_rules, state_dir
 from health.admin.doctor.site_rules import Installed, NodeGpus, StateDir
 from health.admin.install import Present
 from health.admin.trust import Hole
+from health.node import mountinfo
 
 
 def test_release() -> None:
@@ -189,3 +190,16 @@ def test_nothing_installed() -> None:
     (found,) = site_rules.of_files(ETC, False, [], ["prolog"], False)
     assert found.level == "advice", "a login node needs none"
     assert found.line == "robust-admin install --nodes <nodes> --ssh --dry-run"
+
+
+@pytest.mark.parametrize(
+    ("kind", "remote"),
+    [("nfs4", True), ("virtiofs", True), ("pvfs2", True), ("fuse.cvmfs2", True), ("xfs", False)],
+)
+def test_a_state_directory_that_all_nodes_see(
+    tmp_path: Path, kind: str, remote: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = mountinfo.visible(f"22 1 0:26 / / rw - {kind} server:/ rw\n")["/"]
+    monkeypatch.setattr(mountinfo, "holding", lambda *_: mount)
+    found = state_dir.inspect(str(tmp_path))
+    assert (found.fstype, found.remote) == (kind, remote)

@@ -265,6 +265,14 @@ def test_a_file_system_that_cannot_be_asked(code: int, found: list[Any]) -> None
         ({}, {"nvme": 1}, {"nvme": 9}, []),
         ({}, {}, {"nvme": 2}, [("FAIL", "nvme-missing", "")]),
         ({}, {}, {"nvme": "two"}, []),
+        ({}, {}, {"nvme": 2, "nvme_local": 1}, []),
+        (
+            {"/sys/class/nvme/nvme1/transport": "tcp"},
+            {},
+            {"nvme_local": 2},
+            [("FAIL", "nvme-missing", "")],
+        ),
+        ({"/sys/class/nvme/nvme1/transport": "tcp"}, {}, {"nvme": 2}, []),  # an old record
         (
             {"/sys/class/nvme/nvme1/state": "dead", "/sys/class/nvme/nvme1/transport": "tcp"},
             {"nvme": 1},

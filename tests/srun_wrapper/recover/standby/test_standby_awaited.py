@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 import standby_requests
@@ -56,6 +57,37 @@ def test_its_node_dies_while_another_is_awaited(standby_job: StandbyJob) -> None
         coming = asyncio.create_task(come_and_go())
         taken = standby_job.standby.take({1: (2, "n2"), 2: (2, "n3")})
         came = await asyncio.wait_for(taken, 20.0)
+        assert {node.name for node in came.values()} == {"s2", "s3"}
+        await coming
+
+    play(standby_job, scene)
+
+
+def test_a_lease_is_lost_while_slurm_is_asked_for_a_second_node(standby_job: StandbyJob) -> None:
+    """Its place gets a request of its own."""
+
+    async def scene() -> None:
+        standby_job.standby._config = Config(standby_wait=60.0)
+        await standby_job.requests.lease(2, ["srun", "lease"])
+        await asked(standby_job, 1)
+        standby_job.comes(1)
+        nodes = standby_job.slurm.nodes
+
+        def lost() -> Any:
+            standby_job.state.nodes[(1, "0", 0)].role = Role.DEAD
+            return nodes()
+
+        standby_job.slurm.nodes = lost
+
+        async def come() -> None:
+            await srun_count(standby_job, 2)
+            standby_job.comes(2)
+            await srun_count(standby_job, 3)
+            standby_job.comes(3)
+
+        coming = asyncio.create_task(come())
+        taken = standby_job.standby.take({1: (2, "n2"), 2: (2, "n3")})
+        came = await asyncio.wait_for(taken, 10.0)
         assert {node.name for node in came.values()} == {"s2", "s3"}
         await coming
 
