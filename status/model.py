@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from robust_slurm.settings import SHOWN_STALE
-from robust_slurm.slurm.model import FINISHED, JobPlacement, Node
+from robust_slurm.slurm.model import FINISHED, JobPlacement, SlurmNode
 from robust_slurm.state_dir.data_record import DataRecord
 from robust_slurm.state_dir.records import Checkpoint, Incident, NodeReport, Roster, clean
 from standby.pool.stock import Pool, PoolStock, stock
@@ -30,7 +30,7 @@ LIVE = ("starting", "running", "checking", "recovering", "terminating", "requeue
 class SlurmView:
     """Slurm's answers, or why there are none (``error``)."""
 
-    nodes: Mapping[str, Node] | None = None
+    nodes: Mapping[str, SlurmNode] | None = None
     partitions: tuple[str, ...] | None = None
     job_states: Mapping[int, str] | None = None
     owners: Mapping[int, int] | None = None  # uid of each job
@@ -179,7 +179,7 @@ def _node_rows(
 
 
 def _node_row(
-    name: str, node: Node | None, against: Sequence[NodeReport], standby_partition: str
+    name: str, node: SlurmNode | None, against: Sequence[NodeReport], standby_partition: str
 ) -> NodeRow:
     standing = [report for report in against if not report.withdrawn]
     newest = max(standing or against, key=lambda report: report.time, default=None)

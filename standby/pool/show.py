@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from health.admin.show_config import seconds, value_of
 from health.gate.proof import Proof
-from robust_slurm.slurm import Node
+from robust_slurm.slurm import SlurmNode
 from standby.leases import held
 from standby.pool.file import PoolRecord, taken
 from standby.pool.lines import preemption, preempts
@@ -91,7 +91,7 @@ def view(
     )
 
 
-def _use(node: Node | None, use: Use, owners: Mapping[int, int]) -> str:
+def _use(node: SlurmNode | None, use: Use, owners: Mapping[int, int]) -> str:
     parts = []
     for job in use.standby:
         of = owners.get(job, 0)
