@@ -9,7 +9,7 @@ from typing import Any
 from robust_slurm.settings import SHOWN_STALE
 from robust_slurm.slurm.model import FINISHED, JobPlacement, SlurmNode
 from robust_slurm.state_dir.data_record import DataRecord
-from robust_slurm.state_dir.records import Checkpoint, Incident, NodeReport, Roster, clean
+from robust_slurm.state_dir.records import Checkpoint, IncidentRecord, NodeReport, Roster, clean
 from standby.pool.stock import Pool, PoolStock, stock
 
 STALE_S = SHOWN_STALE  # a supervisor reports every roster_interval, at most a third of it
@@ -103,7 +103,7 @@ class JobReport:
     slurm_error: str
     job_id: int
     steps: tuple[JobRow, ...]
-    incidents: tuple[Incident, ...]
+    incidents: tuple[IncidentRecord, ...]
     problems: tuple[str, ...]
     log: str = ""  # robust-srun's log of the job, if there is one
 
@@ -237,7 +237,7 @@ def report(
 def job_report(
     job_id: int,
     rosters: Sequence[Roster],
-    incidents: Sequence[Incident],
+    incidents: Sequence[IncidentRecord],
     problems: Sequence[str],
     slurm: SlurmView,
     now: float,
