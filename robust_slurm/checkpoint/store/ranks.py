@@ -79,7 +79,7 @@ class Latest(NamedTuple):
     """None for one outside the store's directory."""
 
 
-class Rank:
+class StoreRank:
     """State of one rank in this store; lives until the store ends."""
 
     def __init__(
@@ -87,8 +87,8 @@ class Rank:
         number: int,
         emit: Callable[[Event], None],
         due: Callable[[], None],
-        make_pusher: Callable[[Rank], Pusher],
-        make_persister: Callable[[Rank], Persister],
+        make_pusher: Callable[[StoreRank], Pusher],
+        make_persister: Callable[[StoreRank], Persister],
         has: Callable[[int], bool],
     ) -> None:
         """``has(step)``: this rank's snapshot of the step is whole in memory."""
@@ -243,7 +243,7 @@ class Rank:
         return 0.0
 
 
-def took_a_place(enrolment: RankEnrolment, ranks: Iterable[Rank]) -> bool:
+def took_a_place(enrolment: RankEnrolment, ranks: Iterable[StoreRank]) -> bool:
     """True if a rank of another number ran in this rank's place before, in this epoch: a launcher
     that starts ranks anew may number them otherwise. ``ranks``: those of the store."""
     return any(
