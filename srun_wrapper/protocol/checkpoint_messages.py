@@ -10,7 +10,7 @@ from robust_slurm.checkpoint.store.events import FetchOutcome, Holding, Target, 
 from srun_wrapper.protocol.base import Event, Message, Reply
 
 # ---------------------------------------------------------------- slot -> supervisor
-# A message that has the name of an event of the store has the fields of that event, too.
+# A message that has a store event's name without "Event" has the fields of that event, too.
 
 
 MERGED = 256  # steps of a rank in a report at most

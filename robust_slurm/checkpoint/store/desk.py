@@ -16,10 +16,10 @@ from robust_slurm.checkpoint.store.disk.archive import Archive, StoreSettings
 from robust_slurm.checkpoint.store.door import Message, RankConnection, RefusedError
 from robust_slurm.checkpoint.store.events import (
     WITHDRAWN,
-    Alarm,
-    Event,
+    AlarmEvent,
     Restore,
-    Resumed,
+    ResumedEvent,
+    StoreEvent,
     Target,
 )
 from robust_slurm.checkpoint.store.orders import Orders
@@ -46,7 +46,7 @@ class Desk:
         self,
         store_shelf: Shelf,
         settings: StoreSettings,
-        emit: Callable[[Event], None],
+        emit: Callable[[StoreEvent], None],
         due: Callable[[], None],
         peers: PeerServer,
     ) -> None:
@@ -157,7 +157,7 @@ class Desk:
             line = door.whole(message, "line") if "line" in message else 0
             self._began(rank, connection, door.whole(message, "step") + 1, line)
         elif op == "resumed":
-            self._emit(Resumed(connection.epoch, rank.number, door.whole(message, "step")))
+            self._emit(ResumedEvent(connection.epoch, rank.number, door.whole(message, "step")))
         elif op == "unusable":
             self._unusable(rank, message)
         elif op == "slots":
@@ -165,7 +165,7 @@ class Desk:
         elif op == "alarm":
             connection.alarms += 1
             if connection.alarms <= MAX_ALARMS:
-                self._emit(Alarm(rank.number, door.text(message, "text", 1 << 16)[:4096]))
+                self._emit(AlarmEvent(rank.number, door.text(message, "text", 1 << 16)[:4096]))
         elif op == "flush":
             threading.Thread(
                 target=self.archive.flush_rank,
@@ -272,7 +272,7 @@ class Desk:
             return Pusher(
                 number, self._shelf, settings.key, bandwidth=settings.bandwidth,
                 patience=settings.patience, answer=rank.answer, changed=rank.held_changed,
-                alarm=lambda text: self._emit(Alarm(number, text)),
+                alarm=lambda text: self._emit(AlarmEvent(number, text)),
             )  # fmt: skip
 
         return StoreRank(
@@ -342,7 +342,7 @@ class Desk:
             record.bad = WITHDRAWN + why if torn else f"rank {rank.number} could not use it: {why}"
         if torn:
             rank.pusher.withdraw(step)
-        self._emit(Alarm(rank.number, f"{file} of step {step} could not be used: {why}"))
+        self._emit(AlarmEvent(rank.number, f"{file} of step {step} could not be used: {why}"))
 
     def adopt(self, rank: StoreRank) -> None:
         """Record complete snapshots of the rank whose ``saved`` message did not arrive."""

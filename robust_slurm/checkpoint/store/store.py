@@ -26,10 +26,10 @@ from robust_slurm.checkpoint.store.disk.archive import StoreSettings
 from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.store.door import Door
 from robust_slurm.checkpoint.store.events import (
-    Event,
     FetchOutcome,
     Holding,
     Restore,
+    StoreEvent,
     Target,
     WantedSnapshot,
 )
@@ -53,7 +53,7 @@ class Store:
         *,
         name: str,
         key: bytes | None,
-        emit: Callable[[Event], None],
+        emit: Callable[[StoreEvent], None],
         bandwidth: float = 0.0,
         local_directory: str = "",
         job: str = "",
@@ -179,8 +179,8 @@ class Store:
     ) -> list[FetchOutcome]:
         """Write these holdings (owner, file) of ``step`` to the durable tier and wait.
 
-        ``commit_world`` > 0: commit as well, when so many ranks have written; Committed tells how
-        it went. Outcomes in the order of ``owners``.
+        ``commit_world`` > 0: commit as well, when so many ranks have written; a CommittedEvent
+        tells how it went. Outcomes in the order of ``owners``.
         """
         began = time.monotonic()
         results: dict[int, FetchOutcome] = {}

@@ -16,7 +16,7 @@ from robust_slurm.checkpoint.store.disk.persist import (
     PersistJob,
 )
 from robust_slurm.checkpoint.store.door import RankConnection
-from robust_slurm.checkpoint.store.events import Event, FetchOutcome, Persisted
+from robust_slurm.checkpoint.store.events import FetchOutcome, PersistedEvent, StoreEvent
 from robust_slurm.checkpoint.store.ranks import Latest, StoreRank
 from robust_slurm.checkpoint.store.shelf import OWN, Shelf
 
@@ -46,7 +46,7 @@ class Archive:
         self,
         shelf: Shelf,
         settings: StoreSettings,
-        emit: Callable[[Event], None],
+        emit: Callable[[StoreEvent], None],
         ranks: Callable[[], list[StoreRank]],
         all_here: Callable[[], bool],
     ) -> None:
@@ -91,7 +91,7 @@ class Archive:
             return
         if under_way:
             why = "passed over: an older step of this rank is still being written"
-            self._emit(Persisted(rank.number, latest.step, False, why, 0.0))
+            self._emit(PersistedEvent(rank.number, latest.step, False, why, 0.0))
             return
         self._add(rank, latest, local, lambda _outcome: None)
 
