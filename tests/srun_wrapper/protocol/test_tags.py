@@ -33,7 +33,7 @@ RELEASED = {
 
 def test_messages_keep_their_tags() -> None:
     unions = [get_args(union) for union in (FromShim, ToShim, FromAgent, ToAgent)]
-    kinds: set[type[Message]] = {PeerAsk, PeerSay}.union(*unions)
+    kinds: set[type[Message]] = set().union({PeerAsk, PeerSay}, *unions)
     assert {str(kind.__struct_config__.tag) for kind in kinds} == RELEASED
 
 
