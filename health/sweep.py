@@ -35,7 +35,7 @@ from health.settings_last import keep
 
 if TYPE_CHECKING:
     from robust_slurm.command_line.parser import Parser
-    from robust_slurm.slurm import Node, Slurm
+    from robust_slurm.slurm import Slurm, SlurmNode
 
 DESCRIPTION = """\
 Check this node and drain it, or undrain it if robust-slurm drained it and the cause is gone.
@@ -174,7 +174,7 @@ class Sweep:
         settings = self._gate.settings
         return open_door(settings)(self._gate.left(float(settings.gate["scontrol_deadline"])))
 
-    def _ask(self) -> Node | None:
+    def _ask(self) -> SlurmNode | None:
         """The node's own record, in one bounded call."""
         from robust_slurm.slurm import SlurmError
 
@@ -250,7 +250,7 @@ class Sweep:
 
     # ---- what follows
 
-    def _close(self, node: Node | None, report: GateReport, verdict: Verdict) -> None:
+    def _close(self, node: SlurmNode | None, report: GateReport, verdict: Verdict) -> None:
         for finding in verdict.closing:
             say(told(finding))
         if node is None:
@@ -327,7 +327,7 @@ class Sweep:
         return noticed_resets([*known, *self._events], now, boot, driver)
 
 
-def _standing(node: Node | None) -> DrainStanding | None:
+def _standing(node: SlurmNode | None) -> DrainStanding | None:
     """The drain that stands, if one does."""
     if node is None or "DRAIN" not in node.state:
         return None

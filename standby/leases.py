@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from robust_slurm.slurm import JobPlacement, Node, Partition, StandbyClaim
+from robust_slurm.slurm import JobPlacement, Partition, SlurmNode, StandbyClaim
 
 LEASE_TIER, HELD_TIER = 0, 1  # PriorityTier; the pool's is higher than both
 SHARED = "FORCE:1"  # OverSubscribe: the two jobs of a node share its processors
@@ -77,7 +77,7 @@ def entitled(found: Iterable[LeaseWish], nodes: int) -> frozenset[int]:
     return frozenset(wish.job for wish in order[:nodes])
 
 
-def leasable(nodes: Iterable[Node], leased: Iterable[str], taken: Iterable[str]) -> int:
+def leasable(nodes: Iterable[SlurmNode], leased: Iterable[str], taken: Iterable[str]) -> int:
     """Return the number of nodes available for leases: idle, or ``leased`` and without ranks.
 
     A drained node does not count: once it is released, Slurm allocates it to no job.
@@ -125,12 +125,12 @@ def _tier(raw: Mapping[str, str]) -> int:
 class Alike(NamedTuple):
     """Nodes of the same number of processors, and the MB of memory that each of them has."""
 
-    nodes: Sequence[Node]
+    nodes: Sequence[SlurmNode]
     cpus: int
     memory: int
 
 
-def alike(nodes: Iterable[Node]) -> Alike:
+def alike(nodes: Iterable[SlurmNode]) -> Alike:
     """Return the nodes with the most common number of processors; on a tie, the larger number.
 
     A lease requests all processors of its node before it knows which node it will get.
@@ -143,11 +143,11 @@ def alike(nodes: Iterable[Node]) -> Alike:
     return Alike(same, cpus, max(0, min(memory, default=0)))
 
 
-def _cpus(node: Node) -> int:
+def _cpus(node: SlurmNode) -> int:
     """Processors for jobs: without those that CoreSpecCount reserves."""
     return _number(node, "CPUEfctv") or node.cpus
 
 
-def _number(node: Node, key: str) -> int:
+def _number(node: SlurmNode, key: str) -> int:
     text = node.raw.get(key, "")
     return int(text) if text.isdecimal() else 0

@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from robust_slurm.state_dir.files import JobRecord
-from robust_slurm.state_dir.records import Incident, NodeReport
+from robust_slurm.state_dir.records import IncidentRecord, NodeReport
 
 MOST = 8  # reports of one job against one node: the node gate looks at no more either
 INCIDENTS = 1000  # of one job, the newest
 SWAPS = 64  # of one incident
 
 
-def left(incident: Incident) -> set[str]:
+def left(incident: IncidentRecord) -> set[str]:
     """The nodes that left the job in an incident."""
     gone = {old for old, _ in incident.swaps[:SWAPS]}
     return gone.union(incident.suspects if incident.outcome == "requeued" else ())
 
 
-def warned(incident: Incident) -> set[str]:
+def warned(incident: IncidentRecord) -> set[str]:
     """The nodes that an incident names as slow; nothing was done about them."""
     return set(incident.suspects[:SWAPS]) if incident.outcome == "warned" else set()
 
@@ -30,7 +30,7 @@ def by_node(jobs: Iterable[JobRecord]) -> dict[str, list[JobRecord]]:
     for job in jobs:
         job = replace(job, incidents=job.incidents[-INCIDENTS:])
         reports, gone = _reports(job), _gone(job)
-        ids: dict[str, list[Incident]] = {}
+        ids: dict[str, list[IncidentRecord]] = {}
         for incident in job.incidents:
             ids[incident.id] = [*ids.get(incident.id, [])[1 - MOST :], incident]
         for node in dict.fromkeys([*reports, *gone]):
@@ -49,8 +49,8 @@ def _reports(job: JobRecord) -> Mapping[str, list[NodeReport]]:
     return found
 
 
-def _gone(job: JobRecord) -> Mapping[str, list[Incident]]:
-    found: dict[str, list[Incident]] = {}
+def _gone(job: JobRecord) -> Mapping[str, list[IncidentRecord]]:
+    found: dict[str, list[IncidentRecord]] = {}
     for incident in job.incidents:
         for node in left(incident) | warned(incident):
             found.setdefault(node, []).append(incident)

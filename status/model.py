@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from robust_slurm.settings import SHOWN_STALE
-from robust_slurm.slurm.model import FINISHED, JobPlacement, Node
+from robust_slurm.slurm.model import FINISHED, JobPlacement, SlurmNode
 from robust_slurm.state_dir.data_record import DataRecord
-from robust_slurm.state_dir.records import Checkpoint, Incident, NodeReport, Roster, clean
+from robust_slurm.state_dir.records import Checkpoint, IncidentRecord, NodeReport, Roster, clean
 from standby.pool.stock import Pool, PoolStock, stock
 
 STALE_S = SHOWN_STALE  # a supervisor reports every roster_interval, at most a third of it
@@ -30,7 +30,7 @@ LIVE = ("starting", "running", "checking", "recovering", "terminating", "requeue
 class SlurmView:
     """Slurm's answers, or why there are none (``error``)."""
 
-    nodes: Mapping[str, Node] | None = None
+    nodes: Mapping[str, SlurmNode] | None = None
     partitions: tuple[str, ...] | None = None
     job_states: Mapping[int, str] | None = None
     owners: Mapping[int, int] | None = None  # uid of each job
@@ -103,7 +103,7 @@ class JobReport:
     slurm_error: str
     job_id: int
     steps: tuple[JobRow, ...]
-    incidents: tuple[Incident, ...]
+    incidents: tuple[IncidentRecord, ...]
     problems: tuple[str, ...]
     log: str = ""  # robust-srun's log of the job, if there is one
 
@@ -179,7 +179,7 @@ def _node_rows(
 
 
 def _node_row(
-    name: str, node: Node | None, against: Sequence[NodeReport], standby_partition: str
+    name: str, node: SlurmNode | None, against: Sequence[NodeReport], standby_partition: str
 ) -> NodeRow:
     standing = [report for report in against if not report.withdrawn]
     newest = max(standing or against, key=lambda report: report.time, default=None)
@@ -237,7 +237,7 @@ def report(
 def job_report(
     job_id: int,
     rosters: Sequence[Roster],
-    incidents: Sequence[Incident],
+    incidents: Sequence[IncidentRecord],
     problems: Sequence[str],
     slurm: SlurmView,
     now: float,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from robust_slurm.command_line.screen import plain_table
 from robust_slurm.slurm.values import folded
-from robust_slurm.state_dir.records import Checkpoint, Incident
+from robust_slurm.state_dir.records import Checkpoint, IncidentRecord
 from standby.pool.stock import told
 from status.accounts.segments import INCIDENT_PHASES
 from status.lemons import Lemon
@@ -225,7 +225,7 @@ def _checkpoint(at: Checkpoint) -> str:
     return f"{text}; {size} a rank, blocked {1000 * at.blocked_s:.1f} ms a snapshot"
 
 
-def _incident(incident: Incident, phases: Sequence[str]) -> list[str]:
+def _incident(incident: IncidentRecord, phases: Sequence[str]) -> list[str]:
     unknown = "?" if incident.outcome == "recovered" else ""
     lost = unknown if incident.lost_steps is None else str(incident.lost_steps)
     return [

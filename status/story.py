@@ -14,7 +14,7 @@ from typing import Literal
 from robust_slurm.drain_reason import parse_reason
 from robust_slurm.state_dir.files import JobRecord
 from robust_slurm.state_dir.node_events import NodeEvent
-from robust_slurm.state_dir.records import Incident, NodeReport
+from robust_slurm.state_dir.records import IncidentRecord, NodeReport
 from status import wording
 from status.by_node import left, warned
 
@@ -169,7 +169,9 @@ class _Join:
         self.drafts.append(draft)
         self._reports.setdefault((draft.job_id, draft.incident), []).append(draft)
 
-    def _report(self, job: JobRecord, report: NodeReport, incident: Incident | None) -> _Draft:
+    def _report(
+        self, job: JobRecord, report: NodeReport, incident: IncidentRecord | None
+    ) -> _Draft:
         draft = _Draft(self._node, "job", report.job_id, report.time)
         draft.of_job, draft.uid, draft.user = job.job_id, job.uid, report.user
         draft.incident, draft.symptom = report.incident, report.symptom
@@ -183,7 +185,7 @@ class _Join:
             draft.add(when, wording.withdrawn(report))
         return draft
 
-    def _unreported(self, job: JobRecord, incident: Incident) -> _Draft:
+    def _unreported(self, job: JobRecord, incident: IncidentRecord) -> _Draft:
         draft = _Draft(self._node, "job", job.job_id, incident.time, reported=False)
         draft.of_job, draft.uid, draft.incident = job.job_id, job.uid, incident.id
         draft.rule, draft.symptom = incident.rule, incident.symptom
@@ -191,14 +193,14 @@ class _Join:
         self._evicted(draft, job, incident)
         return draft
 
-    def _warned(self, job: JobRecord, incident: Incident) -> _Draft:
+    def _warned(self, job: JobRecord, incident: IncidentRecord) -> _Draft:
         draft = _Draft(self._node, "job", job.job_id, incident.time, reported=False, warned=True)
         draft.of_job, draft.uid, draft.incident = job.job_id, job.uid, incident.id
         draft.rule, draft.symptom = incident.rule, incident.symptom
         draft.add(incident.time, *wording.warned(job.job_id, self._node, incident))
         return draft
 
-    def _evicted(self, draft: _Draft, job: JobRecord, incident: Incident) -> None:
+    def _evicted(self, draft: _Draft, job: JobRecord, incident: IncidentRecord) -> None:
         draft.evicted = self._node in left(incident)
         draft.progressed = progressed(job, incident)
         draft.add(incident.time, *wording.counters(self._node, incident))
@@ -323,18 +325,18 @@ class _Join:
             draft.add(event.time, wording.tested(self._node, event))
 
 
-def _incident_of(report: NodeReport, incidents: Sequence[Incident]) -> Incident | None:
+def _incident_of(report: NodeReport, incidents: Sequence[IncidentRecord]) -> IncidentRecord | None:
     """The incident of a report; a requeued job counts its incidents anew."""
     same = [one for one in incidents if one.id == report.incident and report.incident]
     return min(same, key=lambda one: abs(one.time - report.time), default=None)
 
 
-def _end(incident: Incident) -> float:
+def _end(incident: IncidentRecord) -> float:
     total, detect = incident.phases.get("total", 0.0), incident.phases.get("detect", 0.0)
     return incident.time + max(0.0, total - detect)
 
 
-def progressed(job: JobRecord, incident: Incident) -> bool:
+def progressed(job: JobRecord, incident: IncidentRecord) -> bool:
     """True if the job made steps after the incident."""
     if incident.outcome == "recovered":
         return True

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from robust_slurm.command_line.errors import CommandError, warn
-from robust_slurm.slurm.model import Node
+from robust_slurm.slurm.model import SlurmNode
 from robust_slurm.slurm.values import ParseError, fold
 from robust_slurm.state_dir.files import JobRecord, read_jobs
 from robust_slurm.state_dir.node_events import NodeEvent, published, read_events
@@ -61,7 +61,7 @@ def is_node(name: str) -> bool:
         return False
 
 
-def drain_of(node: Node | None) -> str:
+def drain_of(node: SlurmNode | None) -> str:
     if node is None or "DRAIN" not in node.state:
         return ""
     return clean(node.reason or "") or "no reason"
@@ -105,7 +105,7 @@ def show_node(node: str, state_dir: Path, view: SlurmView, as_json: bool, out: I
 
 
 def story(
-    node: str, known: Node | None, found: Sequence[Suspicion], error: str, state_dir: Path
+    node: str, known: SlurmNode | None, found: Sequence[Suspicion], error: str, state_dir: Path
 ) -> list[str]:
     """The lines of a node's story."""
     lines = [f"{node}: {'+'.join(sorted(known.state))}"] if known else [f"{node}: not in Slurm"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from robust_slurm.error_counters import weight
 from robust_slurm.state_dir.node_events import NodeEvent
-from robust_slurm.state_dir.records import Incident, NodeReport
+from robust_slurm.state_dir.records import IncidentRecord, NodeReport
 from robust_slurm.text import counted
 
 MOST = 5  # lines of evidence that are shown of one record
@@ -27,22 +27,22 @@ def report(one: NodeReport, rule: str) -> list[str]:
     return [head, *(f"evidence: {line}" for line in _listed(one.evidence))]
 
 
-def unreported(job: int, node: str, incident: Incident) -> str:
+def unreported(job: int, node: str, incident: IncidentRecord) -> str:
     what = incident.symptom.replace("_", " ") or "no symptom"
     return f"job {job} left {node} without a report: {what}, cause {incident.cause or 'unknown'}"
 
 
-def warned(job: int, node: str, incident: Incident) -> list[str]:
+def warned(job: int, node: str, incident: IncidentRecord) -> list[str]:
     what = incident.symptom.replace("_", " ") or "no symptom"
     head = f"job {job} named {node} and kept it: {what}"
     return [head, *(f"evidence: {line}" for line in _listed(incident.evidence))]
 
 
-def tests(incident: Incident) -> list[str]:
+def tests(incident: IncidentRecord) -> list[str]:
     return [f"tests: {line}" for line in _listed(incident.tests)]
 
 
-def counters(node: str, incident: Incident) -> list[str]:
+def counters(node: str, incident: IncidentRecord) -> list[str]:
     """The node's own error counters, without its name, the gravest first."""
     own = [line.removeprefix(f"{node}: ") for line in incident.counters if _of(node, line)]
     return [f"error counters: {line}" for line in _listed(tuple(sorted(own, key=weight)))]
@@ -52,14 +52,14 @@ def _of(node: str, line: str) -> bool:
     return line.startswith(f"{node}: ")
 
 
-def evicted(job: int, node: str, incident: Incident) -> str:
+def evicted(job: int, node: str, incident: IncidentRecord) -> str:
     new = next((new for old, new in incident.swaps if old == node), "")
     if new:
         return f"job {job} evicted {node}; {new} took its ranks"
     return f"job {job} was requeued without {node}"
 
 
-def outcome(job: int, incident: Incident) -> str:
+def outcome(job: int, incident: IncidentRecord) -> str:
     lost = ""
     if incident.lost_steps is not None and incident.outcome == "recovered":
         lost = f"; {counted(incident.lost_steps, 'step')} lost"

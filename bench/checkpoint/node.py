@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from lab import linux
-from robust_slurm.checkpoint.store.events import Event, Restore, Saved, Target, WantedSnapshot
+from robust_slurm.checkpoint.store.events import (
+    AlarmEvent,
+    Restore,
+    SavedEvent,
+    StoreEvent,
+    Target,
+    WantedSnapshot,
+)
 from robust_slurm.checkpoint.store.store import Store
 
 KEY = b"bench.checkpoint bench.checkpoint"[:32]
@@ -34,7 +41,7 @@ class Node:
     def __init__(self) -> None:
         self._store: Store | None = None
         self.events: list[str] = []
-        self._saved: list[Saved] = []
+        self._saved: list[SavedEvent] = []
         self._blob = b""
 
     @property
@@ -57,10 +64,10 @@ class Node:
         )
         return {"socket": str(self.store.socket_path), "port": self.store.port}
 
-    def _emit(self, event: Event) -> None:
-        if type(event).__name__ == "Alarm":
+    def _emit(self, event: StoreEvent) -> None:
+        if isinstance(event, AlarmEvent):
             self.events.append(repr(event))
-        if isinstance(event, Saved):
+        if isinstance(event, SavedEvent):
             self._saved.append(event)
 
     def costs(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from robust_slurm.drain_reason import parse_reason
 
 if TYPE_CHECKING:
     from health.history.node_reports import AcceptedReport
-    from robust_slurm.slurm import Node, Slurm
+    from robust_slurm.slurm import Slurm, SlurmNode
 
 Door = Callable[[float], "Slurm"]  # a way to Slurm whose calls end within so many seconds
 LEDGER_S = 1.5  # for the reservation, on a file system that may be dead
@@ -223,7 +223,7 @@ class Drainer:
             return []
 
 
-def stands(node: Node, reason: str) -> DrainOutcome | None:
+def stands(node: SlurmNode, reason: str) -> DrainOutcome | None:
     """The result of a drain for ``reason`` on a node that is drained already; None: to be made.
 
     A reason of ours gives way to one whose action is harder, and to no other.

@@ -18,7 +18,7 @@ from health.gate.breaker import Decision, Drain, DrainLimits, allowed, cause_of,
 from robust_slurm.drain_reason import parse_reason
 
 if TYPE_CHECKING:
-    from robust_slurm.slurm import Node, Slurm
+    from robust_slurm.slurm import Slurm, SlurmNode
 
 TICK_S = 1.0  # Slurm tells the time of a drain in whole seconds
 SPREAD_S = 2.0  # in which gates that fail at once look one after another
@@ -39,7 +39,7 @@ def _families() -> Mapping[str, str]:
     return found | {condition.check: check.name for check in ALL for condition in check.conditions}
 
 
-def standing_drains(nodes: Mapping[str, Node]) -> list[Drain]:
+def standing_drains(nodes: Mapping[str, SlurmNode]) -> list[Drain]:
     """The automatic drains that Slurm shows. Pure."""
     found = []
     for node in nodes.values():

@@ -15,8 +15,8 @@ from robust_slurm.slurm.model import (
     Allotted,
     Job,
     JobPlacement,
-    Node,
     Partition,
+    SlurmNode,
     StandbyClaim,
     Step,
     job_from,
@@ -182,11 +182,11 @@ class Questions(SlurmCommands):
                 out[int(number)] = row
         return out
 
-    def nodes(self, names: Iterable[str] | None = None) -> dict[str, Node]:
+    def nodes(self, names: Iterable[str] | None = None) -> dict[str, SlurmNode]:
         """Nodes by name; those that Slurm does not know are missing from the answer."""
         return self._nodes(names, self._until())
 
-    def _nodes(self, names: Iterable[str] | None, until: float) -> dict[str, Node]:
+    def _nodes(self, names: Iterable[str] | None, until: float) -> dict[str, SlurmNode]:
         argv: tuple[str, ...] = ("scontrol", "-a", "-o", "show", "node")
         if names is not None:
             folded = self._folded(argv, names)
@@ -233,7 +233,7 @@ class Questions(SlurmCommands):
         except ParseError as error:
             raise SlurmError("invalid", argv, str(error)) from error
 
-    def _one_node(self, node: str, until: float) -> Node:
+    def _one_node(self, node: str, until: float) -> SlurmNode:
         argv = ("scontrol", "show", "node", node)
         found = self._nodes([node], until)
         if node not in found:

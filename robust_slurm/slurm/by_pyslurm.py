@@ -24,7 +24,7 @@ from robust_slurm.slurm.child import (
 )
 from robust_slurm.slurm.door import Slurm
 from robust_slurm.slurm.errors import Kind, SlurmError, classify
-from robust_slurm.slurm.model import Node
+from robust_slurm.slurm.model import SlurmNode
 from robust_slurm.slurm.run import Runner, query_env, run_command
 from robust_slurm.text import one_line
 
@@ -76,7 +76,7 @@ class PySlurm(Slurm):
 
     # ---- what pyslurm answers
 
-    def _nodes(self, names: Iterable[str] | None, until: float) -> dict[str, Node]:
+    def _nodes(self, names: Iterable[str] | None, until: float) -> dict[str, SlurmNode]:
         if names is not None or not self._pays(until):
             return super()._nodes(names, until)
         found = self._question({"do": "nodes"}, until, lambda rows: [_node(row) for row in rows])
@@ -244,13 +244,13 @@ def _job(row: Sequence[Any]) -> Sequence[Any]:
     return number, uid, user, state, partition or "", nodes or ""
 
 
-def _node(row: Sequence[Any]) -> Node:
+def _node(row: Sequence[Any]) -> SlurmNode:
     name, hostname, port, state, partitions, kinds, cpus, comment, features, why = row
     if not name:
         raise ValueError("a node without a name")
     reason, given = why or (None, None)
     gres = ",".join(f"{kind}:{int(count)}" for kind, count in (kinds or {}).items())
-    return Node(
+    return SlurmNode(
         name=str(name),
         hostname=str(hostname or name),
         port=port or None,

@@ -17,7 +17,7 @@ from pathlib import Path
 from robust_slurm.drain_reason import PREFIX
 from robust_slurm.slurm.ask import job_argument
 from robust_slurm.slurm.errors import SlurmError
-from robust_slurm.slurm.model import Node
+from robust_slurm.slurm.model import SlurmNode
 from robust_slurm.slurm.objects import Objects
 from robust_slurm.slurm.run import without_slurm
 from robust_slurm.text import one_line
@@ -32,7 +32,7 @@ class DrainResult:
     """Result of drain() or undrain(): if the order was given, and the node as it was before."""
 
     done: bool
-    before: Node
+    before: SlurmNode
 
 
 class Slurm(Objects):
@@ -180,7 +180,7 @@ class Slurm(Objects):
         self._run((*argv, *(f"{k}={v}" for k, v in words.items())), until=until, retry=True)
 
 
-def _may_drain(node: Node) -> bool:
+def _may_drain(node: SlurmNode) -> bool:
     text = node.reason_in_force
     return not text or text.startswith(PREFIX) or text.lower() in _AUTOMATIC_REASONS
 

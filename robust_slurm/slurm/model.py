@@ -112,7 +112,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Node:
+class SlurmNode:
     """One node. ``state`` is a set of flags such as {"IDLE", "DRAIN"}."""
 
     name: str
@@ -232,11 +232,11 @@ def job_from(record: Mapping[str, str]) -> Job:
     )
 
 
-def node_from(record: Mapping[str, str]) -> Node:
+def node_from(record: Mapping[str, str]) -> SlurmNode:
     """Return the node. Raises ParseError when name or state is missing."""
     name = _required(record, "NodeName")
     features = values.optional(record.get("AvailableFeatures"))
-    return Node(
+    return SlurmNode(
         name=name,
         hostname=record.get("NodeHostName", name),
         port=values.integer(record.get("Port")) or None,

@@ -16,7 +16,7 @@ from pathlib import Path
 from robust_slurm.state_dir import job_dirs as names
 from robust_slurm.state_dir.ledger import WITHDRAWN
 from robust_slurm.state_dir.records import (
-    Incident,
+    IncidentRecord,
     NodeReport,
     Roster,
     amend,
@@ -184,7 +184,7 @@ class JobRecord:
     job_id: int
     uid: int
     reports: tuple[NodeReport, ...]
-    incidents: tuple[Incident, ...]
+    incidents: tuple[IncidentRecord, ...]
     rosters: tuple[Roster, ...] = ()  # read only of a job that was requeued
 
 
@@ -267,7 +267,7 @@ def log_of(job_dir: Path | None) -> str:
     return clean(str(job_dir / names.LOG)) if found else ""
 
 
-def read_incidents(job_dir: Path | None) -> tuple[list[Incident], list[str]]:
+def read_incidents(job_dir: Path | None) -> tuple[list[IncidentRecord], list[str]]:
     """A job's incidents as amended by withdrawals, oldest first, and problems with their files."""
     if job_dir is None:
         return [], []

@@ -86,7 +86,7 @@ def stays(outcome: str, symptom: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Incident:
+class IncidentRecord:
     """One line of incidents.jsonl; phases in seconds."""
 
     id: str
@@ -198,13 +198,13 @@ def _members(data: object, job_id: int) -> Iterator[Member]:
             )
 
 
-def incident_from(data: object) -> Incident | None:
+def incident_from(data: object) -> IncidentRecord | None:
     """An incident, or None when its time is missing."""
     if not isinstance(data, dict) or (when := moment(data.get("time"))) is None:
         return None
     phases = data.get("phases")
     pairs = phases.items() if isinstance(phases, dict) else ()
-    return Incident(
+    return IncidentRecord(
         id=clean(data.get("id"), 60),
         step_id=clean(data.get("step_id"), 40),
         epoch=whole(data.get("epoch")) or 0,
@@ -258,7 +258,9 @@ def node_report_from(data: object) -> NodeReport | None:
     )
 
 
-def amend(incidents: Sequence[Incident], withdrawals: Iterable[NodeReport]) -> list[Incident]:
+def amend(
+    incidents: Sequence[IncidentRecord], withdrawals: Iterable[NodeReport]
+) -> list[IncidentRecord]:
     """Correct incidents by the withdrawals of their reports: cause, suspects, a line that says so.
 
     The cause changes once no suspect is left. A requeued job counts its incidents anew: of several
@@ -285,10 +287,10 @@ def _pairs(value: object) -> Iterator[tuple[str, str]]:
             yield names[0], names[1]
 
 
-def incidents_from(raw: bytes) -> tuple[list[Incident], int, bool]:
+def incidents_from(raw: bytes) -> tuple[list[IncidentRecord], int, bool]:
     """The incidents of a file's text, how many lines were unreadable, whether the last was torn."""
     *lines, last = raw.split(b"\n")
-    found: list[Incident] = []
+    found: list[IncidentRecord] = []
     bad = 0
     for line in lines:
         if not line.strip():

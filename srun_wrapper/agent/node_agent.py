@@ -33,13 +33,13 @@ from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
 from srun_wrapper.protocol.messages import (
     Ack,
     Counted,
-    Event,
     Exited,
     Finish,
     Hello,
     Inspect,
     Inspected,
     Message,
+    NumberedMessage,
     PeerAsk,
     PeerSay,
     RankBeat,
@@ -83,7 +83,7 @@ class Agent:
         self._own = own
         self._abandoned = abandoned
         self._numbers = 0
-        self._unacked: list[Event] = []
+        self._unacked: list[NumberedMessage] = []
         self._acked = 0
         self._interval = 0.25  # s; robust-srun says in its first answer what it is to be
         self._start: Start | None = None
@@ -174,7 +174,7 @@ class Agent:
         elif isinstance(message, Saved):
             # Goes with the next report.
             self._saved[message.rank] = message.after(self._saved.get(message.rank))
-        elif isinstance(message, Event):
+        elif isinstance(message, NumberedMessage):
             if isinstance(message, Enrolled):  # what it said before it began anew
                 self._saved.pop(message.rank, None)
             self._event(message)  # of the slot's store
@@ -221,7 +221,7 @@ class Agent:
         self._report(epoch)
         self._event(Stopped(0, epoch, free_port(), stuck, stages, cut, self._counters.promise()))
 
-    def _event(self, message: Event) -> None:
+    def _event(self, message: NumberedMessage) -> None:
         self._numbers += 1
         message.number = self._numbers
         self._unacked.append(message)

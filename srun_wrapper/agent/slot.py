@@ -50,7 +50,7 @@ NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
 _log = logging.getLogger("robust-task")
 
 
-class Slot:
+class TaskSlot:
     """Runs the rank of one slot. ``handle`` takes orders, ``emit`` gives events.
 
     At most one rank runs at a time; a new Start first ends everything that the last one left.

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from robust_slurm.checkpoint.store import events
+from robust_slurm.checkpoint.store.events import StoreEvent
 from robust_slurm.checkpoint.store.store import Store
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol import checkpoint_messages
@@ -183,7 +183,7 @@ class SnapshotStore:
 
     # -- events
 
-    def _event(self, event: events.Event) -> None:
+    def _event(self, event: StoreEvent) -> None:
         self._emit(message_of(event, self._local))
 
 
@@ -199,8 +199,9 @@ def training_name(job: str, command: Sequence[str]) -> str:
     return f"{job}-{zlib.crc32(words):08x}" if command else job
 
 
-def message_of(event: events.Event, local: int) -> Message:
+def message_of(event: StoreEvent, local: int) -> Message:
     """Return the message of an event: its fields, with a number and the slot added."""
-    kind: type[Message] = getattr(checkpoint_messages, type(event).__name__)
+    tag = type(event).__name__.removesuffix("Event")
+    kind: type[Message] = getattr(checkpoint_messages, tag)
     given = {"number": 0, "local": local, **event._asdict()}
     return kind(**{name: given[name] for name in kind.__struct_fields__})

@@ -35,7 +35,7 @@ from srun_wrapper.agent.place import SECRETS, Place, place_from, shim_address
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.agent.processes.guardian import Restart, guarded
 from srun_wrapper.agent.processes.starting import never_vfork
-from srun_wrapper.agent.slot import Slot
+from srun_wrapper.agent.slot import TaskSlot
 from srun_wrapper.agent.snapshot_store import SnapshotStore
 from srun_wrapper.agent.streams.stdin import Stdin
 from srun_wrapper.agent.test_worker import SlotTests
@@ -81,7 +81,7 @@ class Shim:
         self._key = key
         self._options = options
         self._command = tuple(command)
-        self._slot: Slot | None = None
+        self._slot: TaskSlot | None = None
         self._store: SnapshotStore | None = None
         self._data: DataDoor | None = None
         self._agent: Agent | None = None
@@ -134,7 +134,7 @@ class Shim:
     def _make_slot(self, run_dir: Path) -> None:
         if self._options.checkpoint:
             self._store = self._make_store(run_dir)
-        self._slot = Slot(
+        self._slot = TaskSlot(
             self._loop,
             self._place.local,
             self._options,

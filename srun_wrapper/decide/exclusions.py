@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from robust_slurm.slurm import Node
+from robust_slurm.slurm import SlurmNode
 from robust_slurm.state_dir.ledger import WITHDRAWN
 
 
@@ -60,7 +60,7 @@ def exclusions(
 
 
 def able_nodes(
-    nodes: Iterable[Node], partitions: Collection[str], features: str | None = None
+    nodes: Iterable[SlurmNode], partitions: Collection[str], features: str | None = None
 ) -> set[str]:
     """Names of the nodes that could run a job of these partitions, now or after others.
 
@@ -70,7 +70,7 @@ def able_nodes(
     words = set(re.findall(r"[\w.-]+", features or ""))
     plain = re.fullmatch(r"[\w.&,-]*", features or "") is not None
 
-    def fits(node: Node) -> bool:
+    def fits(node: SlurmNode) -> bool:
         if not node.usable or not set(partitions).intersection(node.partitions):
             return False
         has = set(node.features)

@@ -51,7 +51,7 @@ class Node:
     last_word: float
     free_port: int
     standby_request: int = 0
-    seen: int = 0  # highest event number received
+    seen: int = 0  # highest message number received
     stopped: int = 0  # newest epoch whose end this node has confirmed
     stuck: tuple[int, ...] = ()
     stages: dict[str, float] = field(default_factory=dict)  # s that each stage of the stop took

@@ -9,8 +9,8 @@ class Message(msgspec.Struct, array_like=True, tag=True):
     """Base of all messages; the class name is the tag."""
 
 
-class Event(Message):
-    """Base of what must not be lost: numbered, kept until acknowledged, sent again."""
+class NumberedMessage(Message):
+    """Base of the messages that must not be lost: numbered, kept until acknowledged, sent again."""
 
     number: int
 

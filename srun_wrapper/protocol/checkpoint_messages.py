@@ -7,16 +7,16 @@ import msgspec
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.checkpoint.store.events import FetchOutcome, Holding, Target, WantedSnapshot
-from srun_wrapper.protocol.base import Event, Message, Reply
+from srun_wrapper.protocol.base import Message, NumberedMessage, Reply
 
 # ---------------------------------------------------------------- slot -> supervisor
-# A message that has the name of an event of the store has the fields of that event, too.
+# A message that has a store event's name without "Event" has the fields of that event, too.
 
 
 MERGED = 256  # steps of a rank in a report at most
 
 
-class StoreReady(Event):
+class StoreReady(NumberedMessage):
     """A slot's store of snapshots listens for peers; port 0: the slot has none."""
 
     local: int
@@ -24,7 +24,7 @@ class StoreReady(Event):
     host: str = ""  # of checkpoint_interface; empty: the node's address
 
 
-class Enrolled(Event):
+class Enrolled(NumberedMessage):
     """A rank's Checkpointer has introduced itself to its slot's store."""
 
     epoch: int
@@ -65,7 +65,7 @@ class Saved(Message):
         return msgspec.structs.replace(self, same=same[-MERGED:], have=have[-MERGED:])
 
 
-class Persisted(Event):
+class Persisted(NumberedMessage):
     """A snapshot was written to the durable tier, or could not be."""
 
     rank: int
@@ -75,7 +75,7 @@ class Persisted(Event):
     seconds: float
 
 
-class Committed(Event):
+class Committed(NumberedMessage):
     """A durable checkpoint is complete, or never will be."""
 
     step: int
@@ -83,14 +83,14 @@ class Committed(Event):
     why: str
 
 
-class Alarm(Event):
+class Alarm(NumberedMessage):
     """A fact about checkpoints that a person should know; training goes on."""
 
     rank: int
     text: str
 
 
-class Resumed(Event):
+class Resumed(NumberedMessage):
     """A rank has its state back."""
 
     epoch: int

@@ -13,8 +13,8 @@ import msgspec
 
 from robust_slurm.checkpoint.store.events import Restore
 from robust_slurm.record import NotFinite
-from srun_wrapper.protocol.base import Event as Event
 from srun_wrapper.protocol.base import Message as Message
+from srun_wrapper.protocol.base import NumberedMessage as NumberedMessage
 from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
@@ -56,7 +56,7 @@ class Hello(Message):
     free_port: int
     standby_request: int  # 0: the main step; else the number of the request for a standby node
     epoch: int  # epoch its ranks run in; 0 when none was started yet
-    seen: int = 0  # highest event number it has already had acknowledged
+    seen: int = 0  # highest message number it has already had acknowledged
     life: int = 0  # how many agents of this node have died before it
     vouches: bool = False  # it knows ``Reach``; an older agent closes the connection on one
     data_port: int = 0  # where other nodes' data processes reach this one's; 0: nowhere
@@ -90,7 +90,7 @@ class Report(Message):
     data: bytes = b""  # news of the node's data process: ``data_messages.DataReport``
 
 
-class Started(Event):
+class Started(NumberedMessage):
     epoch: int
     local: int
     pid: int
@@ -98,7 +98,7 @@ class Started(Event):
     kept: bool = False  # the process of the epoch before, which rejoined
 
 
-class Exited(Event):
+class Exited(NumberedMessage):
     """A rank's process ended by itself (not by a Stop order)."""
 
     epoch: int
@@ -111,7 +111,7 @@ class Exited(Event):
     facts: tuple[str, ...] = ()  # what the node has recorded about it, see ``rank_facts``
 
 
-class Stopped(Event):
+class Stopped(NumberedMessage):
     """All processes of this node's ranks of that epoch are gone."""
 
     epoch: int
@@ -122,33 +122,33 @@ class Stopped(Event):
     reading: bool = False  # the node's error counters are being read; ``Counted`` follows
 
 
-class StdinRead(Event):
+class StdinRead(NumberedMessage):
     """Input has come through a slot's stdin."""
 
     local: int
     whole: bool  # all of it is kept for the next incarnation of the rank
 
 
-class SlotLost(Event):
+class SlotLost(NumberedMessage):
     """A shim of this node vanished."""
 
     local: int
 
 
-class Signalled(Event):
+class Signalled(NumberedMessage):
     """Slurm (scancel, time limit, a shrink) signalled this node's shims."""
 
     signum: int
 
 
-class Stalled(Event):
+class Stalled(NumberedMessage):
     """Shared file systems in use on this node do not answer; () when all of them do again."""
 
     mounts: tuple[str, ...]
     starting: bool  # a rank that is being started has not returned from exec
 
 
-class Logged(Event):
+class Logged(NumberedMessage):
     """A line for robust-srun's log, from a robust-task; bounded by ``agent.task_log``."""
 
     level: int  # as in logging
@@ -157,7 +157,7 @@ class Logged(Event):
     trouble: str = ""  # of a stream, whose line is printed: the same for other ranks' streams
 
 
-class Counted(Event):
+class Counted(NumberedMessage):
     """Error counters of this node that have grown since its agent began, by how much."""
 
     grown: dict[str, int]
@@ -189,7 +189,7 @@ class Inspected(Reply):
 
 
 class Ack(Message):
-    """Answer to each Report: the supervisor lives. ``seen``: highest event number received."""
+    """Answer to each Report: the supervisor lives. ``seen``: highest message number received."""
 
     seen: int
     interval: float  # s between reports from now on
@@ -262,7 +262,7 @@ class Finish(Message):
 # ---------------------------------------------------------------- warm starts
 
 
-class Imports(Event):
+class Imports(NumberedMessage):
     """Imports at the first step, sent by one rank of the job (``imports.pack``).
 
     ``ranks``: number of ranks that a launcher (torchrun) has started there, the sender's among
@@ -275,7 +275,7 @@ class Imports(Event):
     environ: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class WarmRanks(Event):
+class WarmRanks(NumberedMessage):
     """Number of a slot's ranks that would start warm; 0: none, and none is being made ready."""
 
     local: int
@@ -308,7 +308,7 @@ class RunTests(Message):
     every_slot: bool  # else only local id 0
 
 
-class WorkerEnded(Event):
+class WorkerEnded(NumberedMessage):
     """A worker has ended. ``code``: as subprocess has it; ``tail``: the end of its output."""
 
     token: int

@@ -17,13 +17,13 @@ from srun_wrapper.job.state import ENDING, JobState
 from srun_wrapper.protocol.messages import (
     Ack,
     Counted,
-    Event,
     Exited,
     Finish,
     Hello,
     Imports,
     Logged,
     Message,
+    NumberedMessage,
     Reply,
     Report,
     Signal,
@@ -147,7 +147,7 @@ class Inbox:
             return
         if isinstance(message, Pulse):
             return
-        if isinstance(message, Event):
+        if isinstance(message, NumberedMessage):
             if message.number > node.seen:
                 job_log.heard(node.name, message)
                 node.seen = message.number
@@ -179,7 +179,7 @@ class Inbox:
 
     # -- events
 
-    def _event(self, node: Node, message: Event) -> None:
+    def _event(self, node: Node, message: NumberedMessage) -> None:
         state = self._state
         if isinstance(message, Started):
             rank = self._rank(node, message.epoch, message.local)

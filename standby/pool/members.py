@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from health.gate.proof import Proof
-from robust_slurm.slurm import JobPlacement, Node, Partition
+from robust_slurm.slurm import JobPlacement, Partition, SlurmNode
 from robust_slurm.text import ago
 from standby.leases import held, held_nodes
 
@@ -57,7 +57,7 @@ class Use(NamedTuple):
 class Sight(NamedTuple):
     """The state that Slurm and the ledger show. ``unread``: why there are no proofs, or ""."""
 
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, SlurmNode]
     partitions: Mapping[str, Partition]
     jobs: Mapping[int, JobPlacement]
     proofs: Mapping[str, Proof]

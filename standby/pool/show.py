@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from health.admin.show_config import seconds, value_of
 from health.gate.proof import Proof
-from robust_slurm.slurm import Node
+from robust_slurm.slurm import SlurmNode
 from robust_slurm.text import span
 from standby.leases import held
 from standby.pool.file import PoolRecord, taken
@@ -92,7 +92,7 @@ def view(
     )
 
 
-def _use(node: Node | None, use: Use, owners: Mapping[int, int]) -> str:
+def _use(node: SlurmNode | None, use: Use, owners: Mapping[int, int]) -> str:
     parts = []
     for job in use.standby:
         of = owners.get(job, 0)

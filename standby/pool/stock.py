@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.slurm import JobPlacement, Node
+from robust_slurm.slurm import JobPlacement, SlurmNode
 from robust_slurm.state_dir.files import read_capped
 from robust_slurm.state_dir.records import clean, decode, number, whole
 from robust_slurm.text import span
@@ -81,7 +81,7 @@ def pool_from(data: object) -> Pool | None:
 
 
 def stock(
-    pool: Pool, nodes: Mapping[str, Node], jobs: Mapping[int, JobPlacement], now: float
+    pool: Pool, nodes: Mapping[str, SlurmNode], jobs: Mapping[int, JobPlacement], now: float
 ) -> PoolStock:
     """Return the state of the pool: its members are the nodes of its partition. Pure."""
     by_partition: dict[str, set[str]] = {}

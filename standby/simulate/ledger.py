@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from robust_slurm.state_dir.files import read_jobs
-from robust_slurm.state_dir.records import Incident
+from robust_slurm.state_dir.records import IncidentRecord
 from standby.simulate.events import WISH, Kind
 from standby.size.history import DAY
 from standby.size.ledger import MAX_JOBS, Ledger
@@ -51,12 +51,12 @@ def mix(state_dir: Path, since_days: float | None) -> tuple[str, tuple[Kind, ...
     return what, kinds(incidents, node_days)
 
 
-def kinds(incidents: list[Incident], node_days: float) -> tuple[Kind, ...]:
+def kinds(incidents: list[IncidentRecord], node_days: float) -> tuple[Kind, ...]:
     """Return a kind for each symptom.
 
     Every restart is an incident of its own in the records, so no restarts in vain are added.
     """
-    by: defaultdict[str, list[Incident]] = defaultdict(list)
+    by: defaultdict[str, list[IncidentRecord]] = defaultdict(list)
     for one in incidents:
         if one.symptom in SHOWS:
             by[one.symptom].append(one)

@@ -12,7 +12,7 @@ from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.state_dir import job_dirs as names
 from robust_slurm.state_dir.files import job_dirs, read_incidents, read_rosters
 from robust_slurm.state_dir.progress import JobRun, Point, read_progress
-from robust_slurm.state_dir.records import Incident, Roster, clean
+from robust_slurm.state_dir.records import IncidentRecord, Roster, clean
 from status.accounts.timeline import JobHistory, redone
 from status.model import LIVE, SlurmView, status_of
 
@@ -56,7 +56,7 @@ def read_histories(
     return found, problems
 
 
-def paces(points: Sequence[Point], incidents: Sequence[Incident]) -> list[Point]:
+def paces(points: Sequence[Point], incidents: Sequence[IncidentRecord]) -> list[Point]:
     """The points that accounts need: the last one, and the last before each incident. Pure."""
     known = sorted((p for p in points if p.step_time_s), key=lambda p: p.time)
     times = [p.time for p in known]
@@ -69,7 +69,7 @@ def history(
     user: str,
     uid: int,
     rosters: Sequence[Roster],
-    incidents: Sequence[Incident],
+    incidents: Sequence[IncidentRecord],
     runs: Sequence[JobRun],
     view: SlurmView,
     now: float,
@@ -101,7 +101,7 @@ def history(
     )
 
 
-def _from_roster(roster: Roster, incidents: Sequence[Incident], live: bool) -> JobRun:
+def _from_roster(roster: Roster, incidents: Sequence[IncidentRecord], live: bool) -> JobRun:
     """Return the run of an older robust-srun's roster; start-up is the unexplained lost time."""
     started = roster.started or 0.0
     run = JobRun(started, roster.step_id, "", roster.ranks)

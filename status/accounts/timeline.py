@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from robust_slurm.state_dir.progress import JobRun, Point
-from robust_slurm.state_dir.records import NOT_STOPPED, Incident
+from robust_slurm.state_dir.records import NOT_STOPPED, IncidentRecord
 from robust_slurm.text import counted
 from status.accounts.segments import (
     INCIDENT_PHASES,
@@ -38,7 +38,7 @@ class JobAccount:
     begin: int  # ms since 1970
     end: int
     live: bool
-    incidents: tuple[Incident, ...]
+    incidents: tuple[IncidentRecord, ...]
     segments: tuple[Segment, ...]
     notes: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ class JobHistory:
     uid: int
     live: bool
     runs: Sequence[JobRun]
-    incidents: Sequence[Incident]
+    incidents: Sequence[IncidentRecord]
     spans: Sequence[tuple[float, float | None]] = ()
     step_time: float | None = None  # of the newest report
     notes: Sequence[str] = field(default_factory=tuple)
@@ -169,12 +169,12 @@ def _side_by_side(runs: Sequence[tuple[Sequence[Size], int]]) -> list[Size]:
     return found
 
 
-def _run_of(incident: Incident, begins: Sequence[int]) -> int:
+def _run_of(incident: IncidentRecord, begins: Sequence[int]) -> int:
     """The run that an incident belongs to: the last one that had begun."""
     return max(bisect_right(begins, ms(incident.time + CLOCKS)) - 1, 0)
 
 
-def _requeued_before(incidents: Sequence[Incident], when: int) -> int:
+def _requeued_before(incidents: Sequence[IncidentRecord], when: int) -> int:
     """The incident that requeued the job before this time; -1: none did."""
     found = [n for n, i in enumerate(incidents) if i.outcome == "requeued" and ms(i.time) <= when]
     return found[-1] if found else -1
@@ -182,7 +182,7 @@ def _requeued_before(incidents: Sequence[Incident], when: int) -> int:
 
 def _of_run(
     run: _JobRun,
-    incidents: Sequence[Incident],
+    incidents: Sequence[IncidentRecord],
     mine: Sequence[int],
     behind: int,
     step_time: float | None,
@@ -208,7 +208,7 @@ def _of_run(
     return [replace(one, gpus=run.gpus) for one in whole]
 
 
-def _phases(incident: Incident, number: int) -> Iterator[Segment]:
+def _phases(incident: IncidentRecord, number: int) -> Iterator[Segment]:
     """The phases of an incident, one after the other, also those without any time."""
     at = ms(incident.time - incident.phases.get("detect", 0.0))
     total = at + ms(max(0.0, incident.phases.get("total", 0.0)))
@@ -225,7 +225,7 @@ def _caused(
     end: int,
     phase: str,
     otherwise: str,
-    incidents: Sequence[Incident],
+    incidents: Sequence[IncidentRecord],
     at: int,
     number: int | None = None,
 ) -> Segment:
@@ -238,13 +238,13 @@ def _caused(
     return Segment(begin, end, phase, cause, one.symptom, number, blamed(one))
 
 
-def blamed(incident: Incident) -> tuple[str, ...]:
+def blamed(incident: IncidentRecord) -> tuple[str, ...]:
     """The nodes that an incident names: those that left, else its suspects."""
     left = tuple(dict.fromkeys(old for old, _ in incident.swaps))
     return left or tuple(dict.fromkeys(incident.suspects))
 
 
-def redone(incident: Incident, points: Sequence[Point], step_time: float | None) -> float:
+def redone(incident: IncidentRecord, points: Sequence[Point], step_time: float | None) -> float:
     """Seconds for the steps that were done twice, by the pace before the incident."""
     steps = incident.lost_steps
     if not steps or steps < 0:
@@ -258,7 +258,7 @@ def _between(
     taken: Sequence[Segment],
     runs: Sequence[_JobRun],
     spans: Sequence[tuple[int, int]],
-    incidents: Sequence[Incident],
+    incidents: Sequence[IncidentRecord],
     begin: int,
     end: int,
 ) -> list[Segment]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from robust_slurm.state_dir.progress import JobRun
-from robust_slurm.state_dir.records import Incident
+from robust_slurm.state_dir.records import IncidentRecord
 from status.accounts.timeline import JobAccount
 from status.views.overview import clock
 from status.views.why import paragraphs
@@ -58,7 +58,9 @@ def incidents_told(job: JobAccount, log: str, recovering: bool) -> tuple[Told, .
     return tuple(shown)
 
 
-def places_of(runs: Sequence[JobRun], incidents: Sequence[Incident]) -> tuple[WorldPlace, ...]:
+def places_of(
+    runs: Sequence[JobRun], incidents: Sequence[IncidentRecord]
+) -> tuple[WorldPlace, ...]:
     """The places of the newest run's world, at its beginning and now."""
     placings = runs[-1].placings if runs else []
     first: dict[int, tuple[str, str]] = {}

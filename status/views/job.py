@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from robust_slurm.state_dir.records import Incident
+from robust_slurm.state_dir.records import IncidentRecord
 from status.views.overview import Line, duration, layout, short_clock
 
 
-def short_incidents(found: Sequence[Incident], width: int) -> list[Line]:
+def short_incidents(found: Sequence[IncidentRecord], width: int) -> list[Line]:
     """A row for each incident: what, whom it blames, what was done, and what it took."""
     heads = ("#", "TIME", "SYMPTOM", "CAUSE", "NODES", "ACTION", "OUTCOME", "TOOK", "STEPS LOST")
     table = [heads, *(_row(number, one) for number, one in enumerate(found, 1))]
@@ -18,7 +18,7 @@ def short_incidents(found: Sequence[Incident], width: int) -> list[Line]:
     return [Line(first, "bold"), *(Line(text) for text in rest)]
 
 
-def _row(number: int, one: Incident) -> tuple[str, ...]:
+def _row(number: int, one: IncidentRecord) -> tuple[str, ...]:
     swaps = ", ".join(f"{old}→{new}" for old, new in one.swaps)
     lost = "?" if one.outcome == "recovered" else ""
     sized = " {}→{}".format(*one.resized) if one.resized else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from robust_slurm.state_dir.records import NOT_STOPPED, Incident, stays
+from robust_slurm.state_dir.records import NOT_STOPPED, IncidentRecord, stays
 from robust_slurm.text import counted, listed
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
@@ -88,13 +88,13 @@ def paragraph(job: JobAccount, number: int, log: str = "") -> str:
     return " ".join(part for part in parts if part)
 
 
-def _blame(one: Incident) -> str:
+def _blame(one: IncidentRecord) -> str:
     if one.cause == "node" and stays(one.outcome, one.symptom):
         return "That points to the node; it stayed in the job."
     return _BLAME.get(one.cause, "")
 
 
-def _what(one: Incident) -> str:
+def _what(one: IncidentRecord) -> str:
     nodes = blamed(one)
     if (text := _WHAT.get(one.symptom)) is None:  # text of a record: no format string
         return one.symptom.replace("_", " ") or "something failed"
@@ -103,7 +103,7 @@ def _what(one: Incident) -> str:
     return text.format(nodes=_listed(nodes))
 
 
-def _known(one: Incident) -> str:
+def _known(one: IncidentRecord) -> str:
     after = one.phases.get("detect", 0.0)
     seen = f"It was seen {duration(after)} after the last sign of health" if after > 0 else ""
     rule = _KNOWN.get(one.rule, "")
@@ -119,7 +119,7 @@ def _known(one: Incident) -> str:
     return " ".join(p for p in (f"{first}." if first else "", proof, tests, amended) if p)
 
 
-def _done(one: Incident) -> str:
+def _done(one: IncidentRecord) -> str:
     if one.outcome.startswith("warned"):
         return "Nothing was done: the job went on."
     if one.outcome.startswith("observed"):
@@ -164,7 +164,7 @@ def _cost(job: JobAccount, number: int) -> str:
     )
 
 
-def _advice(one: Incident, log: str) -> str:
+def _advice(one: IncidentRecord, log: str) -> str:
     nodes = blamed(one)
     unsure = one.cause == "node" and stays(one.outcome, one.symptom)
     text = _ADVICE.get("unknown" if unsure else one.cause, "")

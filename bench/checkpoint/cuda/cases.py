@@ -22,7 +22,7 @@ from typing import Any
 from bench.checkpoint.nodes import SHM, run_json
 from bench.checkpoint.work import LAYERS, MB, SIZES
 from bench.common import MIN_SAMPLES, BenchError, Results, finish, in_time, summarise
-from robust_slurm.checkpoint.store.events import Event, Restore
+from robust_slurm.checkpoint.store.events import AlarmEvent, Restore, StoreEvent
 from robust_slurm.checkpoint.store.store import Store
 
 BUDGET = 8 * 60.0  # s for all
@@ -225,9 +225,9 @@ class Rank:
         self._store.close()
         self._directory.cleanup()
 
-    def _emit(self, event: Event) -> None:
-        if type(event).__name__ == "Alarm":
-            self.alarms.append(str(getattr(event, "text", event)))
+    def _emit(self, event: StoreEvent) -> None:
+        if isinstance(event, AlarmEvent):
+            self.alarms.append(event.text)
 
     def _begin(self, restore: Restore | None) -> None:
         self._store.begin(self._epoch, restore)

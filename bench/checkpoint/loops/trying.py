@@ -29,7 +29,7 @@ from typing import Any
 from bench.checkpoint.loops.case import EARLY, LATE, Loop, draw
 from bench.checkpoint.loops.judging import OUTCOMES, RUN_DEADLINE, TOLD, Found, TrainingRun, judge
 from bench.common import BenchError, Results
-from robust_slurm.checkpoint.store.events import Event, Restore
+from robust_slurm.checkpoint.store.events import Restore, StoreEvent
 from robust_slurm.checkpoint.store.store import Store
 
 LOOPS = 200
@@ -106,7 +106,7 @@ def try_loop(loop: Loop, run: Runner) -> Found:
     return judge(loop, plain.result, crashed, again)
 
 
-def _ignore(event: Event) -> None:
+def _ignore(event: StoreEvent) -> None:
     """Drop the store's events, which are meant for robust-task."""
 
 

@@ -20,7 +20,7 @@ from health.node.slurmconf import parse_gres
 from health.settings import Settings
 from robust_slurm.checkpoint.planning.topology import leaves
 from robust_slurm.hostlist import expand
-from robust_slurm.slurm import Node, Slurm
+from robust_slurm.slurm import Slurm, SlurmNode
 
 START_S = 180.0  # prolog, start of the job, and torch from a slow file system
 _SPARE_S = 60.0
@@ -77,7 +77,7 @@ def full_s(level: Level) -> float:
     return 10.0 + 1.2 * whole
 
 
-def by_gpus(nodes: Iterable[Node]) -> dict[int, list[str]]:
+def by_gpus(nodes: Iterable[SlurmNode]) -> dict[int, list[str]]:
     """Group the nodes by the number of GPUs that Slurm gives to an exclusive job. Pure."""
     found: dict[int, list[str]] = {}
     for node in nodes:

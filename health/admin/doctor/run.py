@@ -30,7 +30,7 @@ from health.children.call import call_in_child
 from health.node import interpreter
 from health.settings_last import SUFFIX
 from robust_slurm import config as jobs
-from robust_slurm.slurm import Node, Slurm, SlurmError
+from robust_slurm.slurm import Slurm, SlurmError, SlurmNode
 
 SLURM_S = 20.0
 TRUST_S = 30.0
@@ -101,7 +101,7 @@ def _short() -> str:
 
 
 def _slurm(
-    door: Slurm, config: Mapping[str, str], nodes: Mapping[str, Node], etc: str
+    door: Slurm, config: Mapping[str, str], nodes: Mapping[str, SlurmNode], etc: str
 ) -> list[Remark]:
     toml = _toml(etc)
     path = _used(etc)

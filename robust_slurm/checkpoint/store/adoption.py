@@ -10,11 +10,11 @@ from pathlib import Path
 
 from robust_slurm.checkpoint.format import digest, layout
 from robust_slurm.checkpoint.store import shelf
-from robust_slurm.checkpoint.store.ranks import Rank
+from robust_slurm.checkpoint.store.ranks import StoreRank
 from robust_slurm.checkpoint.store.shelf import OWN, Shelf, ShelfRecord
 
 
-def adopt(store_shelf: Shelf, rank: Rank, epoch: int, line: int, deadline: float) -> None:
+def adopt(store_shelf: Shelf, rank: StoreRank, epoch: int, line: int, deadline: float) -> None:
     """Record the rank's complete snapshots of this epoch and of timeline ``line`` or later.
 
     Reads them whole. ``deadline``: s to wait while another thread reads a file of the rank.

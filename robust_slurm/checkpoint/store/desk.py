@@ -16,17 +16,17 @@ from robust_slurm.checkpoint.store.disk.archive import Archive, StoreSettings
 from robust_slurm.checkpoint.store.door import Message, RankConnection, RefusedError
 from robust_slurm.checkpoint.store.events import (
     WITHDRAWN,
-    Alarm,
-    Event,
+    AlarmEvent,
     Restore,
-    Resumed,
+    ResumedEvent,
+    StoreEvent,
     Target,
 )
 from robust_slurm.checkpoint.store.orders import Orders
 from robust_slurm.checkpoint.store.pruning import USELESS, superseded
 from robust_slurm.checkpoint.store.ranks import (
     Latest,
-    Rank,
+    StoreRank,
     read_enrolment,
     snapshot_path,
     took_a_place,
@@ -46,7 +46,7 @@ class Desk:
         self,
         store_shelf: Shelf,
         settings: StoreSettings,
-        emit: Callable[[Event], None],
+        emit: Callable[[StoreEvent], None],
         due: Callable[[], None],
         peers: PeerServer,
     ) -> None:
@@ -60,7 +60,7 @@ class Desk:
         self._epoch = 0
         self._line = 0  # the newest in this epoch: see Snapshot.line
         self.awaited = Awaited(store_shelf)
-        self._ranks: dict[int, Rank] = {}
+        self._ranks: dict[int, StoreRank] = {}
         self._targets: dict[int, Target | None] = {}
         self._everywhere = -1
         self.orders = Orders(self.ranks)
@@ -69,7 +69,7 @@ class Desk:
 
     # -- for the store
 
-    def ranks(self) -> list[Rank]:
+    def ranks(self) -> list[StoreRank]:
         with self._lock:
             return list(self._ranks.values())
 
@@ -99,7 +99,7 @@ class Desk:
         for rank in self.ranks():
             self._place(rank)
 
-    def _place(self, rank: Rank) -> None:
+    def _place(self, rank: StoreRank) -> None:
         with self._placing:  # so that an older placement never comes after a newer one
             rank.pusher.place(self._targets.get(rank.number))
 
@@ -157,7 +157,7 @@ class Desk:
             line = door.whole(message, "line") if "line" in message else 0
             self._began(rank, connection, door.whole(message, "step") + 1, line)
         elif op == "resumed":
-            self._emit(Resumed(connection.epoch, rank.number, door.whole(message, "step")))
+            self._emit(ResumedEvent(connection.epoch, rank.number, door.whole(message, "step")))
         elif op == "unusable":
             self._unusable(rank, message)
         elif op == "slots":
@@ -165,7 +165,7 @@ class Desk:
         elif op == "alarm":
             connection.alarms += 1
             if connection.alarms <= MAX_ALARMS:
-                self._emit(Alarm(rank.number, door.text(message, "text", 1 << 16)[:4096]))
+                self._emit(AlarmEvent(rank.number, door.text(message, "text", 1 << 16)[:4096]))
         elif op == "flush":
             threading.Thread(
                 target=self.archive.flush_rank,
@@ -234,7 +234,7 @@ class Desk:
             self._emit(said)
         self.archive.warm(rank)
 
-    def _began(self, rank: Rank, connection: RankConnection, first: int, line: int) -> None:
+    def _began(self, rank: StoreRank, connection: RankConnection, first: int, line: int) -> None:
         """Forget what a rank that begins anew had saved from step ``first`` on, and what others had
         here from then on in older timelines. ``line``: 0 if the ranks did not agree on one."""
         with self._lock:
@@ -265,22 +265,22 @@ class Desk:
             self._shelf.drop(lambda record: record.kind == FETCHED and record.step >= first)
         self._peers.anew(first, line)
 
-    def _new_rank(self, number: int) -> Rank:
+    def _new_rank(self, number: int) -> StoreRank:
         settings = self._settings
 
-        def pusher(rank: Rank) -> Pusher:
+        def pusher(rank: StoreRank) -> Pusher:
             return Pusher(
                 number, self._shelf, settings.key, bandwidth=settings.bandwidth,
                 patience=settings.patience, answer=rank.answer, changed=rank.held_changed,
-                alarm=lambda text: self._emit(Alarm(number, text)),
+                alarm=lambda text: self._emit(AlarmEvent(number, text)),
             )  # fmt: skip
 
-        return Rank(
+        return StoreRank(
             number, self._emit, self._due, pusher, lambda r: self.archive.make(r.held_changed),
             lambda step: self._shelf.has(number, step),
         )  # fmt: skip
 
-    def _saved(self, rank: Rank, connection: RankConnection, message: Message) -> None:
+    def _saved(self, rank: StoreRank, connection: RankConnection, message: Message) -> None:
         enrolment = rank.enrolment
         assert enrolment is not None
         step = door.whole(message, "step")
@@ -333,7 +333,7 @@ class Desk:
         self._shelf.drop(superseded(self._shelf.all(), here, self._everywhere, oldest))
         self._peers.prune(oldest)
 
-    def _unusable(self, rank: Rank, message: Message) -> None:
+    def _unusable(self, rank: StoreRank, message: Message) -> None:
         step, file = door.whole(message, "step"), door.text(message, "file")
         why = door.text(message, "why", 1 << 16)[:2000]
         torn = message.get("torn") is True  # else it is this file alone that cannot be read
@@ -342,8 +342,8 @@ class Desk:
             record.bad = WITHDRAWN + why if torn else f"rank {rank.number} could not use it: {why}"
         if torn:
             rank.pusher.withdraw(step)
-        self._emit(Alarm(rank.number, f"{file} of step {step} could not be used: {why}"))
+        self._emit(AlarmEvent(rank.number, f"{file} of step {step} could not be used: {why}"))
 
-    def adopt(self, rank: Rank) -> None:
+    def adopt(self, rank: StoreRank) -> None:
         """Record complete snapshots of the rank whose ``saved`` message did not arrive."""
         adopt(self._shelf, rank, self._epoch, self._line, self._settings.write_deadline)

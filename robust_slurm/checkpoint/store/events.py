@@ -1,7 +1,7 @@
 """Requests to a Store, its answers and its reports: plain tuples, no behaviour.
 
-An Event crosses the network as the message of the same name, which has the same fields
-(``srun_wrapper/protocol/checkpoint_messages.py``).
+A StoreEvent crosses the network as the message that has its name without "Event", and its fields:
+a SavedEvent as ``Saved`` (``srun_wrapper/protocol/checkpoint_messages.py``).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FetchOutcome(NamedTuple):
     """Received or written."""
 
 
-class Enrolled(NamedTuple):
+class EnrolledEvent(NamedTuple):
     epoch: int
     rank: int
     world: int
@@ -106,7 +106,7 @@ class Enrolled(NamedTuple):
     tell them apart."""
 
 
-class Saved(NamedTuple):
+class SavedEvent(NamedTuple):
     """A rank's newest complete snapshot; at most two a second per rank."""
 
     epoch: int
@@ -125,7 +125,7 @@ class Saved(NamedTuple):
     """Steps up to it that are whole in memory: those not yet reported, and some that were."""
 
 
-class Persisted(NamedTuple):
+class PersistedEvent(NamedTuple):
     rank: int
     step: int
     ok: bool
@@ -133,22 +133,24 @@ class Persisted(NamedTuple):
     seconds: float
 
 
-class Committed(NamedTuple):
+class CommittedEvent(NamedTuple):
     step: int
     ok: bool
     why: str
 
 
-class Alarm(NamedTuple):
+class AlarmEvent(NamedTuple):
     rank: int
     """-1: of no rank."""
     text: str
 
 
-class Resumed(NamedTuple):
+class ResumedEvent(NamedTuple):
     epoch: int
     rank: int
     step: int
 
 
-Event = Enrolled | Saved | Persisted | Committed | Alarm | Resumed
+StoreEvent = (
+    EnrolledEvent | SavedEvent | PersistedEvent | CommittedEvent | AlarmEvent | ResumedEvent
+)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from robust_slurm.checkpoint.store.ranks import Rank
+from robust_slurm.checkpoint.store.ranks import StoreRank
 
 
 class Orders:
     """Gives orders to the ranks that are here, and repeats them to ranks that enrol later."""
 
-    def __init__(self, ranks: Callable[[], list[Rank]]) -> None:
+    def __init__(self, ranks: Callable[[], list[StoreRank]]) -> None:
         """``ranks()``: all of the store."""
         self._ranks = ranks
         self._persist_at: set[int] = set()
@@ -39,7 +39,7 @@ class Orders:
         for rank in self._ranks():
             rank.tell({"op": "persist_at", "step": step})
 
-    def repeat(self, rank: Rank, *, after: int) -> None:
+    def repeat(self, rank: StoreRank, *, after: int) -> None:
         """Send a rank that enrols again the steps to write, those later than ``after``."""
         for step in sorted(step for step in self._persist_at if step > after):
             rank.tell({"op": "persist_at", "step": step})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...memory_dir import MemoryDir
 from ..durable.files import NEWER
-from .events import Alarm, Committed, Event, Persisted
+from .events import AlarmEvent, CommittedEvent, PersistedEvent, StoreEvent
 from .store import Store
 
 
@@ -31,15 +31,15 @@ class OwnStore:
         self._store.close()
         self._memory.close()
 
-    def _emit(self, event: Event) -> None:
-        if isinstance(event, Alarm):
+    def _emit(self, event: StoreEvent) -> None:
+        if isinstance(event, AlarmEvent):
             self._say(event.text)
-        if not isinstance(event, (Persisted, Committed)):
+        if not isinstance(event, (PersistedEvent, CommittedEvent)):
             return
         if event.ok:
-            if isinstance(event, Committed):
+            if isinstance(event, CommittedEvent):
                 self._newest = max(self._newest, event.step)
         elif event.why.startswith("passed over"):
             self._say(f"not all steps go to the checkpoint directory: {event.why}")  # once
-        elif event.step > self._newest and event.why != NEWER:  # its Committed may come later
+        elif event.step > self._newest and event.why != NEWER:  # its commit may come later
             self._say(f"step {event.step} is not in the checkpoint directory: {event.why}")

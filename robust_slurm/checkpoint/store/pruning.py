@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from robust_slurm.checkpoint.store.events import WantedSnapshot
-from robust_slurm.checkpoint.store.ranks import Rank
+from robust_slurm.checkpoint.store.ranks import StoreRank
 from robust_slurm.checkpoint.store.reserve import free
 from robust_slurm.checkpoint.store.shelf import FETCHED, OWN, Shelf, ShelfRecord
 
@@ -36,7 +36,9 @@ def superseded(
     return useless
 
 
-def give_way(shelf: Shelf, ranks: Collection[Rank], wanted: Collection[WantedSnapshot]) -> None:
+def give_way(
+    shelf: Shelf, ranks: Collection[StoreRank], wanted: Collection[WantedSnapshot]
+) -> None:
     """Make room for the snapshots to be fetched, if memory is short.
 
     Without them neither this step nor an older one can be restored, whatever else is kept.

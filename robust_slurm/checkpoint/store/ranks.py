@@ -13,19 +13,19 @@ from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.checkpoint.store import door, shelf
 from robust_slurm.checkpoint.store.disk.persist import Destination, Persister
 from robust_slurm.checkpoint.store.door import Message, RankConnection, RefusedError
-from robust_slurm.checkpoint.store.events import Enrolled, Event, Saved
+from robust_slurm.checkpoint.store.events import EnrolledEvent, SavedEvent, StoreEvent
 from robust_slurm.checkpoint.store.shelf import ShelfRecord
 from robust_slurm.checkpoint.transfer.pusher import Pusher
 from robust_slurm.resizing.shares import MOST_LENGTHS
 
-EVERY = 0.5  # s between two Saved events of a rank
+EVERY = 0.5  # s between two of a rank's SavedEvents
 REPEATED = 8  # steps that are reported again, as a report may be lost on its way
 SAME = 64  # steps in one of them at most, for comparison with those of other ranks
 MAX_RANK = 1 << 24
 
 
 class RankEnrolment(NamedTuple):
-    said: Enrolled
+    said: EnrolledEvent
     """The event that tells robust-srun of it."""
     destination: Destination
     local_directory: str
@@ -50,7 +50,7 @@ def read_enrolment(message: Message) -> RankEnrolment:
         or not all(type(v) is int and 0 < v < 1 << 62 for v in lengths)
     ):
         raise RefusedError(f"enrol: lengths is {lengths!r}"[:200])
-    said = Enrolled(
+    said = EnrolledEvent(
         door.whole(message, "epoch"), rank, world, mesh, tuple(sorted({*needs, rank})),
         door.absolute(message, "directory"),
         door.whole(message, "every") if "every" in message else 0,
@@ -79,16 +79,16 @@ class Latest(NamedTuple):
     """None for one outside the store's directory."""
 
 
-class Rank:
+class StoreRank:
     """State of one rank in this store; lives until the store ends."""
 
     def __init__(
         self,
         number: int,
-        emit: Callable[[Event], None],
+        emit: Callable[[StoreEvent], None],
         due: Callable[[], None],
-        make_pusher: Callable[[Rank], Pusher],
-        make_persister: Callable[[Rank], Persister],
+        make_pusher: Callable[[StoreRank], Pusher],
+        make_persister: Callable[[StoreRank], Persister],
         has: Callable[[int], bool],
     ) -> None:
         """``has(step)``: this rank's snapshot of the step is whole in memory."""
@@ -111,7 +111,7 @@ class Rank:
         self._replicated: int | None = None
         self._safe = -1
         self._skipped = -1
-        self._saved: Saved | None = None
+        self._saved: SavedEvent | None = None
         self._unsaid = False
         self._same: deque[tuple[int, int]] = deque(maxlen=SAME)
         self._have: deque[int] = deque(maxlen=SAME)  # not yet reported, or repeated
@@ -213,7 +213,7 @@ class Rank:
         with self.lock:
             if same >= 0:
                 self._same.append((step, same))
-            self._saved = Saved(
+            self._saved = SavedEvent(
                 epoch, self.number, step, self._replicated, size, copy_s, blocked_s,
                 tuple(self._same), cost, self._safe, tuple(self._have),
             )  # fmt: skip
@@ -225,7 +225,7 @@ class Rank:
             self._due()
 
     def report(self) -> float:
-        """Emit the newest Saved if it is time. Returns the s until one is due, 0 for none."""
+        """Emit the newest SavedEvent if it is time. Returns the s until one is due, or 0."""
         with self.lock:
             event = self._saved
             if event is None or not self._unsaid:
@@ -243,7 +243,7 @@ class Rank:
         return 0.0
 
 
-def took_a_place(enrolment: RankEnrolment, ranks: Iterable[Rank]) -> bool:
+def took_a_place(enrolment: RankEnrolment, ranks: Iterable[StoreRank]) -> bool:
     """True if a rank of another number ran in this rank's place before, in this epoch: a launcher
     that starts ranks anew may number them otherwise. ``ranks``: those of the store."""
     return any(

@@ -25,10 +25,10 @@ from robust_slurm.checkpoint.store.desk import Desk
 from robust_slurm.checkpoint.store.disk.archive import StoreSettings
 from robust_slurm.checkpoint.store.door import Door
 from robust_slurm.checkpoint.store.events import (
-    Event,
     FetchOutcome,
     Holding,
     Restore,
+    StoreEvent,
     Target,
     WantedSnapshot,
 )
@@ -52,7 +52,7 @@ class Store:
         *,
         name: str,
         key: bytes | None,
-        emit: Callable[[Event], None],
+        emit: Callable[[StoreEvent], None],
         bandwidth: float = 0.0,
         local_directory: str = "",
         job: str = "",
@@ -178,9 +178,9 @@ class Store:
     ) -> list[FetchOutcome]:
         """Write these holdings (owner, file) of ``step`` to the durable tier and wait.
 
-        ``commit_world`` > 0: commit as well, when so many ranks have written; Committed tells how
-        it went. Other stores may write for as long as this one: whoever sent the flush ends it when
-        one of them fails. Outcomes in the order of ``owners``.
+        ``commit_world`` > 0: commit as well, when so many ranks have written; a CommittedEvent
+        tells how it went. Other stores may write for as long as this one: whoever sent the flush
+        ends it when one of them fails. Outcomes in the order of ``owners``.
         """
         began = time.monotonic()
         results: dict[int, FetchOutcome] = {}

@@ -115,7 +115,7 @@ class Cut(NamedTuple):
     """Reason why no world of another size could go on with them; empty: it could."""
     lengths: tuple[int, ...] = ()
     shards: int = 0
-    """See ``Enrolled`` for both."""
+    """See ``EnrolledEvent`` for both."""
 
 
 def find_cut(

@@ -11,7 +11,7 @@ from health_site import GPU, gpus
 
 from health import cli
 from health.history import events
-from robust_slurm.slurm import Node
+from robust_slurm.slurm import SlurmNode
 
 site = health_site.site
 
@@ -47,16 +47,16 @@ def test_a_person_says_that_a_gpu_was_reset(
 class Answers:
     """Slurm with one node, or with none."""
 
-    def __init__(self, *nodes: Node) -> None:
+    def __init__(self, *nodes: SlurmNode) -> None:
         self._nodes = {node.name: node for node in nodes}
 
-    def nodes(self, names: list[str]) -> dict[str, Node]:
+    def nodes(self, names: list[str]) -> dict[str, SlurmNode]:
         return self._nodes
 
 
-def one(*state: str, reason: str | None = None) -> Node:
+def one(*state: str, reason: str | None = None) -> SlurmNode:
     flags = frozenset(state)
-    return Node("n1", "n1", None, flags, reason, None, (), None, 1, None, {})
+    return SlurmNode("n1", "n1", None, flags, reason, None, (), None, 1, None, {})
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from srun_wrapper.agent.batch_host_failover import ask_peer
 from srun_wrapper.agent.connections import silence, uplink
 from srun_wrapper.agent.connections.silence import SilenceVerdict
 from srun_wrapper.protocol.messages import (
-    Event,
     Finish,
     Hello,
+    NumberedMessage,
     Peer,
     Report,
     Started,
@@ -27,7 +27,7 @@ from srun_wrapper.protocol.messages import (
 supervisor, shim = agent_node.supervisor, agent_node.shim
 
 
-def numbers(events: list[Event]) -> list[int]:
+def numbers(events: list[NumberedMessage]) -> list[int]:
     return [event.number for event in events]
 
 
@@ -47,9 +47,9 @@ def test_events_survive_a_cut_connection_and_count_once(
     shim.emit(crash())
     (node,) = supervisor.state.nodes.values()
     # Stopped, Started, ten more, Exited. A message is in `heard` after the state has taken it.
-    wait(lambda: 13 in numbers(supervisor.of(Event)))
+    wait(lambda: 13 in numbers(supervisor.of(NumberedMessage)))
     assert node.seen == 13
-    assert sorted(set(numbers(supervisor.of(Event)))) == list(range(1, 14))
+    assert sorted(set(numbers(supervisor.of(NumberedMessage)))) == list(range(1, 14))
     assert len(supervisor.state.failures) == 1
     assert [h.epoch for h in supervisor.of(Hello)] == [0, 1, 1, 1, 1, 1]
     assert shim.verdicts == []

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from robust_slurm.slurm import Node
+from robust_slurm.slurm import SlurmNode
 from srun_wrapper.decide.exclusions import BadNode, Strength, able_nodes, exclusions, remembered
 
 ONCE, TWICE, PROVEN = Strength
@@ -58,10 +58,10 @@ def test_enough_nodes_remain(bad: list[BadNode], able: str, needed: int, exclude
     assert len(left) >= min(needed, len(able.split()))
 
 
-def node(name: str, usable: bool, partitions: str, features: str) -> Node:
+def node(name: str, usable: bool, partitions: str, features: str) -> SlurmNode:
     words = tuple(features.split(",")) if features else ()
     values: dict[str, Any] = {"name": name, "usable": usable, "features": words}
-    return cast(Node, SimpleNamespace(**values, partitions=tuple(partitions.split())))
+    return cast(SlurmNode, SimpleNamespace(**values, partitions=tuple(partitions.split())))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import agent_node
 import pytest
 from agent_node import FakeSupervisor, Shim, wait
 
-from srun_wrapper.protocol.base import Event, Message
+from srun_wrapper.protocol.base import Message, NumberedMessage
 from srun_wrapper.protocol.messages import Hello, Inspect, Signalled
 
 supervisor, shim = agent_node.supervisor, agent_node.shim
@@ -36,7 +36,7 @@ def test_orders_to_a_connection_that_was_reset_print_nothing(
     assert [r.message for r in caplog.records if r.name.startswith("asyncio")] == []
 
 
-class Remembered(Event):
+class Remembered(NumberedMessage):
     """A message of a later version."""
 
     text: str

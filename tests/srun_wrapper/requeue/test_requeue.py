@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from robust_slurm.slurm import Job, Node, Slurm, SlurmError
+from robust_slurm.slurm import Job, Slurm, SlurmError, SlurmNode
 from robust_slurm.slurm.errors import Kind, classify
 from robust_slurm.state_dir.requeue_plan import RequeuePlan
 from srun_wrapper.decide.exclusions import BadNode
@@ -53,14 +53,14 @@ def job(**changes: Any) -> Job:
     return cast(Job, SimpleNamespace(**(values | changes)))
 
 
-def node(name: str, state: str = "IDLE", partition: str = "train", features: str = "") -> Node:
+def node(name: str, state: str = "IDLE", partition: str = "train", features: str = "") -> SlurmNode:
     values: dict[str, Any] = {
         "name": name,
         "usable": state not in ("DOWN", "DRAIN"),
         "partitions": ("standby",) if name.startswith("s") else (partition,),
         "features": tuple(features.split(",")) if features else (),
     }
-    return cast(Node, SimpleNamespace(**values))
+    return cast(SlurmNode, SimpleNamespace(**values))
 
 
 class Recorder:
@@ -92,7 +92,7 @@ class Recorder:
         assert user == self._job.user
         return [self._job, *self.others]
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, SlurmNode]:
         return {name: node(name) for name in self.able}
 
     def config(self) -> dict[str, str]:

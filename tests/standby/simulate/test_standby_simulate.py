@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from job_records import one_job
 
 from robust_slurm.config import Config
-from robust_slurm.state_dir.records import Incident
+from robust_slurm.state_dir.records import IncidentRecord
 from srun_wrapper.job.pace import STEP_FACTOR
 from standby.simulate import assumed, ledger
 from standby.simulate.approaches import APPROACHES, at, byterobust, hot_update, ours, p99_pool
@@ -216,8 +216,8 @@ def test_saving_costs_its_share_of_the_training() -> None:
     assert account.lost[SAVING, "save"] == pytest.approx((account.wall - 68.8) / 11, rel=1e-3)
 
 
-def _incident(symptom: str, swaps: tuple[tuple[str, str], ...] = ()) -> Incident:
-    return Incident(
+def _incident(symptom: str, swaps: tuple[tuple[str, str], ...] = ()) -> IncidentRecord:
+    return IncidentRecord(
         "1", "0", 1, 1.0, symptom, "node", (), (), "restart", "recovered", {}, 0, swaps=swaps
     )
 

@@ -17,7 +17,7 @@ from status_records import NOW, incident, roster, view
 from robust_slurm.slurm import Slurm
 from robust_slurm.slurm.run import Completed
 from robust_slurm.state_dir.progress import JobRun, progress_from
-from robust_slurm.state_dir.records import Incident, incident_from, roster_from
+from robust_slurm.state_dir.records import IncidentRecord, incident_from, roster_from
 from status.accounts.gather import history, read_histories, with_spans
 from status.accounts.segments import INCIDENT_PHASES, PHASES, TRAINING
 from status.accounts.sums import SHARES, curve, ettr, lost, since, total, unproductive
@@ -28,7 +28,7 @@ from status.views.accounts import print_accounts
 T = NOW - 10_000
 
 
-def failed(at: float, phases: dict[str, float], **changes: Any) -> Incident:
+def failed(at: float, phases: dict[str, float], **changes: Any) -> IncidentRecord:
     """An incident that begins ``at`` seconds after T: detected when ``detect`` has passed."""
     full = {**phases, "total": sum(phases.values())}
     made = incident_from(incident(time=T + at + phases.get("detect", 0.0), phases=full, **changes))
@@ -36,7 +36,7 @@ def failed(at: float, phases: dict[str, float], **changes: Any) -> Incident:
     return made
 
 
-def of(runs: list[JobRun], incidents: list[Incident], **more: Any) -> JobAccount:
+def of(runs: list[JobRun], incidents: list[IncidentRecord], **more: Any) -> JobAccount:
     told = JobHistory(7, "llm", "ada", 1000, False, runs, incidents, step_time=2.0, **more)
     return account(told, NOW)
 
@@ -187,10 +187,12 @@ def test_every_sum_reconciles_to_the_millisecond(
         assert all(0 <= v <= 1 for v in (*shown.cumulative, *shown.sliding))
 
 
-def _alone(one: Incident, number: int, told: list[Incident], runs: list[JobRun]) -> bool:
+def _alone(
+    one: IncidentRecord, number: int, told: list[IncidentRecord], runs: list[JobRun]
+) -> bool:
     """True if nothing else happens in the time of an incident, and a run contains it."""
 
-    def reach(i: Incident) -> tuple[float, float]:
+    def reach(i: IncidentRecord) -> tuple[float, float]:
         begin = i.time - i.phases["detect"]
         again = 1e9 if i.outcome in ("requeued", "gave up") else 2.0 * (i.lost_steps or 0)
         return begin, begin + i.phases["total"] + again

@@ -14,7 +14,7 @@ from typing import Any
 from waiting import until
 
 from robust_slurm.checkpoint.format.layout import Entry, Snapshot, encode_header, lay_out
-from robust_slurm.checkpoint.store.events import Event, Target
+from robust_slurm.checkpoint.store.events import StoreEvent, Target
 from robust_slurm.checkpoint.store.store import Store
 
 KEY = b"k" * 32
@@ -132,7 +132,7 @@ class FakeRank:
         self._sock.close()
 
 
-class Events(list[Event]):
+class Events(list[StoreEvent]):
     def of(self, kind: type) -> list[Any]:
         return [event for event in list(self) if isinstance(event, kind)]
 

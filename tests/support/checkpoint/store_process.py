@@ -15,7 +15,7 @@ from typing import Any
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.planning.interval import Cost
-from robust_slurm.checkpoint.store.events import Event, Saved, Target
+from robust_slurm.checkpoint.store.events import SavedEvent, StoreEvent, Target
 from robust_slurm.checkpoint.store.store import Store
 from robust_slurm.checkpoint.transfer.throttle import Bucket
 
@@ -52,7 +52,7 @@ class StoreProcess:
         self._ask("save_every", every=every, first=first)
 
     def costs(self) -> list[tuple[int, Cost]]:
-        """Return step and cost of every Saved so far."""
+        """Return step and cost of every SavedEvent so far."""
         return [(step, Cost(*cost)) for step, cost in self._ask("costs")]
 
     def open_link(self) -> None:
@@ -106,7 +106,7 @@ def _main(config: dict[str, Any]) -> None:
     digest.CHUNK = CHUNK
     digest.workers = lambda _most: 1
     _stall(directory, config["stall_at"])
-    events: list[Event] = []
+    events: list[StoreEvent] = []
     store = Store(directory, name="0", key=KEY, emit=events.append, **config["options"])
     print(json.dumps({"socket": str(store.socket_path), "port": store.port}), flush=True)
     for line in sys.stdin:
@@ -121,7 +121,7 @@ def _main(config: dict[str, Any]) -> None:
         elif order["op"] == "open_link":
             Bucket.take = lambda *_: 0.0  # type: ignore[method-assign]
         elif order["op"] == "costs":
-            answer = [(event.step, event.cost) for event in events if isinstance(event, Saved)]
+            answer = [(event.step, event.cost) for event in events if isinstance(event, SavedEvent)]
         elif order["op"] == "alarms":
             answer = [event.text for event in events if hasattr(event, "text")]
         print(json.dumps(answer), flush=True)

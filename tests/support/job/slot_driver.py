@@ -27,7 +27,7 @@ from srun_wrapper.agent.looking import dumps
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.agent.place import SECRETS
 from srun_wrapper.agent.processes import process_tree
-from srun_wrapper.agent.slot import Slot
+from srun_wrapper.agent.slot import TaskSlot
 from srun_wrapper.agent.task import PASSED_ON
 from srun_wrapper.agent.warm import interpreter
 from srun_wrapper.protocol.code import Code
@@ -225,7 +225,7 @@ def _drive(fd: int, config: dict[str, Any]) -> None:
         one.close()
         os._exit(code)
 
-    one = Slot(loop, 0, options, tuple(config["command"]), base, emit, finish)
+    one = TaskSlot(loop, 0, options, tuple(config["command"]), base, emit, finish)
     loop.on_signals([signal.SIGCHLD], lambda _signum: one.children_changed())
     if "gpu_reader" in config:
         GpuReader(loop, config["gpu_reader"], base).read(lambda _found: None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from robust_slurm.slurm.model import Node, node_from
+from robust_slurm.slurm.model import SlurmNode, node_from
 from status.model import SlurmView
 
 NOW = 1_800_000_000.0
@@ -73,7 +73,7 @@ def accusation(**changes: Any) -> dict[str, Any]:
     }
 
 
-def node(name: str, state: str, partitions: str, reason: str = "") -> Node:
+def node(name: str, state: str, partitions: str, reason: str = "") -> SlurmNode:
     record = {"NodeName": name, "State": state, "Partitions": partitions, "Reason": reason}
     return node_from(record)
 

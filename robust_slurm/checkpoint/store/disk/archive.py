@@ -16,8 +16,8 @@ from robust_slurm.checkpoint.store.disk.persist import (
     PersistJob,
 )
 from robust_slurm.checkpoint.store.door import RankConnection
-from robust_slurm.checkpoint.store.events import Event, FetchOutcome, Persisted
-from robust_slurm.checkpoint.store.ranks import Latest, Rank
+from robust_slurm.checkpoint.store.events import FetchOutcome, PersistedEvent, StoreEvent
+from robust_slurm.checkpoint.store.ranks import Latest, StoreRank
 from robust_slurm.checkpoint.store.shelf import OWN, Shelf
 
 ALL_HERE = 15.0  # s: if all ranks had enrolled, the supervisor would have placed them by now
@@ -46,8 +46,8 @@ class Archive:
         self,
         shelf: Shelf,
         settings: StoreSettings,
-        emit: Callable[[Event], None],
-        ranks: Callable[[], list[Rank]],
+        emit: Callable[[StoreEvent], None],
+        ranks: Callable[[], list[StoreRank]],
         all_here: Callable[[], bool],
     ) -> None:
         self._shelf = shelf
@@ -73,13 +73,13 @@ class Archive:
             directory = directory or (rank.enrolment.local_directory if rank.enrolment else "")
         return LocalDisk(Path(directory), self._settings.job) if directory else None
 
-    def warm(self, rank: Rank) -> None:
+    def warm(self, rank: StoreRank) -> None:
         """Start the rank's writer beside the training: importing torch takes seconds."""
         enrolment = rank.enrolment
         if enrolment is not None and enrolment.destination.directory:
             rank.persister.warm(enrolment.destination)
 
-    def persist(self, rank: Rank, latest: Latest) -> None:
+    def persist(self, rank: StoreRank, latest: Latest) -> None:
         """Write this snapshot, unless an older one of the rank is still being written."""
         enrolment = rank.enrolment
         assert enrolment is not None
@@ -91,13 +91,13 @@ class Archive:
             return
         if under_way:
             why = "passed over: an older step of this rank is still being written"
-            self._emit(Persisted(rank.number, latest.step, False, why, 0.0))
+            self._emit(PersistedEvent(rank.number, latest.step, False, why, 0.0))
             return
         self._add(rank, latest, local, lambda _outcome: None)
 
     def _add(
         self,
-        rank: Rank,
+        rank: StoreRank,
         latest: Latest,
         local: LocalDisk | None,
         finished: Callable[[FetchOutcome], None],
@@ -112,7 +112,7 @@ class Archive:
             )
         )  # fmt: skip
 
-    def give_up(self, rank: Rank, first: int, line: tuple[int, int]) -> None:
+    def give_up(self, rank: StoreRank, first: int, line: tuple[int, int]) -> None:
         """Stop writing the steps from ``first`` on, which the rank gave up as it began anew, and
         remove their copies from the local disk. ``line``: epoch and timeline that begin."""
         with self._lock:
@@ -123,7 +123,7 @@ class Archive:
         if local is not None:
             local.give_up(rank.number, first, line)
 
-    def flush_rank(self, rank: Rank, connection: RankConnection) -> None:
+    def flush_rank(self, rank: StoreRank, connection: RankConnection) -> None:
         """Write the newest snapshot, wait, and tell the rank; in a thread of its own."""
         latest, enrolment = rank.latest, rank.enrolment
         done = threading.Event()

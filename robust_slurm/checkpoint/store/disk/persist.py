@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 from robust_slurm.checkpoint.format.layout import LayoutError
 from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.disk.writing import WriterError, WriterProcess
-from robust_slurm.checkpoint.store.events import Alarm, Committed, Event, FetchOutcome, Persisted
+from robust_slurm.checkpoint.store.events import (
+    AlarmEvent,
+    CommittedEvent,
+    FetchOutcome,
+    PersistedEvent,
+    StoreEvent,
+)
 from robust_slurm.checkpoint.store.shelf import ShelfRecord, open_snapshot, read_header
 
 COMMIT_WAIT = 60.0  # s for the other ranks' parts
@@ -51,7 +57,7 @@ class Persister:
 
     def __init__(
         self,
-        emit: Callable[[Event], None],
+        emit: Callable[[StoreEvent], None],
         write_deadline: float,
         changed: Callable[[], None],
         command: Callable[[str], list[str]],
@@ -166,7 +172,7 @@ class Persister:
         self._changed()
         seconds = time.monotonic() - began
         if current and done is None:
-            self._emit(Persisted(job.owner, job.step, not why, why, seconds))
+            self._emit(PersistedEvent(job.owner, job.step, not why, why, seconds))
         with self._change:
             self._now = None
 
@@ -226,7 +232,7 @@ class Persister:
             if current and not why and not done:
                 self._commits[job.step] = ends
         if why and current:
-            self._emit(Committed(job.step, False, why))
+            self._emit(CommittedEvent(job.step, False, why))
         if why or done or not current:
             end(why or ("" if done else "its epoch is over"))
             return
@@ -247,7 +253,7 @@ class Persister:
         try:
             answer = self._ask(job, request, job.commit_wait + self._write_deadline)
             for note in answer.get("notes", ()):
-                self._emit(Alarm(job.owner, str(note)))
+                self._emit(AlarmEvent(job.owner, str(note)))
         except WriterError as err:
             why = str(err)
         with self._change:
@@ -256,7 +262,7 @@ class Persister:
                 del self._commits[job.step]
                 self._committed |= set() if why else {job.step}
         if current or not why:
-            self._emit(Committed(job.step, not why, why))
+            self._emit(CommittedEvent(job.step, not why, why))
         for end in ends:
             end(why)
 
@@ -278,7 +284,7 @@ class Persister:
         except OSError as err:
             if not self._local_failed:
                 self._emit(
-                    Alarm(
+                    AlarmEvent(
                         record.owner,
                         f"no copy of step {record.step} of rank {record.owner} in "
                         f"{local.directory}: {err.strerror or err}; the other tiers go on",

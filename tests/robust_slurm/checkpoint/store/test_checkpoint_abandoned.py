@@ -14,7 +14,7 @@ from waiting import until
 from robust_slurm.checkpoint.durable import tier
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.planning.plan import Holder, Resume, Seat, plan
-from robust_slurm.checkpoint.store.events import Committed, Persisted
+from robust_slurm.checkpoint.store.events import CommittedEvent, PersistedEvent
 from robust_slurm.checkpoint.store.store import Store
 
 SMALL = 100_000
@@ -50,10 +50,10 @@ def _digest(rank: FakeRank, step: int) -> list[int]:
 
 def _write(rank: FakeRank, events: Events, step: int) -> None:
     """The rank saves a durable step, and its part is on disk."""
-    before = len(events.of(Persisted))
+    before = len(events.of(PersistedEvent))
     rank.save(step, size=SMALL, persist=True)
-    until(lambda: len(events.of(Persisted)) > before, f"step {step} written")
-    assert events.of(Persisted)[-1].ok, events
+    until(lambda: len(events.of(PersistedEvent)) > before, f"step {step} written")
+    assert events.of(PersistedEvent)[-1].ok, events
 
 
 def _resume(made: Made, only: str = "") -> Resume:
@@ -79,7 +79,7 @@ def test_a_durable_step_is_never_made_of_two_timelines(
         ranks = _anew(made, ranks, (0, 1), 50, **more)
         for n in (1 - first, first):
             _write(ranks[n], made[n][1], 100)
-        assert made[0][1].wait(Committed).ok
+        assert made[0][1].wait(CommittedEvent).ok
         path = tier.step_dir(directory, 100)
         manifest = tier.read_manifest(path)
         on_disk = [tier.read_rank(path, manifest, n).source for n in range(2)]

@@ -13,7 +13,14 @@ from checkpoint_stores import SIZE, Events, FakeRank, stores, write_snapshot
 from waiting import until
 
 from robust_slurm.checkpoint.planning.interval import Cost
-from robust_slurm.checkpoint.store.events import Alarm, Enrolled, Holding, Restore, Resumed, Saved
+from robust_slurm.checkpoint.store.events import (
+    AlarmEvent,
+    EnrolledEvent,
+    Holding,
+    Restore,
+    ResumedEvent,
+    SavedEvent,
+)
 from robust_slurm.checkpoint.store.store import Store
 
 
@@ -51,7 +58,7 @@ def test_enrolling_is_answered_and_reported(alone: tuple[Store, Events]) -> None
         "op": "welcome", "restore": None, "own": [], "directory": str(store.socket_path.parent),
         "every": 1, "first": 0, "stand": -1, "line": 0,
     }  # fmt: skip
-    assert events.wait(Enrolled) == Enrolled(
+    assert events.wait(EnrolledEvent) == EnrolledEvent(
         0, 2, 4, {"dp": 2, "pp": 2}, (0, 2), "/ckpt", 10, 5, stages=2
     )  # fmt: skip
     assert store.socket_path.stat().st_mode & 0o777 == 0o600
@@ -71,7 +78,7 @@ def test_a_snapshot_is_kept_and_is_in_the_stock(alone: tuple[Store, Events]) -> 
     )
     assert held.size == (store.socket_path.parent / held.file).stat().st_size > SIZE
     cost = Cost(0.0, 0.01, 0.0, 0.0)
-    assert events.wait(Saved)._replace(safe=-1, have=()) == Saved(
+    assert events.wait(SavedEvent)._replace(safe=-1, have=()) == SavedEvent(
         0, 1, 5, None, held.size, 0.1, 0.01, cost=cost
     )
     assert store.stock(step=4) == []
@@ -86,8 +93,8 @@ def test_a_rank_reports_the_steps_that_it_has_again_as_a_report_may_be_lost(
     for step in range(1, 5):
         rank.save(step)
         rank.wait("alone", step=step)
-        events.wait(Saved, lambda e, step=step: e.safe == step)  # type: ignore[misc]
-    assert events.of(Saved)[-1].have == (2, 3, 4)  # 1 was overwritten
+        events.wait(SavedEvent, lambda e, step=step: e.safe == step)  # type: ignore[misc]
+    assert events.of(SavedEvent)[-1].have == (2, 3, 4)  # 1 was overwritten
 
 
 def test_saved_is_reported_at_most_twice_a_second_and_the_newest_in_the_end(
@@ -95,8 +102,8 @@ def test_saved_is_reported_at_most_twice_a_second_and_the_newest_in_the_end(
 ) -> None:
     store, events = alone
     _saved(FakeRank(store, 0), *range(1, 20))
-    events.wait(Saved, lambda e: e.step == 19)
-    assert len(events.of(Saved)) <= 10
+    events.wait(SavedEvent, lambda e: e.step == 19)
+    assert len(events.of(SavedEvent)) <= 10
 
 
 def test_snapshots_outlive_their_rank(alone: tuple[Store, Events]) -> None:
@@ -270,8 +277,8 @@ def test_resumed_and_alarms_are_passed_on(alone: tuple[Store, Events]) -> None:
     rank = FakeRank(store, 3)
     rank.say(op="resumed", step=12)
     rank.say(op="alarm", text="no room")
-    assert events.wait(Resumed) == Resumed(0, 3, 12)
-    assert events.wait(Alarm) == Alarm(3, "no room")
+    assert events.wait(ResumedEvent) == ResumedEvent(0, 3, 12)
+    assert events.wait(AlarmEvent) == AlarmEvent(3, "no room")
 
 
 def test_an_unusable_file_counts_as_bad(alone: tuple[Store, Events]) -> None:
@@ -279,7 +286,7 @@ def test_an_unusable_file_counts_as_bad(alone: tuple[Store, Events]) -> None:
     rank = FakeRank(store, 0)
     _saved(rank, 1, 2)
     rank.say(op="unusable", step=2, file="own-0-2.safetensors", why="dtype")
-    assert "dtype" in events.wait(Alarm).text
+    assert "dtype" in events.wait(AlarmEvent).text
     assert _steps(store) == [(0, 1)]
     (bad,) = [h for h in store.stock() if not h.ok]
     assert "rank 0 could not use it: dtype" in bad.why
@@ -361,13 +368,13 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 def test_what_a_store_reports_is_of_the_epoch_in_which_it_came(tmp_path: Path) -> None:
     with stores(tmp_path, 1, key=None) as [(store, events)]:
         FakeRank(store, 0).save(7)
-        assert events.wait(Saved).epoch == 0
+        assert events.wait(SavedEvent).epoch == 0
         store.begin(3, None)
         rank = FakeRank(store, 0, epoch=3)
         rank.say(op="resumed", step=5)
         rank.save(6)
-        assert events.wait(Resumed) == Resumed(3, 0, 5)
-        assert events.wait(Saved, lambda e: e.step == 6).epoch == 3
+        assert events.wait(ResumedEvent) == ResumedEvent(3, 0, 5)
+        assert events.wait(SavedEvent, lambda e: e.step == 6).epoch == 3
 
 
 def test_a_step_that_is_left_out_is_passed_once_the_one_before_is_answered(
@@ -378,7 +385,7 @@ def test_a_step_that_is_left_out_is_passed_once_the_one_before_is_answered(
         rank.save(1)
         rank.wait("alone", step=1)
         rank.say(op="skipped", step=2)
-        assert events.wait(Saved, lambda e: e.safe == 2).have == (1,)
+        assert events.wait(SavedEvent, lambda e: e.safe == 2).have == (1,)
         rank.save(3)
         rank.wait("alone", step=3)
-        assert events.wait(Saved, lambda e: e.safe == 3).have == (1, 3)
+        assert events.wait(SavedEvent, lambda e: e.safe == 3).have == (1, 3)

@@ -24,8 +24,8 @@ from waiting import until
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.store import awaited
 from robust_slurm.checkpoint.store.events import (
-    Alarm,
-    Enrolled,
+    AlarmEvent,
+    EnrolledEvent,
     FetchOutcome,
     Restore,
     WantedSnapshot,
@@ -109,7 +109,7 @@ def test_a_replica_of_another_epoch_is_not_taken_until_the_peer_is_there_too(
         a.place({0: target(b)})
         rank.save(1)
         rank.wait("alone", step=1)
-        assert "epoch 1, here it is 0" in events.wait(Alarm).text
+        assert "epoch 1, here it is 0" in events.wait(AlarmEvent).text
         assert b.stock() == []
         b.begin(1, None)
         rank.wait("replicated", step=1)
@@ -252,12 +252,12 @@ def test_a_rank_that_was_not_expected_waits_for_its_snapshot(tmp_path: Path) -> 
         owner.save(2)
         owner.wait("kept", step=2)
         rank = _unexpected(b, 1)
-        assert events.wait(Enrolled).rank == 1  # so that robust-srun knows where it is
+        assert events.wait(EnrolledEvent).rank == 1  # so that robust-srun knows where it is
         assert not rank.heard("welcome")
         (outcome,) = b.fetch([_wanted(a, 1, 2)])
         shards = rank.wait("welcome")["restore"]["shards"]
         assert shards == {"0": "own-0-2.safetensors", "1": outcome.file}
-        assert len(events.of(Enrolled)) == 1
+        assert len(events.of(EnrolledEvent)) == 1
         FakeRank(b, 0, epoch=1).wait("welcome")
 
 
@@ -275,7 +275,7 @@ def test_a_rank_for_which_nothing_comes_is_told_so(
 def test_a_rank_that_waits_ends_with_its_epoch(tmp_path: Path) -> None:
     with stores(tmp_path, 1) as [(a, events)]:
         rank = _unexpected(a, 1)
-        events.wait(Enrolled)
+        events.wait(EnrolledEvent)
         a.begin(2, None)
         assert rank.ended.wait(10)
         assert not rank.heard("welcome")

@@ -16,7 +16,7 @@ from checkpoint_stores import (
 )
 
 from robust_slurm.checkpoint.format import digest
-from robust_slurm.checkpoint.store.events import Alarm
+from robust_slurm.checkpoint.store.events import AlarmEvent
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_a_slot_that_is_torn_while_it_is_digested_never_becomes_a_replica(
         rank.save(2)
         rank.wait("replicated", step=2)
         assert [(h.step, h.ok) for h in b.stock()] == [(2, True)]
-        assert events.of(Alarm) == []
+        assert events.of(AlarmEvent) == []
 
 
 def test_a_slot_that_is_overwritten_while_it_is_sent_never_becomes_a_replica(
@@ -79,7 +79,7 @@ def test_a_slot_that_is_overwritten_while_it_is_sent_never_becomes_a_replica(
         found = b.stock()
         assert all(h.ok for h in found)
         assert (0, 8) in [(h.owner, h.step) for h in found]
-        assert events.of(Alarm) == []
+        assert events.of(AlarmEvent) == []
 
 
 def test_a_bit_that_flips_before_it_is_sent_is_found_by_the_owner(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_bit_that_flips_before_it_is_sent_is_found_by_the_owner(tmp_path: Path
         rank.wait("alone", step=1)
         flip(a.socket_path.parent / "own-0-1.safetensors", 1_000_000)
         a.place({0: target(b)})
-        assert "differs from its digest" in events.wait(Alarm).text
+        assert "differs from its digest" in events.wait(AlarmEvent).text
         assert [h.ok for h in a.stock()] == [False]
         assert replicas(b) == []
         rank.save(2)

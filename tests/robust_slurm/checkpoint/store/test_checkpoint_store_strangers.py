@@ -15,7 +15,7 @@ from checkpoint_stores import (
 )
 from waiting import until
 
-from robust_slurm.checkpoint.store.events import Alarm
+from robust_slurm.checkpoint.store.events import AlarmEvent
 from robust_slurm.checkpoint.store.store import Store
 from robust_slurm.checkpoint.transfer.channel import Channel, connect
 
@@ -41,7 +41,7 @@ def test_strangers_get_nothing(tmp_path: Path) -> None:
                     pass
         rank.save(2)
         rank.wait("kept", step=2)
-        assert events.of(Alarm) == []
+        assert events.of(AlarmEvent) == []
 
 
 @pytest.mark.parametrize("whose", ["ckpt-rank", "ckpt-peer"])

@@ -15,7 +15,7 @@ import pytest
 from torch_forks import TorchForks
 
 from robust_slurm.checkpoint.durable import tier, verify
-from robust_slurm.checkpoint.store.events import Committed, Persisted
+from robust_slurm.checkpoint.store.events import CommittedEvent, PersistedEvent
 from robust_slurm.checkpoint.store.own_store import OwnStore
 
 pytestmark = pytest.mark.slow
@@ -240,12 +240,12 @@ def test_only_what_is_lost_is_said() -> None:
     store = OwnStore(said.append)
     try:
         for step in (10, 15):
-            store._emit(Persisted(0, step, False, "passed over: busy", 0.0))
-        store._emit(Committed(20, False, "no part of rank 1"))
-        store._emit(Committed(30, True, ""))
-        store._emit(Committed(25, False, "the store is closing"))
-        store._emit(Committed(35, False, "a newer step is on disk"))  # 40's word comes later
-        store._emit(Persisted(0, 40, False, "the disk is full", 0.0))
+            store._emit(PersistedEvent(0, step, False, "passed over: busy", 0.0))
+        store._emit(CommittedEvent(20, False, "no part of rank 1"))
+        store._emit(CommittedEvent(30, True, ""))
+        store._emit(CommittedEvent(25, False, "the store is closing"))
+        store._emit(CommittedEvent(35, False, "a newer step is on disk"))  # 40's word comes later
+        store._emit(PersistedEvent(0, 40, False, "the disk is full", 0.0))
     finally:
         store.close()
     assert said == [

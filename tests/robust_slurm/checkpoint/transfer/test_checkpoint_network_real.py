@@ -14,7 +14,7 @@ from waiting import until
 
 from robust_slurm.checkpoint.planning.placement import place
 from robust_slurm.checkpoint.planning.plan import Holder, Seat, plan
-from robust_slurm.checkpoint.store.events import Enrolled, Restore, Target, WantedSnapshot
+from robust_slurm.checkpoint.store.events import EnrolledEvent, Restore, Target, WantedSnapshot
 from robust_slurm.checkpoint.store.store import Store
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ def test_a_resume_after_the_loss_of_a_node(
             node.begin(1, None)
         ranks = start(torch_forks, kind, STEPS, 1, nodes)
         for _, events in made[:WORLD]:
-            until(lambda events=events: events.of(Enrolled), "enrolled", 120)  # type: ignore[misc]
+            until(lambda events=events: events.of(EnrolledEvent), "enrolled", 120)  # type: ignore[misc]
         holders = place([f"n{rank}" for rank in range(WORLD)], mesh)
         for rank, holder in enumerate(holders):
             assert holder is not None

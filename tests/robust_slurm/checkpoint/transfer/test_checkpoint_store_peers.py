@@ -22,7 +22,7 @@ from waiting import until
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.planning.plan import Holder, usable
-from robust_slurm.checkpoint.store.events import Alarm, Holding, Saved
+from robust_slurm.checkpoint.store.events import AlarmEvent, Holding, SavedEvent
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def test_every_snapshot_goes_to_the_peer_which_keeps_the_newest_three(tmp_path: 
         copies = [p.read_bytes() for p in b.socket_path.parent.glob("replica-0-*.safetensors")]
         assert data in copies
         assert rank.heard("alone", step=7) == []
-        assert events.wait(Saved, lambda e: e.replicated == 7).step == 7
+        assert events.wait(SavedEvent, lambda e: e.replicated == 7).step == 7
 
 
 def test_a_replica_has_all_that_the_plan_needs(tmp_path: Path) -> None:
@@ -142,13 +142,13 @@ def test_a_dead_peer_costs_a_bounded_wait_once_and_one_alarm(tmp_path: Path) -> 
         b.close()
         rank.save(2)
         rank.wait("alone", step=2)
-        alarm = events.wait(Alarm)
+        alarm = events.wait(AlarmEvent)
         assert alarm.rank == 0
         assert "rank 1 on peer" in alarm.text
         for step in (3, 4, 5):
             rank.save(step)
             rank.wait("alone", step=step)
-        assert len(events.of(Alarm)) == 1
+        assert len(events.of(AlarmEvent)) == 1
 
 
 def test_a_peer_that_hangs_counts_as_lost(tmp_path: Path) -> None:
@@ -158,7 +158,8 @@ def test_a_peer_that_hangs_counts_as_lost(tmp_path: Path) -> None:
         a.place({0: at_port(proxy.port)})
         rank.save(1)
         rank.wait("alone", step=1)
-        assert "nothing moved" in events.wait(Alarm).text or "no whole" in events.wait(Alarm).text
+        text = events.wait(AlarmEvent).text
+        assert "nothing moved" in text or "no whole" in text
         began = time.monotonic()
         a.close()
         assert time.monotonic() - began < 5
@@ -175,7 +176,7 @@ def test_a_link_that_breaks_every_transfer_counts_as_lost(tmp_path: Path) -> Non
         rank.wait("alone", step=1)
         proxy.each, proxy.budget = False, 1 << 40
         rank.wait("replicated", step=1)
-        assert len(events.of(Alarm)) == 1
+        assert len(events.of(AlarmEvent)) == 1
         proxy.close()
 
 
@@ -193,7 +194,7 @@ def test_a_peer_that_comes_back_gets_the_newest(tmp_path: Path) -> None:
         rank.save(4)
         rank.wait("replicated", step=4)
         assert rank.heard("alone", step=4) == []
-        assert len(events.of(Alarm)) == 1
+        assert len(events.of(AlarmEvent)) == 1
         proxy.close()
 
 
@@ -208,7 +209,7 @@ def test_a_full_peer_refuses_clearly_once(tmp_path: Path, monkeypatch: pytest.Mo
         for step in (1, 2, 3):
             rank.save(step)
             rank.wait("alone", step=step)
-        (alarm,) = events.of(Alarm)
+        (alarm,) = events.of(AlarmEvent)
         assert "is full" in alarm.text and "bytes are needed" in alarm.text
         assert list(b.socket_path.parent.glob("replica-*")) == []
 

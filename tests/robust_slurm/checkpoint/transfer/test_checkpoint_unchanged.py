@@ -12,7 +12,7 @@ from checkpoint_stores import FakeRank, Proxy, at_port, flip, replicas, stores, 
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.store import shelf
-from robust_slurm.checkpoint.store.events import Alarm
+from robust_slurm.checkpoint.store.events import AlarmEvent
 from robust_slurm.checkpoint.store.store import Store
 from robust_slurm.checkpoint.transfer import incoming
 
@@ -121,7 +121,7 @@ def test_a_comparison_that_takes_long_is_no_lost_peer(
         monkeypatch.setattr(digest, "alike", slow)
         rank.save(2, size=SIZE, frozen=BASE)
         rank.wait("replicated", step=2)
-        assert events.of(Alarm) == []
+        assert events.of(AlarmEvent) == []
 
 
 def test_a_replica_that_memory_has_changed_is_mended(pair: Pair) -> None:

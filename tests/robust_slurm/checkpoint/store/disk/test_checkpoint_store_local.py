@@ -13,9 +13,9 @@ from waiting import until
 from robust_slurm.checkpoint.store.disk import archive
 from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.events import (
-    Alarm,
-    Committed,
-    Persisted,
+    AlarmEvent,
+    CommittedEvent,
+    PersistedEvent,
     Restore,
     WantedSnapshot,
 )
@@ -40,8 +40,9 @@ def test_the_local_disk_outlives_the_store(tmp_path: Path) -> None:
             rank.wait("kept", step=step)
             until(lambda s=step: (disk / f"j1/own-0-{s}.json").exists(), "written")
         until(lambda: not (disk / "j1/own-0-1.safetensors").exists(), "only two are kept")
-        assert events.wait(Persisted, lambda e: e.step == 3).ok  # so that the next is asked for
-        assert events.of(Committed) == []
+        # So that the next is asked for.
+        assert events.wait(PersistedEvent, lambda e: e.step == 3).ok
+        assert events.of(CommittedEvent) == []
     with stores(tmp_path, 1, local_directory=str(disk), job="j1") as [(b, _)]:
         found = [(h.tier, h.owner, h.step, h.world, h.needs, h.ok) for h in b.stock()]
         assert found == [("local", 0, 2, 4, (0,), True), ("local", 0, 3, 4, (0,), True)]
@@ -122,8 +123,8 @@ def test_a_disk_that_cannot_be_written_is_said_once_and_the_durable_tier_goes_on
         rank.wait("welcome")
         for step in (1, 2):
             rank.save(step, persist=True)
-            assert events.wait(Persisted, lambda e, s=step: e.step == s).ok
-        assert len(events.of(Alarm)) == 1
+            assert events.wait(PersistedEvent, lambda e, s=step: e.step == s).ok
+        assert len(events.of(AlarmEvent)) == 1
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o700])
@@ -139,7 +140,7 @@ def test_what_another_user_has_put_there_is_not_written_to(tmp_path: Path, mode:
         rank.save(1, persist=True)
         rank.wait("kept", step=1)
         if mode == 0o777:
-            assert "is not this user's alone" in events.wait(Alarm).text
+            assert "is not this user's alone" in events.wait(AlarmEvent).text
         else:
             until(lambda: (disk / "j1/own-0-1.json").exists(), "written")
     assert mine.read_text() == "a key"

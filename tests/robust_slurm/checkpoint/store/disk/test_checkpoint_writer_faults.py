@@ -18,7 +18,7 @@ from writing_stores import durable_rank, requests
 from robust_slurm.auto import HOOK_DIR
 from robust_slurm.checkpoint.store.disk import writing
 from robust_slurm.checkpoint.store.disk.writing import writer_environment
-from robust_slurm.checkpoint.store.events import Committed, Persisted
+from robust_slurm.checkpoint.store.events import CommittedEvent, PersistedEvent
 from robust_slurm.checkpoint.store.store import Store
 
 fake_writer, alone = writing_stores.fake_writer, writing_stores.alone
@@ -33,14 +33,14 @@ def test_a_failure_is_said_and_the_next_step_is_tried_again(
     store, events = alone
     rank = durable_rank(store, tmp_path, mode)
     rank.save(1, persist=True)
-    failed = events.wait(Persisted)
+    failed = events.wait(PersistedEvent)
     assert not failed.ok
     assert why in failed.why
-    assert not events.wait(Committed).ok
+    assert not events.wait(CommittedEvent).ok
     rank.wait("held", slots=[])
     before = len(requests(tmp_path))
     rank.save(2, persist=True)
-    events.wait(Persisted, lambda e: e.step == 2)
+    events.wait(PersistedEvent, lambda e: e.step == 2)
     assert len(requests(tmp_path)) > before
 
 
@@ -50,7 +50,7 @@ def test_a_writer_that_ends_by_itself_is_replaced_once(
     store, events = alone
     rank = durable_rank(store, tmp_path, "dies-once", number=1)
     rank.save(1, persist=True)
-    assert events.wait(Persisted).ok
+    assert events.wait(PersistedEvent).ok
     assert len({r["pid"] for r in requests(tmp_path)}) == 2
 
 
@@ -63,7 +63,7 @@ def test_a_writer_that_hangs_is_ended_within_the_deadline(
         rank.save(1, persist=True)
         until(lambda: requests(tmp_path), "asked")
         pid = requests(tmp_path)[0]["pid"]
-        failed = events.wait(Persisted)
+        failed = events.wait(PersistedEvent)
         assert not failed.ok
         assert "does not answer" in failed.why
         until(lambda: not Path(f"/proc/{pid}").exists(), "the hanging writer is gone")
@@ -86,7 +86,7 @@ def test_a_python_that_is_not_there_is_said(alone: tuple[Store, Events], tmp_pat
     store, events = alone
     rank = FakeRank(store, 1, directory=str(tmp_path / "ckpt/x"), python="/no/python")
     rank.save(1, persist=True)
-    assert "cannot start '/no/python'" in events.wait(Persisted).why
+    assert "cannot start '/no/python'" in events.wait(PersistedEvent).why
 
 
 def test_the_writer_finds_our_package_and_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:

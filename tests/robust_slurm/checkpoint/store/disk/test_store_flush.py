@@ -11,7 +11,7 @@ from checkpoint_stores import Events, FakeRank, stores, target, write_snapshot
 from writing_stores import durable_rank, requests
 
 from robust_slurm.checkpoint.store.disk import archive
-from robust_slurm.checkpoint.store.events import Committed, Persisted
+from robust_slurm.checkpoint.store.events import CommittedEvent, PersistedEvent
 from robust_slurm.checkpoint.store.store import Store
 from robust_slurm.checkpoint.training.client import Client
 
@@ -25,7 +25,7 @@ def test_without_a_directory_nothing_is_written(alone: tuple[Store, Events]) -> 
     assert rank.wait("kept")["held"] == []
     rank.say(op="flush", step=1)
     assert "no directory" in rank.wait("flushed")["why"]
-    assert events.of(Persisted) == []
+    assert events.of(PersistedEvent) == []
 
 
 def test_a_rank_may_flush_its_newest_snapshot(alone: tuple[Store, Events], tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_rank_may_flush_its_newest_snapshot(alone: tuple[Store, Events], tmp_p
         rank.say(op="flush", step=2)
         assert rank.wait("flushed") == {"op": "flushed", "step": 2, "ok": True, "why": ""}
     assert [r["op"] for r in requests(tmp_path)] == ["write", "commit"]
-    assert events.wait(Committed).ok
+    assert events.wait(CommittedEvent).ok
 
 
 def test_a_flush_does_not_wait_for_ranks_that_have_no_checkpointer(
@@ -64,7 +64,7 @@ def test_a_flush_does_not_wait_for_ranks_that_have_no_checkpointer(
         assert not rank.heard("flushed")  # it waits for their parts
         (tmp_path / "ckpt/go").touch()
         assert rank.wait("flushed")["ok"]
-        assert events.wait(Committed).ok
+        assert events.wait(CommittedEvent).ok
 
 
 def test_flush_writes_own_and_other_peoples_snapshots(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_flush_writes_own_and_other_peoples_snapshots(tmp_path: Path) -> None:
         outcomes = b.flush([*found, (3, "own-3-0.safetensors")], 5, 4, 600.0)
         assert [(o.owner, o.ok) for o in outcomes] == [*((o, True) for o, _ in found), (3, False)]
         assert "is not here" in outcomes[-1].why
-        assert events.wait(Committed) == Committed(5, True, "")
+        assert events.wait(CommittedEvent) == CommittedEvent(5, True, "")
         written = sorted(p.name for p in (tmp_path / "ckpt/good").iterdir())
         assert written == ["job7.e0-0-5", "job7.e0-1-5"]
         waits = [request["wait"] for request in requests(tmp_path) if request["op"] == "commit"]
