@@ -56,7 +56,7 @@ class Config:
         "job's record directory in state_dir",
     )
     code_exclude: str = _setting(
-        "", "paths in the code's directory that no snapshot has and that stay live (runs,data)"
+        "", "paths in the code's directory that are not copied and stay live (runs,data)"
     )
     code_limit: float = _setting(1024.0, "largest snapshot of code", unit="MB", minimum=1)
     code_keep: float = _setting(
@@ -163,8 +163,9 @@ class Config:
     )
     stop_tests: float = _setting(
         60.0,
-        "time limit for tests of the machines while the ranks are down: after a NaN, or the second "
-        "crash or hang without progress or a node at fault; 0: no tests",
+        "time limit for tests of the machines while the ranks are down: after a NaN, or from the "
+        "second crash or hang in a row without progress, if no node is known to be the cause; "
+        "0: no tests",
         unit="s",
     )
     test_python: str = _setting(
@@ -282,7 +283,8 @@ class Config:
         0.0, "bandwidth limit for one rank's replica; 0: no limit", unit="MB/s"
     )
     checkpoint_interface: str = _setting(
-        "", "network interface for snapshots between nodes (ib0); empty: that of all messages"
+        "",
+        "network interface for snapshots between nodes, such as ib0; empty: that of all messages",
     )
     checkpoint_overhead: float = _setting(
         3.0,
@@ -292,7 +294,7 @@ class Config:
     )
     verify_every: int = _setting(
         0,
-        "recompute every n-th step on other nodes and compare all state bit by bit (costs a "
+        "recompute every n-th step on other nodes and compare all state bit for bit (costs a "
         "restart and a step each time; the program must be deterministic); 0: never",
         unit="steps",
     )

@@ -64,7 +64,7 @@ def test_its_node_dies_while_another_is_awaited(standby_job: StandbyJob) -> None
 
 
 def test_a_lease_is_lost_while_slurm_is_asked_for_a_second_node(standby_job: StandbyJob) -> None:
-    """Its place gets a request of its own."""
+    """The place of a lost lease gets a request of its own."""
 
     async def scene() -> None:
         standby_job.standby._config = Config(standby_wait=60.0)
