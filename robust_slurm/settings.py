@@ -283,8 +283,7 @@ class Config:
         0.0, "bandwidth limit for one rank's replica; 0: no limit", unit="MB/s"
     )
     checkpoint_interface: str = _setting(
-        "",
-        "network interface for snapshots between nodes, such as ib0; empty: that of all messages",
+        "", "interface for snapshots between nodes, such as ib0; empty: that of all messages"
     )
     checkpoint_overhead: float = _setting(
         3.0,
