@@ -1,7 +1,6 @@
 """Plain English and small files: docstrings open with a subject or a verb, no file grows large.
 
-A class name has one meaning. Names that the data plane shares with another room are still listed;
-the list may only shrink.
+A class name has one meaning; names that the integrations of two frameworks share are listed.
 """
 
 from __future__ import annotations

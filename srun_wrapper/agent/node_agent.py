@@ -96,15 +96,15 @@ class Agent:
         self._shims = Shims(
             loop, place, key, run_dir,
             joined=self._shim_joined, heard=self.from_slot,
-            died=self._shim_died, lost=lambda local: self._event(SlotLost(0, local)),
+            died=self._shim_died, lost=lambda local: self._numbered(SlotLost(0, local)),
         )  # fmt: skip
         self._files = NodeFiles(
             loop, lambda: list(self._shims.pids.values()), paths,
-            lambda mounts, starting: self._event(Stalled(0, mounts, starting)),
+            lambda mounts, starting: self._numbered(Stalled(0, mounts, starting)),
             self._answer_inspection,
         )  # fmt: skip
         self._counters = Counters(
-            loop, lambda grown: self._event(Counted(0, grown, self._counters.promised)),
+            loop, lambda grown: self._numbered(Counted(0, grown, self._counters.promised)),
             gpus=GpuReader(loop).read,
         )  # fmt: skip
         self._answers = Answers(lambda answer: self._uplink.send(answer))
@@ -141,11 +141,11 @@ class Agent:
     def _shim_died(self, local: int) -> None:
         epoch = self._running.pop(local, 0)
         self._missed |= {local} if self._files.starting(local) else set()
-        self._event(StdinRead(0, local, False))  # the input that it has kept died with it
+        self._numbered(StdinRead(0, local, False))  # the input that it has kept died with it
         if epoch:
             text = f"the robust-task of {self._place.node} died and took its rank with it"
             died = Exited(0, epoch, local, None, int(signal.SIGKILL), 0.0, text)
-            self._event(died)
+            self._numbered(died)
             self._exited(local, died)
         self._check_stopped()
 
@@ -168,7 +168,7 @@ class Agent:
             else:
                 self._running.pop(local, None)
                 self._report()  # the rank's last step, before the news of its end
-            self._event(message)
+            self._numbered(message)
             if isinstance(message, Exited):
                 self._exited(local, message)
         elif isinstance(message, Saved):
@@ -177,7 +177,7 @@ class Agent:
         elif isinstance(message, NumberedMessage):
             if isinstance(message, Enrolled):  # what it said before it began anew
                 self._saved.pop(message.rank, None)
-            self._event(message)  # of the slot's store
+            self._numbered(message)  # of the slot's store
         else:
             self._uplink.send(message)
 
@@ -199,7 +199,7 @@ class Agent:
     def signalled(self, signum: int) -> None:
         ends = signum in (signal.SIGTERM, signal.SIGINT)
         self._uplink.contact.ending |= ends
-        self._event(Signalled(0, signum))
+        self._numbered(Signalled(0, signum))
         if ends and self._place.standby_request and self._start is None:
             # It never had ranks: give the node back without waiting for robust-srun's order.
             order = Finish(((0, 0),) * self._place.local_tasks)
@@ -219,9 +219,9 @@ class Agent:
         self._stopped.clear()
         self._files.stopped()
         self._report(epoch)
-        self._event(Stopped(0, epoch, free_port(), stuck, stages, cut, self._counters.promise()))
+        self._numbered(Stopped(0, epoch, free_port(), stuck, stages, cut, self._counters.promise()))
 
-    def _event(self, message: NumberedMessage) -> None:
+    def _numbered(self, message: NumberedMessage) -> None:
         self._numbers += 1
         message.number = self._numbers
         self._unacked.append(message)
@@ -238,8 +238,8 @@ class Agent:
             place.standby_request, self._start.epoch if self._start else 0,
             self._acked, self._life, vouches=True, data_port=self.data_port,
         ))  # fmt: skip
-        for event in self._unacked:
-            link.send(event)
+        for message in self._unacked:
+            link.send(message)
 
     def _from_server(self, link: Link, payload: bytes) -> None:
         try:

@@ -51,7 +51,7 @@ _log = logging.getLogger("robust-task")
 
 
 class TaskSlot:
-    """Runs the rank of one slot. ``handle`` takes orders, ``emit`` gives events.
+    """Runs the rank of one slot. ``handle`` takes orders, ``emit`` takes messages.
 
     At most one rank runs at a time; a new Start first ends everything that the last one left.
     """

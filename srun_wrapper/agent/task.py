@@ -235,7 +235,7 @@ class Shim:
         self._orphaned = not self._finished
         self._loop.stop()
 
-    # -- orders and events
+    # -- orders and messages
 
     def _order(self, message: Message) -> None:
         if self._slot is not None:

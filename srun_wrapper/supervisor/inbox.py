@@ -151,7 +151,7 @@ class Inbox:
             if message.number > node.seen:
                 job_log.heard(node.name, message)
                 node.seen = message.number
-                self._event(node, message)
+                self._numbered(node, message)
             self._acknowledge(node)
         elif isinstance(message, Report):
             self._acknowledge(node)
@@ -177,9 +177,9 @@ class Inbox:
             _log.info("%s: the connection is closed", node.name)
             self._state.changed.set()
 
-    # -- events
+    # -- numbered messages
 
-    def _event(self, node: Node, message: NumberedMessage) -> None:
+    def _numbered(self, node: Node, message: NumberedMessage) -> None:
         state = self._state
         if isinstance(message, Started):
             rank = self._rank(node, message.epoch, message.local)

@@ -262,7 +262,7 @@ def test_the_sites_lua_runs_on_and_jobs_get_spares(site: Site) -> None:
 
 
 def test_uninstalled_it_leaves_the_sites_files_and_jobs_as_they_are(site: Site) -> None:
-    """A file that calls what is gone, and sets its number of spares, stays as well."""
+    """A file that calls what is gone, and sets the job's number of spares, stays as well."""
     lua = site.slurm / "cli_filter.lua"
     lua.write_text(lua.read_text().replace("\n", f"\n{SPARES}", 1))
     texts = [(site.slurm / name).read_text() for name in (*OWN, plugin.STACK)]

@@ -105,7 +105,7 @@ def test_worlds_shrink_and_grow_and_every_share_is_computed_once_with_its_positi
 
 
 def test_whoever_has_a_part_of_a_block_is_named_and_nobody_else() -> None:
-    """The test's ranks are those that ``torch.chunk`` gives rows to in both worlds, row by row."""
+    """A holder is a rank whose rows, cut as ``torch.chunk`` does, overlap the new rank's."""
 
     def rows(rank: int, size: int, length: int) -> set[int]:
         each = -(-length // size)

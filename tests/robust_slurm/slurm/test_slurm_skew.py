@@ -23,7 +23,7 @@ ANSWERED = {("24.11", "26.05")}  # commands, slurmctld
 
 @pytest.mark.parametrize("server", list(releases.SUITES))
 def test_commands_of_another_release(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands do what they are asked, or one error names the versions; none does half of it."""
+    """A command does what it is asked, or names the versions in one error; none does half."""
     if why := next(filter(None, map(releases.why_not, releases.SUITES)), ""):
         pytest.skip(why)
     try:

@@ -169,7 +169,7 @@ def test_only_the_newest_end_of_a_huge_incident_file_is_read(tmp_path: Path) -> 
 
 
 def test_what_others_made_for_a_job_is_not_its_record(tmp_path: Path) -> None:
-    """A listing full of jobs to come keeps nobody, either, from seeing the jobs that run."""
+    """Running jobs are seen even if the listing is full of jobs to come."""
     jobs, uid = tmp_path / "jobs", os.getuid()
     for number in (7, *range(1000, 1600)):
         (jobs / str(number)).mkdir(parents=True)

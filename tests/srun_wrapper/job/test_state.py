@@ -50,7 +50,7 @@ def test_a_crash_is_a_failure_once() -> None:
 
 @pytest.mark.parametrize(("code", "signum"), [(3, 0), (0, 9), (0, 10)])
 def test_an_independent_task_that_fails_has_ended(code: int, signum: int) -> None:
-    """A task that ended by a signal that somebody passed on counts, too: others may handle it."""
+    """A task ended by a signal that was passed on has ended, too: others may handle it."""
     job = Job(rank_env=False)
     job.state.pass_on(10)
     job.say(1, Exited(1, 1, 1, code or None, signum or None, 0.25, "last words"))

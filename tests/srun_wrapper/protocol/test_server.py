@@ -52,9 +52,9 @@ def test_messages_of_a_newer_robust_task_are_left_out(
     wait(lambda: bool(supervisor.of(Hello)))
     caplog.set_level(logging.WARNING, "robust-srun")
     for _ in range(2):
-        shim.call(lambda: shim.agent._event(Remembered(0, "text")))
+        shim.call(lambda: shim.agent._numbered(Remembered(0, "text")))
         shim.call(lambda: shim.agent._uplink.send(Hinted()))
-    shim.call(lambda: shim.agent._event(Signalled(0, 12)))
+    shim.call(lambda: shim.agent._numbered(Signalled(0, 12)))
     wait(lambda: bool(supervisor.of(Signalled)))
     assert len(supervisor.connections) == 1 and not supervisor.connections[0].closed
     said = [r.getMessage() for r in caplog.records if "newer than this robust-srun" in r.message]

@@ -99,7 +99,7 @@ def test_asked(signals: str, came: tuple[int, ...], asked: int) -> None:
 def test_ranks_that_end_are_not_stopped(
     code: int | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The signal ends them, or a handler that has saved; any code of theirs requeues the job."""
+    """The signal or a handler that has saved ends the ranks; any exit code requeues the job."""
     job = Asked()
     job.get()
     job.end(code=code, signum=USR2 if code is None else None)

@@ -97,7 +97,7 @@ def test_a_drain_waits_until_it_is_known_whether_the_report_stands(
 
 
 def test_a_suspect_that_stays_is_reported_when_it_is_bad_later(tmp_path: Any) -> None:
-    """No node could replace it when it was one of several suspects of a hang."""
+    """No node could replace the suspect when it was one of several of a hang."""
     scene, reports = Scene(tmp_path), []
     scene.ledger.report_node = lambda name, *_: reports.append(name)
     node = scene.nodes[0]
