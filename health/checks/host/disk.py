@@ -258,8 +258,12 @@ def _nvme(system: System, wanted: int) -> list[Finding]:
         record, source = fleet(system), "the fleet's record"
         # "nvme" is of an earlier release, which counted those over a network, too, or it was edited
         # by hand: the smaller number counts.
-        counts = [(record.get("nvme_local"), seen), (record.get("nvme"), len(names(system, base)))]
-        wanted, seen = min((one for one in counts if isinstance(one[0], int)), default=(0, seen))
+        counted = {"nvme_local": seen, "nvme": len(names(system, base))}
+        known = [(record.get(key), count) for key, count in counted.items()]
+        wanted, seen = min(
+            ((number, count) for number, count in known if isinstance(number, int)),
+            default=(0, seen),
+        )
     if seen < wanted:
         found.append(NVME_MISSING.found(f"{seen} in {base}, {source} says {wanted}"))
     return found

@@ -164,7 +164,7 @@ def test_a_large_node_with_half_its_devices_is_not_held_to_the_small_kind(counte
 def test_results_without_a_named_device_are_of_the_workers_devices(
     test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only such tests ran: their events say how many devices the node has."""
+    """The events of such tests alone say how many devices the node has."""
     written: list[Event] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(records, "tell", lambda _dir, events, _s: written.extend(*events.values()))
