@@ -153,6 +153,7 @@ class Judged(NamedTuple):
     ``findings`` by node, as the passive checks make them (FAIL: the node; ERROR: could not be
     tested). ``named``: nodes with a FAIL of class node, with the evidence. ``cleared``: nodes on
     which every test that was to run did and passed. ``left_out``: what was not run and why.
+    ``devices``: how many the workers had, by node.
     """
 
     findings: Mapping[str, tuple[Finding, ...]]
@@ -162,6 +163,7 @@ class Judged(NamedTuple):
     left_out: tuple[str, ...]
     seconds: float
     measured: tuple[Measured, ...] = ()
+    devices: Mapping[str, int] = {}
 
 
 def fails(findings: Iterable[Finding]) -> tuple[Finding, ...]:

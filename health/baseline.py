@@ -13,7 +13,7 @@
 
 From "memory" on, only topology is kept by model: the other values hold only if all nodes are alike.
 "nvme" is the same as "nvme_local", for gates of earlier releases; in records of these it counts the
-controllers over a network, too.
+controllers over a network, too. The check disk compares with the smaller one.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import paramiko
 
 from health.admin.install import InstallError
-from health.admin.node import MARK, AdminReply, AdminRequest
+from health.admin.node import LOCK_S, MARK, PROBE_S, AdminReply, AdminRequest
 from robust_slurm import commands
 from robust_slurm.command_line.progress import ProgressBar
 
 WORKERS = 16
 CONNECT_S = 10.0  # each of: connection, the server's banner, authentication
-COMMAND_S = 60.0
+COMMAND_S = LOCK_S + PROBE_S + 30.0  # the node's own message comes before our time is over
 REPLY_LIMIT = 4 << 20  # bytes
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
@@ -170,7 +170,7 @@ def _command(client: paramiko.SSHClient, node: str, access: Access, text: str) -
     out = said = ""
     try:
         out, said = _output(transport, access, text)
-    except (paramiko.SSHException, OSError):
+    except (paramiko.SSHException, OSError, EOFError):
         if not late.is_set():
             raise
     finally:

@@ -6,12 +6,19 @@ live node and from a recorded tree alike.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from health.node.gpu_snapshot import GpuSnapshot
 
 READ_LIMIT = 4 << 20  # bytes of one file; the rest is cut off
+# Errors of a probe. The gate's own trouble and not the file system's: the probe could not start.
+PROBE_NOT_STARTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+# The server answered, and does not let root in (root_squash, Kerberos): alive.
+PROBE_REFUSED = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENOKEY, errno.EKEYEXPIRED, errno.ENOTDIR}
+)
 
 
 class LogRecord(NamedTuple):

@@ -42,7 +42,10 @@ class WantedTests(NamedTuple):
 
 
 class Measurements(NamedTuple):
-    """The results of a run before judgement: the arguments of ``judge.judge``."""
+    """The results of a run before judgement: the arguments of ``judge.judge``.
+
+    ``devices``: how many the workers had, by node.
+    """
 
     measured: tuple[Measured, ...]
     pairs: PairVerdict | None
@@ -50,6 +53,7 @@ class Measurements(NamedTuple):
     seconds: float
     left_out: tuple[str, ...]
     more: Mapping[str, tuple[Finding, ...]] = {}
+    devices: Mapping[str, int] = {}
 
 
 async def run(
@@ -91,7 +95,8 @@ class Procedure:
         self._measured: list[Measured] = []
         self._left_out: list[str] = []
         self._able = [node for node in self._nodes if session.ready(node)]
-        self._with_gpu = {node for node in self._able if self._has_gpu(node)}
+        self._devices_of = {node: self._told(node) for node in self._able}
+        self._with_gpu = {node for node, found in self._devices_of.items() if found - {"cpu"}}
         self._not_begun: dict[str, set[str]] = {}  # by test: nodes that had no time for it
         self._unpaired: set[str] = set()  # able, and not meant to take part in pairs
         self._ringed: set[str] = set()
@@ -127,6 +132,7 @@ class Procedure:
             self._clock() - self._began,
             tuple(self._left_out),
             self._more,
+            {node: len(found) for node, found in self._devices_of.items()},
         )
 
     async def _states(self, nodes: Iterable[str]) -> list[str]:
@@ -170,9 +176,10 @@ class Procedure:
             )
         return shares.seconds
 
-    def _has_gpu(self, node: str) -> bool:
+    def _told(self, node: str) -> set[str]:
+        """The devices that the node's workers have."""
         locals_ = self._session.ready(node)
-        return any(set(self._session.about(node, n).devices) - {"cpu"} for n in locals_)
+        return {name for local in locals_ for name in self._session.about(node, local).devices}
 
     def _asked(self, node: str) -> frozenset[str]:
         """The tests that are to run there."""

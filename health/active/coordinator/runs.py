@@ -173,6 +173,7 @@ def with_tools(outcome: Measurements, found: Mapping[str, job_tools.ToolResults]
         asked=asked,
         more={**outcome.more, **more},
         left_out=(*outcome.left_out, *job_tools.left_out(found)),
+        devices={n: one.gpus for n, one in found.items() if one.gpus} | {**outcome.devices},
     )
 
 

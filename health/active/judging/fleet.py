@@ -62,10 +62,12 @@ class Baselines(NamedTuple):
     """Values by (model, test, value); and the digests that the fleet agrees on, by key.
 
     The values that depend on all devices of a node have its kind ("8 x NVIDIA H200") for the model.
+    ``devices``: how many each node had in most of its results.
     """
 
     spreads: Mapping[tuple[str, str, str], FleetSpread]
     digests: Mapping[str, str]
+    devices: Mapping[str, int] = {}
 
     def usual(self, one: Measured, name: str, devices: int) -> FleetSpread | None:
         """Return what is usual for a value of nodes with so many devices.
@@ -83,6 +85,14 @@ class Baselines(NamedTuple):
         ]
         return found[0] if len(found) == 1 else None
 
+    def other_count(self, one: Measured, devices: int) -> int:
+        """Return how many devices the node usually has if that is another number, and the value
+        depends on it; else 0."""
+        if not (devices and _of_whole(one.test, one.device)):
+            return 0
+        usual = self.devices.get(one.node, devices)
+        return usual if usual != devices else 0
+
 
 NO_BASELINES = Baselines({}, {})
 
@@ -97,12 +107,12 @@ def _of_whole(test: str, device: str) -> bool:
     return not device or (test in BY_NAME and BY_NAME[test].scope != "device")
 
 
-def devices_of(measured: Iterable[Measured]) -> dict[str, int]:
-    """Count the devices that were tested on each node; 0: no test named any."""
+def devices_of(measured: Iterable[Measured], known: Mapping[str, int] = {}) -> dict[str, int]:
+    """Count the devices that were tested on each node; where no test named any, as ``known``."""
     names: dict[str, set[str]] = defaultdict(set)
     for one in measured:
         names[one.node].update(filter(None, [one.device]))
-    return {node: len(found) for node, found in names.items()}
+    return {node: len(found) or known.get(node, 0) for node, found in names.items()}
 
 
 def limit(spread: FleetSpread) -> float | None:
@@ -155,6 +165,7 @@ def baselines(events: Iterable[Event]) -> Baselines:
     digests: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
     passed = [event for event in events if event.kind == KIND and event.data.get("ok") is True]
     seen: dict[str, set[str]] = defaultdict(set)
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
     for event in passed:
         name = str(event.data.get("device", ""))
         seen[str(event.data.get("node", ""))].update(filter(None, [name]))
@@ -162,20 +173,25 @@ def baselines(events: Iterable[Event]) -> Baselines:
         data = event.data
         device = (str(data.get("node", "")), str(data.get("device", "")))
         model, test = str(data.get("model", "")), str(data.get("test", ""))
+        # A result of an earlier release does not say how many devices the node had.
+        devices = _count(data.get("devices")) or len(seen[device[0]])
+        values = list(_numbers(data.get("values")))
+        if devices and values:
+            counts[device[0]][devices] += 1
         if _of_whole(test, device[1]):
-            # A result of an earlier release does not say how many devices the node had.
-            devices = _count(data.get("devices")) or len(seen[device[0]])
             if not devices:
                 continue
             model = kind(model, devices)
-        for name, value in _numbers(data.get("values")):
+        for name, value in values:
             newest = speeds[model, test, name].setdefault(device, [])
             if len(newest) < NEWEST:
                 newest.append(value)
         for key, digest in _texts(data.get("digests")):
             digests[key].setdefault(device, digest)
     return Baselines(
-        {key: _spread(devices) for key, devices in sorted(speeds.items())}, _agreed(digests)
+        {key: _spread(devices) for key, devices in sorted(speeds.items())},
+        _agreed(digests),
+        {node: count.most_common(1)[0][0] for node, count in sorted(counts.items())},
     )
 
 

@@ -63,13 +63,14 @@ def judge(
     seconds: float = 0.0,
     left_out: Sequence[str] = (),
     more: Mapping[str, Sequence[Finding]] = {},
+    devices: Mapping[str, int] = {},
     floors: Floors = floor,
 ) -> Judged:
     """The outcome of a run; the order of ``measured`` is no matter.
 
     ``asked``: the tests that were to run, by node: one that gave nothing is an ERROR there, and
-    only nodes in it can be cleared. ``more``: what else was found on the nodes. ``floors``:
-    ``profiles.with_site`` for a site's.
+    only nodes in it can be cleared. ``more``: what else was found on the nodes. ``devices``:
+    how many the workers had, by node. ``floors``: ``profiles.with_site`` for a site's.
     """
     ordered = tuple(sorted(measured, key=repr))
     found = _Found()
@@ -77,7 +78,7 @@ def judge(
     _errors(ordered, asked, pairs, found)
     aligned = deviants(ordered, baselines.digests)
     _bits(aligned, found)
-    for one in slow(ordered, floors, baselines):
+    for one in slow(ordered, floors, baselines, devices):
         check = f"active-{one.test}-slow"
         if one.status == "FAIL":
             found.fail(one.node, check, one.device, one.evidence, _cure(one.device))
@@ -95,7 +96,8 @@ def judge(
                 found.warn(node, "active-ring-slow", remark.text)
     for node, findings in more.items():
         found.add(node, findings)
-    return _judged(found, asked, Judged({}, {}, frozenset(), {}, tuple(left_out), seconds, ordered))
+    rest = Judged({}, {}, frozenset(), {}, tuple(left_out), seconds, ordered, devices)
+    return _judged(found, asked, rest)
 
 
 def _judged(found: _Found, asked: Mapping[str, frozenset[str]], rest: Judged) -> Judged:

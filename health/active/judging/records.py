@@ -37,7 +37,7 @@ def baselines(settings: Settings, deadline_s: float = READ_S) -> tuple[Baselines
     spreads = {
         (model, test, name): FleetSpread(*rest) for model, test, name, *rest in found["spreads"]
     }
-    return Baselines(spreads, found["digests"]), ""
+    return Baselines(spreads, found["digests"], found["devices"]), ""
 
 
 def _rows(known: Baselines) -> dict[str, Any]:
@@ -45,6 +45,7 @@ def _rows(known: Baselines) -> dict[str, Any]:
     return {
         "spreads": [[*key, *spread] for key, spread in known.spreads.items()],
         "digests": dict(known.digests),
+        "devices": dict(known.devices),
     }
 
 
@@ -66,7 +67,7 @@ def write(
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     now, spool = time.time(), str(settings.gate["spool"])
     failed, others = "", dict[str, list[Event]]()
-    devices = fleet.devices_of(judged.measured)
+    devices = fleet.devices_of(judged.measured, judged.devices)
     for node in sorted({one.node for one in judged.measured if one.test != "worker"}):
         mine = node == here
         if not mine and not settings.state_dir:

@@ -52,12 +52,18 @@ _Remark = tuple[Literal["WARN", "FAIL"], str]
 
 
 def slow(
-    measured: Iterable[Measured], floors: Floors, baselines: fleet.Baselines
+    measured: Iterable[Measured],
+    floors: Floors,
+    baselines: fleet.Baselines,
+    known: Mapping[str, int] = {},
 ) -> list[SlowDevice]:
-    """The slow ones, in order of node, test and device. Pairs and rings are judged elsewhere."""
+    """The slow ones, in order of node, test and device. Pairs and rings are judged elsewhere.
+
+    ``known``: how many devices a node has where no test names any.
+    """
     groups: dict[tuple[str, str, str], list[_Speed]] = defaultdict(list)
     measured = list(measured)
-    devices = fleet.devices_of(measured)
+    devices = fleet.devices_of(measured, known)
     for one in measured:
         for name, value in one.values.items():
             if (
@@ -108,33 +114,56 @@ def _by_standard(
 ) -> list[tuple[_Speed, _Remark]]:
     """Speeds below the floor, or below what is usual in the fleet if no floor names the device."""
     floor = floors(model, name)
-    found: list[tuple[_Speed, _Remark]] = []
+    found: list[tuple[_Speed, _Remark, fleet.FleetSpread | None]] = []
+    held: dict[_Speed, fleet.FleetSpread | None] = {}  # to the fleet's limit; None: to a floor only
     for speed in speeds:
         said = f"{name} {speed.value:.4g} is below "
-        if floor is not None and speed.value < floor.limit:
-            text = f"{said}{floor.limit:.4g} ({floor.source})"
-            found.append((speed, ("FAIL" if floor.proof else "WARN", text)))
-            if floor.proof:
-                continue
         one = Measured(test, speed.node, speed.device, model)
         spread = baselines.usual(one, name, devices[speed.node])
         usual = fleet.limit(spread) if spread else None
+        if floor is not None or usual is not None:
+            held[speed] = spread if usual is not None else None
+        if floor is not None and speed.value < floor.limit:
+            text = f"{said}{floor.limit:.4g} ({floor.source})"
+            found.append((speed, ("FAIL" if floor.proof else "WARN", text), None))
+            if floor.proof:
+                continue
         if spread and usual is not None and speed.value < usual:
             far = speed.value < min(FLEET_FAIL * spread.p50, spread.p5)
             of = f"median {spread.p50:.4g} of {spread.nodes} nodes of the fleet"
-            found.append((speed, ("FAIL" if far else "WARN", f"{said}{usual:.4g} ({of})")))
-    if (
-        len({speed for speed, _ in found}) == len(speeds)
-        and len({speed.node for speed in speeds}) >= EVERYBODY
-    ):
-        # A power cap, a hot room, a limit that does not fit here: nothing is wrong with one node.
-        # That some node is far worse than the rest is seen by the comparison within the run.
-        more = (
-            f'; every other device in this run is, too: see [active.floors."{model}"] in '
-            "robust.toml"
-        )
-        found = [(speed, ("WARN", text + more)) for speed, (_, text) in found]
-    return found
+            text = f"{said}{usual:.4g} ({of})"
+            if before := baselines.other_count(one, devices[speed.node]):
+                far = False  # the nodes that have so many devices may be another kind of machine
+                text += f"; tested with {devices[speed.node]} devices, usually with {before}"
+            found.append((speed, ("FAIL" if far else "WARN", text), spread))
+    # A power cap, a hot room, a limit that does not fit here: nothing is wrong with one node.
+    # That some node is far worse than the rest is seen by the comparison within the run.
+    shared = _shared(held, {speed for speed, *_ in found}, _nodes(speeds))
+    more = (
+        f'; so are all others of its kind in this run: see [active.floors."{model}"] in robust.toml'
+    )
+    return [
+        (speed, ("WARN", remark[1] + more) if spread in shared else remark)
+        for speed, remark, spread in found
+    ]
+
+
+def _shared(
+    held: Mapping[_Speed, fleet.FleetSpread | None], slow: set[_Speed], nodes: int
+) -> set[fleet.FleetSpread | None]:
+    """Return the limits that prove nothing, because every speed that is held to them is below.
+
+    None is the floor, which all speeds are held to. ``nodes``: how many the run has.
+    """
+    limits = set(held.values())
+    if slow == held.keys() and _nodes(held) > 1 and nodes >= EVERYBODY:
+        return {*limits, None}
+    alike = {limit: {one for one, of in held.items() if of == limit} for limit in limits - {None}}
+    return {limit for limit, of in alike.items() if of <= slow and _nodes(of) >= EVERYBODY}
+
+
+def _nodes(speeds: Iterable[_Speed]) -> int:
+    return len({speed.node for speed in speeds})
 
 
 def _by_run(name: str, speeds: Sequence[_Speed]) -> list[tuple[_Speed, _Remark]]:
@@ -147,7 +176,7 @@ def _by_run(name: str, speeds: Sequence[_Speed]) -> list[tuple[_Speed, _Remark]]
         for speed, middle in zip(speeds, middles, strict=True)
         if speed.value < RUN_FAIL * middle
     ]
-    nodes, behind = len({speed.node for speed in speeds}), len({speed.node for speed, _ in found})
+    nodes, behind = _nodes(speeds), _nodes(speed for speed, _ in found)
     of = f"{nodes} nodes: two kinds of machine?"
     if nodes < EVERYBODY:
         nodes, behind = len(speeds), len(found)

@@ -65,7 +65,7 @@ def show(
     if as_json:
         print(_as_json(judged), flush=True)
         return
-    devices = fleet.devices_of(judged.measured)
+    devices = fleet.devices_of(judged.measured, judged.devices)
     made = [
         row
         for one in judged.measured

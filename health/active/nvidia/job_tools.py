@@ -30,12 +30,14 @@ _SAID = re.compile(r"^(?:\s*\d+: )?ROBUST-NVIDIA (\{.*\})$", re.MULTILINE)
 
 
 class ToolResults(NamedTuple):
-    """The results of one node. ``ran``: names of tests that it has results of."""
+    """The results of one node. ``ran``: names of tests that it has results of; ``gpus``: how many
+    it has."""
 
     findings: tuple[Finding, ...] = ()
     measured: tuple[Measured, ...] = ()
     left_out: tuple[str, ...] = ()
     ran: frozenset[str] = frozenset()
+    gpus: int = 0
 
     def of_model(self, model: str) -> ToolResults:
         """With the GPUs' kind, which its task does not know, in every measurement of them."""
@@ -75,7 +77,7 @@ def on_machine(
         if not why:
             rows.append(Measured("dcgm", node, seconds=round(time.monotonic() - begun, 3)))
     return ToolResults(
-        tuple(findings), tuple(rows), tuple(left_out), frozenset(one.test for one in rows)
+        tuple(findings), tuple(rows), tuple(left_out), frozenset(one.test for one in rows), gpus
     )
 
 
@@ -148,6 +150,7 @@ def _found(data: Any) -> tuple[str, ToolResults]:
         rows,
         tuple(str(line)[:300] for line in data["left_out"]),
         frozenset(one.test for one in rows),
+        int(data.get("gpus", 0)),
     )
 
 
@@ -176,6 +179,7 @@ def main(words: Sequence[str]) -> int:
         "findings": [one.as_dict() for one in found.findings],
         "measured": [one.as_dict() for one in found.measured],
         "left_out": list(found.left_out),
+        "gpus": found.gpus,
     }
     print(f"ROBUST-NVIDIA {json.dumps(said)}", flush=True)
     return 0

@@ -6,7 +6,6 @@ probe: asking a dead one would hang.
 
 from __future__ import annotations
 
-import errno
 import posixpath
 import re
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from health.node import jobs, slurmconf
 from health.node.leftover_files import Holdings, holdings
 from health.node.mountinfo import Mount, holding, resolve, visible
 from health.node.sysfs import fleet, local_nvme, names, text
-from health.node.system import Disk, System
+from health.node.system import PROBE_NOT_STARTED, PROBE_REFUSED, Disk, System
 
 GIB = 1 << 30
 
@@ -175,13 +174,14 @@ def _run(system: System) -> list[Finding]:
     for path in dict.fromkeys(map(posixpath.normpath, paths)):
         real = resolve(mounts, path, system.link)
         mount = holding(mounts, real)
-        if mount is not None and mount.may_hang and (silent or path not in minimum):
+        may_hang = mount is not None and mount.may_hang
+        if may_hang and (silent or path not in minimum):
             continue
         key = mount.device if mount else path
         if key in seen and path not in minimum:
             continue
         try:
-            if mount is not None and mount.may_hang:
+            if may_hang:
                 system.probe(real, False, PROBE_S)
             disk = system.disk(real)
         except TimeoutError:
@@ -190,8 +190,10 @@ def _run(system: System) -> list[Finding]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM):
-                continue  # a user's own file system
+            if error.errno in PROBE_NOT_STARTED:
+                raise
+            if may_hang or error.errno in PROBE_REFUSED:
+                continue  # the mounts family judges servers; or it is a user's own file system
             found.append(BROKEN.found(f"statvfs: {error.strerror}", path))
             continue
         seen.add(key)
@@ -254,10 +256,14 @@ def _nvme(system: System, wanted: int) -> list[Finding]:
     seen, source = len(local), "disk.nvme"
     if wanted < 0:
         record, source = fleet(system), "the fleet's record"
-        recorded = record.get("nvme_local")
-        if recorded is None:  # a record of an earlier release counts those over a network, too
-            recorded, seen = record.get("nvme"), len(names(system, base))
-        wanted = recorded if isinstance(recorded, int) else 0
+        # "nvme" is of an earlier release, which counted those over a network, too, or it was edited
+        # by hand: the smaller number counts.
+        counted = {"nvme_local": seen, "nvme": len(names(system, base))}
+        known = [(record.get(key), count) for key, count in counted.items()]
+        wanted, seen = min(
+            ((number, count) for number, count in known if isinstance(number, int)),
+            default=(0, seen),
+        )
     if seen < wanted:
         found.append(NVME_MISSING.found(f"{seen} in {base}, {source} says {wanted}"))
     return found

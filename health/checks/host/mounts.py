@@ -15,7 +15,7 @@ from typing import NamedTuple
 from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node.mountinfo import LOCAL, FstabLine, Mount, fstab, is_remote, resolve, visible
-from health.node.system import System
+from health.node.system import PROBE_NOT_STARTED, PROBE_REFUSED, System
 
 MISSING = Condition(
     "mount-missing",
@@ -61,10 +61,6 @@ SETTING = Condition("mount-setting", "WARN", "tool", "none", "an entry of `requi
 
 DEADLINE_S = 6.0
 OTHERS = 16  # mounts probed that nobody names
-# The server answered, and does not let root in (root_squash, Kerberos): alive.
-_REFUSED = {errno.EACCES, errno.EPERM, errno.ENOKEY, errno.EKEYEXPIRED, errno.ENOTDIR}
-# Not the file system's trouble but the gate's: it could not start the probe.
-_OURS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 class RequiredMount(NamedTuple):
@@ -155,9 +151,9 @@ def judge_probe(error: OSError, point: str, mount: Mount, waited_s: float) -> Fi
     if isinstance(error, TimeoutError):
         return HUNG.found(f"{what}: no answer in {waited_s:.1f} s", point)
     code = error.errno or 0
-    if code in _OURS:
+    if code in PROBE_NOT_STARTED:
         raise error
-    if code in _REFUSED:
+    if code in PROBE_REFUSED:
         return None
     if code == errno.ESTALE:
         return STALE.found(f"{what}: stale file handle", point)

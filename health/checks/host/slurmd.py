@@ -13,7 +13,7 @@ from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node import jobs, proctable, slurmconf, sysfs
 from health.node.sysfs import text
-from health.node.system import System
+from health.node.system import PROBE_NOT_STARTED, System
 
 SPOOL = Condition(
     "slurmd-spool",
@@ -45,7 +45,6 @@ LOOPBACK = Condition(
 
 MUNGE_SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 _PROBE_S = 2.0
-_OURS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}  # no child for the probe
 
 
 def munge_socket(values: dict[str, str]) -> str:
@@ -92,7 +91,7 @@ def _spool(system: System, path: str) -> list[Finding]:
     try:
         system.probe(path, True, _PROBE_S)
     except OSError as error:
-        if error.errno in _OURS:
+        if error.errno in PROBE_NOT_STARTED:
             raise
         if error.errno == errno.ENOENT:
             return []  # slurmd makes it when it starts: it has another one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 paramiko = pytest.importorskip("paramiko")
 
 from health.admin import remote  # noqa: E402 - after the guard
-from health.admin.node import MARK, AdminRequest  # noqa: E402
+from health.admin.node import LOCK_S, MARK, PROBE_S, AdminRequest  # noqa: E402
 
 Serve = Callable[["paramiko.Channel"], None]
 
@@ -104,6 +105,25 @@ def test_a_node_that_hangs_is_given_up(
     reply = node.ask(serve)
     assert "127.0.0.1 accepted the SSH login, but did not finish within 1 s" in reply.error
     assert reply.error.endswith("run the same command again")
+
+
+def test_a_transport_that_is_closed_while_the_session_opens_is_a_node_that_hangs(
+    node: HangingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """paramiko raises EOFError then: the login is over, the channel is not yet open."""
+
+    def opened(transport: paramiko.Transport, timeout: float) -> None:
+        while transport.is_active():
+            time.sleep(0.01)
+        raise EOFError
+
+    monkeypatch.setattr(remote, "COMMAND_S", 0.2)
+    monkeypatch.setattr(paramiko.Transport, "open_session", opened)
+    assert "did not finish within 0.2 s" in node.ask(no_output).error
+
+
+def test_the_nodes_own_message_about_its_lock_or_python_arrives() -> None:
+    assert remote.COMMAND_S >= LOCK_S + PROBE_S + 2 * remote.CONNECT_S
 
 
 def test_a_reply_counts_although_the_command_does_not_end(node: HangingNode) -> None:

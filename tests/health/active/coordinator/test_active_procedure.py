@@ -263,7 +263,13 @@ def test_all_slots_of_a_node_are_tested_and_one_takes_part_in_pairs() -> None:
     judged = judged_of(healthy(["n1", "n2"]), ("gemm", "pair"), slots=4)
     assert [m.test for m in judged.measured].count("gemm") == 8
     assert [m.test for m in judged.measured].count("pair") == 2
-    assert judged.cleared == {"n1", "n2"}
+    assert judged.cleared == {"n1", "n2"} and judged.devices == {"n1": 1, "n2": 1}
+
+
+@pytest.mark.parametrize("test", ["local", "pair"])
+def test_the_workers_devices_are_counted_where_no_test_names_any(test: str) -> None:
+    two = {"devices": ["gpu0", "gpu1"], "backend": "nccl"}
+    assert judged_of(healthy(["n1", "n2"]), (test,), ready=two).devices == {"n1": 2, "n2": 2}
 
 
 def test_who_has_a_loopback_address_does_not_listen() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
-from health.active.judging import fleet
+from health.active.judging import fleet, records
 from health.active.judging.fleet import Baselines, baselines, event_data
+from health.active.judging.judge import judge
 from health.active.judging.kinds import PairKind, floor_gbps
-from health.active.judging.profiles import Floor
+from health.active.judging.profiles import Floor, Floors
 from health.active.judging.speed import slow
 from health.active_tests import Measured
 from health.node.system import Event
+from health.settings import defaults
 
 MODEL = "NVIDIA H200"
 BUSBW = {4: 150.0, 8: 450.0}  # GB/s: fewer GPUs, another kind of link
@@ -70,3 +74,108 @@ def test_a_node_whose_devices_are_not_counted_is_compared_where_there_is_one_kin
 def test_a_result_of_a_node_whose_devices_nobody_counted_sets_no_standard() -> None:
     one = Measured("local", "n1", "", MODEL, {"busbw_gbps": 1.0})
     assert not baselines([Event(1.0, fleet.KIND, "b", event_data(one, "quick"))]).spreads
+
+
+def local(nodes: Mapping[str, int], share: float, *, named: bool = True) -> list[Measured]:
+    """The nodes' speeds of "local", and what says how many devices they have."""
+    found = [one for node, gpus in nodes.items() for one in results(node, gpus, share)]
+    return [one for one in found if one.test == "local" or (named and one.test == "gemm")]
+
+
+def said(measured: Sequence[Measured], known: Baselines, floors: Floors = none) -> dict[str, str]:
+    """The status of each node whose "local" is slow."""
+    found = slow(measured, floors, known)
+    return {one.node: one.status for one in found if one.test == "local"}
+
+
+def nodes(prefix: str, count: int, gpus: int) -> dict[str, int]:
+    return {f"{prefix}{i}": gpus for i in range(count)}
+
+
+EIGHT, FOUR = nodes("n", 100, 8), nodes("f", 9, 4)
+SLOW = 0.5
+
+
+def warned(found: Mapping[str, object]) -> dict[str, str]:
+    return dict.fromkeys(found, "WARN")
+
+
+def test_all_are_slow_and_one_has_a_device_less() -> None:
+    run = {**nodes("n", 9, 8), "n9": 7}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BUSBW, 7, 440.0)
+        assert said(local(run, SLOW), record(EIGHT.items(), counted=True)) == warned(
+            nodes("n", 9, 8)
+        )
+
+
+def test_all_are_slow_and_of_one_kind_too_few_are_recorded() -> None:
+    known = record({**FOUR, **nodes("n", 5, 8)}.items(), counted=True)
+    small = nodes("f", 4, 4)
+    assert said(local({**small, **nodes("n", 4, 8)}, SLOW), known) == warned(small)
+    # Two of the small ones are not a group, but no other of the run has a limit.
+    few = nodes("f", 2, 4)
+    assert said(local({**few, **nodes("n", 1, 8)}, SLOW), known) == warned(few)
+
+
+def test_a_kind_that_is_slow_as_a_whole_beside_another_that_is_not() -> None:
+    known = record({**EIGHT, **FOUR}.items(), counted=True)
+    large, small = nodes("n", 9, 8), nodes("f", 3, 4)
+    run = [*local(large, SLOW), *local(small, 1.0)]
+    assert said(run, known) == warned(large)
+    # A floor is the same for both kinds: who is below it is not everybody.
+    run = [*local(large, 0.3), *local(small, 1.0)]
+    assert said(run, known) == warned(large)
+    assert said(run, known, lambda *_: Floor(140.0, "x")) == dict.fromkeys(large, "FAIL")
+    assert said(run, known, lambda *_: Floor(160.0, "x")) == warned({**large, **small})
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "found"),
+    [
+        (1, 9, {"n0": "FAIL"}),  # one node is slow: it is that node
+        (1, 1, {"n0": "FAIL"}),
+        (2, 9, {"n0": "FAIL", "n1": "FAIL"}),  # two are no group
+    ],
+)
+def test_one_node_that_is_slow_is_named(large: int, small: int, found: dict[str, str]) -> None:
+    known = record({**EIGHT, **FOUR}.items(), counted=True)
+    run = [*local(nodes("n", large, 8), SLOW), *local(nodes("f", small, 4), 1.0)]
+    assert said(run, known) == found
+    alike = [*local(nodes("n", large, 8), SLOW), *local(nodes("o", small, 8), 1.0)]
+    assert said(alike, known) == found
+    # Where only one node of the run has a limit, it is not everybody.
+    unknown = [*local({"n0": 8}, SLOW), *local(nodes("f", 4, 4), SLOW)]
+    assert said(unknown, record(EIGHT.items(), counted=True)) == {"n0": "FAIL"}
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_large_node_with_half_its_devices_is_not_held_to_the_small_kind(counted: bool) -> None:
+    known = record({**EIGHT, **FOUR}.items(), counted=counted)
+    assert (known.devices["n1"], known.devices["f1"]) == (8, 4)
+    half = [one._replace(node="n1") for one in local({"f1": 4}, SLOW)]
+    (one,) = [one for one in slow(half, none, known) if one.test == "local"]
+    assert one.status == "WARN"
+    assert one.evidence.endswith("; tested with 4 devices, usually with 8")
+    assert said(local({"f1": 4}, SLOW), known) == {"f1": "FAIL"}
+
+
+@pytest.mark.parametrize("test", ["local", "pair"])
+def test_results_without_a_named_device_are_of_the_workers_devices(
+    test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events of such tests alone say how many devices the node has."""
+    written: list[Event] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(records, "tell", lambda _dir, events, _s: written.extend(*events.values()))
+    for node, gpus in nodes("n", 20, 8).items():
+        ran = [one for one in results(node, gpus) if one.test == test]
+        judged = judge(ran, devices={node: gpus})
+        settings = defaults([])._replace(state_dir=str(tmp_path))
+        records.write(settings, judged, "quick", "here")
+    known = baselines(written)
+    assert known.spreads[f"8 x {MODEL}", test, "busbw_gbps"].nodes == 20
+    assert known.devices["n1"] == 8
+    if test == "local":
+        alone = judge(local({"n1": 8}, SLOW, named=False), baselines=known, devices={"n1": 8})
+        assert list(alone.named) == ["n1"]

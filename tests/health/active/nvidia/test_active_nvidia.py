@@ -186,7 +186,7 @@ def plan(*wanted: str) -> runs.RunPlan:
 
 def test_they_fail_a_node_as_our_own_tests_do(tmp_path: Path) -> None:
     row = Measured("local", "n1", values={"nccl_tests_busbw_gbps": 300.0}).as_dict()
-    text = line("n1", findings=[BAD.as_dict()], measured=[{"test": "dcgm"}, row])
+    text = line("n1", findings=[BAD.as_dict()], measured=[{"test": "dcgm"}, row], gpus=8)
     healthy = line("n2", measured=[{"test": "dcgm"}])
     argv = srun(tmp_path, f"echo '{text}'; echo '{healthy}'")
     asked: list[list[str]] = []
@@ -198,7 +198,9 @@ def test_they_fail_a_node_as_our_own_tests_do(tmp_path: Path) -> None:
     about = {"n1": About("2", "nccl", ("gpu0",), ("H100",), "10.0.0.1")}
     found = runs.tools_on_step(plan(), about, 60.0, words, os.environ)
     assert asked[0][:3] == ["n1", "n2", "/opt/p"] and asked[0][-2:] == ["dcgm", "nccl-tests"]
-    outcome = runs.with_tools(Measurements((), None, {"n2": frozenset({"gemm"})}, 1.0, ()), found)
+    ours = Measurements((), None, {"n2": frozenset({"gemm"})}, 1.0, (), devices={"n2": 4})
+    outcome = runs.with_tools(ours, found)
+    assert outcome.devices == {"n1": 8, "n2": 4}
     assert {m.model for m in outcome.measured if m.values} == {"H100"}
     assert outcome.asked == {"n1": {"dcgm", "local"}, "n2": {"dcgm", "gemm"}}
     judged = judge(**outcome._asdict())

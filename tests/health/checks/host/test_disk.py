@@ -225,6 +225,8 @@ def test_a_link_to_a_network_file_system_is_not_followed() -> None:
         (None, 50 * GIB, [("FAIL", "disk-full", "/scratch")]),
         (None, 200 * GIB, []),
         (TimeoutError(errno.ETIMEDOUT, "no answer"), 50 * GIB, []),  # mounts says so
+        (OSError(errno.ESTALE, "stale file handle"), 50 * GIB, []),  # and of its server
+        (OSError(errno.EKEYEXPIRED, "key has expired"), 50 * GIB, []),
     ],
 )
 def test_minimum_of_a_network_file_system(
@@ -237,6 +239,16 @@ def test_minimum_of_a_network_file_system(
     )
     assert ids(run(system)) == found
     assert system.asked["disk /scratch"] == (probe is None)
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+def test_a_probe_that_could_not_start_is_the_tools_trouble(code: int) -> None:
+    system = healthy(
+        options={"disk": {"minimum": {"/scratch": 100}}},
+        probes={"/scratch": OSError(code, os.strerror(code))},
+    )
+    with pytest.raises(OSError, match=os.strerror(code)):
+        run(system)
 
 
 @pytest.mark.parametrize("table", [{"scratch": 1}, {"/scratch": "much"}, {"/scratch": -1}])
@@ -266,6 +278,16 @@ def test_a_file_system_that_cannot_be_asked(code: int, found: list[Any]) -> None
         ({}, {}, {"nvme": 2}, [("FAIL", "nvme-missing", "")]),
         ({}, {}, {"nvme": "two"}, []),
         ({}, {}, {"nvme": 2, "nvme_local": 1}, []),
+        ({}, {}, {"nvme": 1, "nvme_local": 8}, []),  # edited, or of an older release
+        ({}, {}, {"nvme": 1, "nvme_local": "two"}, []),
+        ({}, {}, {"nvme": 8, "nvme_local": 2}, [("FAIL", "nvme-missing", "")]),
+        # As many in both: those over a network do not count.
+        (
+            {"/sys/class/nvme/nvme1/transport": "tcp"},
+            {},
+            {"nvme": 2, "nvme_local": 2},
+            [("FAIL", "nvme-missing", "")],
+        ),
         (
             {"/sys/class/nvme/nvme1/transport": "tcp"},
             {},
