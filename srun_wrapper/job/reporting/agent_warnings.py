@@ -25,7 +25,7 @@ class _Repeated:
     new: float  # when the last new stream was heard of
     told: int = 1
     nodes: dict[str, str] = field(default_factory=dict)
-    """By text: an incarnation of a rank repeats the last one's, maybe on another node."""
+    """Each text's node: a restarted rank repeats its text, maybe on another."""
 
 
 class AgentWarnings:

@@ -59,7 +59,7 @@ def test_any_name_of_a_pipeline_s_dimension_tells_stages_apart(name: str) -> Non
 
 
 def test_two_dimensions_of_a_pipeline_may_be_renamed() -> None:
-    """They were compared in the order of their names: no rank could go on."""
+    """Coordinates were compared in the order of the names: no rank could go on."""
     before, after = {"pipe": 2, "stage": 3}, {"pp": 2, "pipeline": 3}
     for rank in range(6):
         for other in range(6):

@@ -141,7 +141,7 @@ def test_what_is_written_before_the_job_leaves_its_nodes(
 def test_a_signal_that_comes_during_the_last_write_leaves_it_little_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It went on for the 600 s of a job that ends by itself, and Slurm killed it."""
+    """The write went on for the 600 s of a job that ends by itself, and Slurm killed it."""
     told: list[str] = []
     monkeypatch.setattr(flushing, "say", told.append)
     monkeypatch.setattr(flushing, "SIGNALLED", 0.05)

@@ -54,7 +54,7 @@ def test_bad_arguments(given: dict[str, Any], error: type[Exception], says: str)
 def test_only_ranks_along_dp_or_dp_replicate_are_taken_to_hold_the_same_tensors(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of ``data`` kept a part each, too, and one that differed, as it might, lost its node."""
+    """Ranks along ``data`` kept a part each, too, and one that differed might cost its node."""
     monkeypatch.setattr(meshes, "is_distributed", lambda: True)
     found = meshes.find_share([torch.nn.Linear(2, 2)], {name: 2, "pp": 2}, 3)
     if name in ("dp", "dp_replicate"):
