@@ -7,10 +7,13 @@ sizes), beginnings of names in any case (placement of nodes, replay), and those 
 
 from __future__ import annotations
 
-SAME_TENSORS = ("dp_replicate", "dp", "replicate", "ddp", "data")
-"""Dimensions along which only copies of the model are. If a mesh has several, the ranks along the
-first of this order are taken to hold the same plain tensors."""
-COPIES = frozenset(SAME_TENSORS)
+SAME_TENSORS = ("dp_replicate", "dp")
+"""Dimensions along which ranks are taken to hold the same plain tensors; of several in a mesh the
+first of this order. Only names that mean nothing else: such ranks save a part each and are
+compared, and one that differs may cost its node. ``ddp``, ``data`` and ``replicate`` do not count
+here."""
+COPIES = frozenset((*SAME_TENSORS, "replicate", "ddp", "data"))
+"""Dimensions along which only copies of the model are."""
 DATA = COPIES | frozenset(("dp_shard", "fsdp", "shard"))
 """Dimensions along which each rank computes a batch of its own, and may hold a part of it all."""
 PIPELINE = frozenset(("pp", "pipeline", "pipe", "stage"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from numbers import Real
+from operator import itemgetter
 
 from .dimensions import DATA, PIPELINE
 
@@ -75,7 +76,9 @@ def is_other(stage: Stage, saved: Stage, *, resized: bool) -> bool:
     """
     if resized:
         return stage != saved
-    here, there = ([each[1:] for each in one if each[0] in PIPELINE] for one in (stage, saved))
+    # Two dimensions of a pipeline are told apart by their sizes, by their names if these are equal.
+    both = ([each[1:] for each in one if each[0] in PIPELINE] for one in (stage, saved))
+    here, there = (sorted(one, key=itemgetter(1)) for one in both)
     return bool(here and there) and here != there
 
 

@@ -1,7 +1,8 @@
 """Warnings of a robust-task: a line on its stderr, and one in robust-srun's log with its node.
 
-``logging.getLogger("robust-task")`` from any thread. On the wire they are bounded in size and rate,
-so that a fault of all nodes at once floods neither robust-srun nor the file system of its log.
+``logging.getLogger("robust-task")`` from any thread. On the wire they are bounded in size
+and, but for those that robust-srun counts (``warn_counted``), in rate: a fault of all nodes at once
+floods neither robust-srun nor the file system of its log.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class _ToSupervisor(logging.Handler):
         self._bound = LineBound()
 
     def emit(self, record: logging.LogRecord) -> None:
-        dropped = self._bound.admit(time.monotonic())
+        trouble = _as_text(getattr(record, "trouble", ""))
+        # Nothing else tells of a trouble, and a rank has few: it passes the bound.
+        dropped = 0 if trouble else self._bound.admit(time.monotonic())
         if dropped is not None:
-            trouble = _as_text(getattr(record, "trouble", ""))
             text = _as_text(record.getMessage())
             self._send(Logged(0, record.levelno, text, dropped, trouble))
 

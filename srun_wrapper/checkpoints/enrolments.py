@@ -75,6 +75,8 @@ class Enrolments:
     here: set[int] = field(default_factory=set)
     """Ranks that enrolled in the running epoch."""
     saved: dict[int, Saved] = field(default_factory=dict)
+    written: dict[int, int] = field(default_factory=dict)
+    """Step that was last written to the durable tier, by rank."""
     count: int = 0
     """Number of enrolments so far."""
     newest: int = 0

@@ -56,6 +56,7 @@ class Flushing:
         if not self.needed:
             return
         until = time.monotonic() + limit
+        signalled = self._state.signalled
         directory = self._enrolments.directory
         present = self._enrolments.world or self._state.world.size
         worlds = [present, *(each.size for each in self._enrolments.earlier)]
@@ -91,7 +92,8 @@ class Flushing:
             for write in flush.writes:
                 files.setdefault(write.store, []).append((write.owner, write.file))
             committer = (flush.committer, world)
-            why = await self._stores.flush(flush.step, files, committer, left, self._ended)
+            bounds = [(lambda: self._state.signalled != signalled, SIGNALLED)]
+            why = await self._stores.flush(flush.step, files, committer, left, self._ended, bounds)
             if why:
                 say(f"checkpoints: step {flush.step} was not written to disk: {why}")
             else:

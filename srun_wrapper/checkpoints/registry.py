@@ -89,7 +89,9 @@ class Checkpoints:
                 self._saved(message)
         elif isinstance(message, Persisted):
             self.schedule.durable.written(message.step, self.enrolments.world)
-            if not message.ok:
+            if message.ok:
+                self.enrolments.written[message.rank] = message.step
+            else:
                 text = f"step {message.step} not on disk: {message.why}"
                 self._alarm(node, message.rank, text, kind(message.why))
         elif isinstance(message, Committed):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.planning import plan as planner
+from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.store.events import WantedSnapshot
 from srun_wrapper.checkpoints.enrolments import Enrolments, StoreAt
 from srun_wrapper.command.rank_env import fold_hosts
-from srun_wrapper.job.bus import Address
+from srun_wrapper.job.bus import Address, OpenRequest
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.state import JobState
@@ -34,6 +36,8 @@ READ_RATE = 1e9  # bytes of the largest snapshot
 
 Copy = tuple[str, int, int]
 """Store, owner and step."""
+Bound = tuple[Callable[[], bool], float]
+"""A condition, and the seconds that a wait may take from when it is met."""
 
 
 class Stores:
@@ -150,14 +154,18 @@ class Stores:
         committer: tuple[str | None, int],
         seconds: float,
         over: Callable[[], bool],
+        bounds: Sequence[Bound] = (),
     ) -> str:
         """Have stores write files of a step to the durable tier; return why not, or ''. The first
-        that cannot ends it: the step will not be whole.
+        that cannot ends it: the step will not be whole. So does a committer that has not committed
+        the step COMMIT_WAIT s after all have written: it does not see their parts.
 
         ``files``: (owner, file) by store; ``committer``: the store that commits the step, and
-        the number of ranks that it waits for.
+        the number of ranks that it waits for. ``bounds``: of the wait, beside ``seconds``.
         """
         stores = self.reachable()
+        own = [owner for owner, _ in files.get(committer[0] or "", ())]
+        others = {stores[store].address for store in files if store != committer[0]}
 
         def orders(token: int) -> Iterator[tuple[Node, Message]]:
             for store, owners in files.items():
@@ -166,15 +174,30 @@ class Stores:
                 yield at.node, Flush(token, at.local, step, tuple(owners), world, seconds)
 
         wanted = {stores[store].address for store in files}
-        answers = await self._moved(orders, wanted, seconds + 1.0, over, first_failure=True)
+        written = self._enrolments.written
+        with self._state.bus.ask(Moved, orders) as asked:
+
+            def all_wrote() -> bool:
+                return asked.answered(others) and all(written.get(owner) == step for owner in own)
+
+            bounds = [(all_wrote, COMMIT_WAIT), *bounds]
+            await self._until_one_fails(asked, wanted, seconds + 1.0, over, bounds)
+            answers = [(StoreAt(node, moved.local), moved) for node, moved in asked.replies]
+            unseen = committer[1] > 0 and all_wrote() and not asked.answered(wanted)
         bad = [done.why for _, moved in answers for done in moved.results if not done.ok]
         if bad:
             return bad[0]
+        if unseen and not over():
+            name, where = stores[committer[0] or ""].node.name, self._enrolments.directory
+            return (
+                f"all ranks have written their parts, but {name} did not commit the step in time: "
+                f"does it see all of them in {where}?"
+            )
         if len(answers) < len(files):
             return "no answer in time"
         wrote = {(at.name, done.owner) for at, moved in answers for done in moved.results}
-        asked = {(store, owner) for store, owners in files.items() for owner, _ in owners}
-        return FAILED if asked - wrote else ""
+        ordered = {(store, owner) for store, owners in files.items() for owner, _ in owners}
+        return FAILED if ordered - wrote else ""
 
     async def _moved(
         self,
@@ -182,20 +205,39 @@ class Stores:
         wanted: Set[Address],
         limit: float,
         over: Callable[[], bool],
-        *,
-        first_failure: bool = False,
     ) -> list[tuple[StoreAt, Moved]]:
-        seen = 0
+        with self._state.bus.ask(Moved, orders) as asked:
+            await asked.until(lambda: over() or asked.answered(wanted), limit)
+        return [(StoreAt(node, moved.local), moved) for node, moved in asked.replies]
 
-        def failed() -> bool:
-            nonlocal seen
+    async def _until_one_fails(
+        self,
+        asked: OpenRequest[Moved],
+        wanted: Set[Address],
+        limit: float,
+        over: Callable[[], bool],
+        bounds: Iterable[Bound],
+    ) -> None:
+        """Wait for all answers, or for one that is a failure."""
+        seen, failed, unmet = 0, False, list(bounds)
+        until = time.monotonic() + limit
+
+        def ended() -> bool:
+            nonlocal seen, failed
             new, seen = asked.replies[seen:], len(asked.replies)
             failures = (not m.results or any(not done.ok for done in m.results) for _, m in new)
-            return first_failure and any(failures)
+            failed = failed or any(failures)
+            return failed or over() or asked.answered(wanted)
 
-        with self._state.bus.ask(Moved, orders) as asked:
-            await asked.until(lambda: over() or failed() or asked.answered(wanted), limit)
-        return [(StoreAt(node, moved.local), moved) for node, moved in asked.replies]
+        def due() -> bool:
+            return ended() or any(met() for met, _ in unmet)
+
+        while not ended():
+            met = [each for each in unmet if each[0]()]
+            unmet = [each for each in unmet if each not in met]
+            until = min([until, *(time.monotonic() + more for _, more in met)])
+            if not await asked.until(due, until - time.monotonic()):
+                return
 
     async def sums(self, step: int, over: Callable[[], bool]) -> dict[int, StateSum]:
         """Return the sum of every rank's state of this step; {} if some do not answer in time."""

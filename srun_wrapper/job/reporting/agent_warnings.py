@@ -9,20 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from robust_slurm.text import counted
+from robust_slurm.slurm.values import folded
+from robust_slurm.text import counted, one_line
 from srun_wrapper.job.reporting import job_log
 from srun_wrapper.protocol.messages import Logged
 
-COUNT_AFTER = 5.0  # s from the first line to the count
-MORE = 10  # times as many as the last count: they are counted again
+COUNT_AFTER = 5.0  # s after the last new stream they are counted
+FORGET = 600.0  # s without a line of a trouble until the next one is of another
+NAMES = 300  # characters for the names of nodes
 
 
 @dataclass(slots=True)
 class _Repeated:
-    since: float
+    heard: float
+    new: float  # when the last new stream was heard of
     told: int = 1
-    texts: set[str] = field(default_factory=set)  # an incarnation of a rank repeats the last one's
-    nodes: set[str] = field(default_factory=set)
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Each text's node: a restarted rank repeats its text, maybe on another."""
 
 
 class AgentWarnings:
@@ -39,18 +42,21 @@ class AgentWarnings:
         if not message.trouble:
             return
         if message.trouble not in self._repeated:
-            self._repeated[message.trouble] = _Repeated(now)
+            self._repeated[message.trouble] = _Repeated(now, now)
             self._say(f"warning: {node}: {message.text}")
         found = self._repeated[message.trouble]
-        found.texts.add(message.text)
-        found.nodes.add(node)
+        found.heard = now
+        found.new = found.new if message.text in found.nodes else now
+        found.nodes[message.text] = node
 
     def look(self, now: float) -> None:
-        """Print how many there are of each trouble, once and when they have become many more."""
-        for trouble, found in self._repeated.items():
-            count, first = len(found.texts), found.told == 1
-            due = count > 1 if first else count >= MORE * found.told
-            if due and now - found.since >= COUNT_AFTER:
+        """Print how many there are of each trouble, when no more come."""
+        for trouble, found in list(self._repeated.items()):
+            count = len(found.nodes)
+            if count > found.told and now - found.new >= COUNT_AFTER:
                 found.told = count
-                where = counted(len(found.nodes), "node")
+                nodes = set(found.nodes.values())
+                where = f"{counted(len(nodes), 'node')} ({one_line(folded(nodes), NAMES)})"
                 self._say(f"warning: {counted(count, 'stream')} of ranks on {where}: {trouble}")
+            if now - found.heard >= FORGET:
+                del self._repeated[trouble]

@@ -58,6 +58,15 @@ def test_any_name_of_a_pipeline_s_dimension_tells_stages_apart(name: str) -> Non
         assert not is_other(stage_of(3, after), stage_of(3, there), resized=False)
 
 
+def test_two_dimensions_of_a_pipeline_may_be_renamed() -> None:
+    """Coordinates were compared in the order of the names: no rank could go on."""
+    before, after = {"pipe": 2, "stage": 3}, {"pp": 2, "pipeline": 3}
+    for rank in range(6):
+        for other in range(6):
+            stages = stage_of(rank, after), stage_of(other, before)
+            assert is_other(*stages, resized=False) == (rank != other)
+
+
 @pytest.mark.parametrize("order", [("pp", "dp"), ("dp", "pp")])
 def test_pipelines_shrink_and_grow_and_no_rank_is_given_another_stage_s_state(order: Any) -> None:
     """Random losses and returns, two ranks a node or one; all that a rank is given was saved by

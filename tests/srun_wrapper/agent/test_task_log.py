@@ -52,6 +52,16 @@ def test_a_flood_is_bounded_in_size_and_rate(capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr().err.count("\n") == 50
 
 
+def test_what_robust_srun_counts_passes_the_bound() -> None:
+    """A loss of output was told nowhere: not on stderr, and not to robust-srun."""
+    sent: list[Logged] = []
+    task_log.begin(sent.append)
+    for _ in range(task_log.MOST + 3):
+        task_log.warn_only("no data process")
+    task_log.warn_counted("stdout of rank 3", "further output is lost: no space")
+    assert [line.trouble for line in sent[task_log.MOST :]] == ["further output is lost: no space"]
+
+
 def test_left_out_lines_are_counted() -> None:
     bound = task_log.LineBound()
     assert [bound.admit(0.1 * n) for n in range(task_log.MOST)] == [0] * task_log.MOST

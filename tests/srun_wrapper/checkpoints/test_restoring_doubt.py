@@ -16,7 +16,7 @@ from robust_slurm.checkpoint.durable.dcp.write import write
 from robust_slurm.checkpoint.durable.marks import Mark
 from robust_slurm.checkpoint.planning.sound import Bound
 from robust_slurm.checkpoint.store.events import FetchOutcome, Holding
-from srun_wrapper.checkpoints import restoring
+from srun_wrapper.checkpoints import flushing, restoring
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.job.model import Node
 from srun_wrapper.protocol.checkpoint_messages import Flush, Moved, Stock, TakeStock
@@ -136,6 +136,29 @@ def test_what_is_written_before_the_job_leaves_its_nodes(
     steps = {order.step for _, order in job.sent if isinstance(order, Flush)}
     assert steps == ({written} if written else set())
     assert [c.step for c in durable.committed(tmp_path) if c.mark.doubt] == doubted
+
+
+def test_a_signal_that_comes_during_the_last_write_leaves_it_little_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write went on for the 600 s of a job that ends by itself, and Slurm killed it."""
+    told: list[str] = []
+    monkeypatch.setattr(flushing, "say", told.append)
+    monkeypatch.setattr(flushing, "SIGNALLED", 0.05)
+
+    class Hanging(Answering):
+        def obey(self, node: Node, message: Message) -> None:
+            if isinstance(message, Flush):
+                self.state.signalled = 15
+                self.state.changed.set()
+            else:
+                super().obey(node, message)
+
+    async def run() -> None:
+        await asyncio.wait_for(Hanging(tmp_path, 12).flushing.flush(600.0), 20.0)
+
+    asyncio.run(run())
+    assert told == ["checkpoints: step 13 was not written to disk: no answer in time"]
 
 
 def test_a_job_that_stops_on_a_nan_leaves_the_step_before_it_on_disk(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Sequence
 
 import checkpointed_job
 import pytest
@@ -15,11 +16,13 @@ from srun_wrapper.checkpoints import restoring
 from srun_wrapper.checkpoints import stores as stores_module
 from srun_wrapper.checkpoints.enrolments import StoreAt
 from srun_wrapper.checkpoints.restoring import Restoring
+from srun_wrapper.checkpoints.stores import Bound
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.protocol.checkpoint_messages import (
     Fetch,
     Flush,
     Moved,
+    Persisted,
     Stock,
     StoreReady,
     TakeStock,
@@ -185,6 +188,58 @@ def test_a_flush_ends_with_the_first_store_that_cannot_write() -> None:
         files = {StoreAt(node, 0).name: [(rank, "f")] for rank, node in enumerate(job.nodes)}
         flush = job.stores.flush(7, files, (next(iter(files)), 2), 600.0, lambda: False)
         assert await asyncio.wait_for(flush, 20.0) == "no space"
+
+    asyncio.run(run())
+
+
+class Unseen(CheckpointedJob):
+    """A job whose stores write each to a disk of their own. ``slow``: the first has not written."""
+
+    def __init__(self, *, slow: bool = False) -> None:
+        super().__init__()
+        self.slow = slow
+        for rank, node in enumerate(self.nodes):
+            node.stores[0] = 8000 + rank
+        self.files = {StoreAt(n, 0).name: [(rank, "f")] for rank, n in enumerate(self.nodes)}
+
+    def obey(self, node: Node, message: Message) -> None:
+        rank = self.nodes.index(node)
+        if isinstance(message, Flush) and not (self.slow and rank == 0):
+            self.checkpoints.heard(node, Persisted(1, rank, 7, True, "", 0.1))
+            if rank > 0:
+                done = FetchOutcome(rank, 7, True, "", "f", 0.1, 1)
+                self.bus.deliver(node, Moved(message.token, 0, (done,)))
+
+    def flush(self, seconds: float = 600.0, bounds: Sequence[Bound] = ()) -> Awaitable[str]:
+        committer = next(iter(self.files)), 4
+        flush = self.stores.flush(7, self.files, committer, seconds, lambda: False, bounds)
+        return asyncio.wait_for(flush, 20.0)
+
+
+def test_a_flush_does_not_wait_for_parts_that_its_committer_cannot_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a directory that is local to each node; each requeue and the job's end took 600 s."""
+    monkeypatch.setattr(stores_module, "COMMIT_WAIT", 0.05)
+
+    async def run() -> None:
+        why = await Unseen().flush()
+        assert why.startswith("all ranks have written their parts, but n0 did not commit the step")
+        # A committer that has not written its own part yet is as slow as others may be.
+        assert await Unseen(slow=True).flush(0.2) == "no answer in time"
+
+    asyncio.run(run())
+
+
+def test_a_signal_bounds_the_rest_of_a_flush() -> None:
+    async def run() -> None:
+        job = Unseen(slow=True)
+        flush = asyncio.ensure_future(job.flush(bounds=[(lambda: job.state.signalled > 0, 0.05)]))
+        await idle()
+        assert not flush.done()
+        job.state.signalled = 15
+        job.state.changed.set()
+        assert await flush == "no answer in time"
 
     asyncio.run(run())
 

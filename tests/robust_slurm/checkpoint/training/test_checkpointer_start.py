@@ -17,7 +17,7 @@ from torch_forks import TorchForks, all_end_well
 
 from robust_slurm import Checkpointer
 from robust_slurm.checkpoint.training import mesh as meshes
-from robust_slurm.resizing.dimensions import SAME_TENSORS
+from robust_slurm.resizing.dimensions import DATA
 
 
 @pytest.fixture
@@ -50,16 +50,17 @@ def test_bad_arguments(given: dict[str, Any], error: type[Exception], says: str)
         Checkpointer(**given)
 
 
-@pytest.mark.parametrize("name", SAME_TENSORS)
-def test_ranks_along_any_dimension_of_copies_hold_the_same_tensors(
+@pytest.mark.parametrize("name", ["dp_replicate", "dp", *sorted(DATA - {"dp_replicate", "dp"})])
+def test_only_ranks_along_dp_or_dp_replicate_are_taken_to_hold_the_same_tensors(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of a mesh of ``ddp`` or ``data`` saved the whole state, and none could take another's
-    place: a job with ``--robust-min-nodes`` was requeued."""
+    """Ranks along ``data`` kept a part each, too, and one that differed might cost its node."""
     monkeypatch.setattr(meshes, "is_distributed", lambda: True)
     found = meshes.find_share([torch.nn.Linear(2, 2)], {name: 2, "pp": 2}, 3)
-    assert found is not None and found.holders == (1, 3)
-    assert meshes.find_share([torch.nn.Linear(2, 2)], {"dp_shard": 2, "pp": 2}, 3) is None
+    if name in ("dp", "dp_replicate"):
+        assert found is not None and found.holders == (1, 3)
+    else:
+        assert found is None
 
 
 def test_defaults_come_from_the_environment(

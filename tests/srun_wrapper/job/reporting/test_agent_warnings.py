@@ -8,7 +8,7 @@ from math import inf
 import pytest
 from made_job import Job
 
-from srun_wrapper.job.reporting.agent_warnings import COUNT_AFTER, AgentWarnings
+from srun_wrapper.job.reporting.agent_warnings import COUNT_AFTER, FORGET, AgentWarnings
 from srun_wrapper.protocol.messages import Logged
 
 LOST = "further output is lost, training goes on: No space left on device"
@@ -28,20 +28,53 @@ def test_output_that_all_ranks_lose_is_two_lines(caplog: pytest.LogCaptureFixtur
     assert said == [f"warning: n0: stdout of rank 0: {LOST}"]
     for now in (100 + COUNT_AFTER, 200.0, inf):
         warnings.look(now)
-    assert said[1:] == [f"warning: 9600 streams of ranks on 1200 nodes: {LOST}"]
+    assert said[1:] == [f"warning: 9600 streams of ranks on 1200 nodes (n[0-1199]): {LOST}"]
     assert caplog.messages == []
 
 
-def test_few_are_counted_again_when_they_are_many() -> None:
+def test_they_are_counted_when_no_more_come_and_again_when_there_are_more() -> None:
     said: list[str] = []
     warnings = AgentWarnings(said.append)
-    for rank in range(100):
-        warnings.heard(float(rank), "n1", lost(rank))
-        warnings.look(float(rank))
-    assert [line.split()[1] for line in said] == ["n1:", "6", "60"]
+    for rank in (0, *range(1, 961), *range(961, 9600)):
+        now = 3600.0 * (rank > 0) + 60.0 * (rank > 960)
+        if rank in (1, 961):  # the first stream is alone for an hour: 5 s are long over
+            warnings.look(now)
+        warnings.heard(now, f"n{rank // 8}", lost(rank))
+        warnings.look(now + 1.0)
+    warnings.look(inf)
+    assert said[:2] == [f"warning: n0: {lost(0).text}", f"warning: n0: {lost(1).text}"]
+    assert [line.split(": ")[1] for line in said[2:]] == [
+        "960 streams of ranks on 121 nodes (n[0-120])",
+        "9599 streams of ranks on 1200 nodes (n[0-1199])",
+    ]
     warnings.heard(100.0, "n2", lost(7, "no steps are read from it any more: it is gone"))
     warnings.look(inf)
-    assert [line.split()[1] for line in said[3:]] == ["n2:"], "one only: nothing to count"
+    assert [line.split()[1] for line in said[4:]] == ["n2:"], "one only: nothing to count"
+
+
+def test_a_loss_after_output_was_written_again_is_a_new_one() -> None:
+    said: list[str] = []
+    warnings = AgentWarnings(said.append)
+    for day in (0.0, 86400.0):
+        for restart in range(3):  # a rank repeats it, on whichever node it is
+            for rank, node in enumerate(("n1", f"n{2 + restart}")):
+                warnings.heard(day + 300.0 * restart, node, lost(rank))
+            warnings.look(day + 300.0 * restart + COUNT_AFTER)
+        warnings.look(day + FORGET + 600.0)
+    first = [
+        f"warning: n1: {lost(0).text}",
+        f"warning: 2 streams of ranks on 2 nodes (n[1-2]): {LOST}",
+    ]
+    assert said == 2 * first
+
+
+def test_a_rank_that_moved_is_on_one_node() -> None:
+    said: list[str] = []
+    warnings = AgentWarnings(said.append)
+    for rank, node in ((0, "n1"), (1, "n1"), (1, "n2"), (0, "n2")):
+        warnings.heard(100.0, node, lost(rank))
+    warnings.look(inf)
+    assert said[1:] == [f"warning: 2 streams of ranks on 1 node (n2): {LOST}"]
 
 
 def test_other_lines_are_only_logged_and_what_a_robust_task_left_out_is_too(
