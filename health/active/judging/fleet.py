@@ -62,12 +62,12 @@ class Baselines(NamedTuple):
     """Values by (model, test, value); and the digests that the fleet agrees on, by key.
 
     The values that depend on all devices of a node have its kind ("8 x NVIDIA H200") for the model.
-    ``devices``: how many each node had in most of its results.
+    ``devices``: the numbers that a node had in a quarter of its results or more.
     """
 
     spreads: Mapping[tuple[str, str, str], FleetSpread]
     digests: Mapping[str, str]
-    devices: Mapping[str, int] = {}
+    devices: Mapping[str, Sequence[int]] = {}
 
     def usual(self, one: Measured, name: str, devices: int) -> FleetSpread | None:
         """Return what is usual for a value of nodes with so many devices.
@@ -85,13 +85,13 @@ class Baselines(NamedTuple):
         ]
         return found[0] if len(found) == 1 else None
 
-    def other_count(self, one: Measured, devices: int) -> int:
-        """Return how many devices the node usually has if that is another number, and the value
-        depends on it; else 0."""
-        if not (devices and _of_whole(one.test, one.device)):
-            return 0
-        usual = self.devices.get(one.node, devices)
-        return usual if usual != devices else 0
+    def other_counts(self, one: Measured, devices: int) -> str:
+        """Return how many devices the node usually has ("8", "4 or 8") if these are other numbers,
+        and the value depends on them; else ""."""
+        usual = self.devices.get(one.node, ())
+        if not devices or devices in usual or not _of_whole(one.test, one.device):
+            return ""
+        return " or ".join(map(str, usual))
 
 
 NO_BASELINES = Baselines({}, {})
@@ -174,7 +174,8 @@ def baselines(events: Iterable[Event]) -> Baselines:
         device = (str(data.get("node", "")), str(data.get("device", "")))
         model, test = str(data.get("model", "")), str(data.get("test", ""))
         # A result of an earlier release does not say how many devices the node had.
-        devices = _count(data.get("devices")) or len(seen[device[0]])
+        names = seen[device[0]]
+        devices = _count(data.get("devices")) or len(names - {"cpu"}) or len(names)
         values = list(_numbers(data.get("values")))
         if devices and values:
             counts[device[0]][devices] += 1
@@ -191,7 +192,10 @@ def baselines(events: Iterable[Event]) -> Baselines:
     return Baselines(
         {key: _spread(devices) for key, devices in sorted(speeds.items())},
         _agreed(digests),
-        {node: count.most_common(1)[0][0] for node, count in sorted(counts.items())},
+        {
+            node: sorted(n for n, times in count.items() if 4 * times >= count.total())
+            for node, count in sorted(counts.items())
+        },
     )
 
 

@@ -132,13 +132,14 @@ def _by_standard(
             far = speed.value < min(FLEET_FAIL * spread.p50, spread.p5)
             of = f"median {spread.p50:.4g} of {spread.nodes} nodes of the fleet"
             text = f"{said}{usual:.4g} ({of})"
-            if before := baselines.other_count(one, devices[speed.node]):
+            if before := baselines.other_counts(one, devices[speed.node]):
                 far = False  # the nodes that have so many devices may be another kind of machine
                 text += f"; tested with {devices[speed.node]} devices, usually with {before}"
             found.append((speed, ("FAIL" if far else "WARN", text), spread))
     # A power cap, a hot room, a limit that does not fit here: nothing is wrong with one node.
     # That some node is far worse than the rest is seen by the comparison within the run.
-    shared = _shared(held, {speed for speed, *_ in found}, _nodes(speeds))
+    low = {speed for speed, (status, _), spread in found if spread or status == "FAIL"}
+    shared = _shared(held, {speed for speed, *_ in found}, low)
     more = (
         f'; so are all others of its kind in this run: see [active.floors."{model}"] in robust.toml'
     )
@@ -149,17 +150,18 @@ def _by_standard(
 
 
 def _shared(
-    held: Mapping[_Speed, fleet.FleetSpread | None], slow: set[_Speed], nodes: int
+    held: Mapping[_Speed, fleet.FleetSpread | None], slow: set[_Speed], low: set[_Speed]
 ) -> set[fleet.FleetSpread | None]:
     """Return the limits that prove nothing, because every speed that is held to them is below.
 
-    None is the floor, which all speeds are held to. ``nodes``: how many the run has.
+    None is the floor, which all speeds are held to. ``slow``: below any limit; ``low``: below the
+    fleet's, or a floor that is proof.
     """
     limits = set(held.values())
-    if slow == held.keys() and _nodes(held) > 1 and nodes >= EVERYBODY:
+    if slow == held.keys() and _nodes(held) >= EVERYBODY:
         return {*limits, None}
     alike = {limit: {one for one, of in held.items() if of == limit} for limit in limits - {None}}
-    return {limit for limit, of in alike.items() if of <= slow and _nodes(of) >= EVERYBODY}
+    return {limit for limit, of in alike.items() if of <= low and _nodes(of) >= EVERYBODY}
 
 
 def _nodes(speeds: Iterable[_Speed]) -> int:

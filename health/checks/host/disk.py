@@ -171,6 +171,7 @@ def _run(system: System) -> list[Finding]:
     seen = set()  # file systems
     rooms: list[_Room] = []
     silent = False  # a network file system did not answer: no time for another
+    unstarted: OSError | None = None  # a probe had no room for its process: the gate's trouble
     for path in dict.fromkeys(map(posixpath.normpath, paths)):
         real = resolve(mounts, path, system.link)
         mount = holding(mounts, real)
@@ -191,8 +192,10 @@ def _run(system: System) -> list[Finding]:
             continue
         except OSError as error:
             if error.errno in PROBE_NOT_STARTED:
-                raise
-            if may_hang or error.errno in PROBE_REFUSED:
+                unstarted = error
+                continue
+            served = mount is not None and mount.remote and not mount.fstype.startswith("fuse.")
+            if served or error.errno in PROBE_REFUSED:
                 continue  # the mounts family judges servers; or it is a user's own file system
             found.append(BROKEN.found(f"statvfs: {error.strerror}", path))
             continue
@@ -204,7 +207,10 @@ def _run(system: System) -> list[Finding]:
         found += _space(room, node)
     found += _nvme(system, options["nvme"])
     arrays = degraded_arrays(text(system, "/proc/mdstat"))
-    return found + [RAID.found(evidence, name) for name, evidence in arrays]
+    found += [RAID.found(evidence, name) for name, evidence in arrays]
+    if unstarted is not None and all(finding.status != "FAIL" for finding in found):
+        raise unstarted
+    return found
 
 
 def _space(room: _Room, node: _Node) -> list[Finding]:

@@ -113,9 +113,9 @@ def test_all_are_slow_and_of_one_kind_too_few_are_recorded() -> None:
     known = record({**FOUR, **nodes("n", 5, 8)}.items(), counted=True)
     small = nodes("f", 4, 4)
     assert said(local({**small, **nodes("n", 4, 8)}, SLOW), known) == warned(small)
-    # Two of the small ones are not a group, but no other of the run has a limit.
+    # Two are no group, and one of a kind without a record beside them does not make them one.
     few = nodes("f", 2, 4)
-    assert said(local({**few, **nodes("n", 1, 8)}, SLOW), known) == warned(few)
+    assert said(local({**few, "n0": 8}, SLOW), known) == dict.fromkeys(few, "FAIL")
 
 
 def test_a_kind_that_is_slow_as_a_whole_beside_another_that_is_not() -> None:
@@ -152,12 +152,37 @@ def test_one_node_that_is_slow_is_named(large: int, small: int, found: dict[str,
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_large_node_with_half_its_devices_is_not_held_to_the_small_kind(counted: bool) -> None:
     known = record({**EIGHT, **FOUR}.items(), counted=counted)
-    assert (known.devices["n1"], known.devices["f1"]) == (8, 4)
+    assert (known.devices["n1"], known.devices["f1"]) == ([8], [4])
     half = [one._replace(node="n1") for one in local({"f1": 4}, SLOW)]
     (one,) = [one for one in slow(half, none, known) if one.test == "local"]
     assert one.status == "WARN"
     assert one.evidence.endswith("; tested with 4 devices, usually with 8")
     assert said(local({"f1": 4}, SLOW), known) == {"f1": "FAIL"}
+
+
+def test_a_node_that_is_often_tested_with_half_its_devices_is_held_to_both_kinds() -> None:
+    often = [(one, 4) for one in 3 * ["n1"]]
+    known = record([*EIGHT.items(), *often, *FOUR.items()], counted=True)
+    assert known.devices["n1"] == [4, 8]
+    assert said(local({"n1": 8}, 0.1), known) == {"n1": "FAIL"}
+
+
+def test_a_result_of_the_cpu_is_no_device_more() -> None:
+    """A result of an earlier release does not say how many devices the node had."""
+    cpu = Measured("gemm", "n1", "cpu", "cpu", {"bf16_tflops": 1.0})
+    events = [
+        Event(1.0, fleet.KIND, "b", event_data(one, "quick"))
+        for one in [cpu, *(one for node in EIGHT for one in results(node, 8))]
+    ]
+    assert said(local({"n1": 8}, SLOW), baselines(events)) == {"n1": "FAIL"}
+
+
+def test_a_floor_that_is_no_proof_does_not_hide_a_node_that_is_bad() -> None:
+    """Nodes under a link's published floor, as fast as usual, say nothing about the slow one."""
+    known = record({**EIGHT, **FOUR}.items(), counted=True)
+    run = [*local(nodes("n", 2, 8), 1.0), *local({"n2": 8}, 0.2), *local({"f1": 4}, 4.0)]
+    floor = Floor(500.0, "x", proof=False)
+    assert said(run, known, lambda *_: floor) == {"n0": "WARN", "n1": "WARN", "n2": "FAIL"}
 
 
 @pytest.mark.parametrize("test", ["local", "pair"])
@@ -175,7 +200,7 @@ def test_results_without_a_named_device_are_of_the_workers_devices(
         records.write(settings, judged, "quick", "here")
     known = baselines(written)
     assert known.spreads[f"8 x {MODEL}", test, "busbw_gbps"].nodes == 20
-    assert known.devices["n1"] == 8
+    assert known.devices["n1"] == [8]
     if test == "local":
         alone = judge(local({"n1": 8}, SLOW, named=False), baselines=known, devices={"n1": 8})
         assert list(alone.named) == ["n1"]
