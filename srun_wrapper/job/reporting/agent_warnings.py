@@ -6,6 +6,7 @@ printed, then their number; the others' lines are not even in the log.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from srun_wrapper.protocol.messages import Logged
 
 COUNT_AFTER = 5.0  # s after the last new stream they are counted
 FORGET = 600.0  # s without a line of a trouble until the next one is of another
+AGAIN = 60.0  # s from one count to the next
 NAMES = 300  # characters for the names of nodes
 
 
@@ -24,6 +26,7 @@ class _Repeated:
     heard: float
     new: float  # when the last new stream was heard of
     told: int = 1
+    counted: float = -math.inf  # when these were told
     nodes: dict[str, str] = field(default_factory=dict)
     """Each text's node: a restarted rank repeats its text, maybe on another."""
 
@@ -53,8 +56,9 @@ class AgentWarnings:
         """Print how many there are of each trouble, when no more come."""
         for trouble, found in list(self._repeated.items()):
             count = len(found.nodes)
-            if count > found.told and now - found.new >= COUNT_AFTER:
-                found.told = count
+            new = count > found.told and now - found.new >= COUNT_AFTER
+            if new and now - found.counted >= AGAIN:
+                found.told, found.counted = count, now
                 nodes = set(found.nodes.values())
                 where = f"{counted(len(nodes), 'node')} ({one_line(folded(nodes), NAMES)})"
                 self._say(f"warning: {counted(count, 'stream')} of ranks on {where}: {trouble}")

@@ -52,6 +52,17 @@ def test_they_are_counted_when_no_more_come_and_again_when_there_are_more() -> N
     assert [line.split()[1] for line in said[4:]] == ["n2:"], "one only: nothing to count"
 
 
+def test_streams_that_are_lost_one_by_one_are_counted_once_a_minute() -> None:
+    said: list[str] = []
+    warnings = AgentWarnings(said.append)
+    for rank in range(60):
+        warnings.heard(10.0 * rank, "n1", lost(rank))
+        warnings.look(10.0 * rank + COUNT_AFTER)
+    warnings.look(inf)
+    assert len(said) == 1 + 10 + 1
+    assert said[-1] == f"warning: 60 streams of ranks on 1 node (n1): {LOST}"
+
+
 def test_a_loss_after_output_was_written_again_is_a_new_one() -> None:
     said: list[str] = []
     warnings = AgentWarnings(said.append)
