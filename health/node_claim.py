@@ -1,7 +1,7 @@
 """The claim of an active test on its node: one run at a time, and none that is in a job's way.
 
 A file in the gate's spool is locked by the process that tests, and names it. A prolog that starts
-meanwhile ends that process before its checks (``give_way``); it is imported before every job, so
+meanwhile ends that process before its checks (``give_way``). Every prolog imports this file, so
 it imports nothing of the tests.
 """
 
@@ -19,7 +19,7 @@ from health.children.child import start_time
 from health.node import rootfiles
 
 LOCK = "active.lock"
-WAY_S = 5.0  # for a killed process to give the GPUs' memory back
+GIVE_WAY_S = 5.0  # for a killed process to give the GPUs' memory back
 _TICK_S = 0.02
 
 
@@ -27,7 +27,7 @@ def claim(spool: str) -> int:
     """Claim this node for a test; return a descriptor. BlockingIOError: it is claimed. OSError."""
     with rootfiles.closing(rootfiles.open_dir(spool)) as directory:
         held = rootfiles.lock(directory, LOCK, wait=False)
-    if not _ended(held, time.monotonic() + WAY_S):
+    if not _ended(held, time.monotonic() + GIVE_WAY_S):
         os.close(held)
         raise BlockingIOError(errno.EBUSY, "an earlier test cannot be stopped")
     os.ftruncate(held, 0)
@@ -68,7 +68,7 @@ def noted(held: int) -> Callable[[int], None]:
 
 def give_way(spool: str) -> str:
     """Before a job starts, end a test that runs here; return why it failed or "". Never raises."""
-    until = time.monotonic() + WAY_S
+    until = time.monotonic() + GIVE_WAY_S
     try:
         fd = rootfiles.open_in(spool, LOCK)
     except OSError:
@@ -77,12 +77,12 @@ def give_way(spool: str) -> str:
         while not _is_free(fd):
             _end(os.pread(fd, 64, 0))
             if time.monotonic() > until:
-                return f"an active test did not exit within {WAY_S:g} s"
+                return f"an active test did not exit within {GIVE_WAY_S:g} s"
             time.sleep(_TICK_S)
         if not _ended(fd, until):
-            return f"an abandoned active test did not exit within {WAY_S:g} s"
+            return f"an abandoned active test did not exit within {GIVE_WAY_S:g} s"
     except OSError as error:
-        return f"an active test could not be stopped: {said(error)}"
+        return f"an active test could not be stopped: {error_text(error)}"
     finally:
         os.close(fd)
     return ""
@@ -137,7 +137,7 @@ def _is(pid: int, born: str) -> bool:
         return False
 
 
-def said(error: OSError) -> str:
+def error_text(error: OSError) -> str:
     """Return an error as text, with the file it is about."""
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}"

@@ -2,7 +2,7 @@
 
 They fill the GPUs' memory, so they run only on a node without jobs, one run at a time. With
 [active] python set, a prolog that starts meanwhile ends them before its checks
-(``health.node_claim.py``).
+(``health/node_claim.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from health.gate.active_answer import (
     passed_since,
 )
 from health.node.probe import run
-from health.node_claim import WAY_S, claim, noted, said
+from health.node_claim import GIVE_WAY_S, claim, error_text, noted
 
 if TYPE_CHECKING:
     from health.finding import Finding
@@ -111,7 +111,7 @@ def test(
         )
         return ActiveAnswer("owed", (), f"skipped: {why}")
     except OSError as error:
-        return broken(f"the node cannot be claimed for a test: {said(error)}")
+        return broken(f"the node cannot be claimed for a test: {error_text(error)}")
     try:
         from health.children.orphans import adopted
 
@@ -125,7 +125,7 @@ def test(
         config = config if os.path.isfile(config) else ""  # noqa: PTH113
         node = gate.system.context.node
         words = argv(python, level, node, seconds - _START_S, tests, config)
-        with adopted(WAY_S / 2):
+        with adopted(GIVE_WAY_S / 2):
             output = run(words, seconds, noted(held))
         os.ftruncate(held, 0)  # it has ended: no prolog need look for it
         return answer(output)

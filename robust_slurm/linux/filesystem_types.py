@@ -1,7 +1,7 @@
 """The types of file systems that another machine, or a user's process, serves.
 
 The job's side takes all of them for innocent: a rank that waits for one hangs through no fault of
-its node. The gate judges a node by those of NETWORK alone.
+its node. The gate judges a node by those of NETWORK, and by a user's ``fuse.…``.
 """
 
 from __future__ import annotations

@@ -33,12 +33,12 @@ GROUPS = {
 def placement_kind(name: str) -> str:
     """Return "pp", "tp" or "dp"; the last for every dimension over which gradients are reduced."""
     name = name.lower()
-    if name.startswith(("pp", "pipe")):
+    if name in PIPELINE or name.startswith(("pp", "pipe")):
         return "pp"
     return "tp" if name.startswith(("tp", "tensor")) else "dp"
 
 
-def can_shrink(name: str) -> bool:
+def replay_can_shrink(name: str) -> bool:
     """Return True for a dimension that a replay may make smaller: only copies of the model, or
     shards of its state, are along it. Context and expert parallelism (cp, ep) stay, as TP and PP
     do."""

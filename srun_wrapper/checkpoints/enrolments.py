@@ -75,8 +75,8 @@ class Enrolments:
     here: set[int] = field(default_factory=set)
     """Ranks that enrolled in the running epoch."""
     saved: dict[int, Saved] = field(default_factory=dict)
-    written: dict[int, int] = field(default_factory=dict)
-    """Step that was last written to the durable tier, by rank."""
+    written: dict[tuple[int, str], int] = field(default_factory=dict)
+    """Step that was last written to the durable tier, by rank and the name of the node."""
     count: int = 0
     """Number of enrolments so far."""
     newest: int = 0
@@ -88,10 +88,13 @@ class Enrolments:
     def begin(self) -> None:
         """Forget what belongs to the last epoch."""
         self.saved.clear()
+        self.written.clear()
         self.here.clear()
         self.newest = 0
 
     def enrol(self, rank: int, enrolment: Enrolment) -> None:
+        if rank in self.here:  # it begins anew, maybe from an earlier step
+            self.written = {key: step for key, step in self.written.items() if key[0] != rank}
         self.ranks[rank] = enrolment
         self.count += 1
         self.here.add(rank)

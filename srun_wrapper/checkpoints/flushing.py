@@ -92,8 +92,8 @@ class Flushing:
             for write in flush.writes:
                 files.setdefault(write.store, []).append((write.owner, write.file))
             committer = (flush.committer, world)
-            bounds = [(lambda: self._state.signalled != signalled, SIGNALLED)]
-            why = await self._stores.flush(flush.step, files, committer, left, self._ended, bounds)
+            limits = [(lambda: self._state.signalled != signalled, SIGNALLED)]
+            why = await self._stores.flush(flush.step, files, committer, left, self._ended, limits)
             if why:
                 say(f"checkpoints: step {flush.step} was not written to disk: {why}")
             else:

@@ -90,7 +90,7 @@ class Checkpoints:
         elif isinstance(message, Persisted):
             self.schedule.durable.written(message.step, self.enrolments.world)
             if message.ok:
-                self.enrolments.written[message.rank] = message.step
+                self.enrolments.written[message.rank, node.name] = message.step
             else:
                 text = f"step {message.step} not on disk: {message.why}"
                 self._alarm(node, message.rank, text, kind(message.why))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.planning import plan as planner
-from robust_slurm.checkpoint.store.disk.persist import COMMIT_WAIT
 from robust_slurm.checkpoint.store.events import WantedSnapshot
 from srun_wrapper.checkpoints.enrolments import Enrolments, StoreAt
 from srun_wrapper.command.rank_env import fold_hosts
@@ -32,11 +31,12 @@ LEAVING = 1.0  # s longer for nodes that are leaving the job
 FETCH = 600.0
 FAILED = "the store failed and did not report why"
 READ = 20.0  # s for the stores to sum up a state, and 8 more for each
+UNSEEN = 180.0  # s for a commit from when all parts are written
 READ_RATE = 1e9  # bytes of the largest snapshot
 
 Copy = tuple[str, int, int]
 """Store, owner and step."""
-Bound = tuple[Callable[[], bool], float]
+WaitLimit = tuple[Callable[[], bool], float]
 """A condition, and the seconds that a wait may take from when it is met."""
 
 
@@ -154,17 +154,18 @@ class Stores:
         committer: tuple[str | None, int],
         seconds: float,
         over: Callable[[], bool],
-        bounds: Sequence[Bound] = (),
+        limits: Sequence[WaitLimit] = (),
     ) -> str:
-        """Have stores write files of a step to the durable tier; return why not, or ''. The first
-        that cannot ends it: the step will not be whole. So does a committer that has not committed
-        the step COMMIT_WAIT s after all have written: it does not see their parts.
+        """Have stores write files of a step to the durable tier; return why not, or ''. A store
+        that cannot write ends the wait: the step will not be whole. So does a committer that has
+        not committed the step UNSEEN s after all have written: it does not see their parts.
 
         ``files``: (owner, file) by store; ``committer``: the store that commits the step, and
-        the number of ranks that it waits for. ``bounds``: of the wait, beside ``seconds``.
+        the number of ranks that it waits for. ``limits``: of the wait, beside ``seconds``.
         """
         stores = self.reachable()
-        own = [owner for owner, _ in files.get(committer[0] or "", ())]
+        name = stores[committer[0]].node.name if committer[0] in stores else ""
+        own = [(owner, name) for owner, _ in files.get(committer[0] or "", ())]
         others = {stores[store].address for store in files if store != committer[0]}
 
         def orders(token: int) -> Iterator[tuple[Node, Message]]:
@@ -175,23 +176,27 @@ class Stores:
 
         wanted = {stores[store].address for store in files}
         written = self._enrolments.written
+        since: list[float] = []  # when all had written
         with self._state.bus.ask(Moved, orders) as asked:
 
             def all_wrote() -> bool:
-                return asked.answered(others) and all(written.get(owner) == step for owner in own)
+                wrote = asked.answered(others) and all(written.get(one) == step for one in own)
+                if wrote and not since:
+                    since.append(time.monotonic())
+                return wrote
 
-            bounds = [(all_wrote, COMMIT_WAIT), *bounds]
-            await self._until_one_fails(asked, wanted, seconds + 1.0, over, bounds)
+            limits = [(all_wrote, UNSEEN), *limits]
+            await self._until_one_fails(asked, wanted, seconds + 1.0, over, limits)
             answers = [(StoreAt(node, moved.local), moved) for node, moved in asked.replies]
-            unseen = committer[1] > 0 and all_wrote() and not asked.answered(wanted)
+            late = bool(since) and time.monotonic() - since[0] >= UNSEEN
+            unseen = late and committer[1] > 0 and not asked.answered(wanted)
         bad = [done.why for _, moved in answers for done in moved.results if not done.ok]
         if bad:
             return bad[0]
         if unseen and not over():
-            name, where = stores[committer[0] or ""].node.name, self._enrolments.directory
             return (
                 f"all ranks have written their parts, but {name} did not commit the step in time: "
-                f"does it see all of them in {where}?"
+                f"does it see all of them in {self._enrolments.directory}?"
             )
         if len(answers) < len(files):
             return "no answer in time"
@@ -216,10 +221,10 @@ class Stores:
         wanted: Set[Address],
         limit: float,
         over: Callable[[], bool],
-        bounds: Iterable[Bound],
+        limits: Iterable[WaitLimit],
     ) -> None:
         """Wait for all answers, or for one that is a failure."""
-        seen, failed, unmet = 0, False, list(bounds)
+        seen, failed, unmet = 0, False, list(limits)
         until = time.monotonic() + limit
 
         def ended() -> bool:

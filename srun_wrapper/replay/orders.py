@@ -11,7 +11,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from health.active.coordinator.replay import Layout, ReplayLayoutError, layout
-from robust_slurm.resizing.dimensions import can_shrink
+from robust_slurm.resizing.dimensions import replay_can_shrink
 from srun_wrapper.command.rank_env import node_env, rank_env, world_env
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.state import JobState
@@ -54,7 +54,7 @@ def shape(mesh: Mapping[str, int], per_place: RanksPerNode, places: int) -> Worl
         raise ReplayLayoutError(f"the mesh has {prod(mesh.values())} ranks, the job has {world}")
     if len({len(own) for own in ranks}) != 1:
         raise ReplayLayoutError("the nodes have different numbers of ranks")
-    if not any(can_shrink(name) for name in mesh):
+    if not any(replay_can_shrink(name) for name in mesh):
         names = ", ".join(mesh)
         raise ReplayLayoutError(
             f"no dimension of the mesh ({names}) is data-parallel: name one of them dp…"
@@ -94,14 +94,14 @@ def _replica(mesh: Mapping[str, int], rank: int) -> tuple[int, ...]:
     found = []
     for name, size in reversed(list(mesh.items())):
         rank, at = divmod(rank, size)
-        if can_shrink(name):
+        if replay_can_shrink(name):
             found.append(at)
     return tuple(found)
 
 
 def _smaller(mesh: Mapping[str, int], layout: Layout) -> dict[str, int]:
     """Return the mesh of a group: as much data parallelism as its replicas have."""
-    data = [name for name in mesh if can_shrink(name)]
+    data = [name for name in mesh if replay_can_shrink(name)]
     left = prod(mesh[name] for name in data) // layout.replicas * layout.k
     small = dict(mesh)
     for name in reversed(data):  # the fastest keep what they have: shards before copies

@@ -95,7 +95,7 @@ class Procedure:
         self._measured: list[Measured] = []
         self._left_out: list[str] = []
         self._able = [node for node in self._nodes if session.ready(node)]
-        self._devices_of = {node: self._told(node) for node in self._able}
+        self._devices_of = {node: self._device_names(node) for node in self._able}
         self._with_gpu = {node for node, found in self._devices_of.items() if found - {"cpu"}}
         self._not_begun: dict[str, set[str]] = {}  # by test: nodes that had no time for it
         self._unpaired: set[str] = set()  # able, and not meant to take part in pairs
@@ -176,7 +176,7 @@ class Procedure:
             )
         return shares.seconds
 
-    def _told(self, node: str) -> set[str]:
+    def _device_names(self, node: str) -> set[str]:
         """The devices that the node's workers have."""
         locals_ = self._session.ready(node)
         return {name for local in locals_ for name in self._session.about(node, local).devices}

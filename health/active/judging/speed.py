@@ -150,15 +150,15 @@ def _by_standard(
 
 
 def _shared(
-    held: Mapping[_Speed, fleet.FleetSpread | None], slow: set[_Speed], low: set[_Speed]
+    held: Mapping[_Speed, fleet.FleetSpread | None], below: set[_Speed], low: set[_Speed]
 ) -> set[fleet.FleetSpread | None]:
     """Return the limits that prove nothing, because every speed that is held to them is below.
 
-    None is the floor, which all speeds are held to. ``slow``: below any limit; ``low``: below the
-    fleet's, or a floor that is proof.
+    None is the floor, which all speeds are held to. ``below``: those below any limit; ``low``:
+    below the fleet's, or a floor that is proof.
     """
     limits = set(held.values())
-    if slow == held.keys() and _nodes(held) >= EVERYBODY:
+    if below == held.keys() and _nodes(held) >= EVERYBODY:
         return {*limits, None}
     alike = {limit: {one for one, of in held.items() if of == limit} for limit in limits - {None}}
     return {limit for limit, of in alike.items() if of <= low and _nodes(of) >= EVERYBODY}

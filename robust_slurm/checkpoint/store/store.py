@@ -180,7 +180,7 @@ class Store:
 
         ``commit_world`` > 0: commit as well, when so many ranks have written; a CommittedEvent
         tells how it went. Other stores may write for as long as this one: whoever sent the flush
-        ends it when one of them fails. Outcomes in the order of ``owners``.
+        waits no longer when one of them fails. Outcomes in the order of ``owners``.
         """
         began = time.monotonic()
         results: dict[int, FetchOutcome] = {}

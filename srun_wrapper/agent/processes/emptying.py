@@ -78,8 +78,8 @@ class Emptying:
             # An earlier life's processes have had SIGKILL. Whatever holds them, a driver that gives
             # back a GPU's memory or a file system, it is no evidence against this node.
             if now >= self._stuck_at:
-                process_tree.forget_left()
-            if not process_tree.left():
+                process_tree.forget_left_behind()
+            if not process_tree.left_behind():
                 self._over(())
         elif now >= self._stuck_at:
             self._stuck(process_tree.descendants(os.getpid(), spared))

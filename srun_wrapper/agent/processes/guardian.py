@@ -140,7 +140,8 @@ def _clean_up() -> None:
         if process_tree.childless():
             break
         time.sleep(0.005)
-    process_tree.leave(process_tree.descendants(os.getpid()))  # the new shim's first rank waits
+    # The new shim, which a fork of this process becomes, has its first rank wait for these.
+    process_tree.note_left_behind(process_tree.descendants(os.getpid()))
     for base in LOCAL:
         remove_stale(base)
 

@@ -103,14 +103,14 @@ def reap() -> dict[int, int]:
 _left: dict[int, int] = {}  # pid -> start of what this shim's earlier life left behind
 
 
-def leave(pids: Collection[int]) -> None:
-    """Note processes that are not below this one, and that its next rank must wait for."""
+def note_left_behind(pids: Collection[int]) -> None:
+    """Note processes that this shim, or the one forked next, waits for before its next rank."""
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):
             _left[pid] = process_stat.read(pid).start
 
 
-def left() -> bool:
+def left_behind() -> bool:
     """True while a noted process has not ended: it may still hold a GPU's memory."""
     for pid, start in list(_left.items()):
         try:
@@ -122,7 +122,7 @@ def left() -> bool:
     return bool(_left)
 
 
-def forget_left() -> None:
+def forget_left_behind() -> None:
     """Wait no longer for noted processes."""
     _left.clear()
 

@@ -17,7 +17,7 @@ from srun_wrapper.protocol.messages import Logged
 
 COUNT_AFTER = 5.0  # s after the last new stream they are counted
 FORGET = 600.0  # s without a line of a trouble until the next one is of another
-AGAIN = 60.0  # s from one count to the next
+AGAIN = 60.0  # s from one count to the next, or from the first stream after it
 NAMES = 300  # characters for the names of nodes
 
 
@@ -25,6 +25,7 @@ NAMES = 300  # characters for the names of nodes
 class _Repeated:
     heard: float
     new: float  # when the last new stream was heard of
+    first: float = math.inf  # when the first one was that is not told yet
     told: int = 1
     counted: float = -math.inf  # when these were told
     nodes: dict[str, str] = field(default_factory=dict)
@@ -40,24 +41,25 @@ class AgentWarnings:
 
     def heard(self, now: float, node: str, message: Logged) -> None:
         """Log a line; print the first one of a trouble."""
-        if not message.trouble or message.dropped:
-            job_log.agent_said(node, message.level, message.text, message.dropped)
         if not message.trouble:
+            job_log.agent_said(node, message.level, message.text, message.dropped)
             return
         if message.trouble not in self._repeated:
             self._repeated[message.trouble] = _Repeated(now, now)
             self._say(f"warning: {node}: {message.text}")
         found = self._repeated[message.trouble]
         found.heard = now
-        found.new = found.new if message.text in found.nodes else now
+        if message.text not in found.nodes:
+            found.new = now
+            found.first = now if len(found.nodes) == found.told else found.first
         found.nodes[message.text] = node
 
     def look(self, now: float) -> None:
         """Print how many there are of each trouble, when no more come."""
         for trouble, found in list(self._repeated.items()):
             count = len(found.nodes)
-            new = count > found.told and now - found.new >= COUNT_AFTER
-            if new and now - found.counted >= AGAIN:
+            over = now - found.new >= COUNT_AFTER or now - found.first >= AGAIN
+            if count > found.told and over and now - found.counted >= AGAIN:
                 found.told, found.counted = count, now
                 nodes = set(found.nodes.values())
                 where = f"{counted(len(nodes), 'node')} ({one_line(folded(nodes), NAMES)})"

@@ -16,7 +16,7 @@ from srun_wrapper.checkpoints import restoring
 from srun_wrapper.checkpoints import stores as stores_module
 from srun_wrapper.checkpoints.enrolments import StoreAt
 from srun_wrapper.checkpoints.restoring import Restoring
-from srun_wrapper.checkpoints.stores import Bound
+from srun_wrapper.checkpoints.stores import WaitLimit
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.protocol.checkpoint_messages import (
     Fetch,
@@ -210,9 +210,9 @@ class Unseen(CheckpointedJob):
                 done = FetchOutcome(rank, 7, True, "", "f", 0.1, 1)
                 self.bus.deliver(node, Moved(message.token, 0, (done,)))
 
-    def flush(self, seconds: float = 600.0, bounds: Sequence[Bound] = ()) -> Awaitable[str]:
+    def flush(self, seconds: float = 600.0, limits: Sequence[WaitLimit] = ()) -> Awaitable[str]:
         committer = next(iter(self.files)), 4
-        flush = self.stores.flush(7, self.files, committer, seconds, lambda: False, bounds)
+        flush = self.stores.flush(7, self.files, committer, seconds, lambda: False, limits)
         return asyncio.wait_for(flush, 20.0)
 
 
@@ -220,13 +220,15 @@ def test_a_flush_does_not_wait_for_parts_that_its_committer_cannot_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a directory that is local to each node; each requeue and the job's end took 600 s."""
-    monkeypatch.setattr(stores_module, "COMMIT_WAIT", 0.05)
+    monkeypatch.setattr(stores_module, "UNSEEN", 0.05)
 
     async def run() -> None:
         why = await Unseen().flush()
         assert why.startswith("all ranks have written their parts, but n0 did not commit the step")
         # A committer that has not written its own part yet is as slow as others may be.
-        assert await Unseen(slow=True).flush(0.2) == "no answer in time"
+        job = Unseen(slow=True)
+        job.checkpoints.heard(job.nodes[1], Persisted(1, 0, 7, True, "", 0.1))  # by another node
+        assert await job.flush(0.2) == "no answer in time"
 
     asyncio.run(run())
 
@@ -234,7 +236,7 @@ def test_a_flush_does_not_wait_for_parts_that_its_committer_cannot_see(
 def test_a_signal_bounds_the_rest_of_a_flush() -> None:
     async def run() -> None:
         job = Unseen(slow=True)
-        flush = asyncio.ensure_future(job.flush(bounds=[(lambda: job.state.signalled > 0, 0.05)]))
+        flush = asyncio.ensure_future(job.flush(limits=[(lambda: job.state.signalled > 0, 0.05)]))
         await idle()
         assert not flush.done()
         job.state.signalled = 15

@@ -56,7 +56,7 @@ def test_a_rank_waits_until_it_has_ended(stuck: subprocess.Popen[bytes]) -> None
     def work() -> None:
         shim = Shim()
         assert shim.stop(0) == [()], "nothing was left"
-        process_tree.leave([stuck.pid, 1 << 22])
+        process_tree.note_left_behind([stuck.pid, 1 << 22])
         assert shim.stop(5) == []
         os.write(tell, b"k")
         deadline = time.monotonic() + 10
@@ -83,7 +83,7 @@ def test_no_rank_waits_for_ever_and_the_node_is_not_blamed(
 
     def work() -> None:
         shim = Shim()
-        process_tree.leave([stuck.pid])
+        process_tree.note_left_behind([stuck.pid])
         assert shim.stop(2) == []
         assert shim.stop(10)[0] == (), "no pid that survives SIGKILL: it is not this life's"
         assert shim.stop(0) == [()], "nor is it waited for again"
@@ -101,9 +101,9 @@ def test_the_guardian_notes_what_its_shim_left(monkeypatch: pytest.MonkeyPatch) 
         if child == 0:
             time.sleep(60)
         guardian._clean_up()
-        assert process_tree.left()
+        assert process_tree.left_behind()
         os.kill(child, 9)
         os.waitpid(child, 0)
-        assert not process_tree.left()
+        assert not process_tree.left_behind()
 
     alone(work)
