@@ -124,8 +124,8 @@ def test_time_counts_anew_when_it_answers_again(limit: float, came: bool) -> Non
     ready: list[bool] = []
 
     async def scene() -> bool:
-        waiting = asyncio.create_task(told.stalls.until(lambda: bool(ready), 0.2))
-        await asyncio.wait([waiting], timeout=0.3)  # longer than it may take
+        waiting = asyncio.create_task(told.stalls.until(lambda: bool(ready), 1.0))
+        await asyncio.wait([waiting], timeout=1.1)  # longer than it may take
         told.report(0, mounts=())
         await idle()
         ready.append(True)

@@ -117,6 +117,7 @@ def test_each_has_its_own_random_numbers(drive: Any, tmp_path: Path) -> None:
     own = 0
     for epoch in (2, 3, 4):
         own = stand_in(d, own)
+        d.wait(lambda n=epoch - 1: len(d.stdout().split()) == n)  # the next launch ends it
         assert d.launch(epoch=epoch).pid == own
     d.wait(lambda: len(set(d.stdout().split())) == 4)
 
