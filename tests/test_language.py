@@ -1,4 +1,4 @@
-"""Plain English and small files: docstrings open with a subject or a verb, no file grows large.
+"""Plain English: docstrings open with a subject or a verb.
 
 A class name has one meaning; names that the integrations of two frameworks share are listed.
 """
@@ -19,8 +19,6 @@ from places import REPOSITORY
 PRODUCT = ("robust_slurm", "srun_wrapper", "health", "standby", "status", "prolog", "epilog")
 CODE = (*PRODUCT, "lab", "bench")
 ROOMS = (*CODE, "tests")
-LINES = 350
-FILES = 16
 OF_FRAMEWORKS = {"RobustCallback"}
 """Class names that users import from the integrations of two frameworks, Lightning's and that of
 transformers: a training uses one of them, so its script needs no second name."""
@@ -36,38 +34,6 @@ HEADLESS = re.compile(
 FORMAT = (
     r"""["/]accus[a-z-]+["/]|\[accusations\]|\.?\baccusations(\b:|\["|=|\b or)|\bACCUSATIONS\b"""
 )
-LONG_TESTS = {
-    "tests/epilog/test_epilog.py",
-    "tests/health/active/burn_in/test_active_burn_in.py",
-    "tests/health/active/coordinator/test_active_procedure.py",
-    "tests/health/admin/test_admin_render.py",
-    "tests/health/checks/gpu/test_gpu_count.py",
-    "tests/health/checks/host/test_disk.py",
-    "tests/health/checks/host/test_host_services.py",
-    "tests/health/checks/host/test_mounts.py",
-    "tests/health/recording/test_health_record.py",
-    "tests/health/run/test_health_runner.py",
-    "tests/robust_slurm/checkpoint/capture/test_checkpoint_state.py",
-    "tests/robust_slurm/checkpoint/store/test_checkpoint_store.py",
-    "tests/robust_slurm/state_dir/test_ledger.py",
-    "tests/srun_wrapper/agent/test_slot.py",
-    "tests/srun_wrapper/agent/warm/test_warm.py",
-    "tests/srun_wrapper/decide/test_ladder.py",
-    "tests/srun_wrapper/recover/standby/test_standby_lease.py",
-    "tests/srun_wrapper/requeue/test_requeue.py",
-    "tests/standby/size/test_standby_rates.py",
-}
-"""Files of tests with more than 350 lines, 450 at most. Add none."""
-FULL_TESTS = {
-    "tests/cluster/recovery",
-    "tests/cluster/run",
-    "tests/programs",
-    "tests/robust_slurm/checkpoint/training",
-    "tests/support/checkpoint",
-    "tests/support/health",
-}
-"""Folders of tests with more than 16 files, 26 at most. Add none."""
-GENERATED = {"health/nvidia/xid_catalog.py"}  # a table of NVIDIA's, by generate_xid.py
 
 
 def _name(path: Path) -> str:
@@ -109,21 +75,6 @@ def test_docstrings_open_with_a_subject_or_a_verb(room: str) -> None:
     assert headless == []
 
 
-def test_no_file_of_code_becomes_long() -> None:
-    long = {
-        _name(path)
-        for path in _files(CODE)
-        if len(path.read_text(encoding="utf-8").splitlines()) > LINES
-    }
-    assert long - GENERATED == set(), f"split files of more than {LINES} lines by idea"
-
-
-def test_no_folder_of_code_becomes_full() -> None:
-    files = [path.parent for path in _files(CODE)]
-    full = {_name(folder) for folder in set(files) if files.count(folder) > FILES}
-    assert full == set(), f"divide folders of more than {FILES} files by subject"
-
-
 def test_a_class_name_of_the_product_has_one_meaning() -> None:
     found = defaultdict(set)
     for path in _files(PRODUCT):
@@ -159,14 +110,3 @@ def test_tests_mirror_the_rooms() -> None:
         and not (REPOSITORY / folder.removeprefix("tests/")).is_dir()
     }
     assert strange == set(), "no room has this name"
-
-
-def test_tests_do_not_grow() -> None:
-    lines = {_name(p): len(p.read_text("utf-8").splitlines()) for p in _files(("tests",))}
-    longer = {n for n, count in lines.items() if count > (450 if n in LONG_TESTS else LINES)}
-    assert longer == set(), "split these files by idea"
-    files = [_name(path.parent) for path in _files(("tests",))]
-    fuller = {f for f in set(files) if files.count(f) > (26 if f in FULL_TESTS else FILES)}
-    assert fuller == set(), "divide these folders by subject"
-    assert {name for name in LONG_TESTS if lines.get(name, 0) <= LINES} == set(), "off the list"
-    assert {name for name in FULL_TESTS if files.count(name) <= FILES} == set(), "off the list"
