@@ -128,10 +128,17 @@ class Config:
     )
     hang: bool = _setting(True, "detect hangs", off="do not detect hangs")
     hang_floor: float = _setting(
-        10.0, "least time without a step after which a job counts as hung", unit="s", minimum=0.1
+        10.0, "least time without a step after which the ranks are inspected", unit="s", minimum=0.1
+    )
+    hang_limit: float = _setting(
+        300.0,
+        "least time without a step and without a sign of work (CPU, I/O, sockets, memory, child "
+        "processes) after which a job counts as hung; longer where it has got over a longer wait",
+        unit="s",
+        minimum=0.1,
     )
     busy_limit: float = _setting(
-        600.0, "hang_floor of a job whose ranks are busy", unit="s", minimum=0.1
+        1800.0, "hang_limit of a job whose ranks show signs of work", unit="s", minimum=0.1
     )
     start_limit: float = _setting(
         1800.0,
@@ -221,7 +228,7 @@ class Config:
         minimum=1,
     )
     launch_limit: float = _setting(
-        30.0,
+        300.0,
         "time for a node to start its ranks; a single node that takes longer is replaced, several "
         "are waited for until stall_limit",
         unit="s",
@@ -346,5 +353,11 @@ def contradiction(config: Config) -> str:
             f"hang_floor = {config.hang_floor:g} s must be at least twice interval = "
             f"{config.interval:g} s: a job whose reports are on their way would look hung; raise "
             "hang_floor or lower interval"
+        )
+    if config.hang and config.hang_limit < config.hang_floor:
+        return (
+            f"hang_limit = {config.hang_limit:g} s must not be less than hang_floor = "
+            f"{config.hang_floor:g} s: a job is inspected before it counts as hung; raise "
+            "hang_limit or lower hang_floor"
         )
     return ""

@@ -23,7 +23,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "requeue_on", "max_restarts", "early_restart", "place", "mesh", "place_alpha",
     ),
     "Detecting hangs, slow ranks and bad losses": (
-        "auto", "progress_regex", "hang", "hang_floor", "busy_limit", "start_limit", "slow",
+        "auto", "progress_regex", "hang", "hang_floor", "hang_limit", "busy_limit", "start_limit", "slow",
         "slow_after", "nan", "spike",
     ),
     "Waiting for a network, a file system, a node": (

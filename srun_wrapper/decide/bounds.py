@@ -16,8 +16,7 @@ RULE = (
     "The first one is evicted if a node can take its place; each further one only if another node "
     "can, and a copy of every newest snapshot stays in the job. Lost and proven bad nodes are not "
     "bounded. The others stay, and robust-srun prints why; if the next hang names none but those "
-    "that stayed for their copies, it acquits nobody, and the next of them is evicted, also beyond "
-    "max_restarts."
+    "that stayed for their copies, it acquits nobody, and the next of them is evicted."
 )
 NO_ROOM = "no node is left to take its place"
 LAST_COPY = "the last copy of a snapshot would go with it"

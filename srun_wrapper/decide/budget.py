@@ -172,9 +172,11 @@ def innocent(diagnosis: Diagnosis) -> bool:
     """True if the failure says nothing about any node.
 
     Of ranks that died because another one did, the first to notice is no more suspect than others.
+    A hang speaks against a node only by evidence of the node's own; the watch names no other.
     """
     echo = diagnosis.symptom == "crash" and diagnosis.cause == "transient"
     echo = echo or (diagnosis.tests == "only" and diagnosis.cause == "unknown")
+    echo = echo or (diagnosis.symptom == "hang" and not diagnosis.suspects)
     alone = diagnosis.symptom == "nan" and diagnosis.exchange
     nobody = unproven_nan(diagnosis) and not alone
     nobody = nobody or (diagnosis.symptom == "sdc" and diagnosis.cause == "unknown")

@@ -239,8 +239,9 @@ RULES = (
         "hang",
         "hang",
         "no rank makes a step for longer than the limit",
-        "unknown: the nodes of the ranks that stand out are suspects; of several together none is "
-        "reported, and they are evicted the third time without progress",
+        "unknown: of the nodes whose ranks stand out only those with evidence of their own are "
+        "suspects (grave error counters, a driver that does not return, a test that fails); of "
+        "several together none is reported, and they are evicted the third time without progress",
         "second",
         _hang,
     ),

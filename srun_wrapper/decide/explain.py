@@ -28,6 +28,7 @@ LIMITS = (
     "slow_after",
     "hang",
     "hang_floor",
+    "hang_limit",
     "busy_limit",
     "start_limit",
     "outage_wait",

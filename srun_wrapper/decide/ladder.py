@@ -192,8 +192,8 @@ def _no_progress(now: Situation) -> LadderPlan | None:
         return None
     if now.diagnosis.symptom == "sdc":
         return None  # training went on, and odd ranks are bounded where they are judged
-    if now.budget.kept.intersection(now.bound.evict):
-        return None  # each such try evicts a suspect that had stayed, so their number is limited
+    if now.diagnosis.symptom == "hang":
+        return None  # under srun it would wait, too; the watch waits longer each time
     return LadderPlan("stop", (), f"{most} recoveries in a row brought no progress", _own_code(now))
 
 
@@ -307,8 +307,7 @@ RUNGS = (
     Rung(
         "no-progress",
         "more than max_restarts recoveries in a row without progress, no machine is proven bad, "
-        "no rank's state was spoilt, and no suspect is left that stayed for its copies only (see "
-        "below)",
+        "it is no hang, and no rank's state was spoilt",
         f"stop with the rank's exit code; {GAVE_UP} if no rank ended by itself",
         _no_progress,
     ),

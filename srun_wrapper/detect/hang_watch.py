@@ -1,7 +1,8 @@
 """The watch for jobs that make no step: inspect the ranks, judge the answers, report a hang.
 
 It looks once early, to locate what the ranks wait for, then more closely. Nothing is done then: a
-slow loader or an upload looks like a hang for a while. Beyond the limit it looks again and judges.
+slow loader or an upload looks like a hang for a while. Beyond the limit it looks again and again,
+and judges (``job.pace``). A hang names a node only by evidence of the node's own.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from robust_slurm.error_counters import weight
+from srun_wrapper.decide import counters
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.detect.closer import CloserFindings, look_deeper, read_recorders
 from srun_wrapper.detect.inspections import Replies, active, inspect
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.stalls import own_mounts
-from srun_wrapper.job.model import Rank
-from srun_wrapper.job.pace import START_INSPECT, is_frozen, judge
+from srun_wrapper.job.model import Node, Rank
+from srun_wrapper.job.pace import START_INSPECT, HangVerdict, WorkSigns, judge
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.locate.locate import Located, locate
 from srun_wrapper.locate.ranks import RankView
@@ -29,11 +34,36 @@ WINDOW = 1.0  # s over which ranks are inspected
 PARTIAL = 3  # inspections in a row without an answer of some ranks, until the others decide
 EARLY_WINDOW = 0.2  # s, when they are only to be located
 CLOSER_EVERY = 30.0  # s between two closer looks: they stop processes for a moment
+EVERY = 5.0  # s between two inspections; a tenth of the time without a step where that is longer,
+SELDOM = 30.0  # s, and this at most
+RECORDERS_EVERY = 4  # likewise, of two readings of flight recorders: a fourth of that time
 Tell = Callable[[Located, Sequence[str], float], None]
 """Gets what was located, the lines that say who waits for whom, and the s without a step."""
 TellCloser = Callable[[Sequence[str], Sequence[str]], None]
 """Gets the lines of a closer look, and those of them that are worth printing at once."""
 _log = logging.getLogger("robust-srun.hang")
+
+
+class StallPlace(NamedTuple):
+    """The point that a job had come to when it stopped to step."""
+
+    step: int | None  # the newest of this incarnation; None: steps are not numbered
+    beats: int  # steps of this incarnation
+    saved: int | None  # newest saved step
+
+    def same(self, other: StallPlace) -> bool:
+        """Return whether a stall here, after a restart, is the one of ``other`` again.
+
+        Where steps are only counted, the saved steps decide; where none are saved, an incarnation
+        that has made about as many steps as the other.
+        """
+        if not self.beats or not other.beats:
+            return self.beats == other.beats
+        if self.step is not None:
+            return self.step == other.step
+        if self.saved is not None:
+            return self.saved == other.saved
+        return abs(self.beats - other.beats) <= max(2, other.beats // 10)
 
 
 class HangWatch:
@@ -65,9 +95,14 @@ class HangWatch:
         self._looked_for = -1.0  # time of the last step when the early look was made
         self._busy: asyncio.Task[None] | None = None
         self._next = 0.0
-        self._frozen_rounds = 0
-        self._frozen_since = 0.0
         self._partial = 0
+        self._signs = WorkSigns()
+        self._recorders_next = 0.0
+        self._stall = (-1.0, -1.0)  # the one that these are of:
+        self._traced = ""  # the debugger that traces a rank, as it was printed
+        self._hung_at: StallPlace | None = None  # the place of the last hang
+        self._times = 0  # hangs in a row at that place
+        self._told_again: tuple[float, float] | None = None
 
     def look(self, now: float) -> None:
         """Start an inspection when one is due."""
@@ -77,7 +112,7 @@ class HangWatch:
         if not self._config.hang or now < self._next:
             return
         if pace.silent(now) < pace.inspect_after():
-            self._frozen_rounds = self._partial = 0
+            self._partial = 0
             self._look_early(now)
             return
         if not self._beating() and not pace.phase:
@@ -170,7 +205,9 @@ class HangWatch:
         nodes = active(state)
         replies = await inspect(state, nodes, WINDOW)
         now = time.monotonic()
-        self._next = now + min(5.0, max(1.0, state.pace.floor / 2))
+        silent = state.pace.silent(now)
+        every = max(min(EVERY, max(1.0, state.pace.floor / 2)), min(SELDOM, silent / 10))
+        self._next = now + every
         if self._old(epoch):
             return
         alone = [(node, mounts) for node in nodes if (mounts := own_mounts(node, nodes))]
@@ -197,26 +234,92 @@ class HangWatch:
             return
         alive = sum(rank.exit is None for rank in self._world.by_rank.values())
         self._partial = self._partial + 1 if len(samples) < alive else 0
-        self._count_frozen(samples, now)
-        frozen = self._frozen_rounds, now - self._frozen_since
-        ending = state.world.is_ending()
-        verdict = judge(state.pace, now, samples, WINDOW, *frozen, ending)
-        within = state.pace.silent(now) < state.pace.hard_limit()
-        if 0 < self._partial < PARTIAL and within and not verdict.ranks:
-            return  # the ranks of which nothing is known may be at work
-        beyond = state.pace.silent(now) >= state.pace.limit()
-        if not verdict.hung and not ending and beyond and len(samples) == alive:
+        if self._stall != self._since():
+            self._stall, self._traced = self._since(), ""
+            self._signs, self._recorders_next = WorkSigns(), 0.0
+        if self._is_traced(samples, ranks, now):
+            return
+        pace, ending = state.pace, state.world.is_ending()
+        self._signs.note(now, samples, WINDOW)
+        pace.again = self._times if self._hung_at and self._place().same(self._hung_at) else 0
+        verdict = self._judge(now, samples, ending)
+        beyond = pace.silent(now) >= pace.limit()
+        due = beyond and not ending and now >= self._recorders_next
+        if due and not verdict.hung and len(samples) == alive:
+            self._recorders_next = now + max(CLOSER_EVERY, pace.silent(now) / RECORDERS_EVERY)
             held = await self._held(replies)
+            self._signs.forget_counters()  # the reading itself has used memory
             if self._old(epoch):
                 return
-            verdict = judge(state.pace, now, samples, WINDOW, *frozen, ending, held)
+            verdict = self._judge(now, samples, ending, held)
+        within = pace.silent(now) < pace.busy_patience()
+        if 0 < self._partial < PARTIAL and within and not verdict.ranks:
+            return  # the ranks of which nothing is known may be at work
         if ending:
             self._next = now + START_INSPECT  # only stopped ranks are looked for
+        if beyond and pace.again and self._beating():
+            self._tell_again()
         stopped = all(samples[r].state == "T" for r in verdict.ranks) and verdict.ranks
-        if verdict.hung and (self._beating() or stopped or state.pace.phase):
+        may = state.config.max_restarts > 0 and (self._beating() or stopped or pace.phase)
+        if verdict.hung and may:
             self._hung(verdict.why, verdict.ranks, ranks, replies, ending)
         elif state.config.verbose:
-            state.on_news(f"no step for {state.pace.silent(now):.1f} s: {verdict.why}")
+            state.on_news(f"no step for {pace.silent(now):.1f} s: {verdict.why}")
+
+    def _judge(
+        self,
+        now: float,
+        samples: Mapping[int, SlotActivity],
+        ending: bool,
+        held: Mapping[int, float] = {},
+    ) -> HangVerdict:
+        unlike = self._mismatch()
+        why = unlike.why if unlike else ""
+        return judge(self._pace, now, samples, WINDOW, self._signs, ending, held, why)
+
+    def _is_traced(
+        self, samples: Mapping[int, SlotActivity], ranks: Mapping[int, Rank], now: float
+    ) -> bool:
+        """Return whether a debugger traces a rank: no limit counts then, and it is printed."""
+        found = next(((r, s.tracer) for r, s in samples.items() if s.tracer), None)
+        if found is None:
+            if self._traced:
+                self._traced = ""
+                say("no rank is traced any more: the limits count from now")
+                self._pace.excuse(now)
+                return True
+            return False
+        rank, tracer = found
+        if self._traced != tracer:
+            self._traced = tracer
+            node = ranks[rank].node.name
+            say(f"{tracer} traces rank {rank} on {node}: no limit counts until it detaches")
+        return True
+
+    def _place(self) -> StallPlace:
+        progress = self._state.progress
+        steps = [r.step for r in self._world.by_rank.values() if r.step is not None and r.beats]
+        step = max(steps, default=None) if progress.numbered else None
+        return StallPlace(step, progress.beats, progress.saved)
+
+    def _tell_again(self) -> None:
+        """Print, once a stall, that the job waits where it waited before its last restart."""
+        if self._told_again == (since := self._since()):
+            return
+        self._told_again = since
+        step = self._place().step
+        where = "at the same place as before" if step is None else f"at step {step + 1} as before"
+        minutes = self._pace.patience() / 60
+        say(
+            f"training waits {where} its last restart: waiting up to {minutes:.3g} min without a "
+            "sign of work (hang_limit)"
+        )
+
+    def _mismatch(self) -> Located | None:
+        """Return the ranks that are in another collective than the others, if any are."""
+        if self._closer is None or self._closer[0] != self._since():
+            return None
+        return self._closer[1].mismatch()
 
     async def _held(self, replies: Replies) -> Mapping[int, float]:
         """Return how long ranks have been in one collective, as their flight recorders have it."""
@@ -241,14 +344,6 @@ class HangWatch:
         """True if answers from that epoch no longer count."""
         return bool(self._state.world.epoch != epoch or self._state.failures or self._excused())
 
-    def _count_frozen(self, samples: dict[int, SlotActivity], now: float) -> None:
-        if not is_frozen(samples):
-            self._frozen_rounds = 0
-        elif self._frozen_rounds == 0:
-            self._frozen_rounds, self._frozen_since = 1, now
-        else:
-            self._frozen_rounds += 1
-
     def _hung(
         self,
         why: str,
@@ -271,14 +366,21 @@ class HangWatch:
                 _, located, lines = early
             if self._closer is not None and self._closer[0] == self._since():
                 closer = self._closer[1]
-            if (unlike := closer.mismatch()) is not None:
+            if (unlike := self._mismatch()) is not None:
                 located, lines = unlike, lines[1:]  # the first one may name a suspect
-        first_lines = 2 if located.clear else 0  # the verdict and its first rank
+        first_lines = 2 if located.clear else 0  # the ranks that stand out, and the first of them
         nodes = located.nodes
         if not nodes:
             nodes = tuple(dict.fromkeys(ranks[r].node.name for r in stopped if r in ranks))
         first = next(iter(located.ranks if located.nodes else stopped), None)
         state = self._state
+        place = self._place()
+        self._times = self._times + 1 if self._hung_at and place.same(self._hung_at) else 1
+        self._hung_at = place
+        named = [node for node in active(state, replies) if node.name in nodes]
+        own = {node.name: own_evidence(node, replies[node.key].samples) for node in named}
+        own = {name: found for name, found in own.items() if found}
+        grounds = [line for found in own.values() for line in found]
         state.failures.append(
             Failure(
                 "hang",
@@ -286,9 +388,24 @@ class HangWatch:
                 state.pace.last,
                 nodes[0] if nodes else "",
                 first,
-                evidence=(why, *lines[:first_lines], *closer.lines(), *lines[first_lines:]),
-                suspects=nodes,
+                evidence=(
+                    why,
+                    *lines[:first_lines],
+                    *grounds,
+                    *closer.lines(),
+                    *lines[first_lines:],
+                ),
+                suspects=tuple(own),
                 mismatch=unlike is not None and not nodes,  # a stopped rank explains more
             )
         )
         state.changed.set()
+
+
+def own_evidence(node: Node, samples: Sequence[SlotActivity]) -> tuple[str, ...]:
+    """Return what speaks against a node itself: a driver in which a rank hangs, grave counters."""
+    devices = dict.fromkeys(look.device for s in samples for look in s.looks if look.device)
+    grave = {name: count for name, count in node.counted.items() if weight(name) == 0}
+    grown = counters.news(counters.NodeGrowth(node.name, grave, node.counted_shown))
+    lines = [f"a rank waits for {device} in state D" for device in devices] + grown
+    return tuple(f"{node.name}: {line}" for line in lines)

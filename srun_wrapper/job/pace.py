@@ -1,38 +1,44 @@
-"""Limits on the time without a step before the job counts as hung (pure, times passed in).
+"""Limits on the time without a step, and the verdict on ranks that make none (pure).
 
-The limit comes from the job itself: ten times its slowest step so far, never less than the
-configured floor. Start-up, the first steps and phases not seen before have the start allowance;
-a phase seen before has five times its longest duration (or, where steps are made inside it, five
-times the longest time between two of them). The wait for data has the start allowance always: how
-long the sources of data take next is not known from the last time.
+What looks like a hang is mostly the program's own way of working: an evaluation, a save to a slow
+store, a lock, a retry. So a suspicion only looks. It comes after ten times the job's slowest step,
+``floor`` at least. Two things are certain, and reported then: a stopped rank, and flight recorders
+that show different collectives. All else waits for ``patience`` without any sign of work, or for
+``busy_patience`` with signs of work; both grow with the longest wait that the job has got over. In
+start-up, the first steps, phases not seen before and the wait for data the start allowance is the
+patience. A phase seen before has five times its longest duration (or, where steps are made inside
+it, five times the longest time between two of them).
+
+A stall that comes back at the same place after a restart is the program's own way of working: each
+time the job waits four times as long. Nothing else can be done for it, and under srun it would wait
+as well.
 
 Once a rank has ended well the job is ending: the others may evaluate, save or upload at their own
 pace, within the start allowance.
 
-Beyond the limit nothing is assumed: the ranks are inspected. A stopped rank, or all ranks quiet
-(no CPU, no I/O, stacks not moving), is a hang; ranks that work get up to ``busy_limit``, because
-an unannounced evaluation or a save that takes longer than the last one looks just like that. A rank
-that waits for its GPU uses a whole core, since CUDA spins. If its flight recorder has it in one
-collective for longer than the limit, it counts as waiting. Then the other ranks are looked at.
+A rank that waits for its GPU uses a whole core, since CUDA spins. So a rank's CPU time is a sign of
+work only where its stack moves or is not known. If a flight recorder has a rank in one collective
+for longer than the limit, the rank waits, whatever CPU it uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from robust_slurm.layout import DATA_WAIT
 from srun_wrapper.job.tempo import Tempo
+from srun_wrapper.protocol.looking_messages import WorkCounters
 from srun_wrapper.protocol.messages import SlotActivity
 
 STEP_FACTOR = 10.0
 PHASE_FACTOR = 5.0
 BUSY_FACTOR = 20.0
 WARM_UP = 3  # steps of an epoch that do not count: compilation, first collectives
+AGAIN_FACTOR = 4.0  # of the patience, for each time that the same stall has come back
 QUIET_CPU = 0.05  # of one core, per rank
-QUIET_IO = 64 << 10  # bytes per second, per rank: log lines and pings
-FROZEN_ROUNDS = 3  # inspections with no stack moving anywhere: ranks that spin in a collective
-FROZEN_TIME = 60.0
+QUIET_IO = 8 << 10  # bytes per second, per rank: log lines and pings
+QUIET_FAULTS = 10  # page faults per second, per rank
 LOCATE = 2.0  # s without a step until the ranks are looked at for the first time
 LOCATE_FACTOR = 3.0  # slowest steps, likewise
 LATEST = 5.0  # s from the end of a step until it is known here, and recorders have been read
@@ -46,6 +52,8 @@ class Pace:
     floor: float
     busy_limit: float
     start_limit: float
+    hang_limit: float = 300.0
+    again: int = 0  # times that the stall of now has come back after a restart
     slowest: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     epoch_since: float = 0.0
@@ -111,11 +119,14 @@ class Pace:
             return max(self.floor, PHASE_FACTOR * self.phases[self.phase])
         return max(self.floor, STEP_FACTOR * self.slowest)
 
-    def hard_limit(self) -> float:
-        """Seconds after which even busy ranks count as hung."""
-        if self.unknown:
-            return self.limit()
-        return max(self.busy_limit, BUSY_FACTOR * self.slowest, self.limit())
+    def patience(self) -> float:
+        """Seconds without an advance and without a sign of work after which the job hangs."""
+        return max(self.hang_limit, self.limit()) * AGAIN_FACTOR**self.again
+
+    def busy_patience(self) -> float:
+        """Seconds without an advance after which the job hangs although its ranks work."""
+        own = max(self.busy_limit, BUSY_FACTOR / STEP_FACTOR * self.limit())
+        return max(own * AGAIN_FACTOR**self.again, self.patience())
 
     @property
     def warming(self) -> bool:
@@ -147,6 +158,65 @@ class Pace:
         return min(self.limit(), max(START_INSPECT, self.floor)) if self.unknown else self.limit()
 
 
+@dataclass(slots=True)
+class WorkSigns:
+    """Signs of work below the ranks, from one inspection to the next."""
+
+    at: dict[int, float] = field(default_factory=dict)  # time of each rank's last sign
+    kind: dict[int, str] = field(default_factory=dict)  # what it was, in words
+    _before: dict[int, tuple[float, WorkCounters]] = field(default_factory=dict)
+
+    def note(self, now: float, samples: Mapping[int, SlotActivity], window: float) -> None:
+        """Note the signs in one inspection; ``samples`` by rank."""
+        for rank, sample in samples.items():
+            seconds, before = window, None
+            if rank in self._before:
+                then, before = self._before[rank]
+                seconds = max(now - then, window)
+            if sign := sign_of_work(sample, window, before, seconds):
+                self.at[rank], self.kind[rank] = now, sign
+            if sample.used is not None:
+                self._before[rank] = now, sample.used
+
+    def forget_counters(self) -> None:
+        """Forget the last counters: robust-slurm itself had the ranks do something since."""
+        self._before.clear()
+
+    def last(self, waiting: Collection[int] = ()) -> float:
+        """Return the time of the last sign of a rank that is not ``waiting``; 0 if none came."""
+        return max((at for rank, at in self.at.items() if rank not in waiting), default=0.0)
+
+
+def sign_of_work(
+    sample: SlotActivity, window: float, before: WorkCounters | None = None, seconds: float = 0.0
+) -> str:
+    """Return, in words, what shows that a rank works; "" if nothing does.
+
+    ``before``: its counters ``seconds`` ago, at an earlier inspection.
+    """
+    if sample.state == "D":
+        return "waits for a device or a file (state D)"
+    if sample.moved:
+        return "moves through its program"
+    if sample.io > QUIET_IO * window:
+        return "reads or writes"
+    used = sample.used
+    if used is not None and before is not None and seconds > 0:
+        if used.processes != before.processes:
+            return "starts or ends processes"
+        if used.io - before.io > QUIET_IO * seconds:
+            return "reads or writes"
+        if used.sockets - before.sockets > QUIET_IO * seconds:
+            return "sends or receives"
+        if used.faults - before.faults > QUIET_FAULTS * seconds:
+            return "maps memory or files"
+        if used.cpu - before.cpu > QUIET_CPU * seconds:
+            return "computes in a child process"
+    if sample.cpu > QUIET_CPU * window + 0.02 and not sample.stack:
+        return "uses the CPU"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class HangVerdict:
     """The verdict on one inspection. ``hung`` False: look again later."""
@@ -161,62 +231,49 @@ def judge(
     now: float,
     samples: Mapping[int, SlotActivity],
     window: float,
-    frozen_rounds: int,
-    frozen_for: float,
+    signs: WorkSigns,
     ending: bool = False,
     held: Mapping[int, float] = {},
+    mismatch: str = "",
 ) -> HangVerdict:
     """Decide on one inspection of all ranks.
 
-    ``samples`` by rank; ``frozen_rounds`` consecutive inspections (this one included) in which
-    ranks worked but no stack moved, over ``frozen_for`` seconds. ``ending``: some ranks have ended
-    well. ``held``: rank → s that it has been in one collective, by its flight recorder. If all
-    ranks are in one, that proves nothing: their GPUs may still compute what comes before it.
+    ``samples`` by rank; ``signs`` has noted them. ``ending``: some ranks have ended well. ``held``:
+    rank → s that it has been in one collective, by its flight recorder. ``mismatch``: the line that
+    says which ranks are in another collective than the others; "" if none is.
     """
     silent = pace.silent(now)
     stopped = tuple(sorted(r for r, s in samples.items() if s.state == "T"))
-    if stopped and silent >= min(pace.limit(), max(START_INSPECT, pace.floor)):
+    if stopped and not pace.again and silent >= min(pace.limit(), max(START_INSPECT, pace.floor)):
         names = ", ".join(map(str, stopped))
         return HangVerdict(True, f"rank {names} is stopped (state T)", stopped)
     if silent < pace.limit():
         return HangVerdict(False, "within the limit")
     if ending and silent < pace.start_limit:
         return HangVerdict(False, "the job is ending: some ranks have exited with code 0")
-    if pace.unknown:
-        what = f"phase {pace.phase!r}" if pace.phase else "start-up"
-        return HangVerdict(True, f"{what} took longer than {pace.limit():.0f} s")
-    if all(is_quiet(s, window) for s in samples.values()):
-        return HangVerdict(True, f"no rank did anything for {silent:.1f} s")
+    if mismatch and not ending:
+        return HangVerdict(True, f"no step for {silent:.1f} s: {mismatch}")
     # Only collectives entered since the last step: older open ones did not prevent that step.
     least, most = pace.limit(), silent + pace.slowest + LATEST
     entered = {rank for rank, seconds in held.items() if least <= seconds <= most}
     waits = {rank for rank in entered & samples.keys() if in_place(samples[rank], window)}
-    outside = [s for r, s in samples.items() if r not in waits]
-    if waits and outside and all(is_quiet(s, window) for s in outside):
-        why = f"{len(waits)} ranks wait in a collective, and no other did anything"
-        return HangVerdict(True, f"{why} for {silent:.1f} s")
-    if frozen_rounds >= FROZEN_ROUNDS and frozen_for >= FROZEN_TIME:
-        return HangVerdict(True, f"all ranks spin in place for {frozen_for:.0f} s")
-    if silent >= pace.hard_limit():
-        return HangVerdict(True, f"busy, but no step for {silent:.0f} s")
-    return HangVerdict(False, "ranks are busy")
-
-
-def is_quiet(sample: SlotActivity, window: float) -> bool:
-    """True for a rank that waits: no CPU, no I/O, no disk wait, and its stack has not moved."""
-    return (
-        sample.state not in ("D", "R")
-        and sample.cpu <= QUIET_CPU * window + 0.02
-        and sample.io <= QUIET_IO * window
-        and not sample.moved
-    )
+    idle = min(silent, now - signs.last(waits))
+    where = ""
+    if pace.unknown:
+        where = f"phase {pace.phase!r}: " if pace.phase else "start-up: "
+    if idle >= pace.patience():
+        if waits and len(waits) < len(samples):
+            what = f"{len(waits)} ranks wait in a collective, and no other did anything"
+        elif all(s.cpu <= QUIET_CPU * window + 0.02 for s in samples.values()):
+            what = "no rank did anything"
+        else:
+            what = "all ranks spin in place"
+        return HangVerdict(True, f"{where}{what} for {idle:.0f} s", stopped)
+    if silent >= pace.busy_patience():
+        return HangVerdict(True, f"{where}busy, but no step for {silent:.0f} s", stopped)
+    return HangVerdict(False, f"{where}no sign of work for {idle:.0f} s")
 
 
 def in_place(sample: SlotActivity, window: float) -> bool:
     """True for a rank that does nothing but use CPU: its stack has not moved."""
     return sample.state in ("S", "R") and sample.io <= QUIET_IO * window and not sample.moved
-
-
-def is_frozen(samples: Mapping[int, SlotActivity]) -> bool:
-    """True if nothing moves although CPU is used: all ranks show a stack and none changed."""
-    return bool(samples) and all(s.stack and not s.moved for s in samples.values())

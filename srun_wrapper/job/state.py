@@ -48,7 +48,9 @@ class JobState:
         self.nodes: Mapping[AgentKey, Node] = members.nodes
         self.live, self.spares, self.vacant = members.live, members.spares, members.vacant
         self.named = members.named
-        self.pace = Pace(config.hang_floor, config.busy_limit, config.start_limit)
+        self.pace = Pace(
+            config.hang_floor, config.busy_limit, config.start_limit, config.hang_limit
+        )
         self.pace.tempo.window = config.slow_after
         self.progress = Progress()
         self.nonfinite = NonfiniteLosses()

@@ -45,9 +45,9 @@ def _head(located: Located) -> str:
     if not located.ranks:
         return located.why
     if not located.nodes:
-        return f"{located.why}; no node is suspect"
+        return f"{located.why}; no single node stands out"
     word = "node" if len(located.nodes) == 1 else "nodes"
-    return f"{located.why}; suspect {word}: {node_list(located.nodes)}"
+    return f"{located.why}; {word}: {node_list(located.nodes)}"
 
 
 def _of_rank(view: RankView, other: Sequence[tuple[int, Stack]]) -> list[str]:

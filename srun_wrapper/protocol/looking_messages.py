@@ -16,6 +16,16 @@ OTHER = "other"
 ROLES = (RANK, LAUNCHER, LOADER, OTHER)
 
 
+class WorkCounters(msgspec.Struct, array_like=True, gc=False):
+    """The sums of the counters of a slot's processes, which only grow."""
+
+    cpu: float  # s, of all processes but the ranks
+    io: int  # bytes read and written through system calls
+    sockets: int  # bytes that their open TCP connections have carried
+    faults: int  # page faults: memory that is mapped, as a mapped file that is written
+    processes: int  # a number made of their pids
+
+
 class ThreadStack(msgspec.Struct, array_like=True, gc=False):
     """The Python frames of one thread, the innermost first, each "function (file:line)"."""
 
@@ -34,6 +44,7 @@ class Look(msgspec.Struct, array_like=True, gc=False):
     stacks: tuple[ThreadStack, ...] = ()  # the main thread first
     failed: str = ""  # why there are no stacks
     mount: str = ""  # the file system for which it waits in a system call; quick looks only
+    device: str = ""  # the device of this node for which it waits in state D; not in quick looks
 
     def main(self) -> tuple[str, ...]:
         """Return the frames of the main thread; () if they are not known."""

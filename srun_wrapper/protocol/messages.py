@@ -19,7 +19,7 @@ from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 from srun_wrapper.protocol.code import Code
-from srun_wrapper.protocol.looking_messages import Look, Machine
+from srun_wrapper.protocol.looking_messages import Look, Machine, WorkCounters
 from srun_wrapper.protocol.peer_messages import PeerAsk as PeerAsk
 from srun_wrapper.protocol.peer_messages import PeerSay as PeerSay
 from srun_wrapper.protocol.peer_messages import Pulse, Reach, Reached
@@ -168,12 +168,14 @@ class SlotActivity(msgspec.Struct, array_like=True):
     """Activity of one rank's process tree during an inspection."""
 
     local: int
-    state: str  # worst of /proc/PID/stat: T stopped, D waiting for I/O, R, S, '' gone
+    state: str  # T: its rank is stopped; else the first of D (waits for I/O), R, S; '' gone
     cpu: float  # seconds of CPU used in the window
     io: int  # bytes read and written in the window
     stack: tuple[str, ...] = ()  # of its first rank: main thread, innermost first
     moved: bool = False  # stack changed between the start and the end of the window
     looks: tuple[Look, ...] = ()  # its processes, the ranks first
+    used: WorkCounters | None = None
+    tracer: str = ""  # the debugger that traces one of its processes, in words
 
 
 class Inspected(Reply):

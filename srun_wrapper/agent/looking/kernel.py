@@ -44,6 +44,7 @@ _BY_PATH = {  # the argument that is the path
     **dict.fromkeys(("openat", "newfstatat", "statx"), 1),
 }
 _NO_STORAGE = ("/dev/", "/proc/", "/sys/")
+_NO_DEVICE = ("/dev/shm/", "/dev/pts/", "/dev/tty", "/dev/fuse", "/dev/null")
 _HERE = 0xFFFFFF9C  # AT_FDCWD as a descriptor
 _PATH = 1024  # bytes of a path that are read
 
@@ -65,6 +66,19 @@ def facts(pid: int, proc: Path = Path("/proc")) -> str:
             text = _thread(proc / str(pid) / "task" / str(tid), tid)
             threads.append(f"thread {tid} {text}")
     return "; ".join(text for text in threads if text)
+
+
+def waited_device(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return the device for which the main thread waits in a system call; "" if none."""
+    base = proc / str(pid)
+    words = _read(base / "syscall").split()
+    if len(words) < 2 or not _OF_A_FILE.fullmatch(CALLS.get(words[0], "")):
+        return ""
+    try:
+        path = _link(base, words[1])
+    except (OSError, ValueError):
+        return ""
+    return path if path.startswith("/dev/") and not path.startswith(_NO_DEVICE) else ""
 
 
 def waited_file(pid: int, proc: Path = Path("/proc")) -> str:

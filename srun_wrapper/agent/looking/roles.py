@@ -52,7 +52,7 @@ def members(tree: Sequence[int], root: int) -> list[TreeProcess]:
             python = _is_python(pid)
             own = environ_of(pid, ENVIRON) if python or pid == root else {}
             environ = {name: own[name] for name in NAMES if name in own}
-            parent, state = process.parent, process.state.upper()
+            parent, state = process.parent, process.state
             found.append(
                 TreeProcess(pid, parent, state, python, environ, process.name, process.ticks)
             )
@@ -127,6 +127,20 @@ def _above(member: TreeProcess, by_pid: Mapping[int, TreeProcess]) -> set[int]:
         found.add(above.pid)
         above = by_pid.get(above.parent)
     return found
+
+
+def is_stopped(tree: Sequence[TreeProcess], ranks: Collection[int]) -> bool:
+    """Return whether a slot's rank is stopped (state T).
+
+    ``ranks``: pids of its Python ranks. A stopped helper of theirs stops no rank. A program without
+    Python is stopped if all of it is, but for the processes that wait for the stopped ones.
+    """
+    halted = {member.pid for member in tree if member.state == "T"}
+    if ranks:
+        return not halted.isdisjoint(ranks)
+    by_pid = {member.pid: member for member in tree}
+    waiting = {pid for member in tree if member.pid in halted for pid in _above(member, by_pid)}
+    return bool(halted) and halted | waiting >= by_pid.keys()
 
 
 def seen_role(role: str, stacks: Sequence[ThreadStack]) -> str:

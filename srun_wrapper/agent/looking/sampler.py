@@ -15,12 +15,21 @@ from srun_wrapper.agent import filesystems
 from srun_wrapper.agent.looking import fallback, kernel
 from srun_wrapper.agent.looking.bounds import bounded
 from srun_wrapper.agent.looking.dumps import DEADLINE, Dump, dump_all
-from srun_wrapper.agent.looking.roles import MOST, TreeProcess, members, roles, seen_role, steppers
+from srun_wrapper.agent.looking.roles import (
+    MOST,
+    TreeProcess,
+    is_stopped,
+    members,
+    roles,
+    seen_role,
+    steppers,
+)
+from srun_wrapper.agent.looking.work import tracer, used
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.protocol.looking_messages import LAUNCHER, RANK, ROLES, Look
 from srun_wrapper.protocol.messages import SlotActivity
 
-STILL = ("T", "D")  # states in which a process answers no signal
+STILL = ("T", "t", "D")  # states in which a process answers no signal
 GLANCE = 1024  # bytes of a rank in a quick look
 SHOWN = 12  # innermost frames beside the looks: all slots of a node come in one message
 
@@ -47,7 +56,7 @@ def sample(
     first = dump_all(ranks)
     pids = [member.pid for member in seen]
     before = process_tree.usage(pids)
-    if before.state != "T":  # a stopped tree does nothing
+    if not is_stopped(seen, ranks):  # a stopped rank does nothing
         threading.Event().wait(window)
     after = process_tree.usage(pids)
     second = dump_all(list(named))
@@ -57,20 +66,27 @@ def sample(
         second[p] = second[p] if second[p].stacks else first[p]
     if ask:
         _ask_the_silent(second, seen, directory)
-    by_pid = {member.pid: member for member in members(list(named), pid)}
+    now = members(tree, pid)
+    by_pid = {member.pid: member for member in now}
     looks = [
         by_pid[p].seen(seen_role(role, second[p].stacks), second[p].stacks, second[p].failed)
         for p, role in named.items()
         if p in by_pid
     ]
+    for look in looks:
+        if look.role == RANK and look.state == "D":
+            look.device = one_line(kernel.waited_device(look.pid), kernel.WORD)
+    awake = "S" if after.state == "T" else after.state  # a stopped helper says nothing
     return SlotActivity(
         local,
-        after.state,
+        "T" if is_stopped(now, ranks) else awake,
         max(0.0, after.cpu - before.cpu),
         max(0, after.io - before.io),
         next((new for old, new in mains if old and new), ())[:SHOWN],
         any(old and new and old != new for old, new in mains),
         bounded(sorted(looks, key=_weight), budget),
+        used(pids, ranks),
+        tracer(pids),
     )
 
 

@@ -74,7 +74,7 @@ class Emptying:
         spared = self._staying()
         if now >= self._kill_at + UNBORN:
             spared += starting.unborn()
-        if process_tree.childless(spared):
+        if process_tree.childless(spared + self._held(now)):
             # An earlier life's processes have had SIGKILL. Whatever holds them, a driver that gives
             # back a GPU's memory or a file system, it is no evidence against this node.
             if now >= self._stuck_at:
@@ -84,8 +84,21 @@ class Emptying:
         elif now >= self._stuck_at:
             self._stuck(process_tree.descendants(os.getpid(), spared))
 
+    def _held(self, now: float) -> list[int]:
+        """Return the processes that have ended, and that a debugger has not let go."""
+        if now < self._kill_at + UNBORN:
+            return []  # mostly it is only a moment
+        return process_tree.held_by_tracers(process_tree.children(os.getpid()))
+
     def _stuck(self, pids: list[int]) -> None:
-        """Report processes that survive SIGKILL; wait longer if their file system is silent."""
+        """Report processes that survive SIGKILL; wait longer if their file system is silent.
+
+        One that a debugger traces says nothing about the node.
+        """
+        pids = [pid for pid in pids if not process_tree.tracer_of(pid)]
+        if not pids:
+            self._over(())
+            return
         if self._asking:
             return
 
@@ -96,7 +109,7 @@ class Emptying:
             if silent:
                 self._stuck_at = time.monotonic() + ANSWER
                 self.check()
-            elif pids and not process_tree.childless([*self._staying(), *starting.unborn()]):
+            elif not process_tree.childless([*self._staying(), *starting.unborn()]):
                 self._over(tuple(pids)[:16])
             else:
                 self.check()

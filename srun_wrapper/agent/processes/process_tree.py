@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -189,16 +190,39 @@ def childless(spared: Collection[int] = ()) -> bool:
     return False
 
 
+def tracer_of(pid: int, proc: str = "/proc") -> int:
+    """Return the pid of the process that traces this one, as a debugger does; 0 if none does."""
+    try:
+        text = Path(f"{proc}/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"^TracerPid:\s*(\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def held_by_tracers(pids: Collection[int]) -> list[int]:
+    """Return those of these processes that have ended, but that only their tracer can reap."""
+    found = []
+    for pid in pids:
+        try:
+            ended = process_stat.read(pid).ended
+        except (OSError, ValueError):
+            continue
+        if ended and tracer_of(pid):
+            found.append(pid)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class TreeUsage:
     """Resources that a process tree has used so far."""
 
-    state: str  # the most telling state in it: T, D, R, S
+    state: str  # the most telling state in it: T, D, R, S; t: stopped by a tracer
     cpu: float  # seconds
     io: int  # bytes read and written through system calls
 
 
-_TELLING = "TtDRSIZX"
+_TELLING = "TDRStIZX"
 
 
 def usage(pids: list[int]) -> TreeUsage:
@@ -221,4 +245,4 @@ def usage(pids: list[int]) -> TreeUsage:
         except OSError:
             continue
     state = next((s for s in _TELLING if s in states), "")
-    return TreeUsage(state.upper(), ticks / _TICK, io)
+    return TreeUsage(state, ticks / _TICK, io)

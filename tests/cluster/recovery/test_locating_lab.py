@@ -59,7 +59,7 @@ def step_time(training: Training) -> float:
 def check(training: Training, event: dict[str, Any]) -> None:
     assert (event["ranks"], event["nodes"]) == ([STUCK], [NODE]), training.story()
     first, second = event["lines"][:2]
-    assert first.endswith(f"the other 3 wait for it; suspect node: {NODE}")
+    assert first.endswith(f"the other 3 wait for it; node: {NODE}")
     assert second.startswith(f"rank {STUCK} on {NODE}: in ")
     assert any(
         re.match(r"ranks 0-2 on n\[1-2\]: waiting in .*all_reduce", line) for line in event["lines"]

@@ -127,12 +127,12 @@ def test_a_suspect_that_stayed_for_its_copies_leaves_at_the_next_hang(
     again, wrong = acquit(again, budget)
     assert wrong == (() if leaves else ("n1",))
     chosen = plan(again, (), budget, have)
-    assert (chosen.action, chosen.replace) == ("swap_spare" if leaves else "stop", leaves)
-    # Without a node for it the job ends: it must not restart for ever.
-    assert plan(again, (), budget, Means(0, 0, False, 3, copies=PAIRS)).action == "stop"
+    assert (chosen.action, chosen.replace) == ("swap_spare" if leaves else "restart", leaves)
+    # Without a node for it the job restarts, and waits longer each time.
+    assert plan(again, (), budget, Means(0, 0, False, 3, copies=PAIRS)).action == "restart"
     # And if it hangs once more without both of them, both are acquitted.
     budget.evict(again, [("n2", "s2")] if leaves else [], (), chosen.kept)
     budget.spend(last := hang("s2"))
     last, wrong = acquit(last, budget)
     assert wrong == ("n1", "n2")[: 1 + len(leaves)]
-    assert plan(last, (), budget, have).action == "stop"
+    assert plan(last, (), budget, have).action == "restart"

@@ -228,7 +228,6 @@ def test_what_is_proven_is_never_withdrawn() -> None:
     [
         ([crash("ValueError: x")] * 2, (), 0),  # the rank's own exit code
         ([crash(**KILLED)] * 4, (), 0),
-        ([hang()] * 4, (), GAVE_UP),
         ([hang(mismatch=True)] * 2, (), GAVE_UP),  # flight recorders have shown it twice
         ([nan()] * 2, (), GAVE_UP),
         ([lost("n1")] * 4, ("n1",), GAVE_UP),
@@ -326,7 +325,7 @@ def test_any_history(
             assert set(vacant) <= set(chosen.replace)
             return
         in_a_row += 1
-        assert in_a_row <= max_restarts
+        assert in_a_row <= max_restarts or diagnosis.symptom == "hang"
         assert set(vacant) <= set(chosen.replace)  # a lost node is always replaced
         if chosen.action == "restart":
             assert chosen.replace == ()
@@ -351,7 +350,13 @@ def test_other_code_is_for_the_programs_own_failures() -> None:
     assert decide([crash("ValueError: x")] * 3, (), have).rung == "other-code"
     for failures in ([hang()] * 3, [crash(**KILLED)] * 3, [nan()] * 3):
         assert decide(failures, (), have).rung != "other-code"
-    assert decide([hang()] * 3, (), have).action == "stop"
+    assert decide([hang(mismatch=True)] * 3, (), have).rung == "other-code"
+
+
+def test_a_job_is_never_ended_for_hanging_alone() -> None:
+    for times in range(1, 9):
+        chosen = decide([hang()] * times, (), means(spares=1))
+        assert (chosen.action, chosen.replace) == ("restart", ())
 
 
 @pytest.mark.parametrize(

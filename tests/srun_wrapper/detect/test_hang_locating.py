@@ -47,6 +47,7 @@ class Watched:
         pace, now = self.job.state.pace, time.monotonic()
         self.job.state.progress.best = 9
         pace.steps, pace.slowest, pace.last = 9, 0.5, now - silent
+        pace.hang_limit = 10.0
 
     def passes(self, seconds: float) -> None:
         """Let so much time pass since the last step, as if the early look was that long ago."""
@@ -186,7 +187,7 @@ def test_the_failure_names_what_was_located(still: bool) -> None:
     asyncio.run(scene())
     (failure,) = w.job.state.failures
     assert (failure.symptom, failure.rank, failure.node) == ("hang", 3, "n1")
-    assert failure.suspects == ("n1",)
+    assert failure.suspects == ()
     assert "no rank did anything" in failure.evidence[0]
     assert "rank 3 is in no collective" in failure.evidence[1]
 
@@ -216,7 +217,7 @@ def test_a_wait_for_data_is_no_fault_of_the_node_that_waits() -> None:
     pace.in_phase(DATA_WAIT, now - pace.start_limit - 1.0, now)
     w.early()
     (failure,) = w.job.state.failures
-    assert "phase 'data wait' took longer than" in failure.evidence[0]
+    assert failure.evidence[0].startswith("phase 'data wait': no rank did anything for 1801 s")
     assert (failure.symptom, failure.node, failure.rank, failure.suspects) == ("hang", "", None, ())
     assert not w.told
 

@@ -9,24 +9,28 @@ from made_job import Job, beat
 
 from robust_slurm.layout import DATA_WAIT
 from srun_wrapper.job.pace import (
-    FROZEN_ROUNDS,
-    FROZEN_TIME,
+    AGAIN_FACTOR,
     START_INSPECT,
     STEP_FACTOR,
     WARM_UP,
     HangVerdict,
     Pace,
-    is_frozen,
-    is_quiet,
+    WorkSigns,
     judge,
+    sign_of_work,
 )
+from srun_wrapper.protocol.looking_messages import WorkCounters
 from srun_wrapper.protocol.messages import Exited, Report, SlotActivity
 
-FLOOR, BUSY, START = 10.0, 600.0, 1800.0
+FLOOR, HANG, BUSY, START = 10.0, 300.0, 1800.0, 1800.0
 QUIET = SlotActivity(0, "S", 0.0, 0, ("wait (a.py:1)",))
 WORKING = SlotActivity(0, "R", 1.0, 0, ("mul (a.py:2)",), True)
 SPINNING = SlotActivity(0, "R", 1.0, 0, ("all_reduce (a.py:3)",))
 STOPPED = SlotActivity(0, "T", 0.0, 0)
+BUSY_IN_C = SlotActivity(0, "R", 1.0, 0)  # no stack: CPU is all that shows
+
+
+WAITING = SlotActivity(0, "S", 0.0, 0, ("recv (a.py:1)",), used=WorkCounters(0, 0, 0, 0, 2))
 
 
 def pace(floor: float = FLOOR, start: float = START) -> Pace:
@@ -45,23 +49,22 @@ def stepping(step: float = 1.0, count: int = 10, floor: float = FLOOR) -> tuple[
 
 
 def look(
-    p: Pace,
-    now: float,
-    *samples: SlotActivity,
-    rounds: int = 0,
-    frozen_for: float = 0.0,
-    ending: bool = False,
+    p: Pace, now: float, *samples: SlotActivity, ending: bool = False, mismatch: str = ""
 ) -> HangVerdict:
-    by_rank = dict(enumerate(samples))
-    return judge(p, now, by_rank, 1.0, rounds, frozen_for, ending)
+    """Judge one inspection; what ``samples`` show is all that the watch knows."""
+    by_rank, signs = dict(enumerate(samples)), WorkSigns()
+    signs.note(now, by_rank, 1.0)
+    return judge(p, now, by_rank, 1.0, signs, ending, mismatch=mismatch)
 
 
 def test_start_up_has_the_start_allowance() -> None:
     p = pace()
-    assert p.limit() == p.hard_limit() == START
+    assert p.limit() == p.patience() == START
     assert p.inspect_after() == START_INSPECT
     assert not look(p, START - 1, QUIET, QUIET).hung
-    assert look(p, START, WORKING).hung
+    assert look(p, START, QUIET, QUIET).hung
+    assert not look(p, START, WORKING).hung
+    assert look(p, 2 * START, WORKING).hung
 
 
 def test_the_limit_follows_the_slowest_step() -> None:
@@ -131,7 +134,7 @@ def test_no_limit_is_below_the_floor(floor: float, history: list[tuple[str, floa
         else:
             p.new_epoch(now)
         assert p.limit() >= floor
-        assert p.hard_limit() >= p.limit()
+        assert p.busy_patience() >= p.patience() >= max(HANG, p.limit())
         assert p.inspect_after() <= p.limit()
         assert p.silent(now) >= 0
 
@@ -173,8 +176,8 @@ def test_a_known_phase_that_takes_longer_is_only_a_hang_when_quiet() -> None:
     p.advance(now, 1)
     p.in_phase("save", now, now)
     assert p.limit() == FLOOR
-    assert not look(p, now + 60.0, WORKING, QUIET).hung  # rank 0 writes, the others wait
-    assert look(p, now + 60.0, QUIET, QUIET).hung
+    assert not look(p, now + HANG, WORKING, QUIET).hung  # rank 0 writes, the others wait
+    assert look(p, now + HANG, QUIET, QUIET).hung
     assert look(p, now + BUSY, WORKING, QUIET).hung
 
 
@@ -223,52 +226,78 @@ def test_first_steps_of_an_epoch_allow_any_phase() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent", "samples", "rounds", "frozen_for", "hung", "why"),
+    ("silent", "samples", "hung", "why"),
     [
-        (5.0, (QUIET, QUIET), 0, 0.0, False, "within"),
-        (10.0, (QUIET, QUIET), 0, 0.0, True, "no rank did anything"),
-        (10.0, (QUIET, WORKING), 0, 0.0, False, "busy"),
-        (10.0, (STOPPED, WORKING), 0, 0.0, True, "rank 0 is stopped"),
-        (9.0, (STOPPED, WORKING), 0, 0.0, False, "within"),
-        (599.0, (WORKING, WORKING), 0, 0.0, False, "busy"),
-        (600.0, (WORKING, WORKING), 0, 0.0, True, "busy, but no step"),
-        (80.0, (SPINNING, SPINNING), FROZEN_ROUNDS, FROZEN_TIME, True, "spin in place"),
-        (80.0, (SPINNING, SPINNING), FROZEN_ROUNDS - 1, FROZEN_TIME, False, "busy"),
-        (80.0, (SPINNING, SPINNING), FROZEN_ROUNDS, FROZEN_TIME - 1, False, "busy"),
-        (10.0, (SlotActivity(0, "D", 0.0, 0), QUIET), 0, 0.0, False, "busy"),
+        (5.0, (QUIET, QUIET), False, "within"),
+        (10.0, (QUIET, QUIET), False, "no sign of work for 10 s"),  # a sleep, a lock, a retry
+        (299.0, (QUIET, QUIET), False, "no sign of work"),
+        (300.0, (QUIET, QUIET), True, "no rank did anything for 300 s"),
+        (300.0, (QUIET, WORKING), False, "no sign of work for 0 s"),
+        (10.0, (STOPPED, WORKING), True, "rank 0 is stopped"),
+        (9.0, (STOPPED, WORKING), False, "within"),
+        (1799.0, (WORKING, WORKING), False, ""),
+        (1800.0, (WORKING, WORKING), True, "busy, but no step"),
+        (80.0, (SPINNING, SPINNING), False, ""),  # one long call in C, or a wait for a GPU
+        (300.0, (SPINNING, SPINNING), True, "spin in place"),
+        (300.0, (SPINNING, BUSY_IN_C), False, ""),
+        (300.0, (SlotActivity(0, "D", 0.0, 0), QUIET), False, ""),
     ],
 )
-def test_judge(
-    silent: float,
-    samples: tuple[SlotActivity, ...],
-    rounds: int,
-    frozen_for: float,
-    hung: bool,
-    why: str,
-) -> None:
+def test_judge(silent: float, samples: tuple[SlotActivity, ...], hung: bool, why: str) -> None:
     p, now = stepping(0.5)
-    verdict = look(p, now + silent, *samples, rounds=rounds, frozen_for=frozen_for)
+    verdict = look(p, now + silent, *samples)
     assert verdict.hung is hung
     assert why in verdict.why
 
 
+def test_different_collectives_are_certain() -> None:
+    p, now = stepping(0.5)
+    line = "rank 1 calls broadcast, ranks 0,2 call all_reduce"
+    assert not look(p, now + 9.0, QUIET, mismatch=line).hung
+    assert look(p, now + 10.0, WORKING, QUIET, mismatch=line).why.endswith(line)
+
+
+def test_a_wait_that_the_job_has_got_over_is_never_a_hang_again() -> None:
+    p, now = stepping(0.5)
+    now += 290.0
+    p.advance(now, 1)
+    assert p.patience() == pytest.approx(STEP_FACTOR * 290.0)
+    p.new_epoch(now)
+    for _ in range(WARM_UP):
+        now += 0.5
+        p.advance(now, 1)
+    assert not look(p, now + 2000.0, QUIET, QUIET).hung
+
+
+def test_the_same_stall_again_has_four_times_the_patience_each_time() -> None:
+    p, now = stepping(0.5)
+    for again in range(1, 5):
+        p.again = again
+        patience = HANG * AGAIN_FACTOR**again
+        assert p.patience() == patience
+        assert not look(p, now + patience - 1, QUIET, QUIET).hung
+        assert not look(p, now + patience - 1, STOPPED, QUIET).hung  # it stops itself, each time
+        assert look(p, now + patience, QUIET, STOPPED).ranks == (1,)
+        assert p.busy_patience() == BUSY * AGAIN_FACTOR**again
+
+
 @pytest.mark.parametrize(
-    ("silent", "samples", "rounds", "hung"),
+    ("silent", "samples", "hung"),
     [
-        (20.0, (QUIET, QUIET, WORKING), 0, False),  # a last evaluation on one rank
-        (20.0, (QUIET, QUIET), 0, False),
-        (START - 1, (QUIET, QUIET), 0, False),
-        (BUSY, (WORKING,), 0, False),
-        (80.0, (SPINNING, SPINNING), FROZEN_ROUNDS, False),
-        (START_INSPECT, (STOPPED, QUIET), 0, True),
-        (START, (QUIET, QUIET, WORKING), 0, True),
+        (20.0, (QUIET, QUIET, WORKING), False),  # a last evaluation on one rank
+        (20.0, (QUIET, QUIET), False),
+        (START - 1, (QUIET, QUIET), False),
+        (BUSY, (WORKING,), True),
+        (300.0, (SPINNING, SPINNING), False),
+        (START_INSPECT, (STOPPED, QUIET), True),
+        (START, (QUIET, QUIET), True),
     ],
 )
 def test_ranks_that_end_at_different_times_are_no_hang(
-    silent: float, samples: tuple[SlotActivity, ...], rounds: int, hung: bool
+    silent: float, samples: tuple[SlotActivity, ...], hung: bool
 ) -> None:
     p, now = stepping(0.5)
-    found = look(p, now + silent, *samples, rounds=rounds, frozen_for=FROZEN_TIME, ending=True)
+    found = look(p, now + silent, *samples, ending=True)
     assert found.hung is hung
     assert STOPPED in samples or not found.ranks  # those that work at the end do not stand out
 
@@ -296,27 +325,74 @@ def test_a_stopped_rank_during_start_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "quiet"),
+    ("sample", "sign"),
     [
-        (SlotActivity(0, "S", 0.0, 0), True),
-        (SlotActivity(0, "S", 0.06, 60_000), True),
-        (SlotActivity(0, "S", 0.5, 0), False),
-        (SlotActivity(0, "S", 0.0, 1 << 20), False),
-        (SlotActivity(0, "D", 0.0, 0), False),
-        (SlotActivity(0, "R", 0.0, 0), False),
-        (SlotActivity(0, "S", 0.0, 0, ("f (x:1)",), True), False),
-        (SlotActivity(0, "", 0.0, 0), True),
+        (SlotActivity(0, "S", 0.0, 0), ""),
+        (SlotActivity(0, "S", 0.06, 6_000), ""),
+        (SlotActivity(0, "S", 0.5, 0), "uses the CPU"),
+        (SlotActivity(0, "S", 0.5, 0, ("f (x:1)",)), ""),  # a wait for a GPU spins
+        (SlotActivity(0, "S", 0.0, 1 << 20), "reads or writes"),
+        (SlotActivity(0, "D", 0.0, 0), "waits for a device or a file (state D)"),
+        (SlotActivity(0, "S", 0.0, 0, ("f (x:1)",), True), "moves through its program"),
+        (SlotActivity(0, "", 0.0, 0), ""),
     ],
 )
-def test_is_quiet(sample: SlotActivity, quiet: bool) -> None:
-    assert is_quiet(sample, 1.0) is quiet
+def test_signs_of_one_inspection(sample: SlotActivity, sign: str) -> None:
+    assert sign_of_work(sample, 1.0) == sign
 
 
-def test_is_frozen() -> None:
-    assert is_frozen({0: SPINNING, 1: QUIET})
-    assert not is_frozen({0: SPINNING, 1: WORKING})
-    assert not is_frozen({0: SPINNING, 1: SlotActivity(0, "R", 1.0, 0)})  # no stack: not known
-    assert not is_frozen({})
+@pytest.mark.parametrize(
+    ("cpu", "io", "sockets", "faults", "processes", "sign"),
+    [
+        (0.0, 0, 0, 0, 7, ""),
+        (0.1, 20_000, 20_000, 20, 7, ""),  # log lines, pings, a watchdog's thread
+        (0.0, 64 << 10, 0, 0, 7, "reads or writes"),  # 64 KiB, once between two inspections
+        (0.0, 0, 64 << 10, 0, 7, "sends or receives"),
+        (0.0, 0, 0, 100, 7, "maps memory or files"),
+        (0.0, 0, 0, 0, 8, "starts or ends processes"),
+        (1.0, 0, 0, 0, 7, "computes in a child process"),
+    ],
+)
+def test_signs_between_two_inspections(
+    cpu: float, io: int, sockets: int, faults: int, processes: int, sign: str
+) -> None:
+    before = WorkCounters(10.0, 1000, 1000, 1000, 7)
+    after = WorkCounters(10.0 + cpu, 1000 + io, 1000 + sockets, 1000 + faults, processes)
+    quiet = SlotActivity(0, "S", 0.0, 0, ("f (x:1)",), used=after)
+    assert sign_of_work(quiet, 1.0, before, 5.0) == sign
+
+
+def test_a_rank_that_writes_a_little_every_few_seconds_is_at_work() -> None:
+    """64 KiB every 3 s: no inspection of 1 s may see it, the counters do."""
+    p, now = stepping(0.5)
+    signs, written = WorkSigns(), 0
+    verdicts = []
+    for at in range(10, 1500, 5):
+        written += 100_000
+        saving = SlotActivity(
+            0, "S", 0.0, 0, ("write (a.py:1)",), used=WorkCounters(0, written, 0, 0, 1)
+        )
+        waiting = SlotActivity(0, "S", 0.0, 0, ("recv (a.py:1)",), used=WorkCounters(0, 0, 0, 0, 2))
+        samples = {0: saving, 1: waiting}
+        signs.note(now + at, samples, 1.0)
+        verdicts.append(judge(p, now + at, samples, 1.0, signs))
+    assert not any(verdict.hung for verdict in verdicts)
+    assert set(signs.at) == {0}
+    for at in range(1500, 1795, 5):
+        signs.note(now + at, samples, 1.0)  # it has stopped to write
+        verdicts.append(judge(p, now + at, samples, 1.0, signs))
+    assert verdicts[-1].hung == (HANG <= 1790 - 1495)
+    signs.note(now + 1796, samples, 1.0)
+    assert "no rank did anything for 301 s" in judge(p, now + 1796, samples, 1.0, signs).why
+
+
+def test_counters_are_not_compared_with_those_from_before_our_own_reading() -> None:
+    signs = WorkSigns()
+    for at, faults in ((0.0, 0), (5.0, 1000)):
+        sample = SlotActivity(0, "S", 0.0, 0, ("f (x:1)",), used=WorkCounters(0, 0, 0, faults, 1))
+        signs.note(at, {0: sample}, 1.0)
+        signs.forget_counters()
+    assert signs.last() == 0.0
 
 
 def test_phases_of_several_ranks() -> None:

@@ -212,7 +212,7 @@ def told(stacks: list[RankView], mesh: Mapping[str, int] | None = None) -> tuple
 
 def test_the_story_of_a_stuck_rank() -> None:
     assert told(views([REDUCE, REDUCE, SLEEP, BACKWARD])) == (
-        "rank 2 is in no collective: the other 3 wait for it; suspect node: n2",
+        "rank 2 is in no collective: the other 3 wait for it; node: n2",
         "rank 2 on n2: in augment (data.py:7) < <module> (train.py:40)",
         f"ranks 0-1 on n[0-1]: waiting in all_reduce ({C10D})",
         "rank 3 on n3: waiting in _engine_run_backward (torch/autograd/graph.py)",

@@ -94,7 +94,7 @@ def test_a_slot_s_activity_has_no_name_on_the_wire() -> None:
     inspected = m.Inspected(5, 0.1, (activity,))
     assert msgspec.msgpack.decode(m.encode(inspected)) == [
         *("Inspected", 5, 0.1),
-        [[1, "R", 0.5, 7, ["mul (a.py:2)"], True, []]],
+        [[1, "R", 0.5, 7, ["mul (a.py:2)"], True, [], None, ""]],
         *([], None),
     ]
 

@@ -1,0 +1,136 @@
+"""Signs of work below a slot that a look at stacks does not show: counters, sockets, a tracer.
+
+The counters only grow; robust-srun compares those of two inspections (``job.pace``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+import sys
+import zlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from robust_slurm import process_stat
+from robust_slurm.text import one_line
+from srun_wrapper.agent.processes import process_tree
+from srun_wrapper.protocol.looking_messages import WorkCounters
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_MINOR, _MAJOR = 7, 9  # page faults, in ``ProcessStat.fields``
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+OURS = "py-spy"  # a tracer that this program starts itself
+
+# linux/inet_diag.h, linux/sock_diag.h; bytes_acked and bytes_received of tcp_info in linux/tcp.h.
+_NETLINK_SOCK_DIAG, _BY_FAMILY, _DONE, _ERROR = 4, 20, 3, 2
+_REQUEST_DUMP = 0x1 | 0x300
+_INFO = 2
+_HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
+_MESSAGE, _INODE = 72, 68  # sizes of inet_diag_msg, and of what comes before its inode
+_BYTES = struct.Struct("=QQ")
+_ACKED = 120  # offset in tcp_info
+_ALL_STATES = 0xFFF
+_ANSWERS = 256  # parts of an answer that are read: hosts may have many connections
+
+
+def used(pids: Sequence[int], ranks: Collection[int]) -> WorkCounters:
+    """Return what these processes have used so far; ended ones count as nothing.
+
+    ``ranks``: those of them whose CPU time does not count, as a rank that waits for its GPU spins.
+    """
+    ticks = io = faults = 0
+    found = []
+    for pid in pids:
+        try:
+            process = process_stat.read(pid)
+            faults += int(process.fields[_MINOR]) + int(process.fields[_MAJOR])
+        except (OSError, ValueError):
+            continue
+        ticks += 0 if pid in ranks else process.ticks
+        found.append(pid)
+        io += _io(pid)
+    number = zlib.crc32(" ".join(map(str, sorted(found))).encode())
+    return WorkCounters(ticks / _TICK, io, socket_bytes(found), faults, number)
+
+
+def tracer(pids: Sequence[int], proc: str = "/proc") -> str:
+    """Return "gdb (pid 123)", which traces one of these processes; "" if none is traced."""
+    for pid in pids:
+        if not (found := process_tree.tracer_of(pid, proc)):
+            continue
+        try:
+            name = process_stat.read(found, proc).name
+        except (OSError, ValueError):
+            name = "a debugger"  # gone already
+        if name != OURS:
+            return f"{one_line(name, 16)} (pid {found})"
+    return ""
+
+
+def _io(pid: int) -> int:
+    """Return the bytes that a process has read and written through system calls."""
+    try:
+        text = Path(f"/proc/{pid}/io").read_text()
+    except OSError:
+        return 0
+    words = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return int(words.get("rchar", 0)) + int(words.get("wchar", 0))
+
+
+def socket_bytes(pids: Sequence[int]) -> int:
+    """Return the bytes that the open TCP connections of these processes have carried.
+
+    send() and recv() do not count in /proc/PID/io. 0 where the kernel does not tell.
+    """
+    inodes: set[int] = set()
+    for pid in pids:
+        try:
+            entries = list(os.scandir(f"/proc/{pid}/fd"))
+        except OSError:
+            continue
+        for entry in entries:
+            try:
+                match = _SOCKET.fullmatch(os.readlink(entry.path))  # noqa: PTH115
+            except OSError:
+                continue
+            if match:
+                inodes.add(int(match[1]))
+    if not inodes:
+        return 0
+    try:
+        return sum(_carried(family, inodes) for family in (socket.AF_INET, socket.AF_INET6))
+    except (OSError, struct.error, ValueError):
+        return 0
+
+
+def _carried(family: int, inodes: Collection[int]) -> int:
+    body = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ALL_STATES)
+    body += bytes(48)  # no addresses: all connections
+    size = _HEADER.size + len(body)
+    total = 0
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as line:
+        line.settimeout(1.0)
+        line.send(_HEADER.pack(size, _BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
+        for _ in range(_ANSWERS):
+            data = line.recv(1 << 16)
+            while len(data) >= _HEADER.size:
+                length, kind, _, _, _ = _HEADER.unpack_from(data)
+                if kind in (_DONE, _ERROR) or length < _HEADER.size:
+                    return total
+                message = data[_HEADER.size : length]
+                if int.from_bytes(message[_INODE:_MESSAGE], sys.byteorder) in inodes:
+                    total += _bytes_of(message[_MESSAGE:])
+                data = data[(length + 3) & ~3 :]
+    return total
+
+
+def _bytes_of(attributes: bytes) -> int:
+    while len(attributes) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(attributes)
+        if kind == _INFO and length >= _ATTRIBUTE.size + _ACKED + _BYTES.size:
+            return sum(_BYTES.unpack_from(attributes, _ATTRIBUTE.size + _ACKED))
+        attributes = attributes[max(_ATTRIBUTE.size, (length + 3) & ~3) :]
+    return 0
