@@ -309,10 +309,11 @@ class HangWatch:
         self._told_again = since
         step = self._place().step
         where = "at the same place as before" if step is None else f"at step {step + 1} as before"
-        minutes = self._pace.patience() / 60
+        seconds = self._pace.patience()
+        wait = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         say(
-            f"training waits {where} its last restart: waiting up to {minutes:.3g} min without a "
-            "sign of work (hang_limit)"
+            f"training waits {where} its last restart: waiting up to {wait} without a sign of work "
+            "(hang_limit)"
         )
 
     def _mismatch(self) -> Located | None:

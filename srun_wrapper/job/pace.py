@@ -183,8 +183,10 @@ class WorkSigns:
         self._before.clear()
 
     def last(self, waiting: Collection[int] = ()) -> float:
-        """Return the time of the last sign of a rank that is not ``waiting``; 0 if none came."""
-        return max((at for rank, at in self.at.items() if rank not in waiting), default=0.0)
+        """Return the time of the last sign of a rank that is not ``waiting``; -inf if none came."""
+        return max(
+            (at for rank, at in self.at.items() if rank not in waiting), default=float("-inf")
+        )
 
 
 def sign_of_work(

@@ -59,12 +59,13 @@ def used(pids: Sequence[int], ranks: Collection[int]) -> WorkCounters:
 def tracer(pids: Sequence[int], proc: str = "/proc") -> str:
     """Return "gdb (pid 123)", which traces one of these processes; "" if none is traced."""
     for pid in pids:
-        if not (found := process_tree.tracer_of(pid, proc)):
-            continue
         try:
-            name = process_stat.read(found, proc).name
+            found = process_tree.tracer_of(pid, proc)
+            if not found and process_stat.read(pid, proc).state == "t":
+                return "a debugger"  # of another pid namespace
+            name = process_stat.read(found, proc).name if found else OURS
         except (OSError, ValueError):
-            name = "a debugger"  # gone already
+            continue  # gone meanwhile
         if name != OURS:
             return f"{one_line(name, 16)} (pid {found})"
     return ""

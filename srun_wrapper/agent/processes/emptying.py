@@ -74,7 +74,7 @@ class Emptying:
         spared = self._staying()
         if now >= self._kill_at + UNBORN:
             spared += starting.unborn()
-        if process_tree.childless(spared + self._held(now)):
+        if process_tree.childless(spared + self._unreaped(now)):
             # An earlier life's processes have had SIGKILL. Whatever holds them, a driver that gives
             # back a GPU's memory or a file system, it is no evidence against this node.
             if now >= self._stuck_at:
@@ -84,11 +84,11 @@ class Emptying:
         elif now >= self._stuck_at:
             self._stuck(process_tree.descendants(os.getpid(), spared))
 
-    def _held(self, now: float) -> list[int]:
-        """Return the processes that have ended, and that a debugger has not let go."""
+    def _unreaped(self, now: float) -> list[int]:
+        """Return the processes that have ended and cannot be reaped: a debugger has not let go."""
         if now < self._kill_at + UNBORN:
             return []  # mostly it is only a moment
-        return process_tree.held_by_tracers(process_tree.children(os.getpid()))
+        return process_tree.ended_of(process_tree.children(os.getpid()))
 
     def _stuck(self, pids: list[int]) -> None:
         """Report processes that survive SIGKILL; wait longer if their file system is silent.

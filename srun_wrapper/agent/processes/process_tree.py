@@ -191,7 +191,8 @@ def childless(spared: Collection[int] = ()) -> bool:
 
 
 def tracer_of(pid: int, proc: str = "/proc") -> int:
-    """Return the pid of the process that traces this one, as a debugger does; 0 if none does."""
+    """Return the pid of the process that traces this one, as a debugger does; 0 if none does, or
+    if it is in another pid namespace."""
     try:
         text = Path(f"{proc}/{pid}/status").read_text(errors="replace")
     except OSError:
@@ -200,16 +201,13 @@ def tracer_of(pid: int, proc: str = "/proc") -> int:
     return int(found[1]) if found else 0
 
 
-def held_by_tracers(pids: Collection[int]) -> list[int]:
-    """Return those of these processes that have ended, but that only their tracer can reap."""
+def ended_of(pids: Collection[int]) -> list[int]:
+    """Return those of these processes that have ended; a debugger alone reaps what it traces."""
     found = []
     for pid in pids:
-        try:
-            ended = process_stat.read(pid).ended
-        except (OSError, ValueError):
-            continue
-        if ended and tracer_of(pid):
-            found.append(pid)
+        with contextlib.suppress(OSError, ValueError):
+            if process_stat.read(pid).ended:
+                found.append(pid)
     return found
 
 

@@ -392,7 +392,7 @@ def test_counters_are_not_compared_with_those_from_before_our_own_reading() -> N
         sample = SlotActivity(0, "S", 0.0, 0, ("f (x:1)",), used=WorkCounters(0, 0, 0, faults, 1))
         signs.note(at, {0: sample}, 1.0)
         signs.forget_counters()
-    assert signs.last() == 0.0
+    assert signs.last() == float("-inf")
 
 
 def test_phases_of_several_ranks() -> None:
