@@ -17,6 +17,7 @@ JITTER = 0.5  # s; faults must not be in step with the job's own intervals
 TRANSIENT, USER, NODE = "transient", "user", "node"
 TRANSIENTS = (TRANSIENT, "unknown")  # one death of a process proves nothing of its cause
 FAILS = Expected(ends=(FAILED,))
+SOON = "--robust-hang-limit=20"  # a hang that nothing proves: the default is 300 s
 
 
 @dataclass(frozen=True, slots=True)

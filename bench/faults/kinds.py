@@ -13,7 +13,7 @@ from bench.chaos.job import Job
 from bench.chaos.shared import suspend
 from bench.chaos.stalls import stall
 from bench.chaos.verdict import Expected
-from bench.faults.kind import FAILS, NODE, TRANSIENTS, USER, Kind, Pick
+from bench.faults.kind import FAILS, NODE, SOON, TRANSIENTS, USER, Kind, Pick
 from bench.faults.wider import WIDER
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
@@ -159,9 +159,15 @@ PROGRAM = [
         TRANSIENTS,
         "loader",
         "rank once",
+        options=SOON,
     ),
     _in_program(
-        "rank_deadlock", "a rank waits for its own lock", TRANSIENTS, "deadlock", "rank once"
+        "rank_deadlock",
+        "a rank waits for its own lock",
+        TRANSIENTS,
+        "deadlock",
+        "rank once",
+        options=SOON,
     ),
     _in_program("oom_kill", "a rank ends itself by SIGKILL", TRANSIENTS, "SIGKILL", "rank once"),
     _in_program(

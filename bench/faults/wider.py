@@ -10,13 +10,12 @@ from typing import Any
 
 from bench.chaos.job import Job
 from bench.chaos.verdict import Expected
-from bench.faults.kind import FAILS, PER_NODE, TRANSIENTS, USER, Kind, Pick
+from bench.faults.kind import FAILS, PER_NODE, SOON, TRANSIENTS, USER, Kind, Pick
 from lab import LabError
 
 TORCH = str(Path(__file__).with_name("torch_rank.py"))
 SLOW_DISK = 0.5  # s
 SLOW_AFTER = 150  # steps
-DEADLOCK = "deadlock"
 
 
 def _slow_disk(job: Job, pick: Pick) -> None:
@@ -64,20 +63,6 @@ def _bad(*nodes: str) -> Expected:
     return Expected(bad=frozenset(nodes), found=frozenset(nodes))
 
 
-def _pair(pick: Pick) -> dict[str, Any]:
-    ranks = [PER_NODE * (int(node[1:]) - 1) for node in (pick.node, pick.other)]
-    made = _gloo(f"{DEADLOCK} --error-node {pick.node},{pick.other}", pick.step, *ranks)
-    right = _bad(pick.node, pick.other)
-    # Each restart resumes at the very step that hangs, which is start-up for so long.
-    return {
-        **made,
-        "expected": right,
-        "options": "--robust-start-limit=60",  # eight imports of torch on a busy machine took 40
-        "limit": 420.0,
-        "epilog": True,
-    }
-
-
 def _flip(pick: Pick) -> dict[str, Any]:
     node = pick.nodes[pick.rank // PER_NODE]
     made = _gloo("flip", pick.step, pick.rank)
@@ -93,12 +78,6 @@ def _flip(pick: Pick) -> dict[str, Any]:
 
 
 WIDER = [
-    Kind(
-        name="hang_pair",
-        broken="a rank on each of two nodes is stuck, whenever it is on one of these",
-        causes=("unknown",),
-        make=_pair,
-    ),
     _torch(
         "size_mismatch_gloo",
         "a rank's tensor has another size in an all-reduce of gloo",
@@ -111,6 +90,7 @@ WIDER = [
         "a rank is stuck in a collective of its pipeline that the others do not call",
         TRANSIENTS,
         "stuck",
+        options=SOON,
     ),
     Kind(
         name="bit_flip",

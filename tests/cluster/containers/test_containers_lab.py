@@ -29,7 +29,7 @@ REAL = pytest.param(
         shutil.which("apptainer") is None, reason="Apptainer itself is not installed"
     ),
 )
-QUICK = "--robust-hang-floor=2 --robust-interval=0.2"
+QUICK = "--robust-hang-floor=2 --robust-hang-limit=4 --robust-interval=0.2"
 
 
 @pytest.fixture(scope="module")

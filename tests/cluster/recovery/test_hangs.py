@@ -78,7 +78,7 @@ def test_an_idle_wait_is_only_looked_at(lab: Cluster, rank: int) -> None:
 
 
 def test_the_same_stall_after_a_restart_is_the_programs_own(new_lab: LabFactory) -> None:
-    """It waits 12 s at step 25 each time: with a limit of 4 s it is restarted once, no more."""
+    """A wait of 12 s at step 25, each time: with a limit of 4 s it costs one restart, no more."""
     lab = new_lab(3)
     toy = "--fault pause --seconds 12 --at 25 --epoch 0 --node n1 --rank 0"
     training = start(lab, 2, 1, spares=1, toy=toy, robust=QUICK_HANG)
@@ -127,7 +127,7 @@ def test_a_debugger_suspends_all_limits(lab: Cluster) -> None:
 
 
 def test_a_killed_rank_that_a_debugger_holds_costs_no_node(new_lab: LabFactory) -> None:
-    """It stays a zombie that only the debugger can reap, longer than a stuck process may."""
+    """The killed rank stays a zombie that the debugger alone can reap."""
     lab = new_lab(3)
     training = start(lab, 2, 1, spares=1, toy="--hold 20", robust=QUICK_HANG)
     training.wait_step(20)
