@@ -209,18 +209,17 @@ class NodeWatch:
             unusual = 0.0
         elif state.world.is_ending() or not any(rank.beats for rank in others):
             unusual = None
-        if now > mute_at(heard, stepped, unusual, limit, longest):
-            return True
-        if now - heard > limit and node.key not in self._told:
+        left = mute_at(heard, stepped, unusual, limit, longest) - now
+        if left > LONG and now - heard > limit and node.key not in self._told:
             self._told[node.key] = node.last_word
-            until = f" up to {longest:g} s (stall_limit)" if unusual is None else ""
+            until = "" if stepped > heard else f" up to {left:.0f} s more"
             self._say(
                 f"robust-task on {node.name} has been silent for {now - node.last_word:.0f} s, but "
-                + ("the job steps on" if self.steps_on(node) else "the node's kernel answers")
+                + ("the node's kernel answers" if until else "the job steps on")
                 + f": waiting for it{until}. Look there with `ps -eo pid,stat,args | grep "
                 "agent.task`; state T is stopped, `kill -CONT PID` continues it"
             )
-        return False
+        return left < 0
 
     def _tell_back(self) -> None:
         for key, word in list(self._told.items()):
