@@ -1,4 +1,4 @@
-"""When a silent node whose kernel answers is lost (pure).
+"""The time at which a silent node whose kernel answers is lost (pure).
 
 Its robust-task may be stopped (a person, a debugger, a frozen cgroup, a paused machine) while its
 ranks compute. They wait for one another, so steps of the others show that its ranks live.

@@ -212,11 +212,12 @@ class NodeWatch:
         left = mute_at(heard, stepped, unusual, limit, longest) - now
         if left > LONG and now - heard > limit and node.key not in self._told:
             self._told[node.key] = node.last_word
-            until = "" if stepped > heard else f" up to {left:.0f} s more"
+            lives, until = "the job steps on", ""
+            if stepped <= heard:
+                lives, until = "the node's kernel answers", f" up to {left:.0f} s more"
             self._say(
                 f"robust-task on {node.name} has been silent for {now - node.last_word:.0f} s, but "
-                + ("the node's kernel answers" if until else "the job steps on")
-                + f": waiting for it{until}. Look there with `ps -eo pid,stat,args | grep "
+                f"{lives}: waiting for it{until}. Look there with `ps -eo pid,stat,args | grep "
                 "agent.task`; state T is stopped, `kill -CONT PID` continues it"
             )
         return left < 0
@@ -227,9 +228,7 @@ class NodeWatch:
             if node.gone or node.last_word > word:
                 del self._told[key]
             if not node.gone and node.last_word > word:
-                self._say(
-                    f"robust-task on {node.name} answers again after {node.last_word - word:.0f} s"
-                )
+                self._say(f"{node.name} is heard again after {node.last_word - word:.0f} s")
 
     def _judge(self, now: float) -> None:
         silent, keys, own, answered = self._scene(now)

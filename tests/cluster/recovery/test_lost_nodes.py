@@ -11,6 +11,9 @@ from waiting import until
 
 from lab import Cluster
 from robust_slurm.drain_reason import parse_reason
+from robust_slurm.settings import Config
+
+MUTE = Config().mute_limit
 
 
 def evicted(training: Training, node: str, left: str) -> None:
@@ -154,7 +157,9 @@ def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:
     training.until(lambda: training.nodes() == "n[1,3]", "shrink")
     lab.crash("n2")  # its processes cannot end by themselves any more
     training.check_done()
-    training.only_incident(action="swap_spare", suspects=["n2"], cause="node")
+    record = training.only_incident(action="swap_spare", swaps=[["n2", "n3"]], cause="shared")
+    assert MUTE <= record["phases"]["detect"] < 2 * MUTE
+    assert not training.accusations()  # a paused machine or a frozen cgroup looks the same
 
 
 def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:

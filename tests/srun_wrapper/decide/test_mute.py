@@ -1,4 +1,4 @@
-"""When a silent node whose kernel answers is lost, as what others do shows."""
+"""The time at which a silent node whose kernel answers is lost, by what the others do."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_one_that_answers_again_is_said_to(answers: list[str]) -> None:
         nodes.look(time.monotonic())
 
     asyncio.run(look())
-    assert len(said) == 2 and said[1] == "robust-task on n1 answers again after 60 s"
+    assert len(said) == 2 and said[1] == "n1 is heard again after 60 s"
 
 
 def test_after_an_outage_an_agent_has_time_to_connect_anew(answers: list[str]) -> None:

@@ -104,7 +104,7 @@ def test_a_report_stands_only_where_no_outage_explains_it(
 def test_one_whose_kernel_answered_all_the_time_is_not_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its processes were stopped: by a person, a debugger, a frozen cgroup, a paused machine."""
+    """A person, a debugger, a frozen cgroup, a paused machine: its processes were stopped."""
     site = Site(monkeypatch, UP)
 
     async def scene() -> None:
