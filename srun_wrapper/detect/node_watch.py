@@ -36,8 +36,8 @@ class NodeWatch:
     """Finds lost nodes.
 
     Silence is only a suspicion. A node is lost if a probe, by a second connection, fails as well,
-    and no shared cause explains it. If its kernel answers, or steps show that its ranks live, it is
-    waited for. ``outside``: hosts that show that the network here works.
+    and no shared cause explains it. If its kernel answers, and steps show that its ranks live, it
+    is waited for. ``outside``: hosts that show that the network here works.
     """
 
     def __init__(
@@ -173,8 +173,6 @@ class NodeWatch:
             node.reachable_at = now
         node.unreachable = node.unreachable + 1 if answer == "unreachable" else 0
         node.silence = None
-        pace = self._state.pace  # where steps go on, only our way to the node is broken
-        cut_off = node.unreachable and steps_on(pace.stepped, node.asked_at, pace.step_time())
         enough = 1 if node.second_way else 2  # once more where it has never answered
         if answer == "refused":
             node.refused, node.refused_at = True, node.refused_at or now
@@ -184,7 +182,7 @@ class NodeWatch:
             node.ours = True
             where = f"{node.address}:{port}"
             self._state.lose(node, f"its robust-task is gone ({where} refuses connections)")
-        elif answer == "unreachable" and not cut_off:
+        elif answer == "unreachable":
             proven = node.asked_at if node.unreachable >= enough else None
             node.silence = Silence("unreachable", node.last_word, proven)
         else:
@@ -198,12 +196,12 @@ class NodeWatch:
     # -- the verdict
 
     def _mute(self, node: Node, now: float, heard: float) -> bool:
-        """True if the node is lost though its host may live; ``heard``: when it last did."""
+        """True if the node is lost though its kernel answers; ``heard``: when it last spoke."""
         state, config = self._state, self._state.config
         limit, longest = max(config.mute_limit, 4 * state.interval), config.stall_limit
         stepped, unusual = state.pace.stepped, state.pace.locate_after()
         others = (rank for rank in state.world.running() if rank.node is not node)
-        if node.role is not Role.ACTIVE or node.unreachable:
+        if node.role is not Role.ACTIVE:
             stepped, unusual = heard, 0.0
         elif state.stopped() or not node.second_way:
             unusual = 0.0
@@ -274,8 +272,6 @@ class NodeWatch:
         if not mute:
             times = node.unreachable * (1 + len(PROBED_AGAIN))
             why = f"no report for {silent:.1f} s and {times} probes of {where} unanswered"
-        elif node.unreachable:
-            why = f"no report for {silent:.1f} s; the job stepped on, but {where} is unreachable"
         elif node.second_way:
             why = f"no report for {silent:.1f} s, yet its kernel answers: all processes stopped?"
         else:

@@ -35,7 +35,7 @@ def test_processes_that_survive_on_many_nodes_at_once_are_no_nodes_fault(
 
 
 def test_one_that_is_silent_and_does_not_end_its_ranks_is_not_reported() -> None:
-    """Who has stopped its robust-task is not known."""
+    """A stopped robust-task is no fault of its node."""
     job = Job(4, 0)
     stalls = made_stalls(job.state)
 
