@@ -208,17 +208,20 @@ class NodeWatch:
         elif state.world.is_ending() or not any(rank.beats for rank in others):
             unusual = None
         left = mute_at(heard, stepped, unusual, limit, longest) - now
-        if left > LONG and now - heard > limit and node.key not in self._told:
+        if left < 0:
+            return True
+        stepping = unusual is not None and self.steps_on(node)
+        if (stepping or left > LONG) and now - heard > limit and node.key not in self._told:
             self._told[node.key] = node.last_word
             lives, until = "the job steps on", ""
-            if stepped <= heard:
+            if not stepping:
                 lives, until = "the node's kernel answers", f" up to {left:.0f} s more"
             self._say(
                 f"robust-task on {node.name} has been silent for {now - node.last_word:.0f} s, but "
                 f"{lives}: waiting for it{until}. Look there with `ps -eo pid,stat,args | grep "
                 "agent.task`; state T is stopped, `kill -CONT PID` continues it"
             )
-        return left < 0
+        return False
 
     def _tell_back(self) -> None:
         for key, word in list(self._told.items()):

@@ -150,8 +150,8 @@ def test_spare_that_dies_idle_disturbs_nobody(new_lab: LabFactory) -> None:
 
 def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:
     lab = new_lab()
-    training = start(lab, 2, spares=1, toy="--hold 8")
-    training.wait_step(8)
+    training = start(lab, 2, spares=1, toy="--hold 30")
+    training.wait_step(30)  # the job's pace is known
     lab.hang("n2")
     training.until(training.incidents, "incident")
     training.until(lambda: training.nodes() == "n[1,3]", "shrink")
