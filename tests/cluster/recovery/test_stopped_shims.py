@@ -9,7 +9,7 @@ import signal
 import pytest
 from conftest import LabFactory
 from holds import shims, tasks
-from jobs import Training, start
+from jobs import Training, reference, start
 
 LIMIT = 5  # s
 LONG = 10.0  # s
@@ -75,6 +75,8 @@ def test_a_recovery_does_not_wait_for_a_stopped_robust_task_nor_blame_its_node(
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    training.check_done()
+    assert training.wait_end() == 0, training.story()
+    assert training.final() == {"step": training.steps, "loss": reference(training.steps, 2)}
+    training.check_gone()  # what Slurm's SIGKILL leaves in memory there is the epilog's
     assert training.incidents()[-1]["swaps"] == [["n2", "n3"]], training.story()
     assert not training.accusations(), training.story()
