@@ -49,7 +49,7 @@ def test_a_node_whose_robust_tasks_are_stopped_stays_while_the_job_steps(
 
 
 def test_a_stopped_robust_task_is_continued_by_its_guardian(new_lab: LabFactory) -> None:
-    """Ranks' output would block, and the job would not see them end."""
+    """The job would not see its ranks end, and their stderr would block."""
     lab = new_lab(nodes=2, standby=0)
     training = start(lab, 2, steps=200)
     training.wait_step(30)
