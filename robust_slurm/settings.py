@@ -205,14 +205,12 @@ class Config:
         "answer, before the nodes are replaced",
         unit="s",
     )
-    unreachable_limit: float = _setting(
-        0.43,
-        "how long a node's sign of life may be overdue until it is lost, if neither robust-srun "
-        "nor up to 3 other nodes get an answer from its kernel; 0: only silence decides, later",
-        unit="s",
-    )
     mute_limit: float = _setting(
-        10.0, "silence after which a node whose kernel answers is lost", unit="s", minimum=1
+        15.0,
+        "how long a node whose kernel answers may be silent, and the job without a step, until it "
+        "is lost; where no steps are seen stall_limit applies",
+        unit="s",
+        minimum=1,
     )
     suspend_limit: float = _setting(
         600.0,

@@ -181,12 +181,10 @@ OURS = [
     ),
     Case(
         name="own_agent_hung",
-        broken="the agent of the batch host hangs; the job has a spare",
+        broken="the agent of the batch host is stopped: its guardian continues it",
         fault=hang_own_agent,
         spares=1,
-        expected=Expected(gone=N1, found=N1),
         steps=500,
-        epilog=True,
     ),
     Case(name="agent_killed", broken="the agent of a node is killed", fault=kill_shim(0)),
     Case(
@@ -285,9 +283,9 @@ TRUE = [
     Case(name="node_crash", broken="a node crashes", fault=crash, expected=CRASHED),
     Case(
         name="node_hang",
-        broken="all of a node stops",
+        broken="all of a node stops: nobody knows why, so it is replaced and not reported",
         fault=hang_node,
-        expected=CRASHED,
+        expected=Expected(gone=N2, found=N2),
         epilog=True,
     ),
     Case(

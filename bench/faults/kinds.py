@@ -202,7 +202,16 @@ MACHINE = [
     _in_program("nan_node", "a loss of NaN on the ranks of a node", (NODE,), "nan", "node"),
     _slow("slow_rank", "steps take ten times as long on a node", ("unknown",), "node"),
     _of_node("node_crash", "a node crashes", _crash),
-    _of_node("node_hang", "all of a node stops", _hang, epilog=True),
+    Kind(
+        name="node_hang",
+        broken="all of a node stops, nobody knows why: it may be replaced, but not reported",
+        causes=("shared",),
+        make=lambda pick: {
+            "fault": lambda job: _hang(job, pick),
+            "expected": Expected(gone=frozenset({pick.node})),
+            "epilog": True,
+        },
+    ),
     _of_node(
         "mount_dead",
         "a mount of one node answers nothing any more (stall_limit: 15 s)",

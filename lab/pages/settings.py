@@ -27,7 +27,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "slow_after", "nan", "spike",
     ),
     "Waiting for a network, a file system, a node": (
-        "outage_wait", "stall_limit", "unreachable_limit", "mute_limit", "suspend_limit",
+        "outage_wait", "stall_limit", "mute_limit", "suspend_limit",
         "task_start_limit", "launch_limit", "standby_start_limit",
     ),
     "Starting and stopping ranks": (

@@ -18,7 +18,6 @@ from srun_wrapper.agent.beats import NodeBeats
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.connections.probe import Probe
 from srun_wrapper.agent.connections.shims import Shims
-from srun_wrapper.agent.connections.signs import Signs
 from srun_wrapper.agent.connections.silence import START, SilenceVerdict
 from srun_wrapper.agent.connections.uplink import Uplink
 from srun_wrapper.agent.counters.gpus import GpuReader
@@ -122,7 +121,6 @@ class Agent:
             loop, place.server, place.port, key, self._introduce, self._from_server
         )
         self._probe = Probe(loop, key, place.server, self._answer_peer)
-        self._signs = Signs(loop, self._uplink.send)
         if place.local_tasks == 1:
             self._uplink.connect()
         self._next_tick = self._loop.later(0.0, self._tick)
@@ -236,7 +234,7 @@ class Agent:
             tuple(task for _, task in sorted(self._shims.tasks.items())),
             place.step_nodes, place.step_tasks, self._probe.port, free_port(),
             place.standby_request, self._start.epoch if self._start else 0,
-            self._acked, self._life, vouches=True, data_port=self.data_port,
+            self._acked, self._life, data_port=self.data_port,
         ))  # fmt: skip
         for message in self._unacked:
             link.send(message)
@@ -246,8 +244,6 @@ class Agent:
             order = decode_to_agent(payload)
         except msgspec.MsgspecError as err:
             link.close(f"order not understood: {err}")
-            return
-        if self._signs.takes(order):
             return
         if isinstance(order, Ack):
             self._acked = order.seen

@@ -33,7 +33,6 @@ LIMITS = (
     "start_limit",
     "outage_wait",
     "stall_limit",
-    "unreachable_limit",
     "mute_limit",
     "launch_limit",
     "rejoin_limit",

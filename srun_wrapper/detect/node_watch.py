@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from srun_wrapper.command.rank_env import fold_hosts
+from srun_wrapper.decide.mute import mute_at, steps_on
 from srun_wrapper.decide.shared_cause import Kind, SharedCauses, SharedEvent, Silence
 from srun_wrapper.detect.outage import OutsideHosts, begins, ends, expires
-from srun_wrapper.detect.suspects import Suspects
 from srun_wrapper.job.model import AgentKey, Node, Role
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.server import probe
 from srun_wrapper.start_task import start_task
@@ -35,7 +36,8 @@ class NodeWatch:
     """Finds lost nodes.
 
     Silence is only a suspicion. A node is lost if a probe, by a second connection, fails as well,
-    and no shared cause explains it. ``outside``: hosts that show that the network here works.
+    and no shared cause explains it. If its kernel answers, and steps show that its ranks live, it
+    is waited for. ``outside``: hosts that show that the network here works.
     """
 
     def __init__(
@@ -43,16 +45,17 @@ class NodeWatch:
         state: JobState,
         outside: OutsideHosts | None = None,
         on_shared: Callable[[str, bool], None] = lambda _text, _begins: None,
+        say: Callable[[str], None] = say,
     ) -> None:
         self._state = state
         self._outside = outside or OutsideHosts()
         self._on_shared = on_shared  # gets a message, and whether a shared cause begins
+        self._say = say
+        self._told: dict[AgentKey, float] = {}  # last word of the silent nodes that are waited for
         self._tasks: set[asyncio.Task[None]] = set()
         self._looked: float | None = None
         self.disturbed = float("-inf")  # when a shared cause was last at work, or this slept
         config = state.config
-        self.suspects = Suspects(state, self._unreachable)
-        self._said: dict[AgentKey, tuple[float, str]] = {}  # last word, why it is lost
         self._causes: SharedCauses[AgentKey] = SharedCauses(
             {"unreachable": config.outage_wait, "mute": config.stall_limit}
         )
@@ -89,14 +92,18 @@ class NodeWatch:
 
     def doubted(self, node: Node, now: float) -> bool:
         """True if the node may need replacing; not if its report is late and its host answers."""
-        if self.suspects.doubted(node, now):
-            return True
         unanswered = node.unreachable > 0 or (node.probing and now - node.asked_at > UNANSWERED)
         patience = self.patience() + (0.0 if unanswered else LONG)
         return _broken(node, now) or now - node.last_word > patience
 
+    def steps_on(self, node: Node) -> bool:
+        """True if the others step as they could not without this silent node's ranks."""
+        pace = self._state.pace
+        return steps_on(pace.stepped, node.last_word + self.patience(), pace.step_time())
+
     def look(self, now: float) -> None:
         self._notice_sleep(now)
+        self._tell_back()
         for node in self._state.live():
             if node.probing or now < node.ask_again:
                 continue
@@ -162,8 +169,6 @@ class NodeWatch:
             return
         if node.second_way is False or (node.second_way is None and node.turned_away):
             answer = "accepted"
-        if answer == "unreachable" and self.suspects.vouched(node, now):
-            answer = "accepted"  # by other nodes: only our own way to it is broken
         if node.unreachable and answer != "unreachable":
             node.reachable_at = now
         node.unreachable = node.unreachable + 1 if answer == "unreachable" else 0
@@ -184,20 +189,47 @@ class NodeWatch:
             node.ask_again = now + ASK_AGAIN * max(1.0, silent / LESS_OFTEN)
             if silent > LONG:
                 # After an outage its agent must have had time to connect anew.
-                limit = max(self._state.config.mute_limit, 4 * self._state.interval)
-                mute = now - max(before, node.reachable_at) > limit
+                mute = self._mute(node, now, max(before, node.reachable_at))
                 node.silence = Silence("mute", node.last_word, node.asked_at if mute else None)
         self._judge(now)
 
     # -- the verdict
 
-    def _unreachable(self, node: Node, asked: float, why: str) -> None:
-        """Judge a node that other nodes cannot reach either."""
-        if not node.gone:
-            self._said[node.key] = node.last_word, why
-            node.unreachable += 1
-            node.silence = Silence("unreachable", node.last_word, asked)
-            self._judge(time.monotonic())
+    def _mute(self, node: Node, now: float, heard: float) -> bool:
+        """True if the node is lost though its kernel answers; ``heard``: when it last spoke."""
+        state, config = self._state, self._state.config
+        limit, longest = max(config.mute_limit, 4 * state.interval), config.stall_limit
+        stepped, unusual = state.pace.stepped, state.pace.locate_after()
+        others = (rank for rank in state.world.running() if rank.node is not node)
+        if node.role is not Role.ACTIVE:
+            stepped, unusual = heard, 0.0
+        elif state.stopped() or not node.second_way:
+            unusual = 0.0
+        elif state.world.is_ending() or not any(rank.beats for rank in others):
+            unusual = None
+        left = mute_at(heard, stepped, unusual, limit, longest) - now
+        if left < 0:
+            return True
+        stepping = unusual is not None and self.steps_on(node)
+        if (stepping or left > LONG) and now - heard > limit and node.key not in self._told:
+            self._told[node.key] = node.last_word
+            lives, until = "the job steps on", ""
+            if not stepping:
+                lives, until = "the node's kernel answers", f" up to {left:.0f} s more"
+            self._say(
+                f"robust-task on {node.name} has been silent for {now - node.last_word:.0f} s, but "
+                f"{lives}: waiting for it{until}. Look there with `ps -eo pid,stat,args | grep "
+                "agent.task`; state T is stopped, `kill -CONT PID` continues it"
+            )
+        return False
+
+    def _tell_back(self) -> None:
+        for key, word in list(self._told.items()):
+            node = self._state.nodes[key]
+            if node.gone or node.last_word > word:
+                del self._told[key]
+            if not node.gone and node.last_word > word:
+                self._say(f"{node.name} is heard again after {node.last_word - word:.0f} s")
 
     def _judge(self, now: float) -> None:
         silent, keys, own, answered = self._scene(now)
@@ -239,13 +271,8 @@ class NodeWatch:
 
     def _give_up(self, node: Node, now: float, *, shared: bool) -> None:
         silent, where = now - node.last_word, f"{node.address}:{node.hello.probe_port}"
-        if self.suspects.vouched(node, now):
-            why = f"no report for {silent:.1f} s; other nodes reach {where}, robust-srun does not"
-            self._state.lose_silent(node, why, shared=True)  # no evidence against the node
-            return
-        if (said := self._said.get(node.key)) and said[0] == node.last_word:
-            why = said[1]
-        elif node.silence is not None and node.silence.kind == "unreachable":
+        mute = node.silence is not None and node.silence.kind == "mute"
+        if not mute:
             times = node.unreachable * (1 + len(PROBED_AGAIN))
             why = f"no report for {silent:.1f} s and {times} probes of {where} unanswered"
         elif node.second_way:
@@ -254,7 +281,7 @@ class NodeWatch:
             why = f"no report for {silent:.1f} s and {where} cannot be probed (a firewall?)"
         if shared:
             why += "; it shares the cause with other nodes"
-        self._state.lose_silent(node, why, shared=shared)
+        self._state.lose_silent(node, why, shared=shared or mute)  # mute: no evidence against it
 
     def _tell(self, before: Mapping[Kind, SharedEvent[AgentKey]], now: float) -> None:
         for kind, event in self._causes.events.items():

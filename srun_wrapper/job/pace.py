@@ -59,6 +59,7 @@ class Pace:
     epoch_since: float = 0.0
     steps: int = 0  # advances seen in this epoch
     last: float = 0.0  # time of the last advance (or of the epoch's start)
+    stepped: float = 0.0  # time of the last step, in whatever epoch
     phase: str = ""
     phase_since: float = 0.0
     recent: list[float] = field(default_factory=list)  # seconds per step, the last 64 reports
@@ -80,6 +81,7 @@ class Pace:
         if self.phase:  # steps inside a phase: it may never be seen to end
             self._phase_took(at)
         self.steps += steps
+        self.stepped = max(self.stepped, at)
         self.last = max(self.last, at)
 
     def _phase_touched(self) -> bool:

@@ -25,7 +25,6 @@ from srun_wrapper.signatures.catalogue import Catalogue, load
 
 INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
 SLOWEST = 1.0  # s, with more
-PULSE = 0.1  # s between signs of life, with as few nodes as the first
 READING = 1.0  # s that the end of an incident waits for error counters; ranks wait for none
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -97,12 +96,6 @@ class JobState:
         if self.config.interval > 0:
             return self.config.interval
         return next((s for most, s in INTERVALS if len(self.nodes) <= most), SLOWEST)
-
-    @property
-    def pulse(self) -> float:
-        """Seconds between two signs of life of a node, beside its reports; 0: there are none."""
-        few = len(self.nodes) <= INTERVALS[0][0]
-        return PULSE if few and self.config.unreachable_limit > 0 and self.interval > PULSE else 0.0
 
     def stopped(self) -> bool:
         """True if the ranks are down, or told to stop, until the next epoch begins."""

@@ -51,7 +51,7 @@ class Stopping:
                 stuck.append((node, "its ranks could not be stopped"))
         shared = common(len(stuck), len(nodes))
         for node, why in stuck:
-            state.lose(node, why, "stuck", shared=shared)
+            state.lose(node, why, "stuck", shared=shared or node.silence is not None)
 
     async def end_world(self, incident: Incident, rejoin: float = 0.0) -> bool:
         """End all ranks of this epoch on the nodes that stay; False if another failure came.

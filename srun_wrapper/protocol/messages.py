@@ -22,7 +22,6 @@ from srun_wrapper.protocol.code import Code
 from srun_wrapper.protocol.looking_messages import Look, Machine, WorkCounters
 from srun_wrapper.protocol.peer_messages import PeerAsk as PeerAsk
 from srun_wrapper.protocol.peer_messages import PeerSay as PeerSay
-from srun_wrapper.protocol.peer_messages import Pulse, Reach, Reached
 
 # ---------------------------------------------------------------- shim <-> its node's agent
 
@@ -58,7 +57,7 @@ class Hello(Message):
     epoch: int  # epoch its ranks run in; 0 when none was started yet
     seen: int = 0  # highest message number it has already had acknowledged
     life: int = 0  # how many agents of this node have died before it
-    vouches: bool = False  # it knows ``Reach``; an older agent closes the connection on one
+    vouches: bool = False  # no longer read: keeps the places of the fields after it
     data_port: int = 0  # where other nodes' data processes reach this one's; 0: nowhere
 
 
@@ -195,7 +194,6 @@ class Ack(Message):
 
     seen: int
     interval: float  # s between reports from now on
-    pulse: float = 0.0  # s between two ``Pulse`` messages; 0: none are to be sent
 
 
 class RankStart(msgspec.Struct, array_like=True):
@@ -335,9 +333,9 @@ _FromSlot = (
 _ToSlot = Start | Stop | Signal | Inspect | LookCloser | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
-_FromNode = Hello | Report | Pulse | SlotLost | Signalled | Stalled | Counted | PeerAsk | Reached
+_FromNode = Hello | Report | SlotLost | Signalled | Stalled | Counted | PeerAsk
 FromAgent = _FromNode | _FromSlot
-ToAgent = Ack | Reach | _ToSlot
+ToAgent = Ack | _ToSlot
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_shim = msgspec.msgpack.Decoder(FromShim).decode

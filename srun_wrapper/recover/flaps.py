@@ -29,7 +29,6 @@ class Flaps:
         self._healed = healed
         self._last: dict[str, Flap] = {}  # by the node's name
         self._watches: set[asyncio.Task[None]] = set()
-        self.noted: Callable[[Flap], None] = lambda _flap: None
 
     def before(self, name: str, now: float) -> Flap | None:
         """Return the node's last flap, if it is recent."""
@@ -38,7 +37,6 @@ class Flaps:
 
     def note(self, name: str, flap: Flap) -> None:
         self._last[name] = flap
-        self.noted(flap)
 
     def watch(self, node: Node, since: float) -> None:
         """Look whether the node answers again; ``since``: its last word."""

@@ -76,7 +76,6 @@ def node_parts(
     controller = Controller(requester.slurm, SlurmWait(config.slurm_wait, over, say))
     reports = Reports(state.nodes, ledger, launch.env.get("SLURM_JOB_USER", ""))
     state.on_back = reports.came_back
-    reports.flaps.noted = lambda flap: node_watch.suspects.stumbled(flap.until - flap.since)
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
     standby = StandbyNodes(state, requests, interrupted)
     resizing = Resizing(state, enrolments, launch, journal, topology.mesh, requests.use)

@@ -22,7 +22,7 @@ class _Lost(NamedTuple):
 
     incident: Incident
     since: float  # its last word
-    stands: bool  # its kernel answered all the time, or tests have named it: no outage explains it
+    stands: bool  # tests have named it: no outage explains that
 
 
 class Reports:
@@ -64,11 +64,10 @@ class Reports:
         self._seen[name] = BadNode(name, strength, incident.wall)
         if node.own_mount:
             self._report(node, incident)
-        elif name in incident.diagnosis.unreported:
+        elif name in incident.diagnosis.unreported or (_mute(node) and not proven):
             self._shared.add(name)
         elif node.silent_as is not None:
-            mute = node.silence is not None and node.silence.kind == "mute"
-            self._silent[node.key] = _Lost(incident, node.last_word, mute or proven)
+            self._silent[node.key] = _Lost(incident, node.last_word, proven)
         elif not node.ours:
             self._report(node, incident)
 
@@ -188,3 +187,8 @@ class Reports:
             one, before = self._seen[name], found.get(name)
             found[name] = before.again(one.strength, one.time) if before else one
         return list(found.values())
+
+
+def _mute(node: Node) -> bool:
+    """True if its kernel answered all the time: its processes may just have been stopped."""
+    return node.silence is not None and node.silence.kind == "mute"

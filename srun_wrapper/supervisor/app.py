@@ -250,7 +250,6 @@ class Supervisor:
                 await self.step.end(patience=NOTHING_RAN)
                 return missing or 128 + self.state.signalled
             watcher = asyncio.create_task(self._build_watches().run())
-            start_task(self._beside, self.node_watch.suspects.run(say))
             if await self.restoring.prepare():
                 self.epochs.start("")
             code = await self._life.run()

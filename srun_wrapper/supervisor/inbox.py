@@ -38,7 +38,6 @@ from srun_wrapper.protocol.messages import (
     Warmup,
     WorkerEnded,
 )
-from srun_wrapper.protocol.peer_messages import Pulse
 from srun_wrapper.protocol.server import Connection
 
 _log = logging.getLogger("robust-srun.nodes")
@@ -119,7 +118,7 @@ class Inbox:
             )
 
     def _acknowledge(self, node: Node) -> None:
-        self._state.bus.send_once(node, Ack(node.seen, self._state.interval, self._state.pulse))
+        self._state.bus.send_once(node, Ack(node.seen, self._state.interval))
 
     def _warm_up(self, node: Node) -> None:
         """Have a node without ranks import what the ranks of other nodes have imported."""
@@ -144,8 +143,6 @@ class Inbox:
             # This was still in its kernel's buffers. An agent that lives connects again: then the
             # node is back.
             connection.close()
-            return
-        if isinstance(message, Pulse):
             return
         if isinstance(message, NumberedMessage):
             if message.number > node.seen:

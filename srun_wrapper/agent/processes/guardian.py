@@ -2,7 +2,8 @@
 
 The death of a shim (out of memory, SIGKILL, an error of ours) says nothing about its node. The
 process that Slurm started remains as the guardian and only waits. It forks the shim while it has
-no threads, shares its memory with the shim, and ends with the shim's exit code or signal.
+no threads, shares its memory with the shim, and ends with the shim's exit code or signal. It
+continues a shim that stays stopped: its ranks would block on their output, and could not end.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
+from robust_slurm import process_stat
 from robust_slurm.memory_dir import LOCAL, remove_stale
 from robust_slurm.text import signal_name
 from srun_wrapper.agent.processes import process_tree
 
 STEADY = 300.0  # s; a shim that dies again within this time is not restarted
+STOPPED = 10.0  # s that a shim may stay stopped (SIGSTOP) while its guardian runs
+LOOK = 0.1  # s between two looks whether it still is
 CLEAN = 1.0  # s for what a dead shim left behind to end; then only its ranks wait for it
 KILLED_TOO = 0.05  # s for the killer of the shim (Slurm, at the step's end) to kill us, too
 NAME = b"robust-guard"
@@ -51,7 +55,7 @@ def guarded(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
     number, again = 0, 0.0  # ``again``: a death before this time is not followed by a restart
     while True:
-        status, told = _live(life, end, number, own, mask)
+        status, told = _live(life, end, number, own, mask, name)
         code = os.waitstatus_to_exitcode(status)
         if told == _FINISHED:
             break
@@ -84,6 +88,7 @@ def _live(
     number: int,
     own: bytes,
     mask: Collection[int],
+    name: str,
 ) -> tuple[int, bytes]:
     """Run the shim once; return its wait status and its last word."""
     gc.freeze()  # the pages stay shared
@@ -100,8 +105,10 @@ def _live(
         _shim(life, end, number, tell)
     os.close(tell)
     while True:
-        ended, status = os.waitpid(-1, 0)
-        if ended == pid:
+        ended, status = os.waitpid(-1, os.WUNTRACED)
+        if ended == pid and os.WIFSTOPPED(status):
+            _continue(pid, name)
+        elif ended == pid:
             break
     os.set_blocking(finished, False)  # a process that the shim left may hold the other end
     try:
@@ -110,6 +117,17 @@ def _live(
         told = b""
     os.close(finished)
     return status, told
+
+
+def _continue(pid: int, name: str) -> None:
+    """Continue a shim that was stopped, unless whoever stopped it does so himself in time."""
+    until = time.monotonic() + STOPPED
+    while process_stat.read(pid).state == "T":
+        if time.monotonic() >= until:
+            _say(f"{name} was stopped for {STOPPED:g} s (SIGSTOP); continuing it")
+            os.kill(pid, signal.SIGCONT)
+            return
+        time.sleep(LOOK)
 
 
 def _shim(

@@ -47,7 +47,7 @@ class Prerequest:
         doubtful = {
             place: node.name
             for place, node in enumerate(self._world.places)
-            if node.role is Role.ACTIVE and watch.doubted(node, now)
+            if node.role is Role.ACTIVE and watch.doubted(node, now) and not watch.steps_on(node)
         }
         over = self._over() or watch.is_shared()
         if over or len(doubtful) > MAX_STANDBY_NODES:

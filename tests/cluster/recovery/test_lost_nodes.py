@@ -11,6 +11,9 @@ from waiting import until
 
 from lab import Cluster
 from robust_slurm.drain_reason import parse_reason
+from robust_slurm.settings import Config
+
+MUTE = Config().mute_limit
 
 
 def evicted(training: Training, node: str, left: str) -> None:
@@ -147,14 +150,16 @@ def test_spare_that_dies_idle_disturbs_nobody(new_lab: LabFactory) -> None:
 
 def test_node_whose_processes_all_stop(new_lab: LabFactory) -> None:
     lab = new_lab()
-    training = start(lab, 2, spares=1, toy="--hold 8")
-    training.wait_step(8)
+    training = start(lab, 2, spares=1, toy="--hold 30")
+    training.wait_step(30)  # the job's pace is known
     lab.hang("n2")
     training.until(training.incidents, "incident")
     training.until(lambda: training.nodes() == "n[1,3]", "shrink")
     lab.crash("n2")  # its processes cannot end by themselves any more
     training.check_done()
-    training.only_incident(action="swap_spare", suspects=["n2"], cause="node")
+    record = training.only_incident(action="swap_spare", swaps=[["n2", "n3"]], cause="shared")
+    assert MUTE <= record["phases"]["detect"] < 2 * MUTE
+    assert not training.accusations()  # a paused machine or a frozen cgroup looks the same
 
 
 def test_node_that_is_cut_off_ends_its_ranks(new_lab: LabFactory) -> None:

@@ -54,7 +54,10 @@ def test_death_behind_a_firewall_is_seen(new_lab: LabFactory, what: str) -> None
     assert training.final() == {"step": training.steps, "loss": reference(training.steps, 2)}
     training.check_gone()
     record = training.incidents()[-1]  # rank 0 may be the first to notice
-    check_incident(record, symptom="node_lost", suspects=["n2"], swaps=[["n2", "n3"]])
+    check_incident(record, symptom="node_lost", suspects=[], swaps=[["n2", "n3"]])
+    assert (
+        not training.accusations()
+    )  # nobody can tell a dead node there from a stopped robust-task
     assert MUTE <= record["phases"]["detect"] < 2 * MUTE
     assert "answers" not in record["evidence"][0]  # nobody has asked it
 
@@ -62,7 +65,7 @@ def test_death_behind_a_firewall_is_seen(new_lab: LabFactory, what: str) -> None
 def stop_for_a_while(training: Training) -> None:
     (agent,) = shims(training, "n2")
     os.kill(agent, signal.SIGSTOP)
-    time.sleep(0.4 * MUTE)  # noticed, and yet too short to be a loss
+    time.sleep(4.0)  # noticed, and yet too short to be a loss
     os.kill(agent, signal.SIGCONT)
 
 

@@ -15,7 +15,8 @@ from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.model import Role
 from srun_wrapper.protocol.messages import Report
 
-MUTE = Config().mute_limit
+MUTE, STALL = Config().mute_limit, Config().stall_limit
+STEP = 0.1  # s
 
 
 @pytest.fixture
@@ -34,7 +35,21 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return coming
 
 
-def ask(job: Job, answers: list[str], *given: str, silent: float = 0.0) -> list[str]:
+def stepping(job: Job, last: float | None = None) -> Job:
+    """Let the ranks of the first node have made their last step so many s ago.
+
+    None: when the silent node gave its last word.
+    """
+    job.say(0, Report(1, (beat(0, 10, 10),)))
+    pace = job.state.pace
+    pace.steps, pace.slowest, pace.recent = 10, STEP, [STEP] * 10
+    pace.stepped = 0.0 if last is None else time.monotonic() - last
+    return job
+
+
+def ask(
+    job: Job, answers: list[str], *given: str, silent: float = 0.0, said: list[str] | None = None
+) -> list[str]:
     """Look at one node of three until all these answers were given; the news meanwhile."""
     news: list[str] = []
     job.state.on_news = news.append
@@ -44,7 +59,7 @@ def ask(job: Job, answers: list[str], *given: str, silent: float = 0.0) -> list[
         other.second_way, other.last_word = True, time.monotonic() + 60.0
 
     async def look() -> None:
-        nodes = NodeWatch(job.state)
+        nodes = NodeWatch(job.state, say=(said if said is not None else []).append)
         while answers:
             node.last_word = time.monotonic() - silent
             nodes.look(time.monotonic())
@@ -91,17 +106,96 @@ def test_a_node_that_is_well_is_asked_whether_it_can_be_asked(
 def test_a_silent_node(
     answers: list[str], second_way: bool | None, silent: float, given: list[str], lost: bool
 ) -> None:
-    job = Job(3, 0)
+    job = stepping(Job(3, 0))
     job.node(1).second_way = second_way
     news = ask(job, answers, *given, silent=silent)
     assert (job.node(1).role is Role.DEAD) is lost
     assert [f.symptom for f in job.state.failures] == ["node_lost"] * lost
+    assert [f.shared for f in job.state.failures] == [silent > MUTE] * lost
     assert len(news) == lost
+
+
+@pytest.mark.parametrize(
+    ("second_way", "silent", "stepped", "lost"),
+    [
+        (True, 60.0, 1.0, False),  # robust-task is stopped, its ranks are not
+        (True, 60.0, MUTE / 2, False),
+        (True, 60.0, MUTE + 1, True),  # now the whole job stands
+        (True, MUTE + 1, MUTE + 0.9, True),  # its last step
+        (False, 60.0, 1.0, False),  # a firewall between
+        (False, 60.0, MUTE + 1, True),
+    ],
+)
+def test_steps_of_the_others_outweigh_its_silence(
+    answers: list[str], second_way: bool, silent: float, stepped: float, lost: bool
+) -> None:
+    job, said = stepping(Job(3, 0), stepped), list[str]()
+    job.node(1).second_way = second_way
+    ask(job, answers, "accepted", silent=silent, said=said)
+    assert (job.node(1).role is Role.DEAD) is lost
+    assert [f.shared for f in job.state.failures] == [True] * lost
+    assert len(said) == (not lost)
+    assert all(
+        "robust-task on n1 has been silent for 60 s, but the job steps on" in s for s in said
+    )
+
+
+@pytest.mark.parametrize("what", ["no steps", "start", "phase", "end", "ranks of its own only"])
+def test_where_steps_say_nothing_it_is_waited_for_long(answers: list[str], what: str) -> None:
+    job, said = stepping(Job(3, 0)), list[str]()
+    pace, ranks = job.state.pace, job.state.world.by_rank
+    pace.steps = 1 if what == "start" else pace.steps
+    if what == "no steps":
+        pace.slowest = 0.0
+    elif what == "phase":
+        pace.in_phase("eval", time.monotonic(), time.monotonic())
+    elif what == "end":
+        ranks[0].exit = (0, 0)
+    elif what == "ranks of its own only":
+        ranks[0].beats, ranks[2].beats = 0, 10
+    job.node(1).second_way = True
+    ask(job, answers, "accepted", silent=STALL - 1, said=said)
+    assert job.node(1).role is Role.ACTIVE
+    assert len(said) == 0  # it was too late to say so
+    ask(job, answers, "accepted", silent=60.0, said=said)
+    assert "the node's kernel answers: waiting for it up to 540 s more" in said[0]
+    ask(job, answers, "accepted", silent=STALL + 1)
+    assert job.node(1).role is Role.DEAD and job.state.failures[0].shared
+
+
+@pytest.mark.parametrize("role", [Role.SPARE, Role.ACTIVE])
+def test_a_spare_or_one_that_holds_a_recovery_up_is_not_waited_for_long(
+    answers: list[str], role: Role
+) -> None:
+    job = Job(3, 0)
+    job.node(1).second_way, job.node(1).role = True, role
+    job.state.members.stopping_epoch = job.state.world.epoch
+    ask(job, answers, "accepted", silent=MUTE + 1)
+    assert job.node(1).role is Role.DEAD
+
+
+def test_one_that_answers_again_is_said_to(answers: list[str]) -> None:
+    job, said = stepping(Job(3, 0), 1.0), list[str]()
+    job.node(1).second_way = True
+    nodes = NodeWatch(job.state, say=said.append)
+    answers[:] = ["accepted"]
+
+    async def look() -> None:
+        job.node(1).last_word = time.monotonic() - 60.0
+        for other in (job.node(0), job.node(2)):
+            other.second_way, other.last_word = True, time.monotonic() + 60.0
+        nodes.look(time.monotonic())
+        await asyncio.sleep(0.01)
+        job.say(1, Report(1, ()))
+        nodes.look(time.monotonic())
+
+    asyncio.run(look())
+    assert len(said) == 2 and said[1] == "n1 is heard again after 60 s"
 
 
 def test_after_an_outage_an_agent_has_time_to_connect_anew(answers: list[str]) -> None:
     """The agent's host answers before the agent; the agent's silence until then says nothing."""
-    job = Job(3, 0, outage_wait=600.0)
+    job = stepping(Job(3, 0, outage_wait=600.0))
     job.node(1).second_way, job.node(1).unreachable = True, 3
     ask(job, answers, "accepted", "accepted", silent=3 * MUTE)
     assert job.node(1).role is Role.ACTIVE and not job.state.failures

@@ -10,7 +10,6 @@ from made_job import Job, Line, as_connection, beat, hello
 from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.decide.exclusions import remembered
 from srun_wrapper.job.model import Role
-from srun_wrapper.job.state import PULSE
 from srun_wrapper.protocol.messages import (
     Ack,
     Exited,
@@ -27,7 +26,7 @@ def test_a_job_comes_together() -> None:
     job = Job()
     assert job.state.step_id == "0"
     assert [n.name for n in job.state.spares()] == ["n2"]
-    assert job.lines[0].sent == [Ack(0, 0.25, PULSE)]
+    assert job.lines[0].sent == [Ack(0, 0.25)]
     assert job.state.vacant() == ()
     for i in range(2):
         for local in range(2):
@@ -45,7 +44,7 @@ def test_a_crash_is_a_failure_once() -> None:
     assert (failure.signal, failure.tail) == (9, "last words")
     assert failure.facts == ("kernel: x",)
     assert failure.at - failure.last_good == pytest.approx(0.25)
-    assert job.lines[1].sent[-1] == Ack(1, 0.25, PULSE)
+    assert job.lines[1].sent[-1] == Ack(1, 0.25)
 
 
 @pytest.mark.parametrize(("code", "signum"), [(3, 0), (0, 9), (0, 10)])

@@ -22,8 +22,15 @@ from srun_wrapper.protocol.messages import (
 RELEASED = {
     *("Ack", "Alarm", "Committed", "Complete", "Counted", "Enrolled", "Exited", "Fetch", "Finish"),
     *("Flush", "Hello", "Imports", "Inspect", "Inspected", "Logged", "LookCloser", "LookedCloser"),
-    *("MakeRoom", "Moved", "PeerAsk", "PeerSay", "PersistAt", "Persisted", "Pulse", "Reach"),
-    *("Reached", "ReplicaTargets", "Report", "Resumed", "RunTests", "SaveEvery", "Saved"),
+    *(
+        "MakeRoom",
+        "Moved",
+        "PeerAsk",
+        "PeerSay",
+        "PersistAt",
+        "Persisted",
+    ),
+    *("ReplicaTargets", "Report", "Resumed", "RunTests", "SaveEvery", "Saved"),
     *("Signal", "Signalled", "SlotHello", "SlotLost", "SlotWelcome", "Stalled", "StandAt"),
     *("Start", "Started", "StateSums", "StdinRead", "Stock", "Stop", "Stopped", "StoreReady"),
     *("TakeStock", "TakeSums", "Unshare", "WarmRanks", "Warmup", "WorkerEnded"),

@@ -74,8 +74,8 @@ class Site:
         ((DOWN, DOWN, UP), "unreachable", False, True),
         (("accepted",), "unreachable", False, True),
         ((DOWN,), "unreachable", False, False),  # it crashed, or is down for longer
-        ((UP,), "mute", False, False),  # its kernel answered all the time
         ((UP,), "unreachable", True, False),  # tests have named it
+        ((UP,), "mute", True, False),
     ],
 )
 def test_a_report_stands_only_where_no_outage_explains_it(
@@ -99,6 +99,21 @@ def test_a_report_stands_only_where_no_outage_explains_it(
     assert site.reports.barred.bad == ["n1"] * (not withdrawn)
     assert site.reports.reported("n1") is not withdrawn
     assert ("the report against n1 is withdrawn" in capfd.readouterr().err) is withdrawn
+
+
+def test_one_whose_kernel_answered_all_the_time_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A person, a debugger, a frozen cgroup, a paused machine: its processes were stopped."""
+    site = Site(monkeypatch, UP)
+
+    async def scene() -> None:
+        site.lose("mute")
+        await site.report()
+
+    asyncio.run(scene())
+    assert not site.reported and not site.reports.evidence()
+    assert site.reports.barred.bad == ["n1"]  # this job does not get it again
 
 
 @pytest.mark.parametrize(("ago", "stands"), [(299.0, True), (301.0, False)])

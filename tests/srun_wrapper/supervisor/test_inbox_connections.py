@@ -8,7 +8,6 @@ import pytest
 from made_job import Job, Line, as_connection, hello
 
 from srun_wrapper.job.model import Role
-from srun_wrapper.job.state import PULSE
 from srun_wrapper.protocol.messages import Ack, Finish, Message, Report, Start, Started, Stop
 
 
@@ -45,14 +44,14 @@ def test_orders_survive_a_lost_connection(
     node.order, node.stopped = order, stopped
     job.inbox.closed(as_connection(job.lines[0]))
     line = job.join(0, epoch)
-    assert line.sent == [Ack(0, 0.25, PULSE), *([order] if order is not None and again else [])]
+    assert line.sent == [Ack(0, 0.25), *([order] if order is not None and again else [])]
 
 
 def test_a_new_connection_replaces_the_old() -> None:
     job = Job()
     job.say(0, Started(5, 1, 0, 1))
     old, new = job.lines[0], job.join(0, epoch=1)
-    assert old.closed and new.sent[0] == Ack(5, 0.25, PULSE)
+    assert old.closed and new.sent[0] == Ack(5, 0.25)
     job.inbox.closed(as_connection(old))
     assert cast(object, job.node(0).connection) is new
     job.inbox.closed(as_connection(new))

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 from waiting import until
 
+from robust_slurm import process_stat
+
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 from srun_wrapper.agent.processes import guardian
 from srun_wrapper.agent.task import end_like
-guardian.STEADY = float(sys.argv[1])
-base, plan = Path(sys.argv[2]), sys.argv[3:]
+guardian.STEADY, guardian.STOPPED = float(sys.argv[1]), float(sys.argv[2])
+base, plan = Path(sys.argv[3]), sys.argv[4:]
 
 def life(number):
     (base / f"life-{number}").write_text(str(os.getpid()))
@@ -52,8 +54,10 @@ guardian.guarded(life, end_like, "n1: the robust-task of local task 0")
 
 
 class Ran:
-    def __init__(self, base: Path, *plan: str, steady: float = 300.0) -> None:
-        words = [sys.executable, "-c", PROGRAM, str(steady), str(base), *plan]
+    def __init__(
+        self, base: Path, *plan: str, steady: float = 300.0, stopped: float = 300.0
+    ) -> None:
+        words = [sys.executable, "-c", PROGRAM, str(steady), str(stopped), str(base), *plan]
         self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         self.base = base
 
@@ -117,6 +121,23 @@ def test_signals_are_for_the_shim(tmp_path: Path) -> None:
     assert (Path("/proc") / str(shim) / "comm").read_text() != "robust-guard\n"
     os.kill(shim, signal.SIGTERM)
     assert ran.end()[0] == 7
+
+
+@pytest.mark.parametrize("then", ["nothing", "continued", "killed"])
+def test_a_shim_that_stays_stopped_is_continued(tmp_path: Path, then: str) -> None:
+    ran = Ran(tmp_path, "wait", "end:7", stopped=0.5 if then == "nothing" else 300.0)
+    until((tmp_path / "ready").exists, "the shim")
+    shim = int((tmp_path / "life-0").read_text())
+    os.kill(shim, signal.SIGSTOP)
+    until(lambda: process_stat.read(shim).state == "T", "the stop")
+    if then == "continued":
+        os.kill(shim, signal.SIGCONT)
+    until(lambda: then == "killed" or process_stat.read(shim).state != "T", "the end of the stop")
+    os.kill(shim, signal.SIGKILL if then == "killed" else signal.SIGTERM)
+    code, err = ran.end()
+    assert (code, ran.lives) == (7, 1 + (then == "killed"))
+    told = "n1: the robust-task of local task 0 was stopped for 0.5 s (SIGSTOP); continuing it"
+    assert (told in err) is (then == "nothing")
 
 
 def test_the_shim_dies_with_its_guardian(tmp_path: Path) -> None:

@@ -132,3 +132,13 @@ def test_more_silent_nodes_than_can_be_replaced() -> None:
     assert len(requested.now()) == MAX_STANDBY_NODES
     job.node(MAX_STANDBY_NODES).last_word -= 5.0
     assert requested.now() == []
+
+
+def test_none_is_asked_for_while_steps_show_that_the_ranks_live() -> None:
+    job = Job(2, 0, standby_partition="standby")
+    requested, pace = Prerequested(job), job.state.pace
+    heard(job)
+    job.node(1).last_word = time.monotonic() - 60.0
+    assert requested.now() == ["n1"]
+    pace.recent, pace.stepped = [0.1], time.monotonic()
+    assert requested.now() == []
