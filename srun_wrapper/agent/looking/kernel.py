@@ -108,6 +108,20 @@ def is_still(pid: int, proc: Path = Path("/proc")) -> bool:
     return any(state(int(tid), proc / str(pid) / "task") in ("", *"DTtZX") for tid in tids)
 
 
+def is_writing(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Return whether one of its threads waits in write(): a stop or a signal would cut that short.
+
+    The call returns the number of bytes written so far, and many programs do not write the rest.
+    """
+    task = proc / str(pid) / "task"
+    try:
+        tids = os.listdir(task)  # noqa: PTH208
+    except OSError:
+        return False
+    calls = (_read(task / tid / "syscall").partition(" ")[0] for tid in tids)
+    return any(CALLS.get(call) in ("write", "writev") for call in calls)
+
+
 def _thread(directory: Path, tid: int) -> str:
     now = state(tid, directory.parent)
     if not now:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 from places import PROGRAMS
 from slot_driver import Driver, drive, drivers
+from waiting import until
 
 from srun_wrapper.agent.looking import kernel
+from srun_wrapper.agent.looking.native import NativeReader
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.locate.collectives import MISMATCH, MISSING, OLD, findings
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
@@ -47,11 +50,11 @@ def test_the_flight_recorder_over_gloo(
     d = drive(sys.executable, script, mode, str(world), str(tmp_path))
     d.launch()
     d.wait(lambda: all((tmp_path / f"ready-{n}").exists() for n in range(world)), 60.0)
-    until = time.monotonic() + OLD + 5.0
+    end = time.monotonic() + OLD + 5.0
     while True:  # until the others have waited long enough
         seen = looked(d).recorded
         found = findings(seen, range(world))
-        if found or time.monotonic() > until:
+        if found or time.monotonic() > end:
             break
     assert [finding.kind for finding in found] == [kind], (seen, found)
     assert found[0].text.startswith(text), found
@@ -76,6 +79,20 @@ def test_a_native_stack_and_the_kernel(drive: Any, tmp_path: Path) -> None:
     assert python and seen.native.index(python[0]) > 0, seen  # native frames are inside it
     assert any(".so" in frame for frame in seen.native[: seen.native.index(python[0])]), seen
     assert seen.kernel.startswith("state S"), seen
+
+
+WRITES = "import os, sys; sys.exit(os.write(1, b'x' * (1 << 20)) != 1 << 20)"
+
+
+def test_a_write_is_not_cut_short(tmp_path: Path) -> None:
+    """A process that is stopped in write() gets back how much it has written so far."""
+    with subprocess.Popen([sys.executable, "-c", WRITES], stdout=subprocess.PIPE) as process:
+        until(lambda: kernel.is_writing(process.pid), "the write")
+        seen = NativeReader().read(process.pid)
+        assert process.stdout is not None and len(process.stdout.read()) == 1 << 20
+    assert process.returncode == 0
+    assert (seen.frames, seen.failed) == ((), "it is writing, and must not be stopped in that")
+    assert not kernel.is_writing(os.getpid()) and not kernel.is_writing(1 << 23)
 
 
 def test_only_processes_of_the_slot_and_no_stopped_ones(drive: Any, tmp_path: Path) -> None:
