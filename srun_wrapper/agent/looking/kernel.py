@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 import platform
 import re
+import signal
 from mmap import PAGESIZE
 from pathlib import Path
 
 from robust_slurm import process_stat
 from robust_slurm.text import one_line
+from srun_wrapper.agent.processes.process_tree import children
 
 WORD = 96  # characters
-OTHERS = 2  # threads in state D that are shown beside the main one
+NAME = 16  # of a process, as the kernel cuts it
+OTHERS = 2  # threads in state D that are shown beside the main one, and killed children
+_EXIT_CODE = 49  # of a zombie, in ``ProcessStat.fields``: as wait() would return it
 _X86 = (
     "0 read,1 write,2 open,3 close,4 stat,5 fstat,6 lstat,7 poll,9 mmap,11 munmap,16 ioctl,"
     "17 pread64,18 pwrite64,19 readv,20 writev,23 select,28 madvise,34 pause,35 nanosleep,"
@@ -106,6 +110,23 @@ def is_still(pid: int, proc: Path = Path("/proc")) -> bool:
     except OSError:
         return True
     return any(state(int(tid), proc / str(pid) / "task") in ("", *"DTtZX") for tid in tids)
+
+
+def killed_children(pid: int) -> str:
+    """Return the children that a signal has ended and for which the process has not waited."""
+    found = []
+    for child in children(pid):
+        try:
+            process = process_stat.read(child)
+            signum = int(process.fields[_EXIT_CODE]) & 0x7F if process.ended else 0
+            name = signal.Signals(signum).name if signum else ""
+        except (OSError, ValueError, LookupError):
+            continue
+        if name:
+            found.append(f"{child} ({one_line(process.name, NAME)}) by {name}")
+    more = f" and {len(found) - OTHERS} more" if len(found) > OTHERS else ""
+    shown = ", ".join(found[:OTHERS])
+    return f"killed and not waited for: its child {shown}{more}" if found else ""
 
 
 def is_writing(pid: int, proc: Path = Path("/proc")) -> bool:

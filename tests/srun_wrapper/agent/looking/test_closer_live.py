@@ -16,7 +16,9 @@ from slot_driver import Driver, drive, drivers
 from waiting import until
 
 from srun_wrapper.agent.looking import kernel
+from srun_wrapper.agent.looking.closer import in_depth
 from srun_wrapper.agent.looking.native import NativeReader
+from srun_wrapper.agent.looking.roles import TreeProcess
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.locate.collectives import MISMATCH, MISSING, OLD, findings
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
@@ -79,6 +81,29 @@ def test_a_native_stack_and_the_kernel(drive: Any, tmp_path: Path) -> None:
     assert python and seen.native.index(python[0]) > 0, seen  # native frames are inside it
     assert any(".so" in frame for frame in seen.native[: seen.native.index(python[0])]), seen
     assert seen.kernel.startswith("state S"), seen
+
+
+WAITS = """
+import os, signal, subprocess, sys, time
+worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
+ended = subprocess.Popen(["false"])
+print(worker.pid, flush=True)
+os.kill(worker.pid, signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def test_a_killed_child_for_which_nobody_waits_is_shown() -> None:
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        text = f"killed and not waited for: its child {worker} (sleep) by SIGKILL"
+        until(lambda: kernel.killed_children(process.pid) == text, text)
+        member = TreeProcess(process.pid, 1, "S", False)
+        (seen,) = in_depth([member], [process.pid], NativeReader())
+        assert seen.kernel.startswith("state S in ") and seen.kernel.endswith(f"; {text}")
+        process.kill()
+    assert kernel.killed_children(process.pid) == ""
 
 
 WRITES = "import os, sys; sys.exit(os.write(1, b'x' * (1 << 20)) != 1 << 20)"
