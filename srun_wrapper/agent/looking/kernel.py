@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import signal
+from collections.abc import Mapping, Sequence
 from mmap import PAGESIZE
 from pathlib import Path
 
@@ -37,6 +38,7 @@ _ARM = (
     "215 munmap,222 mmap,233 madvise,242 accept4,260 wait4,291 statx"
 )
 _TABLES = {"x86_64": _X86, "aarch64": _ARM}
+_WAITS = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _OF_A_FILE = re.compile(
     r"p?(read|write)(64|v)?|ioctl|f(data)?sync|flock|fcntl|fstat|close|getdents64"
     r"|recv(from|msg)|send(to|msg)|connect|accept4?"
@@ -134,13 +136,36 @@ def is_writing(pid: int, proc: Path = Path("/proc")) -> bool:
 
     The call returns the number of bytes written so far, and many programs do not write the rest.
     """
-    task = proc / str(pid) / "task"
-    try:
-        tids = os.listdir(task)  # noqa: PTH208
-    except OSError:
-        return False
-    calls = (_read(task / tid / "syscall").partition(" ")[0] for tid in tids)
-    return any(CALLS.get(call) in ("write", "writev") for call in calls)
+    return bool(woken_in_write([pid], proc))
+
+
+def woken_in_write(pids: Sequence[int], proc: Path = Path("/proc")) -> dict[int, int]:
+    """Map the threads that wait in write() to the number of times that they have waited so far.
+
+    Each time, what they write to has taken some bytes, which /proc/PID/io counts at the end only.
+    """
+    found = {}
+    for pid in pids:
+        task = proc / str(pid) / "task"
+        try:
+            tids = os.listdir(task)  # noqa: PTH208
+        except OSError:
+            continue
+        for tid in tids:
+            call = _read(task / tid / "syscall").partition(" ")[0]
+            if CALLS.get(call) not in ("write", "writev"):
+                continue
+            waits = _WAITS.search(_read(task / tid / "status"))
+            found[int(tid)] = int(waits[1]) if waits else 0
+    return found
+
+
+def drained(before: Mapping[int, int], after: Mapping[int, int]) -> int:
+    """Return the least number of bytes taken meanwhile from threads that waited in write(). Pure.
+
+    ``before``, ``after``: see ``woken_in_write``.
+    """
+    return PAGESIZE * sum(max(0, n - before.get(tid, n)) for tid, n in after.items())
 
 
 def _thread(directory: Path, tid: int) -> str:

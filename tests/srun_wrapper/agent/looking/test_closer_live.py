@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from places import PROGRAMS
 from slot_driver import Driver, drive, drivers
 from waiting import until
 
-from srun_wrapper.agent.looking import kernel
+from srun_wrapper.agent.looking import kernel, sampler
 from srun_wrapper.agent.looking.closer import in_depth
 from srun_wrapper.agent.looking.native import NativeReader
 from srun_wrapper.agent.looking.roles import TreeProcess
@@ -118,6 +119,35 @@ def test_a_write_is_not_cut_short(tmp_path: Path) -> None:
     assert process.returncode == 0
     assert (seen.frames, seen.failed) == ((), "it is writing, and must not be stopped in that")
     assert not kernel.is_writing(os.getpid()) and not kernel.is_writing(1 << 23)
+
+
+BIG = "import os; os.write(1, b'x' * (64 << 20))"
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_output_that_drains_is_a_sign_of_work(tmp_path: Path, drains: bool) -> None:
+    """One write() of much counts in /proc/PID/io at its end only."""
+    with subprocess.Popen([sys.executable, "-c", BIG], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        until(lambda: kernel.is_writing(process.pid), "the write")
+        over = threading.Event()
+
+        def drain() -> None:
+            while not over.wait(0.02):
+                os.read(process.stdout.fileno(), 1 << 16)
+
+        reader = threading.Thread(target=drain)
+        if drains:
+            reader.start()
+        before = process_tree.usage([process.pid])
+        pids = [process.pid]
+        seen = sampler.sample(0, process.pid, 1, pids, 1.0, 1 << 16, tmp_path, False)
+        assert process_tree.usage([process.pid]).io == before.io
+        over.set()
+        process.kill()
+    if drains:
+        reader.join()
+    assert (seen.io > 8 << 10) is drains, seen
 
 
 def test_only_processes_of_the_slot_and_no_stopped_ones(drive: Any, tmp_path: Path) -> None:
