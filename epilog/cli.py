@@ -24,7 +24,7 @@ from health.history import job_notes
 # Imported with this module, not later: the stub bounds the time of its import.
 from health.leftovers import cleanup
 from health.leftovers.cleanup import Cleared
-from health.node import jobs
+from health.node import jobs, proctable
 from health.node.system import Event
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def _clear(gate: Gate, deadline_s: float) -> Cleared:
         return cleanup.clear(known.job, known.uid, "never", (), (), deadline_s)
     dirs = [*([cleanup.SHM] if table["clean_shm"] else []), *table["clean_dirs"]]
     steps = jobs.maybe(gate.system)
-    return cleanup.clear(known.job, known.uid, table["leftovers"], steps, dirs, deadline_s)
+    sluids = proctable.own_sluid(known.env, known.job)
+    return cleanup.clear(known.job, known.uid, table["leftovers"], steps, dirs, deadline_s, sluids)
 
 
 def _find_reports(gate: Gate, inquiry: Inquiry, until: float) -> None:

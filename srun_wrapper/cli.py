@@ -75,6 +75,17 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
+def open_to_owner() -> None:
+    """Keep a umask from closing our files, and the ranks', to their own user. srun passes it on."""
+    umask = os.umask(0o077)
+    os.umask(umask & 0o077)
+    if umask & 0o700:
+        say(
+            f"warning: umask {umask:04o} denies you the files that you create, so robust-srun and "
+            f"the ranks run with umask {umask & 0o077:04o}; correct the umask in the job script"
+        )
+
+
 def run(argv: list[str], started: Mapping[str, str]) -> int:
     """Run with our environment, ``started``; returns the exit code. UsageError, ConfigError."""
     by = handover.handed(started)
@@ -117,6 +128,7 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     except UsageError as error:
         handover.back(by, error, argv, started, say)
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env, by.mode if by is not None else "")
+    open_to_owner()
     records = prepared(config, job_id)
     watches = observed is not None
     handover.alone(records, by, command, argv, started, say, observes=watches)

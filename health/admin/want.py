@@ -29,7 +29,8 @@ class Want(NamedTuple):
     """One setting: its value ``now`` ("": not set), the ``value`` it should have, and why.
 
     ``needed``: the gate does not work without; else it is advice. ``paste``: the line where it is
-    not ``key=value``, and ``where`` it goes: slurm.conf, "shell", or a script of the site's.
+    not ``key=value``, and ``where`` it goes: slurm.conf, cgroup.conf, "shell", or a
+    script of the site's.
     """
 
     key: str

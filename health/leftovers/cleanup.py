@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from health.check import Condition
@@ -82,12 +83,14 @@ def clear(
     steps: Iterable[int],
     dirs: Sequence[str],
     deadline_s: float,
+    sluids: Mapping[str, int] = MappingProxyType({}),
 ) -> Cleared:
     """Clear the job's leftovers; the findings are about those that stayed.
 
     ``mode``: "user", "job" or "never"; ``steps``: jobs with steps here (slurmd's spool); ``dirs``:
     the user's files there are removed once the user has no other job and no process here. Before
-    that, only files that robust-task has named after the job are removed.
+    that, only files that robust-task has named after the job are removed. ``sluids``: the numbers
+    of jobs by SLUID, as slurmd tells the epilog its own.
     """
     if uid <= 0:
         return Cleared(0, 0, [])
@@ -97,7 +100,7 @@ def clear(
     until = time.monotonic() + deadline_s
     here = list(steps)
     said, error = call_in_child(
-        lambda: end_leftovers(job, uid, mode, here, 0.7 * deadline_s), deadline_s
+        lambda: end_leftovers(job, uid, mode, here, 0.7 * deadline_s, sluids), deadline_s
     )
     if error:
         if error.startswith("no answer"):
@@ -135,7 +138,12 @@ def wait_for_ending(uid: int, deadline_s: float) -> None:
 
 
 def end_leftovers(
-    job: int, uid: int, mode: str, steps: Sequence[int], budget_s: float
+    job: int,
+    uid: int,
+    mode: str,
+    steps: Sequence[int],
+    budget_s: float,
+    sluids: Mapping[str, int],
 ) -> dict[str, Any]:
     """Send SIGTERM, then SIGKILL until none is left or the time is over. May hang: use a child.
 
@@ -151,7 +159,7 @@ def end_leftovers(
     def scan() -> tuple[list[Process], list[Process], bool]:
         nonlocal looked
         looked = time.time()
-        found = processes.scan(uid)
+        found = processes.scan(uid, sluids)
         alone = not processes.others(found, steps, job, uid)
         left = processes.leftovers(found, job, uid, mode, alone, slurmd)
         there = {p.pid for p in found if p.uid == uid and p.state not in "ZX"}

@@ -12,18 +12,19 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from health.children.call import call_in_child
 from health.node import proctable
+from health.node.jobs import UNKNOWN
 from health.node.leftover_files import FIRST_USER
 from health.node.rootfiles import closing
 from robust_slurm import process_stat
 
 PROC = "/proc"
 _ENVIRON_LIMIT = 128 << 10  # bytes
-_STEPD = re.compile(r"slurmstepd: \[(\d+)[.+_]")
 _MANAGER = re.compile(r"/user@\d+\.service(?:/|$)")  # systemd --user, also without a login
 _SLURM = ("slurmd", "slurmstepd")
 _INIT = 1
@@ -37,7 +38,8 @@ _STUCK_S = 1.0  # and for all of them in one look
 class Process(NamedTuple):
     """``uid`` is the real one; ``start`` (clock ticks since boot) and pid name one process.
 
-    ``job``: the job whose cgroup it is in, the kernel's word; ``claims``: the job that its
+    ``job``: the job whose cgroup it is in, the kernel's word, UNKNOWN (-1) for a cgroup that Slurm
+    named by a SLUID of which no slurmstepd is here; ``claims``: the job that its
     environment names, its user's word; ``stepd``: the job whose slurmstepd it is, -1 if it is
     one but says not of which. 0: none. ``unit``: the cgroup in which systemd keeps it; "/" for
     all processes of a node without systemd. ``thread``: one that runs, where the main thread has
@@ -82,14 +84,6 @@ def claim_of(environ: bytes) -> int:
     return 0
 
 
-def stepd_of(name: str, uid: int, title: str) -> int:
-    """Job that a slurmstepd serves; only root's daemons count: anybody can set a title. Pure."""
-    if name != "slurmstepd" or uid != 0:
-        return 0
-    match = _STEPD.match(title)
-    return int(match[1]) if match else -1
-
-
 def others(processes: Iterable[Process], steps: Iterable[int], job: int, uid: int) -> bool:
     """True if another job on this node belongs, or may belong, to the same user. Pure.
 
@@ -101,7 +95,7 @@ def others(processes: Iterable[Process], steps: Iterable[int], job: int, uid: in
     daemons = {p.pid: p.stepd for p in listed if p.stepd}
     owners: dict[int, set[int]] = {other: set() for other in (*daemons.values(), *steps)}
     for p in listed:
-        for other in (p.job, daemons.get(p.parent, 0)):
+        for other in (max(p.job, 0), daemons.get(p.parent, 0)):
             if p.uid != 0 and other in owners:
                 owners[other].add(p.uid)
     return any(not of or uid in of for other, of in owners.items() if other != job)
@@ -122,6 +116,8 @@ def leftovers(
     everything = mode == "user" and alone and uid >= FIRST_USER
 
     def left(p: Process) -> bool:
+        if p.job == UNKNOWN:  # of a job that is over: this one, or one before it
+            return alone
         if p.job:  # the kernel's word
             return everything or p.job == job
         if p.pid in strangers or not _may_claim(p.unit, slurmd):
@@ -165,29 +161,32 @@ def _slurms(pid: int, above: dict[int, Process]) -> bool:
 # -- the machine
 
 
-def scan(uid: int) -> list[Process]:
+def scan(uid: int, known: Mapping[str, int] = MappingProxyType({})) -> list[Process]:
     """List all processes: those of ``uid`` with the jobs they claim, slurmstepds with theirs.
+
+    ``known``: the numbers of jobs by SLUID; those with a slurmstepd here need not be in it.
 
     A process that ended during the scan, perhaps now a zombie, may have forked another that the
     scan missed: then it is repeated, a few times at most.
     """
-    found, gone = _scan(uid)
+    found, gone = _scan(uid, known)
     dead: set[tuple[int, int]] = set()
     for _ in range(_AGAIN):
         before, dead = dead, {(p.pid, p.start) for p in found if p.state in "ZX"}
         if not gone and dead <= before:
             break
-        found, gone = _scan(uid)
+        found, gone = _scan(uid, known)
     return found
 
 
-def _scan(uid: int) -> tuple[list[Process], bool]:
+def _scan(uid: int, known: Mapping[str, int]) -> tuple[list[Process], bool]:
     """Return the processes found, and True if any of them ended during the scan.
 
     The step daemons are read last: a task that was seen has one that is seen.
     """
     found: list[Process] = []
     stepds: list[int] = []
+    named: dict[int, str] = {}  # by place in ``found``: the SLUID of its cgroup
     gone = False
     until = time.monotonic() + _STUCK_S
     for entry in os.listdir(PROC):  # noqa: PTH208
@@ -204,18 +203,27 @@ def _scan(uid: int) -> tuple[list[Process], bool]:
                 continue
             cgroup = _cgroup(process)
             job = proctable.job(cgroup) or 0
+            if not job and (sluid := proctable.sluid(cgroup)):
+                job, named[len(found)] = UNKNOWN, sluid
             claims = _claim(process, until) if process.uid == uid and not job else 0
             found.append(process._replace(job=job, claims=claims, unit=unit_of(cgroup)))
         except (OSError, ValueError):  # gone while it was read
             gone = True
+    numbers: dict[str, int] = {}
     for pid in stepds:
         try:
             process = _identity(pid)
             title = _read(pid, "cmdline").decode("utf-8", "replace")
+            sluid = proctable.daemons_sluid(_cgroup(process))
         except (OSError, ValueError):
             continue
-        stepd = stepd_of(process.name, process.uid, title)
+        stepd = proctable.stepd_of(process.name, process.uid, title)
         found.append(process._replace(stepd=stepd))
+        if sluid and stepd > 0:
+            numbers[sluid] = stepd
+    numbers |= known
+    for at, sluid in named.items():
+        found[at] = found[at]._replace(job=numbers.get(sluid, UNKNOWN))
     return found, gone
 
 

@@ -5,15 +5,27 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Mapping
 
 from health.node import sysfs
+from health.node.jobs import UNKNOWN
 from health.node.system import System
 from robust_slurm.process_stat import ProcessStat, parse
 
 MOST = 10_000  # processes read, the youngest; a fork bomb must not keep the look from ending
 MOST_THREADS = 1_000  # of one process
 
-_JOB = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)  # both cgroup plugins name it so
+SLUID = "s[0-9A-HJKMNP-TV-Z]{13}"  # Slurm's second name of a job, in Crockford's base 32
+# cgroup/v1, and v2 up to 25.11 or with CgroupJobIdPaths. Users own what is below user.slice.
+_JOB = re.compile(r"^(?!.*/user\.slice/).*?/job_(\d+)(?:/|$)", re.MULTILINE)
+# cgroup/v2 from 26.05 on; several slurmds of a host each have a scope of their own.
+_SLUID = re.compile(
+    rf"^(?!.*/user\.slice/).*?/(?:[^/:\n]+_)?slurmstepd\.scope/({SLUID})(?:/(.*))?$", re.MULTILINE
+)
+_DAEMONS = re.compile(r"step_[^/]+/slurm(?:/|$)")  # tasks are in step_X/user
+_STEPD = "slurmstepd"
+_TITLE = re.compile(r"slurmstepd: \[(\d+)[.+_]")
+_UID = re.compile(r"^Uid:\s*(\d+)", re.MULTILINE)  # the real one
 _LOGIN = re.compile(r"/user\.slice/.*(?:session-[^/]*\.scope|user@\d+\.service)")
 
 
@@ -72,14 +84,84 @@ def uid(system: System, process: ProcessStat) -> int:
 
 
 def job(cgroup: str) -> int | None:
-    """The Slurm job that the text of /proc/PID/cgroup places a process in; None: no job."""
+    """The Slurm job whose number the text of /proc/PID/cgroup has; None: it has none."""
     match = _JOB.search(cgroup)
     return int(match[1]) if match else None
 
 
+def sluid(cgroup: str) -> str:
+    """The SLUID of the Slurm job whose cgroup it is, where Slurm names it so; "" elsewhere."""
+    match = _SLUID.search(cgroup)
+    return match[1] if match else ""
+
+
+def stepd_of(name: str, uid: int, title: str) -> int:
+    """Job that a slurmstepd serves; only root's daemons count: anybody can set a title. Pure.
+
+    0: it is none; -1: it does not say of which job it is.
+    """
+    if name != _STEPD or uid != 0:
+        return 0
+    match = _TITLE.match(title)
+    return int(match[1]) if match else -1
+
+
+def daemons_sluid(cgroup: str) -> str:
+    """The SLUID of the job whose slurmstepd has this cgroup; "" for a task's: anybody's. Pure."""
+    match = _SLUID.search(cgroup)
+    return match[1] if match and _DAEMONS.match(match[2] or "") else ""
+
+
+def own_sluid(env: Mapping[str, str], job: int) -> dict[str, int]:
+    """The SLUID that slurmd gave a prolog or epilog for its job, and the job's number. Pure."""
+    name = env.get("SLURM_JOB_SLUID", "")
+    return {name: job} if job > 0 and re.fullmatch(SLUID, name) else {}
+
+
+class Jobs:
+    """The jobs of processes, by their cgroups.
+
+    A SLUID's number is known from Slurm alone: from slurmd for the job of this prolog or epilog,
+    and for the others from their slurmstepds, which are looked up for each SLUID that is not known.
+    What a process's environment says of its job proves nothing: its user wrote it.
+    """
+
+    def __init__(self, system: System):
+        self._system = system
+        self._known = own_sluid(system.context.env, system.context.job)
+
+    def of(self, cgroup: str) -> int | None:
+        """Return the job; None: no job. UNKNOWN (-1): of a job without a step here."""
+        found = job(cgroup)
+        name = sluid(cgroup) if found is None else ""
+        if not name:
+            return found
+        if name not in self._known:
+            self._known = {name: UNKNOWN} | stepds(self._system) | self._known
+        return self._known[name]
+
+
+def stepds(system: System) -> dict[str, int]:
+    """The jobs with a slurmstepd here, by the SLUIDs that name their cgroups."""
+    found = {}
+    for pid in filter(str.isdigit, sysfs.names(system, "/proc")):
+        place = f"/proc/{pid}"
+        name = sysfs.text(system, f"{place}/comm")
+        if name != _STEPD:
+            continue
+        owner = _UID.search(sysfs.text(system, f"{place}/status"))
+        title = sysfs.text(system, f"{place}/cmdline")
+        number = stepd_of(name, int(owner[1]) if owner else -1, title)
+        mine = daemons_sluid(sysfs.text(system, f"{place}/cgroup"))
+        if mine and number > 0:
+            found[mine] = number
+    return found
+
+
 def is_login(cgroup: str) -> bool:
     """True if systemd keeps the process for a person's login (ssh, `systemd --user`)."""
-    return job(cgroup) is None and bool(_LOGIN.search(cgroup))
+    of_job = job(cgroup) is not None or bool(sluid(cgroup))
+    return not of_job and bool(_LOGIN.search(cgroup))
 
 
 def kill_pending(status: str) -> bool:

@@ -318,9 +318,13 @@ class GateLab:
 
 @contextlib.contextmanager
 def gate_lab(
-    nodes: int, gpus: int = 2, standby: int = 0, slurm_conf: Mapping[str, str] | None = None
+    nodes: int,
+    gpus: int = 2,
+    standby: int = 0,
+    slurm_conf: Mapping[str, str] | None = None,
+    slurm: str = "",
 ) -> Iterator[GateLab]:
-    """Bring one up."""
+    """Bring one up; ``slurm``: of this release, whichever the tests run on."""
     from lab.host import check_host
 
     check_host()
@@ -337,7 +341,13 @@ def gate_lab(
         **(slurm_conf or {}),
     }
     cluster = Cluster(
-        name=named.spec.name, nodes=nodes, standby=standby, gpus=gpus, scratch=True, slurm_conf=conf
+        name=named.spec.name,
+        nodes=nodes,
+        standby=standby,
+        gpus=gpus,
+        scratch=True,
+        slurm_conf=conf,
+        slurm=slurm,
     )
     with cluster as lab:
         yield GateLab(lab)

@@ -187,6 +187,22 @@ def _return(facts: SiteFacts) -> Iterator[Want]:
         yield Want("ProctrackType", now, "proctrack/cgroup", "advice", why, False)
 
 
+def _cgroups(facts: SiteFacts) -> Iterator[Want]:
+    """26.05.2 and later; 26.05.0 and 26.05.1 stop at the word and do not print it."""
+    key = "CgroupJobIdPaths"
+    if not since(facts, 26, 5) or key not in facts.config:
+        return
+    now = value_of(facts.config, key)
+    why = (
+        "without it a job's cgroup has the job's SLUID for its name. The gate learns the job's "
+        "number from slurmd in the job's own prolog and epilog, else from its slurmstepd. Once "
+        "that has ended, the owner of a process that it left is unknown, and on a node where its "
+        "user has another job the epilog leaves the process"
+    )
+    level: Level = "ok" if now.lower() == "yes" else "advice"
+    yield Want(key, now, "yes", level, why, False, where="cgroup.conf")
+
+
 def _option(text: str) -> float:
     """The number of ``cred_expire=30``; Slurm's 120 without one."""
     number = seconds(text.partition("=")[2])
@@ -204,4 +220,5 @@ RULES: tuple[Callable[[SiteFacts], Iterator[Want]], ...] = (
     _timeouts,
     _ends,
     _return,
+    _cgroups,
 )

@@ -95,7 +95,7 @@ class _GpuProcess(NamedTuple):
     pid: int
     uid: int
     comm: str  # what it calls itself
-    job: int  # 0: none
+    job: int  # 0: none; UNKNOWN (-1): one that has no step here
     proven: bool  # from its cgroup, not from its own environment
 
 
@@ -104,6 +104,7 @@ class _Look:
 
     def __init__(self, system: System, options: Mapping[str, Any]):
         self.system, self.options = system, options
+        self.owners = proctable.Jobs(system)
         self.job = system.context.job
         self.ending = system.context.where == "epilog"
         self.others = jobs.running(system)  # None: unknown
@@ -118,7 +119,7 @@ class _Look:
             states = [
                 (process, self._state(process, free))
                 for entry in device.get("processes", [])
-                if (process := _process(self.system, entry["pid"]))
+                if (process := _process(self.system, entry["pid"], self.owners))
             ]
             for process, state in states:
                 condition = {"left": PROCESS, "foreign": FOREIGN}.get(state)
@@ -137,7 +138,7 @@ class _Look:
                 return False
             proctable.pause(self.system, PAUSE_S)
             self.patience -= PAUSE_S
-        return _process(self.system, pid) is None
+        return _process(self.system, pid, self.owners) is None
 
     def _state(self, process: _GpuProcess, free: bool) -> str:
         """ "left", "foreign" (another running job's on this job's GPU), or "right"."""
@@ -167,7 +168,8 @@ class _Look:
 
 
 def _text(device: Device, process: _GpuProcess) -> str:
-    job = f"job {process.job}" if process.job else "no job"
+    job = f"job {process.job}" if process.job > 0 else "a job that has no step here"
+    job = job if process.job else "no job"
     comm = one_line(process.comm, 16).replace('"', "?")
     return (
         f'process {process.pid} "{comm}" of uid {process.uid}, {job}, is on a GPU that should '
@@ -175,13 +177,13 @@ def _text(device: Device, process: _GpuProcess) -> str:
     )
 
 
-def _process(system: System, pid: int) -> _GpuProcess | None:
+def _process(system: System, pid: int, owners: proctable.Jobs) -> _GpuProcess | None:
     """None: it has ended."""
     try:
         # Not the owner of /proc/PID: that is root for a process that hides itself.
         uid = _UID.search(system.read(f"/proc/{pid}/status"))
         comm = system.read(f"/proc/{pid}/comm").strip()
-        job = proctable.job(system.read(f"/proc/{pid}/cgroup"))
+        job = owners.of(system.read(f"/proc/{pid}/cgroup"))
     except OSError:
         return None
     proven = job is not None

@@ -118,9 +118,10 @@ def _run(system: System) -> list[Finding]:
             for p, main in sleeping
             if (main.pid, main.start) not in lost and main.parent not in gate
         ]
-    found += _blocked(system, sleeping, busy)
+    owners = proctable.Jobs(system)
+    found += _blocked(system, sleeping, busy, owners)
     if busy is not None:
-        found += _left(system, ours, busy)
+        found += _left(system, ours, busy, owners)
     if busy == frozenset():
         found += _load(system, ours, one, int(active))
     return found
@@ -139,7 +140,10 @@ def _gate(system: System) -> set[int]:
 
 
 def _blocked(
-    system: System, sleeping: list[tuple[ProcessStat, ProcessStat]], busy: frozenset[int] | None
+    system: System,
+    sleeping: list[tuple[ProcessStat, ProcessStat]],
+    busy: frozenset[int] | None,
+    owners: proctable.Jobs,
 ) -> list[Finding]:
     """Report processes of no running job that are in state D at every look.
 
@@ -149,7 +153,7 @@ def _blocked(
     """
     mains = {p.pid: main for p, main in sleeping if p is not main}
     sweep = system.context.where == "sweep"
-    still = [p for p, _ in sleeping if _ownerless(system, p, busy)]
+    still = [p for p, _ in sleeping if _ownerless(system, p, busy, owners)]
     patience = PROLOG_PATIENCE_S if system.context.where == "prolog" else PATIENCE_S
     looks = round(patience / PAUSE_S)
     while still and looks:
@@ -190,15 +194,19 @@ def _killed(system: System, process: ProcessStat) -> bool:
     return dying or proctable.kill_pending(text(system, f"/proc/{process.pid}/status"))
 
 
-def _ownerless(system: System, process: ProcessStat, busy: frozenset[int] | None) -> bool:
+def _ownerless(
+    system: System, process: ProcessStat, busy: frozenset[int] | None, owners: proctable.Jobs
+) -> bool:
     """True if no running job can own the process."""
     if not busy:
         return True
-    job = proctable.job(text(system, f"/proc/{process.pid}/cgroup"))
+    job = owners.of(text(system, f"/proc/{process.pid}/cgroup"))
     return job is not None and job not in busy
 
 
-def _left(system: System, table: list[ProcessStat], busy: frozenset[int]) -> list[Finding]:
+def _left(
+    system: System, table: list[ProcessStat], busy: frozenset[int], owners: proctable.Jobs
+) -> list[Finding]:
     """Users' processes that belong to no running job."""
     ignored = _ignored(system)
     context = system.context
@@ -208,7 +216,7 @@ def _left(system: System, table: list[ProcessStat], busy: frozenset[int]) -> lis
         if owner < FIRST_USER or owner in ignored or owner in _SERVICES or owner == _NOBODY:
             continue
         cgroup = text(system, f"/proc/{process.pid}/cgroup")
-        job = proctable.job(cgroup)
+        job = owners.of(cgroup)
         if proctable.is_login(cgroup) or job in busy or (job is None and busy):
             continue
         if process.ending:

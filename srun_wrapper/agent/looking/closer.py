@@ -24,7 +24,8 @@ def in_depth(
         wanted = sorted(tree, key=lambda member: member.ticks)[-1:]
     found = []
     for member in wanted:
-        facts = kernel.facts(member.pid)  # before py-spy stops it
+        shown = kernel.facts(member.pid), kernel.killed_children(member.pid)  # before a stop
+        facts = "; ".join(text for text in shown if text)
         stack = reader.read(member.pid) if member.python else NativeStack()
         name = one_line(member.name, WORD)
         found.append(Closer(member.pid, name, facts, stack.frames, stack.failed, member.python))

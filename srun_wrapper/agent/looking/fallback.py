@@ -17,6 +17,7 @@ from pathlib import Path
 
 from robust_slurm.looked import SIGNAL_FROM_LAST, file_name
 from srun_wrapper.agent.looking.dumps import DEPTH, MAIN, THREADS, frame_text
+from srun_wrapper.agent.looking.kernel import is_writing
 from srun_wrapper.agent.processes.process_tree import handles
 from srun_wrapper.protocol.looking_messages import ThreadStack
 
@@ -37,7 +38,8 @@ def ask(pid: int, above: Sequence[int], directory: Path) -> tuple[ThreadStack, .
         for path in directory.glob(f"stacks-{owner}-*"):
             fd = path.name.rpartition("-")[2]
             if fd.isdigit() and path.name == file_name(owner, int(fd)) and _holds(pid, fd, path):
-                return _ask(pid, path) if handles(pid, SIGNAL) else ()
+                asked = handles(pid, SIGNAL) and not is_writing(pid)  # it cuts a write short
+                return _ask(pid, path) if asked else ()
     return ()
 
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 import os
 import platform
 import re
+import signal
+from collections.abc import Mapping, Sequence
 from mmap import PAGESIZE
 from pathlib import Path
 
 from robust_slurm import process_stat
 from robust_slurm.text import one_line
+from srun_wrapper.agent.processes.process_tree import children
 
 WORD = 96  # characters
-OTHERS = 2  # threads in state D that are shown beside the main one
+NAME = 16  # of a process, as the kernel cuts it
+OTHERS = 2  # threads in state D that are shown beside the main one, and killed children
+_EXIT_CODE = 49  # of a zombie, in ``ProcessStat.fields``: as wait() would return it
 _X86 = (
     "0 read,1 write,2 open,3 close,4 stat,5 fstat,6 lstat,7 poll,9 mmap,11 munmap,16 ioctl,"
     "17 pread64,18 pwrite64,19 readv,20 writev,23 select,28 madvise,34 pause,35 nanosleep,"
@@ -33,6 +38,7 @@ _ARM = (
     "215 munmap,222 mmap,233 madvise,242 accept4,260 wait4,291 statx"
 )
 _TABLES = {"x86_64": _X86, "aarch64": _ARM}
+_WAITS = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _OF_A_FILE = re.compile(
     r"p?(read|write)(64|v)?|ioctl|f(data)?sync|flock|fcntl|fstat|close|getdents64"
     r"|recv(from|msg)|send(to|msg)|connect|accept4?"
@@ -120,6 +126,60 @@ def is_still(pid: int, proc: Path = Path("/proc")) -> bool:
     except OSError:
         return True
     return any(state(int(tid), proc / str(pid) / "task") in ("", *"DTtZX") for tid in tids)
+
+
+def killed_children(pid: int) -> str:
+    """Return the children that a signal has ended and for which the process has not waited."""
+    found = []
+    for child in children(pid):
+        try:
+            process = process_stat.read(child)
+            signum = int(process.fields[_EXIT_CODE]) & 0x7F if process.ended else 0
+            name = signal.Signals(signum).name if signum else ""
+        except (OSError, ValueError, LookupError):
+            continue
+        if name:
+            found.append(f"{child} ({one_line(process.name, NAME)}) by {name}")
+    more = f" and {len(found) - OTHERS} more" if len(found) > OTHERS else ""
+    shown = ", ".join(found[:OTHERS])
+    return f"killed and not waited for: its child {shown}{more}" if found else ""
+
+
+def is_writing(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Return whether one of its threads waits in write(): a stop or a signal would cut that short.
+
+    The call returns the number of bytes written so far, and many programs do not write the rest.
+    """
+    return bool(woken_in_write([pid], proc))
+
+
+def woken_in_write(pids: Sequence[int], proc: Path = Path("/proc")) -> dict[int, int]:
+    """Map the threads that wait in write() to the number of times that they have waited so far.
+
+    Each time, what they write to has taken some bytes, which /proc/PID/io counts at the end only.
+    """
+    found = {}
+    for pid in pids:
+        task = proc / str(pid) / "task"
+        try:
+            tids = os.listdir(task)  # noqa: PTH208
+        except OSError:
+            continue
+        for tid in tids:
+            call = _read(task / tid / "syscall").partition(" ")[0]
+            if CALLS.get(call) not in ("write", "writev"):
+                continue
+            waits = _WAITS.search(_read(task / tid / "status"))
+            found[int(tid)] = int(waits[1]) if waits else 0
+    return found
+
+
+def drained(before: Mapping[int, int], after: Mapping[int, int]) -> int:
+    """Return the least number of bytes taken meanwhile from threads that waited in write(). Pure.
+
+    ``before``, ``after``: see ``woken_in_write``.
+    """
+    return PAGESIZE * sum(max(0, n - before.get(tid, n)) for tid, n in after.items())
 
 
 def _thread(directory: Path, tid: int) -> str:

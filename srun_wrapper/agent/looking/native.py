@@ -1,9 +1,9 @@
 """Native stacks by py-spy, of one process at a time, cancelled at once when anything else is due.
 
 ``py-spy dump --native`` stops the process while it reads it (0.01 to 0.04 s where torch is loaded;
-0.2 s of work in all, most of it before): so it is for few processes, and for none that is stopped
-or waits for a device. It stops threads by PTRACE_SEIZE and PTRACE_INTERRUPT: when py-spy dies, they
-go on.
+0.2 s of work in all, most of it before): so it is for few processes, and for none that is stopped,
+waits for a device, or is writing: a stop would cut the write short. It stops threads by
+PTRACE_SEIZE and PTRACE_INTERRUPT: when py-spy dies, they go on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from robust_slurm.text import one_line
 from srun_wrapper.agent.looking import dumps
-from srun_wrapper.agent.looking.kernel import is_still
+from srun_wrapper.agent.looking.kernel import is_still, is_writing
 
 SECONDS = 3.0  # for one process
 GONE = 0.1  # s for a killed py-spy to end: what it traced goes on before it is a zombie
@@ -94,6 +94,8 @@ class NativeReader:
             return NativeStack(failed=dumps.NOT_INSTALLED)
         if is_still(pid):
             return NativeStack(failed="one of its threads is stopped or waits for a device")
+        if is_writing(pid):
+            return NativeStack(failed="it is writing, and must not be stopped in that")
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             with self._lock:
                 if self.cancelled:

@@ -53,6 +53,7 @@ def sample(
     seen = members(tree, pid)
     named = dict(list(roles(seen, pid, steppers(directory, epoch)).items())[:MOST])
     ranks = [p for p, role in named.items() if role == RANK]
+    woken = kernel.woken_in_write(ranks)
     first = dump_all(ranks)
     pids = [member.pid for member in seen]
     before = process_tree.usage(pids)
@@ -81,7 +82,7 @@ def sample(
         local,
         "T" if is_stopped(now, ranks) else awake,
         max(0.0, after.cpu - before.cpu),
-        max(0, after.io - before.io),
+        max(0, after.io - before.io) + kernel.drained(woken, kernel.woken_in_write(ranks)),
         next((new for old, new in mains if old and new), ())[:SHOWN],
         any(old and new and old != new for old, new in mains),
         bounded(sorted(looks, key=_weight), budget),

@@ -29,7 +29,8 @@ READ_BYTES = 4 << 20  # of the kernel's log; its buffer is mostly smaller
 FILE_BYTES = 64 << 10  # of torch's error file
 # A driver's error that names no process is a fact about an end that follows within this time.
 RECENT_S = 120.0
-_STEP = re.compile(r"/job_\d+/(.*/)?step_[^/]+")
+# Slurm names a job's cgroup by its number; from 26.05 on by its SLUID (cgroup/v2, by default).
+_STEP = re.compile(r"(?:/job_\d+|slurmstepd\.scope/s[0-9A-HJKMNP-TV-Z]{13})/(.*/)?step_[^/]+")
 _HOLDS = re.compile(r"\bProcess (\d{1,9}) has [\d.]+ \w+ memory in use")  # as torch writes it
 _NAMED = re.compile(r"\bpid[ =:']{1,3}(\d+)", re.IGNORECASE)
 
@@ -171,7 +172,7 @@ def _oom_counter(cgroups: Path, own: Path) -> tuple[str, Path | None]:
             continue
         name = "memory.oom_control" if controllers else "memory.events"
         root = cgroups / "memory" if controllers else cgroups
-        while _STEP.match(path[path.find("/job_") :]):
+        while _STEP.search(path):
             mine = mine or path
             file = root / path.lstrip("/") / name
             if _oom_kills(file) is not None:

@@ -8,6 +8,8 @@ import pytest
 from gate_lab import FREE, GateLab, gate_lab
 from waiting import until
 
+from lab.slurm import releases
+
 # A process that Slurm loses sight of, as without cgroups: a daemon; and a file in memory.
 LEAVES = """#!/bin/sh
 setsid sh -c 'setsid sleep {mark} & exit 0' </dev/null >/dev/null 2>&1
@@ -48,6 +50,34 @@ def in_memory(site: GateLab, node: str) -> list[str]:
 
 
 # -- leftovers
+
+
+ANONYMOUS = """#!/bin/sh
+setsid sh -c 'env -i setsid sleep 1011 & exit 0' </dev/null >/dev/null 2>&1
+touch $HOME/1011.started
+echo "$SLURM_JOB_SLUID"
+while [ ! -e $HOME/1011.end ]; do sleep 0.05; done
+"""
+
+
+def test_a_process_in_the_cgroup_of_a_jobs_sluid_is_ended() -> None:
+    """Slurm 26.05 names cgroups by SLUID. A lab's Slurm makes none, so a file stands for one."""
+    if why := releases.why_not("26.05"):
+        pytest.skip(why)
+    with gate_lab(nodes=1, slurm="26.05") as site:
+        job = site.submit("-wn1", script=ANONYMOUS)
+        until((site.lab.shared / "1011.started").exists, "the process that stays")
+        until(lambda: site.output(job), "the job's SLUID")
+        scope = "/system.slice/n1_slurmstepd.scope"
+        text = f"0::{scope}/{site.output(job).strip()}/step_batch/user/task_0"
+        shown = 'echo "$1" > /run/cgroup; mount --bind /run/cgroup /proc/$(pgrep -fx "$2")/cgroup'
+        argv = ["sh", "-ec", shown, "sh", text, "sleep 1011"]
+        site.lab.exec("n1", argv, user=False, check=True)
+        (site.lab.shared / "1011.end").touch()
+        assert site.ended(job)["JobState"] == "COMPLETED"
+        assert not running(site, "n1", "1011")
+        (cleared,) = site.local("n1", "cleared")
+        assert (cleared.data["job"], cleared.data["ended"]) == (job, 1)
 
 
 def test_leftovers_are_cleared(site: GateLab) -> None:

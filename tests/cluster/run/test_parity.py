@@ -154,6 +154,21 @@ def test_bytes_come_through_unharmed_and_in_order(alloc: Allocation) -> None:
         assert len(lines) == 10000
 
 
+@pytest.mark.parametrize(
+    ("umask", "kept"), [("0777", b"0077"), ("0277", b"0077"), ("0027", b"0027")]
+)
+def test_a_umask_that_denies_the_user_its_own_files(
+    alloc: Allocation, umask: str, kept: bytes
+) -> None:
+    """The job ends well as under srun; of the umask only the bits that deny the owner go."""
+    argv = ["sh", "-c", f'umask {umask}; exec robust-srun -n3 sh -c "$1"', "sh", f"umask; {WHO}"]
+    done = alloc.run(argv, alloc.directory("robust-srun"))
+    assert done.code == 0, done.err.decode()
+    assert done.out_lines.count(kept) == 3 and len(done.out_lines) == 6
+    said = f"umask {umask} denies you the files that you create, so robust-srun and the ranks run"
+    assert (said in done.err.decode()) is (umask != kept.decode())
+
+
 # -- the ranks' environment -------------------------------------------------------------------
 
 OURS = {

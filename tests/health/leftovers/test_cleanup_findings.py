@@ -39,7 +39,7 @@ def test_a_file_server_that_is_away_wants_no_reboot(monkeypatch: pytest.MonkeyPa
 
 def test_a_hung_look_drains_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with memory of its own FUSE mount can hold a reader of /proc up."""
-    monkeypatch.setattr(processes, "scan", lambda uid: time.sleep(60))
+    monkeypatch.setattr(processes, "scan", lambda *_: time.sleep(60))
     began = time.monotonic()
     (found,) = clear(deadline_s=0.3).findings
     assert (found.check, found.status) == ("cleanup-hung", "FAIL")
@@ -48,7 +48,7 @@ def test_a_hung_look_drains_for_the_user(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_our_own_bug_is_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "scan", lambda uid: 1 / 0)
+    monkeypatch.setattr(processes, "scan", lambda *_: 1 / 0)
     (found,) = clear().findings
     assert (found.check, found.status, found.cls) == ("cleanup-error", "ERROR", "tool")
     assert "ZeroDivisionError" in found.evidence

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from job_leftovers import OTHER, UID, proc
 
-from health.leftovers.processes import Process, claim_of, leftovers, others, stepd_of
+from health.leftovers.processes import Process, claim_of, leftovers, others
+from health.node.proctable import stepd_of
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,8 @@ STEPD = Process(50, 1, 0, 500, "S", "slurmstepd", stepd=9)
         # A leftover that names another user's job in its environment is no witness.
         ([STEPD, proc(2, OTHER, job=9), proc(3, UID, claims=9)], [], False),
         ([STEPD._replace(stepd=-1)], [], True),
+        # A process whose job is not known is no witness for a daemon that does not say its own.
+        ([STEPD._replace(stepd=-1), proc(2, OTHER, job=-1)], [], True),
         ([STEPD._replace(stepd=7)], [], False),
     ],
 )
@@ -73,6 +76,7 @@ LISTED = [
     proc(5, OTHER, job=7),
     proc(6)._replace(state="Z"),
     proc(7)._replace(state="D"),
+    proc(8, job=-1, claims=7),  # of a job that is over, whichever, once the user has no other here
     STEPD,
 ]
 
@@ -80,9 +84,10 @@ LISTED = [
 @pytest.mark.parametrize(
     ("uid", "mode", "alone", "pids"),
     [
-        (UID, "user", True, [1, 2, 3, 4, 7]),
+        (UID, "user", True, [1, 2, 3, 4, 7, 8]),
         (UID, "user", False, [2, 3]),
-        (UID, "job", True, [2, 3]),
+        (UID, "job", True, [2, 3, 8]),
+        (UID, "job", False, [2, 3]),
         (UID, "never", True, []),
         (0, "user", True, []),
         (-1, "user", True, []),

@@ -12,6 +12,7 @@ from isolated import isolated
 from job_leftovers import UID, clear, running, sleeper
 
 from health.leftovers import processes
+from lab import linux
 
 SLURMD = "/system.slice/slurmd.service"
 SESSION = f"/user.slice/user-{UID}.slice/session-7.scope"
@@ -19,8 +20,13 @@ MANAGER = f"/user.slice/user-{UID}.slice/user@{UID}.service"
 STEP = "/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0"
 
 
+# As Slurm 26.05 names them, with several slurmds on a host.
+SCOPE = "/system.slice/n1_slurmstepd.scope"
+MINE, RUNS, OVER = "s1X1M8HJD3FG00", "s1X1M8HJD3FG01", "s1X1M8HJD3FG02"
+
+
 class Row(NamedTuple):
-    """One process of a recorded tree; ``job``: in its environment."""
+    """One process of a recorded tree; ``job``: in its environment; ``title``: its arguments."""
 
     pid: int
     parent: int
@@ -28,6 +34,7 @@ class Row(NamedTuple):
     name: str
     unit: str
     job: int = 0
+    title: str = ""
 
 
 SYSTEMD = [
@@ -97,6 +104,55 @@ def test_only_what_slurm_started(
     assert sorted(p.pid for p in left) == ended
 
 
+BY_SLUID = [
+    Row(1, 0, 0, "systemd", "/init.scope"),
+    Row(10, 1, 0, "slurmd", SLURMD),
+    Row(11, 10, 0, "slurmstepd", f"{SCOPE}/{RUNS}/step_0/slurm", title="slurmstepd: [8.0]"),
+    # What a user runs may call itself so; here the kernel's word is that it is a task.
+    Row(12, 11, 0, "slurmstepd", f"{SCOPE}/{RUNS}/step_0/user/task_0", title="slurmstepd: [7.0]"),
+    Row(40, 1, UID, "python", f"{SCOPE}/{MINE}/step_0/user/task_0"),
+    Row(41, 1, UID, "python", f"{SCOPE}/{MINE}/step_0/user/task_0", job=8),
+    Row(42, 11, UID, "python", f"{SCOPE}/{RUNS}/step_0/user/task_0", job=7),
+    Row(43, 1, UID, "python", f"{SCOPE}/{OVER}/step_0/user/task_0", job=7),
+    Row(44, 1, UID, "python", f"{MANAGER}/{MINE}/step_0", job=8),
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "alone", "ended"),
+    [
+        ("job", False, [40, 41]),
+        # The user has no other job here, so what is in a cgroup of none of those is a leftover.
+        ("job", True, [40, 41, 43]),
+        ("user", True, [40, 41, 42, 43]),
+    ],
+)
+def test_jobs_named_by_sluid(
+    mode: str, alone: bool, ended: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path, BY_SLUID, 2)
+    monkeypatch.setattr(processes, "PROC", str(tmp_path))
+    found = processes.scan(UID, {MINE: 7})
+    assert {p.pid: p.job for p in found if p.job} == {40: 7, 41: 7, 42: 8, 43: -1}
+    assert processes.others(found, [], 7, UID)
+    left = processes.leftovers(found, 7, UID, mode, alone, SLURMD)
+    assert sorted(p.pid for p in left) == ended
+
+
+@isolated
+def test_the_epilog_ends_what_is_in_the_cgroup_of_its_jobs_sluid() -> None:
+    """The processes are real, and say nothing of a job; their cgroups are files."""
+    mine, stays = sleeper(), sleeper()
+    for process, sluid in ((mine, MINE), (stays, OVER)):
+        text = Path(f"/tmp/cgroup-{process.pid}")
+        text.write_text(f"0::{SCOPE}/{sluid}/step_0/user/task_0\n")
+        linux.mount(str(text), f"/proc/{process.pid}/cgroup", "", linux.MS_BIND)
+    assert clear("job", steps=[9], sluids={MINE: 7}).ended == 1  # job 9 may be the same user's
+    assert running(mine, stays) == [False, True]
+    assert clear("job", sluids={MINE: 7}).ended == 1
+    assert running(stays) == [False]
+
+
 def record(top: Path, tree: list[Row], version: int) -> None:
     """The files of /proc; ``version``: of the cgroups."""
     for row in tree:
@@ -108,7 +164,7 @@ def record(top: Path, tree: list[Row], version: int) -> None:
         (place / "status").write_text(f"Name:\t{row.name}\nUid:\t{row.uid}\t{row.uid}\n")
         environ = f"PATH=/bin\0SLURM_JOB_ID={row.job}\0" if row.job else "PATH=/bin\0"
         (place / "environ").write_text(environ)
-        (place / "cmdline").write_text(f"{row.name}\0")
+        (place / "cmdline").write_text(f"{row.title or row.name}\0")
         text = f"0::{row.unit}\n"
         if version == 1:
             text = f"9:freezer:/\n1:name=systemd:{row.unit}\n0::/\n"

@@ -13,6 +13,7 @@ from health.checks import ALL
 from health.gate import gate
 
 READY = ["24.11-ready", "26.05-ready"]
+NEW = {"SLURM_VERSION": "26.05.5", "CgroupPlugin": "cgroup/v2"}
 DEFAULTS = ["22.05", "24.11-default", "26.05-default"]
 
 
@@ -181,6 +182,10 @@ def test_slurm_that_could_not_be_asked() -> None:
         ("PrEpPlugins", {"PrEpPlugins": "prep/script"}, None, None),
         ("ProctrackType", {"ProctrackType": "proctrack/linuxproc"}, "advice", "proctrack/cgroup"),
         ("ProctrackType", {"ProctrackType": "proctrack/cgroup"}, None, None),
+        ("CgroupJobIdPaths", NEW | {"CgroupJobIdPaths": "no"}, "advice", "yes"),
+        ("CgroupJobIdPaths", NEW | {"CgroupJobIdPaths": "yes"}, "ok", "yes"),
+        ("CgroupJobIdPaths", NEW, None, None),  # 26.05.0 stops at the word
+        ("CgroupJobIdPaths", {"CgroupPlugin": "cgroup/v2"}, None, None),
     ],
 )
 def test_one_setting(
@@ -195,6 +200,12 @@ def test_one_setting(
         level,
         config[key] if value == "=" else value or found.value,
     )
+
+
+def test_a_line_of_cgroup_conf_names_its_file() -> None:
+    found = wants(NEW | {"CgroupJobIdPaths": "no"})["CgroupJobIdPaths"]
+    assert (found.where, found.line()) == ("cgroup.conf", "CgroupJobIdPaths=yes")
+    assert not found.needed
 
 
 def test_other_deadlines_need_other_timeouts() -> None:

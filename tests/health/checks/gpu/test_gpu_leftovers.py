@@ -19,14 +19,21 @@ MIB = 1 << 20
 
 
 def at(where: str = "prolog", gpus: str | None = None, job: int = MINE) -> Context:
-    return context(where, job=job, **({} if gpus is None else {"SLURM_JOB_GPUS": gpus}))
+    given = {} if gpus is None else {"SLURM_JOB_GPUS": gpus}
+    return context(where, job=job, SLURM_JOB_SLUID=OURS, **given)
 
 
 def process(
-    pid: int = PID, job: int = 0, uid: int = 1000, comm: str = "python", claims: int = 0
+    pid: int = PID,
+    job: int = 0,
+    uid: int = 1000,
+    comm: str = "python",
+    claims: int = 0,
+    sluid: str = "",
 ) -> dict[str, Any]:
     """A process in /proc: in the cgroup of ``job``, or only saying that it is of ``claims``."""
-    cgroup = f"/slurmstepd.scope/job_{job}/step_0/user/task_0" if job else "/user.slice"
+    name = f"job_{job}" if job else sluid
+    cgroup = f"/slurmstepd.scope/{name}/step_0/user/task_0" if name else "/user.slice"
     environ = f"A=1\0SLURM_JOB_ID={claims}\0B=2\0" if claims else "A=1\0"
     return {
         f"/proc/{pid}/status": f"Name:\t{comm}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n",
@@ -38,6 +45,19 @@ def process(
 
 def step(job: int, node: str = "n1") -> dict[str, Any]:
     return {f"{SPOOL}/{node}_{job}.4294967292": ""}
+
+
+# Slurm 26.05 names the cgroup of job MINE so, and that of another job.
+OURS, THEIRS = "s1X1M8HJD3FG00", "s1X1M8HJD3FG01"
+
+
+def stepd(job: int, sluid: str) -> dict[str, Any]:
+    return step(job) | {
+        "/proc/90/comm": "slurmstepd\n",
+        "/proc/90/status": "Name:\tslurmstepd\nUid:\t0\t0\t0\t0\n",
+        "/proc/90/cmdline": f"slurmstepd: [{job}.0]\0",
+        "/proc/90/cgroup": f"0::/system.slice/slurmstepd.scope/{sluid}/step_0/slurm\n",
+    }
 
 
 def node(files: dict[str, Any], where: Context, on: int = 0, count: int = 4) -> FakeSystem:
@@ -133,6 +153,29 @@ FOREIGN = ["WARN gpu-process-foreign"]
         ("says it is of one that ended", process(claims=6) | step(OTHER), at(gpus="1"), 0, []),
         ("says so on our GPU", process(claims=6) | step(OTHER), at(gpus="0"), 0, LEFT),
         ("says it is ours, after", process(claims=MINE) | step(OTHER), at("epilog", "1"), 0, LEFT),
+        ("ours by SLUID, before", process(sluid=OURS), at(gpus="0"), 0, []),
+        ("ours by SLUID, after", process(sluid=OURS), at("epilog", "0"), 0, LEFT),
+        (
+            "of a running job by SLUID",
+            process(sluid=THEIRS) | stepd(OTHER, THEIRS),
+            at(gpus="1"),
+            0,
+            [],
+        ),
+        (
+            "of a running job by SLUID, on ours",
+            process(sluid=THEIRS, claims=MINE) | stepd(OTHER, THEIRS),
+            at(gpus="0"),
+            0,
+            FOREIGN,
+        ),
+        (
+            "by SLUID of a job that ended",
+            process(sluid=THEIRS, claims=OTHER) | step(OTHER),
+            at(gpus="1"),
+            0,
+            LEFT,
+        ),
         ("another node's step", process() | step(OTHER, "n11"), at(), 0, LEFT),
         ("a service of root's", process(uid=0, comm="nv-hostengine"), at(), 0, []),
         ("a user who calls himself so", process(uid=1000, comm="nv-hostengine"), at(), 0, LEFT),

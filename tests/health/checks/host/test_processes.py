@@ -70,11 +70,87 @@ def test_other_text_is_no_process(text: str) -> None:
         ("0::/my_job_12/x\n", None, False),
         ("0::/system.slice/slurmstepd.scope/job_12\n", 12, False),
         ("", None, False),
+        ("0::/system.slice/n1_slurmstepd.scope/job_1/step_0/user/task_0\n", 1, False),
+        # Users make what cgroups they like below their own.
+        ("0::/user.slice/user-1000.slice/user@1000.service/job_9/x\n", None, True),
     ],
 )
 def test_cgroups(cgroup: str, job: int | None, login: bool) -> None:
     assert proctable.job(cgroup) == job
     assert proctable.is_login(cgroup) == login
+
+
+MANAGER = "/user.slice/user-1000.slice/user@1000.service"
+SLUID = "s1X1M8HJD3FG00"
+SCOPES = "0::/system.slice/slurmstepd.scope/{}\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "sluid", "daemons"),
+    [
+        # As 26.05.5 named them.
+        (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0\n", SLUID, ""),
+        (f"0::/system.slice/n1_slurmstepd.scope/{SLUID}/step_0/user/task_0\n", SLUID, ""),
+        (f"0::/system.slice/n1_slurmstepd.scope/{SLUID}/step_0/slurm\n", SLUID, SLUID),
+        (f"0::/pod.slice/x.scope/system.slice/slurmstepd.scope/{SLUID}\n", SLUID, ""),
+        ("0::/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0\n", "sEKNKTV3WPV500", ""),
+        (f"1:name=systemd:/x\n0::/system.slice/slurmstepd.scope/{SLUID}/y\n", SLUID, ""),
+        # A task's own directories are no daemon's.
+        (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/step_1/slurm\n", SLUID, ""),
+        # With CgroupJobIdPaths, and elsewhere than below Slurm's.
+        ("0::/system.slice/slurmstepd.scope/job_1/step_0/user/task_0\n", "", ""),
+        (f"0::/system.slice/{SLUID}/step_0/user/task_0\n", "", ""),
+        (f"0::{MANAGER}/slurmstepd.scope/{SLUID}/step_0/slurm\n", "", ""),
+        ("0::/system.slice/slurmstepd.scope/s1X1M8HJD3FG0U/step_0\n", "", ""),
+        (f"0::/system.slice/slurmstepd.scope/{SLUID}0/step_0\n", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_cgroups_named_by_sluid(cgroup: str, sluid: str, daemons: str) -> None:
+    assert (proctable.sluid(cgroup), proctable.daemons_sluid(cgroup)) == (sluid, daemons)
+    assert proctable.is_login(cgroup) is ("/user.slice/" in cgroup)
+
+
+def stepd(pid: int, title: str, at: str, uid: int = 0, name: str = "slurmstepd") -> dict[str, str]:
+    return {
+        f"/proc/{pid}/comm": f"{name}\n",
+        f"/proc/{pid}/status": f"Name:\t{name}\nUid:\t{uid}\t0\t0\t0\n",
+        f"/proc/{pid}/cmdline": f"{title}\0",
+        f"/proc/{pid}/cgroup": SCOPES.format(at),
+    }
+
+
+OTHERS = "s2222222222222"
+TASK = "{}/step_0/user/task_0"
+
+
+@pytest.mark.parametrize(
+    ("files", "job"),
+    [
+        (stepd(90, "slurmstepd: [55.extern]", f"{OTHERS}/step_extern/slurm"), 55),
+        (stepd(90, "slurmstepd: [55.0 stepmgr]", f"{OTHERS}/step_0/slurm"), 55),
+        ({}, jobs.UNKNOWN),
+        (stepd(90, "slurmstepd: [55.0]", f"{SLUID}/step_0/slurm"), jobs.UNKNOWN),
+        # None of these is a daemon of Slurm's.
+        (stepd(90, "slurmstepd: [55.0]", f"{OTHERS}/step_0/slurm", uid=1000), jobs.UNKNOWN),
+        (stepd(90, "slurmstepd: [55.0]", f"{OTHERS}/step_0/user/task_0"), jobs.UNKNOWN),
+        (stepd(90, "slurmstepd: [55.0]", f"{OTHERS}/step_0/slurm", name="sudo"), jobs.UNKNOWN),
+        (stepd(90, "/usr/sbin/slurmstepd infinity", f"{OTHERS}/step_0/slurm"), jobs.UNKNOWN),
+    ],
+)
+def test_the_number_of_a_sluid_is_slurms_word(files: dict[str, str], job: int) -> None:
+    mine = {"SLURM_JOB_SLUID": SLUID}
+    owners = proctable.Jobs(FakeSystem(files, context=context("epilog", job=7, **mine)))
+    assert owners.of(SCOPES.format(TASK.format(SLUID))) == 7
+    assert owners.of(SCOPES.format(TASK.format(OTHERS))) == job
+    assert owners.of(SCOPES.format(TASK.format("job_12"))) == 12
+    assert owners.of("0::/system.slice/slurmd.service\n") is None
+
+
+def test_other_text_in_place_of_a_sluid() -> None:
+    for text in ("", "7", "x" + SLUID, SLUID + "/..", "s1X1M8HJD3FGii"):
+        assert proctable.own_sluid({"SLURM_JOB_SLUID": text}, 7) == {}
+    assert proctable.own_sluid({"SLURM_JOB_SLUID": SLUID}, 0) == {}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +202,7 @@ def test_the_prolog_does_not_walk_unless_there_is_load() -> None:
 
 
 SLURM = "/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0"
+SCOPE = "/system.slice/slurmstepd.scope/{}/step_0/user/task_0"
 
 
 @pytest.mark.parametrize(
@@ -135,6 +212,8 @@ SLURM = "/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0"
         (1003, SLURM.format(55), False, [(WARN, "processes-left", "")]),
         (1003, SLURM.format(55), True, []),
         (1003, SLURM.format(44), True, [(WARN, "processes-left", "")]),
+        (1003, SCOPE.format(SLUID), True, [(WARN, "processes-left", "")]),
+        (1003, SCOPE.format(OTHERS), True, []),  # of the running job's
         (1003, "/", True, []),  # it may be the running job's
         (1003, "/user.slice/user-1003.slice/session-1.scope", False, []),  # somebody logged in
         (999, "/", False, []),
@@ -148,7 +227,8 @@ def test_processes_left(uid: int, cgroup: str, busy: bool, found: list[Any]) -> 
     more = {"/etc/passwd": "root:x:0:0::/:/bin/sh\nmonitor:x:1004:1004::/:/bin/sh\n"}
     system = healthy(
         (process(4000, "python", uid=uid, cgroup=cgroup),),
-        more=more | (JOB55 if busy else {}),
+        more=more
+        | (JOB55 | stepd(90, "slurmstepd: [55.0]", f"{OTHERS}/step_0/slurm") if busy else {}),
         options={"processes": {"ignore": ["monitor", "1005"]}},
         context=SWEEP,
     )
@@ -156,19 +236,22 @@ def test_processes_left(uid: int, cgroup: str, busy: bool, found: list[Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("where", "job", "flags", "status"),
+    ("where", "cgroup", "flags", "status"),
     [
-        ("epilog", 7, 0x400000, [FAIL]),  # in the cgroup of the job that has ended
-        ("epilog", 7, process_stat.PF_EXITING, []),  # on its way out
-        ("epilog", 6, 0x400000, [WARN]),
-        ("sweep", 7, 0x400000, [WARN]),
-        ("prolog", 7, 0x400000, []),  # the job's own first step
+        ("epilog", SLURM.format(7), 0x400000, [FAIL]),  # in the cgroup of the job that has ended
+        ("epilog", SLURM.format(7), process_stat.PF_EXITING, []),  # on its way out
+        ("epilog", SLURM.format(6), 0x400000, [WARN]),
+        ("epilog", SCOPE.format(SLUID), 0x400000, [FAIL]),
+        ("epilog", SCOPE.format(OTHERS), 0x400000, [WARN]),
+        ("sweep", SLURM.format(7), 0x400000, [WARN]),
+        ("prolog", SLURM.format(7), 0x400000, []),  # the job's own first step
+        ("prolog", SCOPE.format(SLUID), 0x400000, []),
     ],
 )
-def test_what_the_job_left(where: str, job: int, flags: int, status: list[str]) -> None:
-    left = process(4000, "python", uid=1000, cgroup=SLURM.format(job), flags=flags)
+def test_what_the_job_left(where: str, cgroup: str, flags: int, status: list[str]) -> None:
+    left = process(4000, "python", uid=1000, cgroup=cgroup, flags=flags)
     load = {"/proc/loadavg": "1.2 1.1 0.9 2/3000 9\n"}
-    found = run(healthy((left,), more=load, context=context(where)))
+    found = run(healthy((left,), more=load, context=context(where, SLURM_JOB_SLUID=SLUID)))
     assert [finding.status for finding in found] == status
     assert all(finding.check == "processes-left" for finding in found)
 

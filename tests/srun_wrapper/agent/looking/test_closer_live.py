@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,12 @@ from typing import Any
 import pytest
 from places import PROGRAMS
 from slot_driver import Driver, drive, drivers
+from waiting import until
 
-from srun_wrapper.agent.looking import kernel
+from srun_wrapper.agent.looking import kernel, sampler
+from srun_wrapper.agent.looking.closer import in_depth
+from srun_wrapper.agent.looking.native import NativeReader
+from srun_wrapper.agent.looking.roles import TreeProcess
 from srun_wrapper.agent.processes import process_tree
 from srun_wrapper.locate.collectives import MISMATCH, MISSING, OLD, findings
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
@@ -47,11 +53,11 @@ def test_the_flight_recorder_over_gloo(
     d = drive(sys.executable, script, mode, str(world), str(tmp_path))
     d.launch()
     d.wait(lambda: all((tmp_path / f"ready-{n}").exists() for n in range(world)), 60.0)
-    until = time.monotonic() + OLD + 5.0
+    end = time.monotonic() + OLD + 5.0
     while True:  # until the others have waited long enough
         seen = looked(d).recorded
         found = findings(seen, range(world))
-        if found or time.monotonic() > until:
+        if found or time.monotonic() > end:
             break
     assert [finding.kind for finding in found] == [kind], (seen, found)
     assert found[0].text.startswith(text), found
@@ -76,6 +82,72 @@ def test_a_native_stack_and_the_kernel(drive: Any, tmp_path: Path) -> None:
     assert python and seen.native.index(python[0]) > 0, seen  # native frames are inside it
     assert any(".so" in frame for frame in seen.native[: seen.native.index(python[0])]), seen
     assert seen.kernel.startswith("state S"), seen
+
+
+WAITS = """
+import os, signal, subprocess, sys, time
+worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
+ended = subprocess.Popen(["false"])
+print(worker.pid, flush=True)
+os.kill(worker.pid, signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def test_a_killed_child_for_which_nobody_waits_is_shown() -> None:
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        text = f"killed and not waited for: its child {worker} (sleep) by SIGKILL"
+        until(lambda: kernel.killed_children(process.pid) == text, text)
+        member = TreeProcess(process.pid, 1, "S", False)
+        (seen,) = in_depth([member], [process.pid], NativeReader())
+        assert seen.kernel.startswith("state S in ") and seen.kernel.endswith(f"; {text}")
+        process.kill()
+    assert kernel.killed_children(process.pid) == ""
+
+
+WRITES = "import os, sys; sys.exit(os.write(1, b'x' * (1 << 20)) != 1 << 20)"
+
+
+def test_a_write_is_not_cut_short(tmp_path: Path) -> None:
+    """A process that is stopped in write() gets back how much it has written so far."""
+    with subprocess.Popen([sys.executable, "-c", WRITES], stdout=subprocess.PIPE) as process:
+        until(lambda: kernel.is_writing(process.pid), "the write")
+        seen = NativeReader().read(process.pid)
+        assert process.stdout is not None and len(process.stdout.read()) == 1 << 20
+    assert process.returncode == 0
+    assert (seen.frames, seen.failed) == ((), "it is writing, and must not be stopped in that")
+    assert not kernel.is_writing(os.getpid()) and not kernel.is_writing(1 << 23)
+
+
+BIG = "import os; os.write(1, b'x' * (64 << 20))"
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_output_that_drains_is_a_sign_of_work(tmp_path: Path, drains: bool) -> None:
+    """One write() of much counts in /proc/PID/io at its end only."""
+    with subprocess.Popen([sys.executable, "-c", BIG], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        until(lambda: kernel.is_writing(process.pid), "the write")
+        over = threading.Event()
+
+        def drain() -> None:
+            while not over.wait(0.02):
+                os.read(process.stdout.fileno(), 1 << 16)
+
+        reader = threading.Thread(target=drain)
+        if drains:
+            reader.start()
+        before = process_tree.usage([process.pid])
+        pids = [process.pid]
+        seen = sampler.sample(0, process.pid, 1, pids, 1.0, 1 << 16, tmp_path, False)
+        assert process_tree.usage([process.pid]).io == before.io
+        over.set()
+        process.kill()
+    if drains:
+        reader.join()
+    assert (seen.io > 8 << 10) is drains, seen
 
 
 def test_only_processes_of_the_slot_and_no_stopped_ones(drive: Any, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from srun_wrapper.agent.processes.rank_facts import RankFacts, error_message, ke
 
 PID = 4203
 V2 = "/system.slice/slurmstepd.scope/job_7/step_0/user/task_1"
+SLUID = "/system.slice/slurmstepd.scope/s1X1M8HJD3FG00/step_0/user/task_0"  # of 26.05
+SLUIDS = SLUID.replace("slurmstepd", "n1_slurmstepd")  # of one of several slurmds
 V1 = "/slurm/uid_1000/job_7/step_0/task_1"
 KILLED = f"Memory cgroup out of memory: Killed process {PID} (python) total-vm:8GB, anon-rss:7GB"
 
@@ -56,6 +58,9 @@ def node(tmp_path: Path) -> OneNode:
     [
         (f"0::{V2}", f"{V2[1:]}/memory.events"),
         (f"0::{V2}", f"{V2[1:].rpartition('/')[0]}/memory.events"),  # none in the task's own
+        (f"0::{SLUID}", f"{SLUID[1:]}/memory.events"),
+        (f"0::{SLUIDS}", f"{SLUIDS[1:]}/memory.events"),
+        (f"0::{SLUIDS}", f"{SLUIDS[1:].rpartition('/user')[0]}/memory.events"),
         (f"5:memory:{V1}", f"memory/{V1[1:]}/memory.oom_control"),
         (f"5:cpu,memory:{V1}", f"memory/{V1[1:]}/memory.oom_control"),
     ],
@@ -102,6 +107,11 @@ def test_only_sigkill_may_be_the_oom_killers(code: int, tail: str, expected: boo
         ("0::/../../job_7/step_0", "memory.events"),
         (f"5:cpu:{V1}", f"memory/{V1[1:]}/memory.oom_control"),
         ("0::/slurm/job_7/step_0", "slurm/job_7/memory.events"),  # of other steps as well
+        (f"0::{SLUID}", f"{SLUID[1:].rpartition('/step_0')[0]}/memory.events"),
+        (
+            "0::/user.slice/s1X1M8HJD3FG00/step_0/task_0",
+            "user.slice/s1X1M8HJD3FG00/step_0/task_0/memory.events",
+        ),
         ("rubbish", "memory.events"),
     ],
 )
