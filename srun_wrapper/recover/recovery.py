@@ -177,6 +177,7 @@ class Recovery:
             return
         self._phase.name = "running"
         self._handled = []
+        self._replacement.joined()
         self._close(incident, RECOVERED)
         say(incident.line())
         self._code.resumed()
@@ -208,12 +209,16 @@ class Recovery:
             self._localization.forgive()
         state.progress.failed()
         budget.spent = None
+        if lived >= STEADY:
+            self._replacement.joined()
         just_joined = self._replacement.just_joined()
         names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
         local = state.nonfinite.local(state.world.running())
         diagnosis = diagnose(failures, places, just_joined, state.catalogue, names, local)
-        if just_joined.issuperset(diagnosis.suspects or ("",)):
+        diagnosis = ladder.of_newcomers(diagnosis, budget)
+        suspects = diagnosis.suspects if diagnosis.cause == "node" else ()
+        if just_joined.issuperset(suspects or ("",)):
             self._means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
             budget.spend(diagnosis)

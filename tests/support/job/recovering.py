@@ -117,7 +117,7 @@ def no_nodes(max_restarts: int) -> Any:
     )
     release = SimpleNamespace(evict=nothing, release=nothing)
     replacement = SimpleNamespace(
-        fill=fill, just_joined=lambda: set[str](), exchange=lambda _node: ""
+        fill=fill, just_joined=lambda: set[str](), joined=nothing, exchange=lambda _node: ""
     )
     reports = SimpleNamespace(report_silent=nothing)
     ahead = SimpleNamespace(for_vacant=nothing)
