@@ -19,6 +19,7 @@ from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 from srun_wrapper.protocol.code import Code
+from srun_wrapper.protocol.file_messages import FindFiles, FoundFiles
 from srun_wrapper.protocol.looking_messages import Look, Machine
 from srun_wrapper.protocol.peer_messages import PeerAsk as PeerAsk
 from srun_wrapper.protocol.peer_messages import PeerSay as PeerSay
@@ -60,6 +61,7 @@ class Hello(Message):
     life: int = 0  # how many agents of this node have died before it
     vouches: bool = False  # it knows ``Reach``; an older agent closes the connection on one
     data_port: int = 0  # where other nodes' data processes reach this one's; 0: nowhere
+    directory: str = ""  # the task's; "": it does not know ``FindFiles``, as older agents
 
 
 class RankBeat(msgspec.Struct, array_like=True):
@@ -333,9 +335,20 @@ _FromSlot = (
 _ToSlot = Start | Stop | Signal | Inspect | LookCloser | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
-_FromNode = Hello | Report | Pulse | SlotLost | Signalled | Stalled | Counted | PeerAsk | Reached
+_FromNode = (
+    Hello
+    | Report
+    | Pulse
+    | SlotLost
+    | Signalled
+    | Stalled
+    | Counted
+    | PeerAsk
+    | Reached
+    | FoundFiles
+)
 FromAgent = _FromNode | _FromSlot
-ToAgent = Ack | Reach | _ToSlot
+ToAgent = Ack | Reach | FindFiles | _ToSlot
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_shim = msgspec.msgpack.Decoder(FromShim).decode

@@ -14,7 +14,7 @@ from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.decide import ladder
 from srun_wrapper.decide.diagnose import diagnose
-from srun_wrapper.decide.diagnosis import without_returned
+from srun_wrapper.decide.diagnosis import NEWCOMER, without_returned
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.decide.incident import RECOVERED, Incident, ordered
 from srun_wrapper.job.reporting import job_log
@@ -80,6 +80,7 @@ class Recovery:
         self._means = nodes.means
         self._release = nodes.release
         self._replacement = nodes.replacement
+        self._needed = nodes.needed
         self._reports = nodes.reports
         self._request_ahead = nodes.prerequest.for_vacant
         self._last_rung = nodes.last_rung
@@ -117,6 +118,7 @@ class Recovery:
             return None
         lived = time.monotonic() - state.pace.epoch_since
         incident = self._diagnose(lived)
+        await self._look_for_files(incident)
         if not await self._localization.find(incident):
             self._close(incident, self._why_cut_short())
             return None
@@ -228,6 +230,24 @@ class Recovery:
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
         root = diagnosis.root
         return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
+
+    async def _look_for_files(self, incident: Incident) -> None:
+        """Look which file a node that has just joined lacks, if its rank's last words name one."""
+        diagnosis = incident.diagnosis
+        node = self._state.members.named(diagnosis.root.node)
+        if diagnosis.rule != NEWCOMER or diagnosis.cause == "user" or node is None:
+            return
+        if what := await self._needed.explain(node, diagnosis.root):
+            self._localization.budget.refund()
+            self._means.unfit((node.name,))
+            incident.diagnosis = replace(
+                diagnosis,
+                cause="node",
+                suspects=diagnosis.suspects or (node.name,),
+                proven=(node.name,),
+                exchange=False,
+                evidence=(*diagnosis.evidence, f"{node.name}: {what}"),
+            )
 
     def _number(self) -> str:
         return self._state.incident_id(next(self._numbers))

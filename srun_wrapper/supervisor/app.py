@@ -314,6 +314,7 @@ class Supervisor:
             self.node_watch.look,
             self.ending.look,
             self.stalls.look,
+            self.nodes.needed.look,
             self.verify.look,
             self.code.look,
             self.records.look,

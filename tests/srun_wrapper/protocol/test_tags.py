@@ -20,8 +20,29 @@ from srun_wrapper.protocol.messages import (
 )
 
 RELEASED = {
-    *("Ack", "Alarm", "Committed", "Complete", "Counted", "Enrolled", "Exited", "Fetch", "Finish"),
-    *("Flush", "Hello", "Imports", "Inspect", "Inspected", "Logged", "LookCloser", "LookedCloser"),
+    *(
+        "Ack",
+        "Alarm",
+        "Committed",
+        "Complete",
+        "Counted",
+        "Enrolled",
+        "Exited",
+        "Fetch",
+        "FindFiles",
+    ),
+    *(
+        "Finish",
+        "Flush",
+        "FoundFiles",
+        "Hello",
+        "Imports",
+        "Inspect",
+        "Inspected",
+        "Logged",
+        "LookCloser",
+        "LookedCloser",
+    ),
     *("MakeRoom", "Moved", "PeerAsk", "PeerSay", "PersistAt", "Persisted", "Pulse", "Reach"),
     *("Reached", "ReplicaTargets", "Report", "Resumed", "RunTests", "SaveEvery", "Saved"),
     *("Signal", "Signalled", "SlotHello", "SlotLost", "SlotWelcome", "Stalled", "StandAt"),

@@ -127,5 +127,6 @@ def no_nodes(max_restarts: int) -> Any:
         replacement=replacement,
         reports=reports,
         prerequest=ahead,
+        needed=None,
         last_rung=None,
     )
