@@ -13,9 +13,10 @@ from srun_wrapper.checkpoints.certificates import Certificates, spoils
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.decide import ladder
+from srun_wrapper.decide.crash import LINE_SHOWN
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.decide.diagnosis import NEWCOMER, without_returned
-from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.failure import Failure, how_ended, last_error
 from srun_wrapper.decide.incident import RECOVERED, Incident, ordered
 from srun_wrapper.job.reporting import job_log
 from srun_wrapper.job.reporting.journal import Journal
@@ -31,6 +32,7 @@ from srun_wrapper.recover.nodes import NodeParts
 from srun_wrapper.recover.resize.growth import Growth
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
+from srun_wrapper.recover.standby.needed import passed_over
 
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 ENDED = "ended by a signal"
@@ -180,6 +182,7 @@ class Recovery:
         self._phase.name = "running"
         self._handled = []
         self._replacement.joined()
+        self._means.joined()
         self._close(incident, RECOVERED)
         say(incident.line())
         self._code.resumed()
@@ -237,7 +240,11 @@ class Recovery:
         node = self._state.members.named(diagnosis.root.node)
         if diagnosis.rule != NEWCOMER or diagnosis.cause == "user" or node is None:
             return
-        if what := await self._needed.explain(node, diagnosis.root):
+        what = await self._needed.explain(node, diagnosis.root)
+        if what or diagnosis.cause == "node":
+            error = last_error(diagnosis.root.tail)[:LINE_SHOWN] or how_ended(diagnosis.root)
+            say(passed_over(node.name, what or f"no other node shows its error: {error}"))
+        if what:
             self._localization.budget.refund()
             self._means.unfit((node.name,))
             incident.diagnosis = replace(

@@ -26,6 +26,11 @@ NAMED = re.compile(r"""'([^'\n]{2,})'|"([^"\n]{2,})"|(?<![\w.])(/[\w.@+=,~%/-]+)
 LINES, PATHS = 20, 32  # of a rank's last words in which files are looked for; files
 
 
+def passed_over(node: str, what: str) -> str:
+    """Return the line that the user gets of a node that cannot run ranks."""
+    return f"{node} is passed over: {what}; see that it has the mounts and files of the others"
+
+
 class Lack(NamedTuple):
     """What a node lacks, in words; "": nothing."""
 

@@ -113,7 +113,9 @@ def no_nodes(max_restarts: int) -> Any:
     def nothing(*_any: Any) -> None: ...
 
     means = SimpleNamespace(
-        now=lambda standby_nodes=0: Means(0, 0, False, max_restarts), rejoin=lambda *_any: 0.0
+        now=lambda standby_nodes=0: Means(0, 0, False, max_restarts),
+        rejoin=lambda *_any: 0.0,
+        joined=nothing,
     )
     release = SimpleNamespace(evict=nothing, release=nothing)
     replacement = SimpleNamespace(
