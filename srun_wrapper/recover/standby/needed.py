@@ -1,4 +1,4 @@
-"""Whether a node that waits for ranks has the files that starting them needs.
+"""Ask a node that waits for ranks whether it has the files that starting them needs.
 
 A standby node that lacks a mount is found before its ranks are needed. Which files are needed is
 seen on a node whose ranks run; what is missing there as well is no node's fault.
@@ -32,9 +32,9 @@ def passed_over(node: str, what: str) -> str:
 
 
 class Lack(NamedTuple):
-    """What a node lacks, in words; "": nothing."""
+    """A fault of a node that waits for ranks: what it lacks."""
 
-    text: str = ""
+    text: str = ""  # in words; "": nothing
     certain: bool = False
     """False if it has not said so: it, or a file system of it, did not answer in time."""
 

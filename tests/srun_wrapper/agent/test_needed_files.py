@@ -1,4 +1,4 @@
-"""Which files a node finds of those that starting a rank needs."""
+"""Look for the files that starting a rank needs, on a made node."""
 
 from __future__ import annotations
 
