@@ -63,6 +63,7 @@ OUTPUT_VARIABLES = {
 
 
 def main() -> NoReturn:
+    again.note(os.environ)
     started = dict(os.environ)
     try:
         code = run(sys.argv[1:], os.environ)

@@ -23,7 +23,7 @@ from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.slowness import Slowness
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.leases import Leases
-from srun_wrapper.recover.standby.needed import Lack, NeededFiles, passed_over
+from srun_wrapper.recover.standby.needed import Lack, NeededFiles, tell_passed_over
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.prerequest import Prerequest
 from srun_wrapper.recover.standby.request import Requester
@@ -84,7 +84,7 @@ def node_parts(
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
 
     def lacking(node: Node, lack: Lack) -> None:
-        say(passed_over(node.name, lack.text))
+        tell_passed_over(node.name, lack.text)
         journal.event("passed_over", node=node.name, why=lack.text)
         requests.unfit.note_lacking(node.name, node.job_id, lack.text, certain=lack.certain)
         if node.standby_request:

@@ -32,7 +32,7 @@ from srun_wrapper.recover.nodes import NodeParts
 from srun_wrapper.recover.resize.growth import Growth
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
-from srun_wrapper.recover.standby.needed import passed_over
+from srun_wrapper.recover.standby.needed import tell_passed_over
 
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 ENDED = "ended by a signal"
@@ -243,7 +243,7 @@ class Recovery:
         what = await self._needed.explain(node, diagnosis.root)
         if what or diagnosis.cause == "node":
             error = last_error(diagnosis.root.tail)[:LINE_SHOWN] or how_ended(diagnosis.root)
-            say(passed_over(node.name, what or f"no other node shows its error: {error}"))
+            tell_passed_over(node.name, what or f"no other node shows its error: {error}")
         if what:
             self._localization.budget.refund()
             self._means.unfit((node.name,))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from srun_wrapper.decide.failure import Failure
 from srun_wrapper.job.model import AgentKey, Node, Role
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.file_messages import FindFiles, FoundFile, FoundFiles
 from srun_wrapper.start_task import start_task
@@ -26,9 +27,9 @@ NAMED = re.compile(r"""'([^'\n]{2,})'|"([^"\n]{2,})"|(?<![\w.])(/[\w.@+=,~%/-]+)
 LINES, PATHS = 20, 32  # of a rank's last words in which files are looked for; files
 
 
-def passed_over(node: str, what: str) -> str:
-    """Return the line that the user gets of a node that cannot run ranks."""
-    return f"{node} is passed over: {what}; see that it has the mounts and files of the others"
+def tell_passed_over(node: str, what: str) -> None:
+    """Tell the user of a node that cannot run ranks."""
+    say(f"{node} is passed over: {what}; see that it has the mounts and files of the others")
 
 
 class Lack(NamedTuple):
