@@ -50,6 +50,7 @@ from srun_wrapper.requeue.resubmit import SCRIPT_WORDS, SIZE
 from srun_wrapper.signatures.catalogue import Catalogue, CatalogueError
 from srun_wrapper.signatures.catalogue import load as load_signatures
 from srun_wrapper.supervisor.app import Supervisor
+from srun_wrapper.supervisor.step import again
 from srun_wrapper.supervisor.step.remaining import corrected, fit, remaining_allocation
 from srun_wrapper.supervisor.step.signals import FORWARDED, TERMINATING
 
@@ -62,6 +63,8 @@ OUTPUT_VARIABLES = {
 
 
 def main() -> NoReturn:
+    again.note(os.environ)
+    started = dict(os.environ)
     try:
         code = run(sys.argv[1:], os.environ)
     except (UsageError, ConfigError) as err:
@@ -70,6 +73,8 @@ def main() -> NoReturn:
     if missing := job_log.end():
         say(missing)
     flush()
+    if code == again.AGAIN:
+        again.begin(sys.argv[1:], started)
     if sys.stdout is not None:  # closed by whoever started us
         sys.stdout.flush()
     sys.exit(code)

@@ -80,8 +80,9 @@ def command_paths(words: Sequence[str], env: Mapping[str, str], directory: str) 
 # ---------------------------------------------------------------- the machine
 
 
-def _own_mounts() -> str:
-    return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+def own_mounts() -> list[UsedMount]:
+    """Return the mounts that this process sees. Raises OSError."""
+    return parse_mounts(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
 
 
 def point_of(pid: int, path: str) -> str:
@@ -128,7 +129,7 @@ def silent_mounts(
     Blocks for ``seconds`` if one is silent: call it in a thread. ``mountinfo``: default our own.
     """
     try:
-        mounts = parse_mounts(mountinfo or _own_mounts())
+        mounts = parse_mounts(mountinfo) if mountinfo else own_mounts()
     except OSError:
         return ()
     if not any(mount.shared for mount in mounts):

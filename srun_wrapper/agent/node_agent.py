@@ -24,11 +24,12 @@ from srun_wrapper.agent.counters.gpus import GpuReader
 from srun_wrapper.agent.counters.watch import Counters
 from srun_wrapper.agent.looking.answers import Answers
 from srun_wrapper.agent.loop import Loop
-from srun_wrapper.agent.node_files import NodeFiles
+from srun_wrapper.agent.node_files import NodeFiles, directory
 from srun_wrapper.agent.place import Place, job_of
 from srun_wrapper.agent.processes.ports import free_port
 from srun_wrapper.agent.processes.stop_stages import longest
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
+from srun_wrapper.protocol.file_messages import FindFiles
 from srun_wrapper.protocol.messages import (
     Ack,
     Counted,
@@ -235,6 +236,7 @@ class Agent:
             place.step_nodes, place.step_tasks, self._probe.port, free_port(),
             place.standby_request, self._start.epoch if self._start else 0,
             self._acked, self._life, data_port=self.data_port,
+            directory=directory(),
         ))  # fmt: skip
         for message in self._unacked:
             link.send(message)
@@ -244,6 +246,9 @@ class Agent:
             order = decode_to_agent(payload)
         except msgspec.MsgspecError as err:
             link.close(f"order not understood: {err}")
+            return
+        if isinstance(order, FindFiles):
+            self._files.find(order, self._uplink.send)
             return
         if isinstance(order, Ack):
             self._acked = order.seen

@@ -6,11 +6,14 @@ usual, when no rank of the node makes a step, and when the ranks are inspected.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
-from srun_wrapper.agent import filesystems
+from srun_wrapper.agent import filesystems, needed_files
 from srun_wrapper.agent.loop import Loop
+from srun_wrapper.protocol.file_messages import FindFiles, FoundFiles
 from srun_wrapper.protocol.messages import RankBeat
 
 SLOW = 1.0  # s that a start or a stop may take until its file systems are asked
@@ -19,6 +22,14 @@ ANSWER = 2.0  # s for a file system to answer
 INSPECTION = 0.8  # s, while the ranks are inspected
 AGAIN = 4.0  # s until all are asked again
 AGAIN_STALLED = 0.5  # s, while one does not answer
+
+
+def directory() -> str:
+    """Return this process's working directory; "" if it was removed."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
 
 
 class NodeFiles:
@@ -100,6 +111,13 @@ class NodeFiles:
         self.looking, self._looked_at = True, time.monotonic()
         self._loop.run_in_thread(
             lambda: filesystems.silent_mounts(roots, paths, seconds), self._looked, filesystems.NONE
+        )
+
+    def find(self, order: FindFiles, answer: Callable[[FoundFiles], None]) -> None:
+        """Look for files; a file system that hangs costs the answer, and nothing else."""
+        here, env = directory(), dict(os.environ)
+        self._loop.run_in_thread(
+            lambda: needed_files.find(order, here, env), answer, FoundFiles(order.token)
         )
 
     def answering(self) -> tuple[str, ...]:

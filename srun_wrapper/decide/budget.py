@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from srun_wrapper.decide.diagnosis import Diagnosis, shared
+from srun_wrapper.decide.diagnosis import NEWCOMER, Diagnosis, shared
 
 TOGETHER = 3  # hangs in a row that name several nodes together before they are evicted
 
@@ -17,6 +17,7 @@ class Trace(NamedTuple):
     node: str
     ranks: frozenset[str]
     step: int | None
+    at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Budget:
     spent: tuple[str, tuple[str, ...]] | None = None  # the last failure's signature, its nodes
     traces: dict[str, list[Trace]] = field(default_factory=dict)  # by signature
     kept: frozenset[str] = frozenset()  # suspects that the last recovery let stay for their copies
+    newcomers: dict[str, list[Trace]] = field(default_factory=dict)  # see ``of_newcomers``
 
     def spend(self, diagnosis: Diagnosis) -> None:
         self.failures += 1
@@ -67,6 +69,7 @@ class Budget:
         self.seen.clear()
         self.evicted.clear()
         self.traces.clear()
+        self.newcomers.clear()
         self.kept = frozenset()
 
     def evict(
@@ -86,6 +89,34 @@ class Budget:
                 self.evicted.setdefault(diagnosis.signature, {})[old] = new
 
 
+def of_newcomers(diagnosis: Diagnosis, budget: Budget) -> Diagnosis:
+    """Judge an error that only nodes show that have just joined, by where it was before.
+
+    The first node is to blame. At the second one the program may be: the ranks of the node move to
+    another one, and the next time shows if the error stays on the node, or follows the ranks.
+    """
+    if diagnosis.rule != NEWCOMER:
+        return diagnosis
+    root, ranks, evidence = diagnosis.root, frozenset(diagnosis.ranks), diagnosis.evidence
+    traces = budget.newcomers.setdefault(diagnosis.signature, [])
+    before = [each for each in traces if each.at != root.at]  # a failure may be looked at twice
+    traces[:] = [*before, *(Trace(node, ranks, None, root.at) for node in diagnosis.suspects)]
+    here = [each for each in before if each.node == root.node]
+    others = sorted({each.node for each in before} - {root.node})
+    if any(not each.ranks & ranks for each in here):
+        line = f"it stays on {root.node}, whose ranks had moved to another node"
+        return replace(diagnosis, proven=(root.node,), evidence=(*evidence, line))
+    if here:
+        line = "the ranks could not move: nothing shows that the program is not to blame"
+        return replace(diagnosis, cause="user", suspects=(), ranks=(), evidence=(*evidence, line))
+    if others:
+        line = f"as on {', '.join(others)} before"
+        return replace(
+            diagnosis, cause="unknown", suspects=(), exchange=True, evidence=(*evidence, line)
+        )
+    return diagnosis
+
+
 def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, ...]]:
     """Acquit the nodes of an error that others have shown as well since the last progress.
 
@@ -100,7 +131,7 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
     nodes = budget.seen.get(diagnosis.signature, set())
     followed = follow(diagnosis, budget.traces.get(diagnosis.signature, []))
     judged = followed is not diagnosis
-    if judged:
+    if judged or diagnosis.rule == NEWCOMER:
         diagnosis, again, why = followed, False, ""
     elif diagnosis.symptom == "hang":
         rest = bool(diagnosis.suspects) and budget.kept.issuperset(diagnosis.suspects)
@@ -124,12 +155,15 @@ def acquit(diagnosis: Diagnosis, budget: Budget) -> tuple[Diagnosis, tuple[str, 
             unreported=nobody,
             exchange=False,
         )
-    acquitted = diagnosis.cause == "shared" or (judged and diagnosis.cause == "user")
+    newcomers = {each.node for each in budget.newcomers.get(diagnosis.signature, ())}
+    followed_ranks = judged or bool(newcomers)
+    acquitted = diagnosis.cause == "shared" or (followed_ranks and diagnosis.cause == "user")
     if not acquitted or diagnosis.unreported:
         return diagnosis, ()
-    for node in nodes.union(evicted):
+    wrong = newcomers.union(evicted)
+    for node in nodes | wrong:
         budget.nodes.pop(node, None)
-    return diagnosis, tuple(sorted(evicted))
+    return diagnosis, tuple(sorted(wrong))
 
 
 def follow(diagnosis: Diagnosis, traces: Iterable[Trace]) -> Diagnosis:

@@ -10,7 +10,15 @@ import signal
 from dataclasses import replace
 
 from robust_slurm.slurm.values import fold
-from srun_wrapper.decide.diagnosis import LIMIT, Case, Cause, Diagnosis, Rule, shared
+from srun_wrapper.decide.diagnosis import (
+    LIMIT,
+    NEWCOMER,
+    Case,
+    Cause,
+    Diagnosis,
+    Rule,
+    shared,
+)
 from srun_wrapper.decide.ends import CERTAIN, EndKind, odd_collective, read_end, signature
 from srun_wrapper.decide.failure import OF_THIS_JOB, Failure, how_ended, last_error
 from srun_wrapper.decide.shared_cause import common
@@ -96,6 +104,22 @@ def _preempted(case: Case) -> Diagnosis | None:
         return None
     root = named[id(found)]
     return _found(case, root, "shared", _meaning(case, root))
+
+
+def _newcomer(case: Case) -> Diagnosis | None:
+    """Blame nodes that have just joined for an error that no other node shows, whatever it is."""
+    root = case.root
+    end = read_end(root, case.catalogue)
+    if end.kind is not EndKind.OWN or (end.killer == signal.SIGKILL and end.hit is None):
+        return None  # what follows from another end, or was done to the rank, is no error of it
+    sign = signature(root, case.catalogue)
+    nodes = case.alike(sign)
+    if not set(nodes) <= set(case.just_joined):
+        return None
+    alike = [f for f, _ in case.ends if f.node in nodes and f.rank is not None]
+    found = _found(case, root, "node", "only nodes that have just joined the job show this error")
+    ranks = tuple(dict.fromkeys(f"rank {f.rank}" for f in alike))
+    return replace(found, suspects=nodes, ranks=ranks, tests="never")
 
 
 def _shared(case: Case) -> Diagnosis | None:
@@ -247,6 +271,16 @@ RULES = (
         "the user's error; unknown if a limit of processes or memory is reached",
         "stop now",
         _cannot_start,
+    ),
+    Rule(
+        NEWCOMER,
+        "crash",
+        "an error that only nodes show that have taken a place since all ranks last stepped, and "
+        "have not stepped there: of any text, but no SIGKILL without a known cause",
+        "these nodes are to blame: they lack a mount, data or a library; of the second one the "
+        "ranks move to another node, which shows if the program is to blame",
+        "evict",
+        _newcomer,
     ),
     Rule(
         "shared-error",

@@ -27,10 +27,11 @@ def diagnose(
 
     ``world_nodes``: number of nodes on which ranks were to run. If the command cannot be run on
     some of them only, that is those nodes' fault (a missing mount); on all of them, the user's.
-    ``just_joined``: nodes that have just taken a place; one that cannot start a rank is proven
-    unfit, since the same command ran elsewhere before. ``catalogue``: the signatures of errors;
-    None: the built-in ones. ``addresses``: names of the job's nodes by what logs may call them.
-    ``local``: the ranks whose losses alone were not finite.
+    ``just_joined``: nodes that have taken a place since all ranks last stepped, and have not
+    stepped there; one that cannot start a rank is proven unfit, since the same command ran
+    elsewhere before, and an error that no other node shows is theirs. ``catalogue``: the
+    signatures of errors; None: the built-in ones. ``addresses``: names of the job's nodes by what
+    logs may call them. ``local``: the ranks whose losses alone were not finite.
     """
     others = [f for f in failures if f.symptom != "crash"]
     ordered = [*others, *crashes(failures)]

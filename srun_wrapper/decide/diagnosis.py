@@ -32,6 +32,7 @@ Then = Literal[
 LIMIT = re.compile(r"Resource temporarily unavailable|Cannot allocate memory", re.IGNORECASE)
 NODES_SHOWN = 8
 TESTED, REPLAYED = "tests", "replay"  # ids of the rules by which these have named a node
+NEWCOMER = "newcomer-error"  # id of the rule for an error that only new nodes show
 # Lost nodes come first: they explain the ends of ranks. A program that ends itself when its loss
 # is NaN has not failed by itself.
 SYMPTOMS = ("node_lost", "stuck", "differs", "sdc", "nan", "crash", "hang", "slow", "update")
@@ -71,7 +72,7 @@ class Case:
     world_nodes: int
     """Number of nodes on which ranks were to run."""
     just_joined: Collection[str]
-    """Nodes that have just taken a place."""
+    """Nodes that have taken a place since all ranks last stepped, and have not stepped there."""
     catalogue: Catalogue
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Names of the job's nodes by the addresses and names that logs may have for them."""

@@ -19,10 +19,11 @@ from srun_wrapper.decide.bounds import Bounded, bounded, likeliest
 from srun_wrapper.decide.bounds import Means as Means
 from srun_wrapper.decide.budget import Budget as Budget
 from srun_wrapper.decide.budget import acquit as acquit
+from srun_wrapper.decide.budget import of_newcomers as of_newcomers
 from srun_wrapper.decide.budget import suspect_nodes as suspect_nodes
 from srun_wrapper.decide.budget import unproven_nan
 from srun_wrapper.decide.budget import with_suspects as with_suspects
-from srun_wrapper.decide.diagnosis import LIMIT, Diagnosis
+from srun_wrapper.decide.diagnosis import LIMIT, NEWCOMER, Diagnosis
 
 Action = Literal["restart", "swap_spare", "swap_standby", "shrink", "requeue", "stop"]
 GAVE_UP = 120
@@ -204,6 +205,9 @@ def _exchange(now: Situation) -> LadderPlan | None:
     if now.diagnosis.symptom == "sdc":
         why = f"a rank's state was spoilt on {node}: its ranks move to another node"
         return LadderPlan("restart", (), why, exchange=node)
+    if now.diagnosis.rule == NEWCOMER:
+        why = f"the program, or {node} and the nodes before it: its ranks move to another node"
+        return LadderPlan("restart", (), why, exchange=node)
     if now.budget.nodes.get(node, 0) < 2:
         return None
     what = "had a NaN alone again" if now.diagnosis.symptom == "nan" else "died again"
@@ -233,6 +237,9 @@ def _standby(now: Situation) -> LadderPlan | None:
 def _keep(now: Situation) -> LadderPlan | None:
     if now.must:
         return None
+    if now.diagnosis.rule == NEWCOMER:
+        why = f"no node left to replace {now.diagnosis.root.node}: its ranks move to another node"
+        return LadderPlan("restart", (), why, exchange=now.diagnosis.root.node)
     return LadderPlan("restart", (), "no node left to replace the suspect: restart in place")
 
 
@@ -314,7 +321,8 @@ RUNGS = (
     Rung(
         "exchange",
         "a rank was killed without a known cause, or had a NaN alone, the second time on this "
-        "node; or a rank's state was spoilt",
+        "node; or a rank's state was spoilt; or a second node that has just joined shows an error "
+        "that no other does",
         "restart; the node exchanges its ranks with another one: the next time shows whether it "
         "follows the rank or the node",
         _exchange,
@@ -332,7 +340,12 @@ RUNGS = (
         "swap them with standby nodes",
         _standby,
     ),
-    Rung("keep", "no node is lost or proven bad", "restart in place; suspects stay", _keep),
+    Rung(
+        "keep",
+        "no node is lost or proven bad",
+        "restart in place; suspects stay; one that has just joined exchanges its ranks",
+        _keep,
+    ),
     Rung(
         "shrink",
         "so many nodes stay as min_nodes allows, and whole replicas of the model on them",

@@ -29,11 +29,11 @@ class Membership:
         return [n for n in self.nodes.values() if not n.gone]
 
     def spares(self) -> list[Node]:
-        """Idle nodes of the allocation that answer, the freshest word first."""
+        """Idle nodes of the allocation that answer and lack nothing, the freshest word first."""
         ready = [
             n
             for n in self.nodes.values()
-            if n.role is Role.SPARE and n.connection and not n.standby_request
+            if n.role is Role.SPARE and n.connection and not n.standby_request and not n.lacks
         ]
         return sorted(ready, key=lambda n: -n.last_word)
 

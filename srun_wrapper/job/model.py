@@ -81,6 +81,7 @@ class Node:
     counted: dict[str, int] = field(default_factory=dict)  # see ``messages.Counted``
     reading: bool = False  # its error counters are being read; ``counted`` is not up to date
     counted_shown: dict[str, int] = field(default_factory=dict)  # ``counted`` at the last incident
+    lacks: str | None = None  # what it lacks to run ranks, in words; None: not known yet
     order: Message | None = None  # last Start, Stop or Finish: sent again on a new connection
 
     def heard(self, now: float) -> None:

@@ -19,6 +19,7 @@ from srun_wrapper.protocol.base import Reply as Reply
 from srun_wrapper.protocol.checkpoint_messages import FromStore, Saved, ToStore
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 from srun_wrapper.protocol.code import Code
+from srun_wrapper.protocol.file_messages import FindFiles, FoundFiles
 from srun_wrapper.protocol.looking_messages import Look, Machine, WorkCounters
 from srun_wrapper.protocol.peer_messages import PeerAsk as PeerAsk
 from srun_wrapper.protocol.peer_messages import PeerSay as PeerSay
@@ -57,8 +58,8 @@ class Hello(Message):
     epoch: int  # epoch its ranks run in; 0 when none was started yet
     seen: int = 0  # highest message number it has already had acknowledged
     life: int = 0  # how many agents of this node have died before it
-    vouches: bool = False  # no longer read: keeps the places of the fields after it
     data_port: int = 0  # where other nodes' data processes reach this one's; 0: nowhere
+    directory: str = ""  # the task's; "": it does not know ``FindFiles``, as older agents
 
 
 class RankBeat(msgspec.Struct, array_like=True):
@@ -333,9 +334,9 @@ _FromSlot = (
 _ToSlot = Start | Stop | Signal | Inspect | LookCloser | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
-_FromNode = Hello | Report | SlotLost | Signalled | Stalled | Counted | PeerAsk
+_FromNode = Hello | Report | SlotLost | Signalled | Stalled | Counted | PeerAsk | FoundFiles
 FromAgent = _FromNode | _FromSlot
-ToAgent = Ack | _ToSlot
+ToAgent = Ack | FindFiles | _ToSlot
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_shim = msgspec.msgpack.Decoder(FromShim).decode

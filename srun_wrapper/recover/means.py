@@ -23,7 +23,7 @@ EARLY = 60.0  # s; a program that fails later was at work
 
 
 class AvailableMeans:
-    """Counts what is left, and remembers nodes that joined and could not start a rank."""
+    """Counts what is left, and remembers nodes that joined and could not run a rank."""
 
     def __init__(
         self,
@@ -44,12 +44,16 @@ class AvailableMeans:
         self._copies = copies
         self._config = launch.observed or state.config
         self._launch = launch
-        self._unfit: set[str] = set()  # came, and could not start a rank
+        self._unfit: set[str] = set()  # came since all ranks last stepped, and could not run one
         self._told_feed = False
 
     def unfit(self, names: tuple[str, ...]) -> None:
-        """Note nodes that have joined and could not start a rank."""
+        """Note nodes that have joined and could not run a rank."""
         self._unfit.update(names)
+
+    def joined(self) -> None:
+        """Note that all nodes run ranks: the standby nodes that are left may be well."""
+        self._unfit.clear()
 
     def _early(self) -> bool:
         """See ``Means.early``."""

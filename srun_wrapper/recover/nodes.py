@@ -9,6 +9,7 @@ from robust_slurm.state_dir.ledger import JobLedger
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.decide.bounds import Copies
 from srun_wrapper.detect.node_watch import NodeWatch
+from srun_wrapper.job.model import Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
@@ -22,6 +23,7 @@ from srun_wrapper.recover.resize.resizing import Resizing
 from srun_wrapper.recover.slowness import Slowness
 from srun_wrapper.recover.standby.asking import StandbyRequests
 from srun_wrapper.recover.standby.leases import Leases
+from srun_wrapper.recover.standby.needed import Lack, NeededFiles, tell_passed_over
 from srun_wrapper.recover.standby.nodes import StandbyNodes
 from srun_wrapper.recover.standby.prerequest import Prerequest
 from srun_wrapper.recover.standby.request import Requester
@@ -38,12 +40,14 @@ class NodeParts(NamedTuple):
     prerequest: Prerequest
     leases: Leases
     replacement: Replacement
+    needed: NeededFiles
     last_rung: LastRung
     slowness: Slowness
     resizing: Resizing
 
     async def close(self, hurried: Callable[[], bool]) -> None:
         """End all standby nodes, and what runs in the background; ``hurried``: see ``Flaps``."""
+        await self.needed.close()
         await self.leases.close()
         await self.requests.close()
         await self.reports.flaps.close(hurried)
@@ -77,10 +81,28 @@ def node_parts(
     reports = Reports(state.nodes, ledger, launch.env.get("SLURM_JOB_USER", ""))
     state.on_back = reports.came_back
     requests = StandbyRequests(state, requester, controller.wait, journal, reports.barred)
-    standby = StandbyNodes(state, requests, interrupted)
+
+    def lacking(node: Node, lack: Lack) -> None:
+        tell_passed_over(node.name, lack.text)
+        journal.event("passed_over", node=node.name, why=lack.text)
+        requests.unfit.note_lacking(node.name, node.job_id, lack.text, certain=lack.certain)
+        if node.standby_request:
+            requests.drop(node.standby_request)
+
+    needed = NeededFiles(
+        state,
+        launch.command.command,
+        launch.options.records,
+        lambda: replacement.just_joined(),
+        lacking,
+    )
+    standby = StandbyNodes(state, requests, interrupted, needed.known)
     resizing = Resizing(state, enrolments, launch, journal, topology.mesh, requests.use)
     means = AvailableMeans(state, launch, reports, copies, resizing)
     allowed = lambda: means.now().standby_nodes > 0  # noqa: E731
+    replacement = Replacement(
+        members, standby, topology, reports, lambda: bool(state.failures) or over(), resizing
+    )
     return NodeParts(
         means,
         reports,
@@ -88,9 +110,8 @@ def node_parts(
         requests,
         Prerequest(members, requests, node_watch, ending, lambda: resizing.wanted),
         Leases(state, requests, requester, reports.barred, journal, allowed),
-        Replacement(
-            members, standby, topology, reports, lambda: bool(state.failures) or over(), resizing
-        ),
+        replacement,
+        needed,
         LastRung(state, launch, controller, reports, ledger),
         Slowness(state, ledger, reports),
         resizing,

@@ -13,9 +13,10 @@ from srun_wrapper.checkpoints.certificates import Certificates, spoils
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.decide import ladder
+from srun_wrapper.decide.crash import LINE_SHOWN
 from srun_wrapper.decide.diagnose import diagnose
-from srun_wrapper.decide.diagnosis import without_returned
-from srun_wrapper.decide.failure import Failure
+from srun_wrapper.decide.diagnosis import NEWCOMER, without_returned
+from srun_wrapper.decide.failure import Failure, how_ended, last_error
 from srun_wrapper.decide.incident import RECOVERED, Incident, ordered
 from srun_wrapper.job.reporting import job_log
 from srun_wrapper.job.reporting.journal import Journal
@@ -31,6 +32,7 @@ from srun_wrapper.recover.nodes import NodeParts
 from srun_wrapper.recover.resize.growth import Growth
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
+from srun_wrapper.recover.standby.needed import tell_passed_over
 
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 ENDED = "ended by a signal"
@@ -80,6 +82,7 @@ class Recovery:
         self._means = nodes.means
         self._release = nodes.release
         self._replacement = nodes.replacement
+        self._needed = nodes.needed
         self._reports = nodes.reports
         self._request_ahead = nodes.prerequest.for_vacant
         self._last_rung = nodes.last_rung
@@ -117,6 +120,7 @@ class Recovery:
             return None
         lived = time.monotonic() - state.pace.epoch_since
         incident = self._diagnose(lived)
+        await self._look_for_files(incident)
         if not await self._localization.find(incident):
             self._close(incident, self._why_cut_short())
             return None
@@ -177,6 +181,8 @@ class Recovery:
             return
         self._phase.name = "running"
         self._handled = []
+        self._replacement.joined()
+        self._means.joined()
         self._close(incident, RECOVERED)
         say(incident.line())
         self._code.resumed()
@@ -208,12 +214,16 @@ class Recovery:
             self._localization.forgive()
         state.progress.failed()
         budget.spent = None
+        if lived >= STEADY:
+            self._replacement.joined()
         just_joined = self._replacement.just_joined()
         names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
         local = state.nonfinite.local(state.world.running())
         diagnosis = diagnose(failures, places, just_joined, state.catalogue, names, local)
-        if just_joined.issuperset(diagnosis.suspects or ("",)):
+        diagnosis = ladder.of_newcomers(diagnosis, budget)
+        suspects = diagnosis.suspects if diagnosis.cause == "node" else ()
+        if just_joined.issuperset(suspects or ("",)):
             self._means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
             budget.spend(diagnosis)
@@ -223,6 +233,28 @@ class Recovery:
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
         root = diagnosis.root
         return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
+
+    async def _look_for_files(self, incident: Incident) -> None:
+        """Look which file a node that has just joined lacks, if its rank's last words name one."""
+        diagnosis = incident.diagnosis
+        node = self._state.members.named(diagnosis.root.node)
+        if diagnosis.rule != NEWCOMER or diagnosis.cause == "user" or node is None:
+            return
+        what = await self._needed.explain(node, diagnosis.root)
+        if what or diagnosis.cause == "node":
+            error = last_error(diagnosis.root.tail)[:LINE_SHOWN] or how_ended(diagnosis.root)
+            tell_passed_over(node.name, what or f"no other node shows its error: {error}")
+        if what:
+            self._localization.budget.refund()
+            self._means.unfit((node.name,))
+            incident.diagnosis = replace(
+                diagnosis,
+                cause="node",
+                suspects=diagnosis.suspects or (node.name,),
+                proven=(node.name,),
+                exchange=False,
+                evidence=(*diagnosis.evidence, f"{node.name}: {what}"),
+            )
 
     def _number(self) -> str:
         return self._state.incident_id(next(self._numbers))

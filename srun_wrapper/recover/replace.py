@@ -33,12 +33,22 @@ class Replacement:
         self._topology = topology
         self._reports = reports
         self._over = over
-        self._came: set[str] = set()  # nodes that took a place in the last recovery
+        self._came: set[str] = set()  # nodes that took a place since all ranks last stepped
 
     def just_joined(self) -> set[str]:
-        """Return the nodes that have just taken a place and have not started a rank."""
-        ran = {rank.node.name for rank in self._world.by_rank.values() if rank.started}
-        return self._came - ran
+        """Return the nodes that took a place since all ranks last stepped, and did not step.
+
+        Where steps of some ranks alone are seen (rank 0's output), these count for all.
+        """
+        world = self._world
+        ranks = (*world.by_rank.values(), *world.inner.values())
+        seen = [rank for rank in world.by_rank.values() if rank.rank in world.steppers]
+        all_stepped = bool(seen) and all(rank.beats for rank in seen)
+        return self._came - {rank.node.name for rank in ranks if rank.beats or all_stepped}
+
+    def joined(self) -> None:
+        """Note that the ranks of all nodes run: none of them is new any more."""
+        self._came.clear()
 
     async def fill(self, incident: Incident) -> bool:
         """Put a node in every vacant place. False: not enough came in time, or a new failure.
@@ -48,7 +58,7 @@ class Replacement:
         that the plan names first are replaced. With a plan to shrink, places that no spare takes
         are given up. A world that lacks nodes gets those that are idle.
         """
-        self._came.clear()
+        self._came = self.just_joined()
         first = list(self._world.places)
         if incident.plan and incident.plan.action == "shrink":
             lacking = self._fill_with_spares(incident)
@@ -121,16 +131,21 @@ class Replacement:
     async def reinforce(self, count: int, slots: int) -> list[Node]:
         """Return nodes with so many slots, for places that the allocation has no nodes for."""
         came = await self._standby.take(dict.fromkeys(range(count), (slots, "")))
+        self._came.update(node.name for node in came.values())
         return [came[place] for place in sorted(came)]
 
     def exchange(self, name: str) -> str:
-        """Have a node exchange its place with the next one that fits; return that one, or ""."""
+        """Have a node exchange its place with another that fits; return that one, or "".
+
+        The next one is taken, if possible of those that have not just joined.
+        """
         places, ranks = list(self._world.places), self._world.ranks
         own = next((i for i, node in enumerate(places) if node.name == name), None)
         if own is None or not self._topology.movable():
             return ""
-        for step in range(1, len(places)):
-            other = (own + step) % len(places)
+        others = [(own + step) % len(places) for step in range(1, len(places))]
+        new = self.just_joined()
+        for other in sorted(others, key=lambda other: places[other].name in new):
             counts = len(ranks[own]), len(ranks[other])
             if counts[0] == counts[1] and not places[other].gone:
                 places[own], places[other] = places[other], places[own]

@@ -57,6 +57,7 @@ from srun_wrapper.supervisor.epoch import Begun, Epochs
 from srun_wrapper.supervisor.inbox import Inbox
 from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
 from srun_wrapper.supervisor.observing import Observing
+from srun_wrapper.supervisor.step.again import AGAIN
 from srun_wrapper.supervisor.step.ending import Ending
 from srun_wrapper.supervisor.step.real_step import RealStep
 from srun_wrapper.supervisor.step.signals import StepSignals
@@ -131,9 +132,16 @@ class Supervisor:
         stores = Stores(state, enrolments, journal, self.ending.answers)
         self.restoring = Restoring(state, enrolments, certificates, stores, journal)
         self.epochs = Epochs(state, self.facts, self.restoring)
-        self.flushing = Flushing(state, enrolments, certificates, stores, lambda: self.step.ended)
+        gone = lambda: self.step.ended and not self.step.killed  # noqa: E731
+        self.flushing = Flushing(state, enrolments, certificates, stores, gone)
         self.finishing = Finishing(
-            state, self.step, self.flushing, self.ending, self.slurm, self._phase
+            state,
+            self.step,
+            self.flushing,
+            self.ending,
+            self.slurm,
+            self._phase,
+            self.launch.options,
         )
         checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
         state.on_store = checkpoints.heard
@@ -253,7 +261,7 @@ class Supervisor:
             if await self.restoring.prepare():
                 self.epochs.start("")
             code = await self._life.run()
-            if self._phase.name not in ("failed", "requeued", "cancelled"):
+            if code != AGAIN and self._phase.name not in ("failed", "requeued", "cancelled"):
                 self._phase.name = self._last_phase(code)
             return code
         finally:
@@ -313,6 +321,7 @@ class Supervisor:
             self.node_watch.look,
             self.ending.look,
             self.stalls.look,
+            self.nodes.needed.look,
             self.verify.look,
             self.code.look,
             self.records.look,

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import fold
-from robust_slurm.text import counted
+from robust_slurm.text import counted, signal_name
 from srun_wrapper.checkpoints import flushing
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.verify.rules import ONE_NODE
@@ -22,12 +22,14 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.starting import finish_order
+from srun_wrapper.protocol.task_options import TaskOptions
 from srun_wrapper.recover.on_signal import SignalledRequeue
 from srun_wrapper.recover.recovery import Recovery, RecoveryEnd
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.run_in_thread import run_in_thread
+from srun_wrapper.supervisor.step import again
 from srun_wrapper.supervisor.step.ending import Ending
-from srun_wrapper.supervisor.step.real_step import RealStep
+from srun_wrapper.supervisor.step.real_step import END, RealStep
 
 BAD_SIZE = 2  # exit code, as for other bad input
 
@@ -43,7 +45,9 @@ class Finishing:
         ending: Ending,
         slurm: Slurm,
         phase: Phase,
+        options: TaskOptions = TaskOptions(),  # noqa: B008 - frozen
     ) -> None:
+        self._options = options
         self.step = step
         self._state = state
         self._flushing = last_flush
@@ -52,7 +56,12 @@ class Finishing:
         self._phase = phase
 
     async def step_ended(self) -> int:
-        """Follow the end of a step whose ranks should be running: it was cancelled."""
+        """Follow the end of a step whose ranks should be running: it was cancelled.
+
+        If srun itself was killed, its step is ended, and the code is AGAIN.
+        """
+        if self._may_begin_again():
+            return await self._begin_again()
         self._phase.name = "cancelled"
         for node in self._state.world.places:
             if node.role is Role.DEAD and node.refused:  # its shim went with the step
@@ -65,6 +74,26 @@ class Finishing:
         else:
             say(f"Slurm ended the step (exit code {code})")
         return code
+
+    def _may_begin_again(self) -> bool:
+        """Return whether another step could go on: srun's input, if any, is gone with srun."""
+        state, options = self._state, self._options
+        asked = state.signalled or state.ending or options.alone or options.inherit
+        had_input = any(n.stdin for n in state.nodes.values())
+        return bool(self.step.killed) and not asked and not had_input and again.left() > 0
+
+    async def _begin_again(self) -> int:
+        """End the step whose srun was killed; what memory has goes to disk before."""
+        state = self._state
+        say(
+            f"srun was killed by {signal_name(self.step.killed)}: its step is ended, and a new one "
+            "starts on the same nodes"
+        )
+        self._phase.name = "recovering"
+        await self._flushing.flush(flushing.END)
+        self.dismiss()
+        await state.until(lambda: not any(n.connection for n in state.live()), END)
+        return again.AGAIN
 
     async def finish(self) -> int:
         """Let every shim end like its rank; returns the step's exit code as srun computes it."""

@@ -88,6 +88,7 @@ PAUSES = {
     "srun_wrapper/recover/flaps": "LOOK",
     "srun_wrapper/recover/resize/growth": "AGAIN",
     "srun_wrapper/recover/standby/leases": "EVERY RARELY",
+    "srun_wrapper/recover/standby/needed": "AGAIN",
     "srun_wrapper/recover/standby/nodes": "LOOK",
     "srun_wrapper/replay/small_worlds": "TICK",
     "srun_wrapper/requeue/slurm_wait": "REPORT_EVERY LOOK",

@@ -237,7 +237,7 @@ class Resizing:
 
     def _idle_nodes(self) -> list[Node]:
         nodes = self._state.nodes.values()
-        return [n for n in nodes if n.role is Role.SPARE and n.connection is not None]
+        return [n for n in nodes if n.role is Role.SPARE and n.connection and not n.lacks]
 
     def _prepared(self, idle: Sequence[Node], now: float) -> list[Node]:
         """Return those of the idle nodes for whose imports nobody has to wait."""

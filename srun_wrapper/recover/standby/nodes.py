@@ -23,9 +23,15 @@ class StandbyNodes:
     """Awaits the standby nodes that were requested, and asks for others in place of unfit ones."""
 
     def __init__(
-        self, state: JobState, requests: StandbyRequests, over: Callable[[], bool] = lambda: False
+        self,
+        state: JobState,
+        requests: StandbyRequests,
+        over: Callable[[], bool] = lambda: False,
+        known: Callable[[Node], bool] = lambda _node: True,
     ) -> None:
-        """``over``: True if another failure came, or the step is being ended."""
+        """``over``: True if another failure came, or the step is being ended; ``known``: whether
+        it is known what a node lacks."""
+        self._known = known
         self._state = state
         self._config = state.config
         self._requests = requests
@@ -51,7 +57,8 @@ class StandbyNodes:
 
         def came() -> dict[int, Node]:
             nodes = [n for n in state.nodes.values() if n.role is Role.SPARE and n.connection]
-            found = {chosen[n.standby_request]: n for n in nodes if n.standby_request in chosen}
+            mine = [n for n in nodes if n.standby_request in chosen and self._known(n)]
+            found = {chosen[n.standby_request]: n for n in mine if not n.lacks}
             return {place: node for place, node in found.items() if vacant(place)}
 
         def over() -> bool:

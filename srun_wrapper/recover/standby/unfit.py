@@ -14,6 +14,7 @@ class UnfitNodes:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, str]] = {}  # standby node: allocation, what was seen
         self._unreported: set[str] = set()
+        self._lacking: set[str] = set()  # robust-task ran there
 
     def names(self) -> list[str]:
         """Nodes that are not requested again."""
@@ -42,6 +43,13 @@ class UnfitNodes:
         what += "(if it is only slow, raise standby_start_limit)"
         self.note(request.node, request.job, what)
 
+    def note_lacking(self, node: str, job: int, what: str, *, certain: bool) -> None:
+        """Note a node that lacks a file that its ranks need."""
+        self.note(node, job, what)
+        self._lacking.add(node)
+        if certain:
+            self.report(node)
+
     def forget(self, node: str) -> None:
         self._seen.pop(node, None)
 
@@ -57,7 +65,7 @@ class UnfitNodes:
         # Not a node that joined after all, by another request.
         names, self._unreported = self._unreported & self._seen.keys(), set()
         if not came and len(names) > 1:
-            where = ", ".join(sorted(names))
-            say(f"robust-task did not run on {where}: is its python there (task_python)?")
+            if where := ", ".join(sorted(names - self._lacking)):
+                say(f"robust-task did not run on {where}: is its python there (task_python)?")
             return {}
         return {name: self._seen[name] for name in names}

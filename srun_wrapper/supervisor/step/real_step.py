@@ -35,6 +35,12 @@ class RealStep:
         return self._task is not None and self._task.done()
 
     @property
+    def killed(self) -> int:
+        """The signal that srun itself has died of; 0: none: Slurm may have ended the step."""
+        code = self._process.returncode if self._process is not None else None
+        return -code if code is not None and code < 0 else 0
+
+    @property
     def code(self) -> int | None:
         """The exit code of srun as a shell gives it (128 + signal); None while it runs."""
         code = self._process.returncode if self._process is not None else None

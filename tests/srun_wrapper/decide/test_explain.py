@@ -58,6 +58,7 @@ EXAMPLES: dict[str, list[Failure]] = {
     "cannot-start-on-many": [end(rank=r, code=2, launched=False) for r in range(3)],
     "preempted": [end(ECC), end(PREEMPTED, 1)],
     "cannot-start": [end(rank=r, code=2, launched=False) for r in range(9)],
+    "newcomer-error": [end("FileNotFoundError: [Errno 2] No such file or directory: '/data/0'")],
     "shared-error": [end(ECC), end(ECC, 1)],
     "machine-error": [end(ECC)],
     "different-collectives": [end(WORK.format(r, 5 if r == 2 else 9), r) for r in range(4)],
@@ -97,7 +98,8 @@ def test_the_ladder_does_what_is_printed_of_a_rule(rule: Any) -> None:
     budget, plans = Budget(), []
     for _ in range(2):
         local = LOCAL if rule.id == "local-nan" else None
-        found = diagnose(EXAMPLES[rule.id], 9, addresses={"n2": "n2"}, local=local)
+        new = {"n1"} if rule.id == "newcomer-error" else ()
+        found = diagnose(EXAMPLES[rule.id], 9, new, addresses={"n2": "n2"}, local=local)
         assert found.rule == ("machine-error" if rule.id == "nan-of-machine" else rule.id)
         budget.spend(found)
         vacant = ("n1",) if found.symptom == "node_lost" else ()

@@ -20,6 +20,7 @@ from srun_wrapper.protocol.messages import (
 )
 
 RELEASED = {
+    *("FindFiles", "FoundFiles"),
     *("Ack", "Alarm", "Committed", "Complete", "Counted", "Enrolled", "Exited", "Fetch", "Finish"),
     *("Flush", "Hello", "Imports", "Inspect", "Inspected", "Logged", "LookCloser", "LookedCloser"),
     *(

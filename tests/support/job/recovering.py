@@ -113,11 +113,13 @@ def no_nodes(max_restarts: int) -> Any:
     def nothing(*_any: Any) -> None: ...
 
     means = SimpleNamespace(
-        now=lambda standby_nodes=0: Means(0, 0, False, max_restarts), rejoin=lambda *_any: 0.0
+        now=lambda standby_nodes=0: Means(0, 0, False, max_restarts),
+        rejoin=lambda *_any: 0.0,
+        joined=nothing,
     )
     release = SimpleNamespace(evict=nothing, release=nothing)
     replacement = SimpleNamespace(
-        fill=fill, just_joined=lambda: set[str](), exchange=lambda _node: ""
+        fill=fill, just_joined=lambda: set[str](), joined=nothing, exchange=lambda _node: ""
     )
     reports = SimpleNamespace(report_silent=nothing)
     ahead = SimpleNamespace(for_vacant=nothing)
@@ -127,5 +129,6 @@ def no_nodes(max_restarts: int) -> Any:
         replacement=replacement,
         reports=reports,
         prerequest=ahead,
+        needed=None,
         last_rung=None,
     )
