@@ -268,8 +268,9 @@ class Supervisor:
             server.close()
             self.inbox.warnings.look(inf)
             self.records.close()
-            if self.ledger.dropped:
-                say(f"{self.ledger.dropped} records were not written: {self.ledger.error}")
+            if lost := self.ledger.dropped:
+                records = "1 record was" if lost == 1 else f"{lost} records were"
+                say(f"{records} not written: {self.ledger.error}")
 
     def _last_phase(self, code: int) -> str:
         """Return the job's last state, as robust-status shows it."""
