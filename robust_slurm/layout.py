@@ -62,6 +62,8 @@ ABSENT_BITS = b"\x0b\xea\x70\xab\x5e\x17\xf8\x7f"
 ABSENT: float = unpack("<d", ABSENT_BITS)[0]
 
 EXPLICIT, AUTO, REGEX = 1, 2, 3
+ANEW = 4
+"""As AUTO, in a process whose optimizer had made no step when the process made its first."""
 
 
 def record_path(directory: str, epoch: int, local_rank: int) -> str:

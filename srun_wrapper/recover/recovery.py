@@ -150,7 +150,8 @@ class Recovery:
         else:
             return
         self._phase.name = "recovering"
-        lived = time.monotonic() - state.pace.epoch_since
+        incident.began = state.pace.epoch_since
+        lived = time.monotonic() - incident.began
         state.members.stop_epoch()
         state.progress.failed()
         self._localization.forgive()
@@ -222,7 +223,9 @@ class Recovery:
             self._reports.withdraw(wrong, diagnosis.evidence[-1], diagnosis.cause)
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
         root = diagnosis.root
-        return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
+        incident = Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
+        incident.began = state.pace.epoch_since
+        return incident
 
     def _number(self) -> str:
         return self._state.incident_id(next(self._numbers))

@@ -42,6 +42,7 @@ from srun_wrapper.protocol.messages import Message
 from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.localization import FaultLocalization
+from srun_wrapper.recover.lost_work import LostWork
 from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.on_signal import SignalledRequeue
 from srun_wrapper.recover.recovery import Recovery, Restoration
@@ -204,6 +205,7 @@ class Supervisor:
                 lambda: self.checkpoints.resumed_in,
                 ended,
                 self.code.is_due,
+                LostWork(state, self.launch.command.command),
             ),
             code=self.code,
             growth=self.growth,

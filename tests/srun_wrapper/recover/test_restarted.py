@@ -65,6 +65,13 @@ class Restart:
         self.job.say(0, Exited(9, 2, 1, None, 9, 0.0, ""))
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(restarted, "say", lines.append)
+    return lines
+
+
 def test_without_a_step_it_is_no_recovery() -> None:
     restart = Restart(steps=5)
     assert restart.run() is None
@@ -76,7 +83,9 @@ def test_without_a_step_it_is_no_recovery() -> None:
     assert stepped.incident.lost_steps == 2 and stepped.phase.name == "recovering"
 
 
-def test_ranks_without_steps_must_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_steps_must_live(
+    monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     waiting = Restart()
     assert waiting.run() is None and waiting.phase.name == "starting"
     failed = Restart()
@@ -84,7 +93,10 @@ def test_ranks_without_steps_must_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarted, "LIVED", 0.05)
     lived = Restart()
     assert lived.run() is True and lived.incident.lost_steps is None
-    assert lived.incident.phases()["first_step"] == 0  # the time of the proof costs nothing
+    assert "first_step" not in lived.incident.phases()  # the time of the proof costs nothing
+    line = lived.incident.line()
+    assert "first step not seen" in line and "lost time unknown" in line
+    assert len(said) == 1 and "--robust-progress-regex" in said[0] and "beat(step)" in said[0]
 
 
 def test_ranks_without_steps_that_end_well_have_recovered() -> None:
