@@ -23,7 +23,7 @@ from srun_wrapper.run_in_thread import run_in_thread
 SEARCH = 2.0  # s for the search, at a restart
 ENTRIES = 20_000  # files and directories that are looked at
 DEPTH = 4
-SKEW = 2.0  # s that a file server's clock may be ahead
+SKEW = 1.0  # s that a file server's clock may be ahead
 _SKIPPED = {"__pycache__", "site-packages", "node_modules", "wandb", "proc", "sys", "dev"}
 
 
@@ -82,23 +82,31 @@ class LostWork:
         self._command = tuple(command)
         self._began = time.time()
 
-    async def estimate(self, incident: Incident) -> None:
-        """Give the incident an estimate; without any file of the program there is none."""
+    async def newest_file(self, incident: Incident) -> SavedFile | None:
+        """Return the file that the program saved its state in last before the fault."""
         until = incident.wall - (incident.detected - incident.last_good)
+        written = reversed(self._state.written)
         try:
-            written = reversed(self._state.written)
             roots = directories(self._command, str(Path.cwd()), written)
             found = await run_in_thread(
                 lambda: search(roots, self._began, until + SKEW), SEARCH + 1.0
             )
         except (OSError, TimeoutError):
-            return
-        if found is not None:
-            estimate(incident, self._state.progress, found._replace(time=min(found.time, until)))
+            return None
+        return None if found is None else found._replace(time=min(found.time, until))
 
 
-def estimate(incident: Incident, progress: Progress, file: SavedFile) -> None:
-    """Enter into the incident what is lost if training goes on from this file (pure)."""
+def estimate(
+    incident: Incident, progress: Progress, file: SavedFile | None, *, anew: bool = False
+) -> None:
+    """Enter into the incident what is lost if training goes on from this file; without one
+    nothing is known (pure). ``anew``: the optimizer has begun anew."""
+    if anew and progress.beats_at_failure:
+        incident.estimate = "the optimizer counts its steps from 1 again"
+        incident.guessed_steps = progress.beats_at_failure
+        return
+    if file is None:
+        return
     good = incident.last_good
     before = incident.wall - (incident.detected - good) - file.time  # s from the file to the fault
     at = good - before

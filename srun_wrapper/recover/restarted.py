@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -10,7 +11,7 @@ from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.reporting.phase import Phase
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
-from srun_wrapper.recover.lost_work import LostWork
+from srun_wrapper.recover.lost_work import LostWork, estimate
 
 LIVED = 10.0  # s that ranks without steps live at least before they count as recovered
 LIVED_MOST = 600.0  # s; a command may run for days before it fails
@@ -21,8 +22,8 @@ UNSEEN = (
     "robust_slurm.beat(step)"
 )
 ANEW = (
-    "the script did not resume. If it has saved a checkpoint, it is about to overwrite it: have "
-    "the script load its newest checkpoint whenever it starts"
+    "the script, or its optimizer, did not resume. If it has saved a checkpoint, it is about to "
+    "overwrite it: have the script load its newest checkpoint whenever it starts"
 )
 
 
@@ -68,6 +69,25 @@ class Restarted:
         """
         state, world = self._state, self._state.world
         stepped_before = bool(world.steppers)
+        numbered = state.progress.numbered
+        guess = None  # of what is lost; looked for now, before the ranks write new files
+        if self._lost_work is not None and self._restored() is None and not numbered:
+            guess = asyncio.create_task(self._lost_work.newest_file(incident))
+        try:
+            outcome = await self._proven(incident, lived, stepped_before)
+            if guess is not None and outcome == "recovered" and incident.lost_steps is None:
+                estimate(incident, state.progress, await guess, anew=self._optimizer_anew())
+        finally:
+            if guess is not None:
+                guess.cancel()
+        if outcome == "recovered":
+            self._advise()
+        return outcome
+
+    async def _proven(
+        self, incident: Incident, lived: float, stepped_before: bool
+    ) -> Literal["recovered", "failed", "ended"]:
+        state, world = self._state, self._state.world
 
         def over() -> bool:
             news = bool(state.failures) or self._other_code()
@@ -98,9 +118,6 @@ class Restarted:
             await state.counters_read()
         else:
             incident.marks["first_step"] = incident.marks["launch"]
-        if incident.lost_steps is None and self._lost_work is not None:
-            await self._lost_work.estimate(incident)
-        self._advise()
         return "ended" if state.signalled or self._ended() else "recovered"
 
     def _advise(self) -> None:
@@ -109,7 +126,6 @@ class Restarted:
         if not state.world.steppers and not self._advised:
             self._advised = True
             say(UNSEEN)
-        counts_anew = any(rank.source == "anew" for rank in state.world.running())
         made = progress.at_failure if progress.numbered else progress.beats_at_failure
         if self._warned or self._restored() is not None or not made or made < 2:
             return
@@ -117,10 +133,13 @@ class Restarted:
             self._warned = True
             said = f"the steps began anew at {progress.resume} after the restart, although step "
             say(f"warning: {said}{made} had been reached: {ANEW}")
-        elif not progress.numbered and counts_anew:
+        elif not progress.numbered and self._optimizer_anew():
             self._warned = True
             said = "the optimizer counts its steps from 1 again after the restart, although "
             say(f"warning: {said}{made} steps had been made: {ANEW}")
+
+    def _optimizer_anew(self) -> bool:
+        return any(rank.source == "anew" for rank in self._state.world.running())
 
     async def _resumed(self) -> int | None:
         """Return the first step that was done after the restart; None if it cannot be known.
