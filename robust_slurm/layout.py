@@ -63,7 +63,7 @@ ABSENT: float = unpack("<d", ABSENT_BITS)[0]
 
 EXPLICIT, AUTO, REGEX = 1, 2, 3
 ANEW = 4
-"""As AUTO, in a process whose optimizer had made no step when the process made its first."""
+"""The source AUTO, in a process at whose first step its optimizer made its own first one, too."""
 
 
 def record_path(directory: str, epoch: int, local_rank: int) -> str:

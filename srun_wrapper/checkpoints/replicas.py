@@ -24,7 +24,7 @@ SETTLED = 10.0  # s that a change of the replicas must last before it is reporte
 
 
 class Placement(NamedTuple):
-    """Where the replicas of an epoch are to be."""
+    """The places at which the replicas of an epoch are to be."""
 
     holders: placement.Holders
     nodes: list[str]

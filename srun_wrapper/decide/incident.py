@@ -148,7 +148,7 @@ class Incident:
         )
 
     def cost(self) -> str:
-        """What was lost, in words."""
+        """Words for what was lost."""
         lost = self.lost_steps
         if self.estimate:
             what = span(self.lost_s or 0.0) if lost is None else counted(lost, "step")

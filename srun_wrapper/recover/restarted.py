@@ -16,11 +16,6 @@ from srun_wrapper.recover.lost_work import LostWork, estimate
 LIVED = 10.0  # s that ranks without steps live at least before they count as recovered
 LIVED_MOST = 600.0  # s; a command may run for days before it fails
 RESUMED = 1.0  # s for the ranks' reports of the step that they resumed from: not sent with steps
-UNSEEN = (
-    "no step of this program is seen, so hangs are not detected and lost time is estimated: pass "
-    "--robust-progress-regex=REGEX for the line that it prints at each step, or call "
-    "robust_slurm.beat(step)"
-)
 ANEW = (
     "the script, or its optimizer, did not resume. If it has saved a checkpoint, it is about to "
     "overwrite it: have the script load its newest checkpoint whenever it starts"
@@ -125,18 +120,26 @@ class Restarted:
         state, progress = self._state, self._state.progress
         if not state.world.steppers and not self._advised:
             self._advised = True
-            say(UNSEEN)
+            say(
+                "no step of this program is seen, so hangs are not detected and lost time is "
+                "estimated: pass --robust-progress-regex=REGEX for the line that it prints at "
+                "each step, or call robust_slurm.beat(step)"
+            )
         made = progress.at_failure if progress.numbered else progress.beats_at_failure
         if self._warned or self._restored() is not None or not made or made < 2:
             return
         if progress.anew():
             self._warned = True
-            said = f"the steps began anew at {progress.resume} after the restart, although step "
-            say(f"warning: {said}{made} had been reached: {ANEW}")
+            say(
+                f"warning: the steps began anew at {progress.resume} after the restart, although "
+                f"step {made} had been reached: {ANEW}"
+            )
         elif not progress.numbered and self._optimizer_anew():
             self._warned = True
-            said = "the optimizer counts its steps from 1 again after the restart, although "
-            say(f"warning: {said}{made} steps had been made: {ANEW}")
+            say(
+                "warning: the optimizer counts its steps from 1 again after the restart, although "
+                f"{made} steps had been made: {ANEW}"
+            )
 
     def _optimizer_anew(self) -> bool:
         return any(rank.source == "anew" for rank in self._state.world.running())

@@ -11,6 +11,7 @@ from math import inf
 from robust_slurm.config import Config
 from robust_slurm.slurm import Slurm
 from robust_slurm.state_dir.ledger import JobLedger
+from robust_slurm.text import counted
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
@@ -271,8 +272,7 @@ class Supervisor:
             self.inbox.warnings.look(inf)
             self.records.close()
             if lost := self.ledger.dropped:
-                records = "1 record was" if lost == 1 else f"{lost} records were"
-                say(f"{records} not written: {self.ledger.error}")
+                say(f"{counted(lost, 'record')} not written: {self.ledger.error}")
 
     def _last_phase(self, code: int) -> str:
         """Return the job's last state, as robust-status shows it."""

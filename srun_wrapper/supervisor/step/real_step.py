@@ -43,7 +43,7 @@ class RealStep:
 
     @property
     def killed(self) -> str:
-        """How srun was killed, in words; "" if no signal ended it."""
+        """Words for the signal that killed srun; "" if none did."""
         process = self._process
         code = process.returncode if process is not None else None
         if process is None or code is None or code >= 0:
