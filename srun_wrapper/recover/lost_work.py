@@ -52,7 +52,7 @@ def search(roots: Sequence[str], since: float, until: float) -> SavedFile | None
 def _files(roots: Sequence[str], since: float, deadline: float) -> Iterator[SavedFile]:
     todo = deque((root, 0) for root in roots)
     seen, left = set[str](), ENTRIES
-    while todo and time.monotonic() < deadline:
+    while todo:
         directory, depth = todo.popleft()
         if directory in seen:
             continue
@@ -61,7 +61,7 @@ def _files(roots: Sequence[str], since: float, deadline: float) -> Iterator[Save
             with os.scandir(directory) as entries:
                 for entry in entries:
                     left -= 1
-                    if left < 0:
+                    if left < 0 or time.monotonic() > deadline:
                         return
                     if entry.is_dir(follow_symlinks=False):
                         if depth < DEPTH and entry.name not in _SKIPPED and entry.name[0] != ".":
@@ -91,8 +91,8 @@ class LostWork:
             found = await run_in_thread(
                 lambda: search(roots, self._began, until + SKEW), SEARCH + 1.0
             )
-        except (OSError, TimeoutError):
-            return None
+        except (OSError, RuntimeError, TimeoutError, ValueError):
+            return None  # the restart goes on without an estimate
         return None if found is None else found._replace(time=min(found.time, until))
 
 

@@ -32,7 +32,7 @@ def test_a_program_whose_steps_are_not_seen(lab: Lab) -> None:
     assert record["outcome"] == "recovered" and record["steps_seen"] is False
     assert "first_step" not in record["phases"] and record["lost_steps"] is None
     assert 0.1 < record["lost_s"] < 60, record
-    line = rf"first step not seen\).*; about \d+ \w+ lost \(estimate: newest file written .*0020"
+    line = r"first step not seen\).*; about \d+ \w+ lost \(estimate: newest file written .*0020"
     assert training.says(line), training.out()
     assert training.says(r"^robust-srun: no step of this program is seen, .*progress-regex")
     (roster,) = training.rosters()
