@@ -40,6 +40,7 @@ _fd = -1  # holds the lock: closing any descriptor of the file would drop it
 _path = ""
 _beats = 0
 _auto_steps = 0
+_auto_source = layout.AUTO
 _explicit = False  # the script calls beat() itself: automatic steps are not counted any more
 _saves = False  # Checkpointer.save() reports the steps: automatic ones are not counted either
 _phases = 0
@@ -106,16 +107,35 @@ def _finite_again() -> None:
     layout.clear_nan(_map)
 
 
-def _auto_step() -> None:
+def _auto_step(optimizer: Any = None) -> None:
     """One optimizer step was seen by the hook; counts until the script beats by itself."""
-    global _beats, _auto_steps
+    global _beats, _auto_steps, _auto_source
     if _explicit or _saves or (_map is None and (_off or not _claim())):
         return
     _auto_steps += 1
     _beats = n = _beats + 1
-    _pack_beat(_map, _BEAT_AT, n, _auto_steps, _clock(), _ABSENT, _ABSENT, layout.AUTO, n)
+    if n == 1:
+        _auto_source = layout.ANEW if epoch() > 1 and _made_one_step(optimizer) else layout.AUTO
+    _pack_beat(_map, _BEAT_AT, n, _auto_steps, _clock(), _ABSENT, _ABSENT, _auto_source, n)
     if n == 1:
         _first_step()
+
+
+def _made_one_step(optimizer: Any) -> bool:
+    """Return whether the optimizer's own count of steps, where it keeps one, is 1."""
+    try:
+        for state in optimizer.state.values():
+            step = state["step"]
+            device = getattr(step, "device", None)
+            if device is not None and device.type == "cuda":
+                import torch
+
+                if torch.cuda.is_current_stream_capturing():
+                    return False
+            return float(step) == 1.0
+    except Exception:  # noqa: BLE001 - an unusual optimizer: nothing is known
+        pass
+    return False
 
 
 def _expect_saves() -> None:

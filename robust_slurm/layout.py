@@ -62,6 +62,8 @@ ABSENT_BITS = b"\x0b\xea\x70\xab\x5e\x17\xf8\x7f"
 ABSENT: float = unpack("<d", ABSENT_BITS)[0]
 
 EXPLICIT, AUTO, REGEX = 1, 2, 3
+ANEW = 4
+"""The source AUTO, in a process at whose first step its optimizer made its own first one, too."""
 
 
 def record_path(directory: str, epoch: int, local_rank: int) -> str:

@@ -29,6 +29,7 @@ _SOURCES: Mapping[int, str | None] = {
     layout.EXPLICIT: "explicit",
     layout.AUTO: "auto",
     layout.REGEX: "regex",
+    layout.ANEW: "anew",
 }
 _TRIES = 8
 _LOCK = Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
@@ -66,7 +67,7 @@ class Beat(NamedTuple):
     """None when not given; may be NaN or infinite when training is."""
     grad_norm: float | None
     source: str | None
-    """"explicit", "auto" or "regex"; None before the first beat."""
+    """"explicit", "auto", "anew" (see ``layout.ANEW``) or "regex"; None before the first beat."""
     phase: str
     """Name of the innermost phase; "" outside all phases."""
     phase_since: float

@@ -77,6 +77,7 @@ class JobRow:
     note: str
     checkpoint: Checkpoint | None
     data: DataRecord | None = None
+    estimated: bool = False  # unproductive_s and ettr, and lost_steps where it is known
 
     @property
     def live(self) -> bool:
@@ -156,6 +157,7 @@ def job_row(roster: Roster, slurm: SlurmView, now: float) -> JobRow:
         note=roster.note,
         checkpoint=roster.checkpoint,
         data=roster.data,
+        estimated=roster.estimated,
     )
 
 

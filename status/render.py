@@ -24,6 +24,7 @@ from status.views.attention import BAD, Attention
 from status.views.data import data_lines
 from status.views.job import short_incidents
 from status.views.overview import Line, job_lines, overview, short_clock, unread
+from status.wording import about, lost
 
 _PHASES = (*INCIDENT_PHASES, "total")
 _STATUS_STYLE = {
@@ -139,11 +140,14 @@ def print_job(report: JobReport, out: Console) -> None:
         for incident in report.incidents:
             table.add_row(*_incident(incident, phases))
         out.print(table)
-        out.print("phases in seconds")
+        marked = any(i.estimate for i in report.incidents)
+        out.print("phases in seconds" + ("; ~: an estimate" if marked else ""))
         for incident in report.incidents:
             stuck = incident.evidence[:_HANG] if incident.symptom == "hang" else ()
             sized = ("resized {}→{}".format(*incident.resized),) if incident.resized else ()
             told = (*sized, *stuck, *incident.amended, *incident.counters, *incident.tests)
+            if incident.estimate:
+                told = (*told, f"lost: {lost(incident)} (estimate: {incident.estimate})")
             for line in (*told, *incident.restored):
                 out.print(f"{short_clock(incident.time)} {line}")
     else:
@@ -226,8 +230,6 @@ def _checkpoint(at: Checkpoint) -> str:
 
 
 def _incident(incident: IncidentRecord, phases: Sequence[str]) -> list[str]:
-    unknown = "?" if incident.outcome == "recovered" else ""
-    lost = unknown if incident.lost_steps is None else str(incident.lost_steps)
     return [
         short_clock(incident.time),
         incident.symptom,
@@ -236,8 +238,13 @@ def _incident(incident: IncidentRecord, phases: Sequence[str]) -> list[str]:
         ",".join(incident.suspects),
         incident.action,
         incident.outcome,
-        lost,
-        *(_seconds(incident.phases.get(phase)) for phase in phases),
+        lost(incident),
+        *(
+            "not seen"
+            if phase == "first_step" and not incident.steps_seen
+            else _seconds(incident.phases.get(phase))
+            for phase in phases
+        ),
     ]
 
 
@@ -259,8 +266,8 @@ def _jobs(rows: tuple[JobRow, ...]) -> Table:
             "" if row.step_time_s is None else f"{row.step_time_s:.3g} s",
             str(row.epoch),
             str(row.incidents),
-            "?" if row.lost_steps is None else str(row.lost_steps),
-            "?" if row.ettr is None else f"{row.ettr:.4f}",
+            "?" if row.lost_steps is None else about(str(row.lost_steps), row.estimated),
+            "?" if row.ettr is None else about(f"{row.ettr:.4f}", row.estimated),
         )
     return table
 

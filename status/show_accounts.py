@@ -82,6 +82,7 @@ def _job(one: JobAccount) -> dict[str, Any]:
         "elapsed_s": one.elapsed / 1000,
         "unproductive_s": unproductive_of(one) / 1000,
         "ettr": ettr(one),
+        "estimated": one.estimated,
         "ettr_last_hour": shown.sliding[-1] if shown.sliding else None,
         "incidents": total([one]).incidents,
         "by_phase": [_lost(row) for row in lost([one], SHARES["phase"])],

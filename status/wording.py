@@ -5,9 +5,23 @@ from __future__ import annotations
 from robust_slurm.error_counters import weight
 from robust_slurm.state_dir.node_events import NodeEvent
 from robust_slurm.state_dir.records import IncidentRecord, NodeReport
-from robust_slurm.text import counted
+from robust_slurm.text import span
 
 MOST = 5  # lines of evidence that are shown of one record
+
+
+def about(text: str, estimated: bool) -> str:
+    """Mark a number that is an estimate: "~12"."""
+    return f"~{text}" if estimated and text != "?" else text
+
+
+def lost(one: IncidentRecord) -> str:
+    """Steps that were lost, in a word: "12", "~12", "~4 min" where steps are not seen, "?"."""
+    if one.lost_steps is not None:
+        return about(str(one.lost_steps), bool(one.estimate))
+    if one.lost_s is not None:
+        return about(span(one.lost_s), True)
+    return "?" if one.outcome == "recovered" else ""
 
 
 def _listed(lines: tuple[str, ...]) -> list[str]:
@@ -60,10 +74,13 @@ def evicted(job: int, node: str, incident: IncidentRecord) -> str:
 
 
 def outcome(job: int, incident: IncidentRecord) -> str:
-    lost = ""
-    if incident.lost_steps is not None and incident.outcome == "recovered":
-        lost = f"; {counted(incident.lost_steps, 'step')} lost"
-    return f"outcome in job {job}: {incident.outcome or 'unknown'}{lost}"
+    cost = ""
+    if incident.outcome == "recovered" and lost(incident) != "?":
+        cost = f"; {lost(incident)} lost"
+        if incident.lost_steps is not None:
+            steps = "step" if incident.lost_steps == 1 else "steps"
+            cost = f"; {lost(incident)} {steps} lost"
+    return f"outcome in job {job}: {incident.outcome or 'unknown'}{cost}"
 
 
 def withdrawn(one: NodeReport) -> str:

@@ -146,7 +146,7 @@ def _make_hooks() -> tuple[Callable[..., None], Callable[..., None]]:
             # after. The first "after" counts. A step that raised leaves nothing to clean up.
             if stepping:
                 stepping = False
-                _auto_step()
+                _auto_step(optimizer)
         except Exception as error:  # noqa: BLE001 - progress reports must not end a training
             _warn(error)
 

@@ -130,8 +130,9 @@ class JobLedger:
         self.observes = observes
         self.dir = Path(job_dir) if job_dir else None
         self._queue: queue.Queue[Any] = queue.Queue(MAX_WAITING)
-        self.error = ""  # why the last write failed; empty when it did not
+        self.error = ""  # why the last record that was lost could not be written
         self.dropped = 0  # records lost because the file system did not take them
+        self._writing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -186,15 +187,27 @@ class JobLedger:
         )
 
     def close(self, deadline: float = 5.0) -> None:
-        """Write what waits, for at most ``deadline`` seconds."""
-        self._put(_END)
+        """Write what waits, for at most ``deadline`` seconds; what is left then counts as lost."""
+        full = False
+        try:
+            self._queue.put_nowait(_END)
+        except queue.Full:
+            full = True
         self._thread.join(deadline)
+        if self._thread.is_alive() and self.dir is not None:
+            waiting = self._queue.qsize() + self._writing - (not full)  # _END is no record
+            self._lose(max(0, waiting), f"no answer from the file system in {deadline:g} s")
 
     def _put(self, item: Any) -> None:
         try:
             self._queue.put_nowait(item)
         except queue.Full:
-            self.dropped += 1
+            self._lose(1, f"no answer from the file system while {MAX_WAITING} records waited")
+
+    def _lose(self, records: int, why: str) -> None:
+        if records:
+            self.dropped += records
+            self.error = f"{self.dir}: {why}"
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not _END:
@@ -204,15 +217,16 @@ class JobLedger:
             how, name, record = item
             if self.dir is None:
                 continue
+            self._writing = True
             try:
                 if how == "append":
                     append_line(self.dir / name, record)
                 else:
                     replace_file(self.dir / name, record)
-                self.error = ""
             except OSError as err:
                 self.error = f"{self.dir / name}: {err.strerror or err}"
                 self.dropped += 1
+            self._writing = False
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:

@@ -57,6 +57,7 @@ class JobRun:
     checks: list[tuple[float, float]] = field(default_factory=list)  # end and seconds of each
     sizes: list[tuple[float, int, int]] = field(default_factory=list)
     """Since when the job has trained with so many ranks of how many; the first one is not here."""
+    launched: float | None = None  # when all ranks had been started for the first time
 
 
 def read_progress(job_dir: Path | None) -> tuple[list[JobRun], list[str]]:
@@ -96,6 +97,8 @@ def progress_from(raw: bytes) -> list[JobRun]:
 def _add(run: JobRun, when: float, data: dict[str, object]) -> None:
     epoch = whole(data.get("epoch")) or 0
     match data.get("kind"):
+        case "launched":
+            run.launched = when
         case "first":
             run.first_step = when
         case "point" if len(run.points) < MOST_POINTS:

@@ -72,6 +72,7 @@ class Roster:
     unproductive_s: float | None
     ettr: float | None
     note: str
+    estimated: bool = False  # unproductive_s and ettr, and lost_steps where it is known
     checkpoint: Checkpoint | None = None
     data: DataRecord | None = None
 
@@ -101,6 +102,9 @@ class IncidentRecord:
     outcome: str
     phases: Mapping[str, float]
     lost_steps: int | None
+    lost_s: float | None = None  # s of training that were lost, by an estimate
+    estimate: str = ""  # what lost_s and lost_steps were estimated by; "": nothing is an estimate
+    steps_seen: bool = True  # False: no step was seen after the restart
     restored: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()  # what tests of the machines said
     rule: str = ""  # id of the rule of diagnosis that decided; "" in older records
@@ -160,6 +164,7 @@ def roster_from(data: object) -> Roster | None:
         unproductive_s=number(data.get("unproductive_s")),
         ettr=number(data.get("ettr")),
         note=clean(data.get("note")),
+        estimated=data.get("estimated") is True,
         checkpoint=_checkpoint(data.get("checkpoint")),
         data=data_from(data.get("data")),
     )
@@ -217,6 +222,9 @@ def incident_from(data: object) -> IncidentRecord | None:
         outcome=clean(data.get("outcome"), 100),
         phases={clean(k, 30): s for k, v in list(pairs)[:30] if (s := number(v)) is not None},
         lost_steps=whole(data.get("lost_steps")),
+        lost_s=number(data.get("lost_s")),
+        estimate=clean(data.get("estimate")),
+        steps_seen=data.get("steps_seen") is not False,
         restored=words(data.get("restored") or [], MAX_TEXT),
         tests=words(data.get("tests") or [], MAX_TEXT),
         rule=clean(data.get("rule"), 40),

@@ -28,6 +28,7 @@ from srun_wrapper.agent.node_files import NodeFiles, directory
 from srun_wrapper.agent.place import Place, job_of
 from srun_wrapper.agent.processes.ports import free_port
 from srun_wrapper.agent.processes.stop_stages import longest
+from srun_wrapper.agent.processes.written import WrittenFiles
 from srun_wrapper.protocol.checkpoint_messages import Enrolled, Saved
 from srun_wrapper.protocol.file_messages import FindFiles
 from srun_wrapper.protocol.messages import (
@@ -52,6 +53,7 @@ from srun_wrapper.protocol.messages import (
     StdinRead,
     Stop,
     Stopped,
+    Wrote,
     decode_to_agent,
 )
 from srun_wrapper.protocol.task_options import TaskOptions
@@ -102,6 +104,10 @@ class Agent:
             loop, lambda: list(self._shims.pids.values()), paths,
             lambda mounts, starting: self._numbered(Stalled(0, mounts, starting)),
             self._answer_inspection,
+        )  # fmt: skip
+        self._written = WrittenFiles(
+            loop, lambda: list(self._shims.pids.values()),
+            lambda paths: self._numbered(Wrote(0, paths)),
         )  # fmt: skip
         self._counters = Counters(
             loop, lambda grown: self._numbered(Counted(0, grown, self._counters.promised)),
@@ -321,6 +327,8 @@ class Agent:
         self._watch_supervisor()
         beats = self._beats.read()
         self._files.tick(beats)
+        if self._running:
+            self._written.tick(beats)
         fresh = {b.local for b in beats if b.beats} - self._first_beats
         self._first_beats |= fresh
         now = time.monotonic()

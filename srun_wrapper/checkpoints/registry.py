@@ -121,6 +121,7 @@ class Checkpoints:
     def _saved(self, message: Saved) -> None:
         self.enrolments.save(message)
         self.schedule.saved(message)
+        self.replicas.heard(message)
         progress = self._state.progress
         progress.saved = max(progress.saved or 0, message.step)
         self._look_at_size(message)
@@ -152,6 +153,7 @@ class Checkpoints:
         self._alarms.look(now)
         if self.enrolments.saved:
             self.replicas.make_room()
+            self.replicas.look(now)
             self.schedule.look(now)
             self.shared.look(now)
             self._saving_since = self._saving_since or now

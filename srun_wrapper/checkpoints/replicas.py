@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 
 from robust_slurm.checkpoint.format.sizes import megabytes
 from robust_slurm.checkpoint.planning import placement
@@ -15,11 +17,24 @@ from srun_wrapper.job.model import AgentKey, Node
 from srun_wrapper.job.reporting.journal import Journal
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
-from srun_wrapper.protocol.checkpoint_messages import MakeRoom, ReplicaTargets
+from srun_wrapper.protocol.checkpoint_messages import MakeRoom, ReplicaTargets, Saved
+
+UNCONFIRMED = 30.0  # s for the first replicas to arrive; those that have not are then not counted
+SETTLED = 10.0  # s that a change of the replicas must last before it is reported
+
+
+class Placement(NamedTuple):
+    """The places at which the replicas of an epoch are to be."""
+
+    holders: placement.Holders
+    nodes: list[str]
+    mesh: Mapping[str, int]
+    leaf: Mapping[str, str]
+    size: int  # bytes of the largest snapshot, by estimate
 
 
 class Replicas:
-    """Places replicas once per epoch, when all ranks have enrolled."""
+    """Places replicas once per epoch, when all ranks have enrolled; reports those that arrived."""
 
     def __init__(
         self,
@@ -34,20 +49,27 @@ class Replicas:
         self._journal = journal
         self._leaves = leaves
         self.survives = ""
-        """The losses that the replicas survive, for people."""
+        """The losses that the replicas survive, for people; "" while none is known to be whole."""
         self.copies: dict[str, frozenset[str]] = {}
-        """For each node those that keep the replicas of its ranks, as placed last; itself if none.
-        Empty without snapshots."""
+        """For each node those that keep the replicas of its ranks; itself if none. As placed, and
+        once it is known which replicas are whole, only those. Empty without snapshots."""
         self.placed = 0
         """Epoch whose replicas have been placed."""
         self._roomy: set[AgentKey] = set()  # idle nodes that were ordered to make room
         self._placing: asyncio.Task[None] | None = None
+        self._plan: Placement | None = None
+        self._pending: set[int] = set()  # ranks of which it is not known whether a replica is whole
+        self._bare: set[int] = set()  # ranks whose newest snapshot has no replica
+        self._reported = False  # in this epoch
+        self._changed_at: float | None = None  # since when ``survives`` may be out of date
+        self._saving_since = 0.0  # in this epoch
 
     def place_all(self) -> None:
         """Place the replicas if all ranks are there and it was not done in this epoch."""
         epoch = self._state.world.epoch
         if len(self._enrolments.here) >= self._enrolments.world and self.placed != epoch:
             self.placed = epoch
+            self._plan = None
             self._placing = asyncio.create_task(self._place())
 
     async def _place(self) -> None:
@@ -82,17 +104,58 @@ class Replicas:
         for node, targets in orders.values():
             self._state.bus.send(node, ReplicaTargets(targets))
         self.copies = copies(holders, names)
-        survives = survival(holders, names, mesh, leaf)
-        if survives != self.survives:
-            self.survives = survives
-            size = max(e.said.size for e in ranks.values())
-            where = self._enrolments.directory or "nowhere (set checkpoint_dir)"
-            text = (
-                f"checkpoints: every step in memory, about {megabytes(size)} a rank; "
-                f"replicas survive the loss of {survives}; on disk: {where}"
-            )
-            say(text)
-            self._journal.event("checkpoints", text=text)
+        size = max(e.said.size for e in ranks.values())
+        self._plan = Placement(holders, names, mesh, leaf, size)
+        placed = {owner for _, targets in orders.values() for owner, to in targets.items() if to}
+        self._pending, self._bare = placed, set(range(world)) - placed
+        self._reported, self._changed_at, self._saving_since = False, None, 0.0
+
+    def heard(self, saved: Saved) -> None:
+        """Note whether the replica of a rank's newest snapshot is whole."""
+        if self._plan is None or saved.epoch != self.placed:
+            return
+        now, rank = time.monotonic(), saved.rank
+        self._saving_since = self._saving_since or now
+        # A step without its replica is safe only if the replica cannot be had.
+        whole = saved.replicated is not None and saved.replicated >= min(saved.step, saved.safe)
+        if not whole and saved.safe < saved.step:
+            return  # it is on its way
+        changed = whole == (rank in self._bare) or rank in self._pending
+        self._pending.discard(rank)
+        (self._bare.discard if whole else self._bare.add)(rank)
+        if changed:
+            self._changed_at = now
+            self.look(now)
+
+    def look(self, now: float) -> None:
+        """Report the losses that the replicas survive, once it is known which of them are whole."""
+        plan, saving = self._plan, self._saving_since
+        if plan is None or not saving or (self._pending and now - saving < UNCONFIRMED):
+            return
+        if self._reported and (self._changed_at is None or now - self._changed_at < SETTLED):
+            return
+        self._reported, self._changed_at = True, None
+        without = self._bare | self._pending
+        there = tuple(None if r in without else to for r, to in enumerate(plan.holders))
+        self.copies = copies(there, plan.nodes)
+        survives = survival(there, plan.nodes, plan.mesh, plan.leaf)
+        if survives == self.survives:
+            return
+        self.survives = survives
+        if len(without) == len(there):
+            kept = "no replica is on another node: a lost node costs the steps since the last "
+            kept += "durable checkpoint"
+        elif survives.startswith("not "):
+            kept = f"replicas do not survive the loss of {survives.removeprefix('not ')}"
+        else:
+            kept = f"replicas survive the loss of {survives}"
+        where = self._enrolments.directory or "nowhere (set checkpoint_dir)"
+        text = (
+            f"checkpoints: every step in memory, about {megabytes(plan.size)} a rank; {kept}; "
+            f"on disk: {where}"
+        )
+        say(text)
+        self._journal.event("checkpoints", text=text)
 
     def make_room(self) -> None:
         """Order idle nodes to make room for the snapshots that they would have to fetch."""

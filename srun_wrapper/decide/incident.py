@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from robust_slurm.text import counted
+from robust_slurm.text import counted, span
 from srun_wrapper.decide.diagnosis import Diagnosis
 from srun_wrapper.decide.failure import Failure, Symptom
 from srun_wrapper.decide.ladder import LadderPlan
@@ -35,6 +35,11 @@ class Incident:
     step_before: int | None = None  # newest step that was seen before the recovery
     resume_step: int | None = None  # first step that was done after it
     fresh: bool = False  # no step had been made before the failure
+    began: float = 0.0  # when the epoch that failed began
+    steps_seen: bool = True  # False: the program goes on, and no step of it is seen
+    guessed_steps: int | None = None  # lost ones by the estimate, where they are only counted
+    lost_s: float | None = None  # s of training that were lost, by the estimate
+    estimate: str = ""  # what the estimate is made of, in words; "": there is none
     restored: tuple[str, ...] = ()  # what the ranks were restored from, in words
     tests: tuple[str, ...] = ()  # results of the machine tests, in words
     counters: tuple[str, ...] = ()  # error counters of nodes that have grown, in words
@@ -64,6 +69,8 @@ class Incident:
         out = {"detect": max(0.0, self.detected - self.last_good)}
         previous = self.detected
         for phase in PHASES[1:]:
+            if phase == "first_step" and not self.steps_seen:
+                continue
             at = self.marks.get(phase, previous)
             out[phase] = max(0.0, at - previous)
             previous = max(previous, at)
@@ -76,7 +83,7 @@ class Incident:
         if self.fresh:
             return 0
         if self.step_before is None or self.resume_step is None:
-            return None
+            return self.guessed_steps
         return max(0, self.step_before - self.resume_step + 1)
 
     def record(self, job: int, step_id: str) -> dict[str, Any]:
@@ -100,7 +107,10 @@ class Incident:
             "outcome": self.outcome,
             "phases": self.phases(),
             "stop_stages": self.stages,
+            "steps_seen": self.steps_seen,
             "lost_steps": self.lost_steps,
+            "lost_s": None if self.lost_s is None else round(self.lost_s, 3),
+            "estimate": self.estimate,
             "restored": list(self.restored),
             "tests": list(self.tests),
             "counters": list(self.counters),
@@ -114,7 +124,10 @@ class Incident:
         phases = self.phases()
         left_out = {"restore": not self.restored, "test": not self.tests}
         shown = [name for name in PHASES if not left_out.get(name)]
-        parts = ", ".join(f"{name} {phases[name]:.2f}" for name in shown)
+        parts = ", ".join(
+            f"{name} {phases[name]:.2f}" if name in phases else "first step not seen"
+            for name in shown
+        )
         what = self.diagnosis.symptom.replace("_", " ")
         where = ",".join(self.diagnosis.suspects) or self.diagnosis.root.node or "the job"
         swapped = "".join(f"; {new} took the ranks of {old}" for old, new in self.swaps)
@@ -125,14 +138,25 @@ class Incident:
             head = self.diagnosis.evidence[0]
         if self.resized:
             swapped += "; resized {}→{}".format(*self.resized)
-        lost = self.lost_steps
-        steps = "; lost steps unknown" if lost is None else f"; {counted(lost, 'step')} lost"
         warm = f"; {self.warm} of {self.ranks} ranks started warm" if self.warm else ""
         if self.kept:
             new = f", {self.warm} started warm" if self.warm else ""
             warm = f"; {self.kept} of {self.ranks} ranks kept their process{new}"
         restored = f"; {self.restored[0].partition(':')[0]}" if self.restored else ""
-        return f"{head} in {phases['total']:.2f} s ({parts}){warm}{restored}{swapped}{steps}"
+        return (
+            f"{head} in {phases['total']:.2f} s ({parts}){warm}{restored}{swapped}; {self.cost()}"
+        )
+
+    def cost(self) -> str:
+        """Words for what was lost."""
+        lost = self.lost_steps
+        if self.estimate:
+            what = span(self.lost_s or 0.0) if lost is None else counted(lost, "step")
+            return f"about {what} lost (estimate: {self.estimate})"
+        if lost is not None:
+            return f"{counted(lost, 'step')} lost"
+        what = "steps" if self.steps_seen else "time"
+        return f"lost {what} unknown: no checkpoint file of the program was found"
 
 
 def ordered(symptom: Symptom, line: str, why: str, number: str, epoch: int) -> Incident:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+MOST_COUNTS = 2000  # times at which the steps made are remembered
 
 
 @dataclass(slots=True)
@@ -19,6 +22,10 @@ class Progress:
     saved: int | None = None  # newest step that a rank has saved
     saved_at_failure: int | None = None
     stepped_before: bool = False  # in an earlier epoch
+    first: int | None = None  # first step of the first epoch that had numbered ones
+    counts: list[tuple[float, int]] = field(default_factory=list)
+    """Steps seen in this epoch by the rank that is furthest, and since when so many were seen."""
+    counts_at_failure: list[tuple[float, int]] = field(default_factory=list)
 
     def since_failure(self) -> bool:
         """True if the epoch that ends now brought the job further than the last failure.
@@ -38,6 +45,27 @@ class Progress:
         if self.beats_at_failure is None:
             return True
         return abs(self.beats - self.beats_at_failure) > max(2, self.beats_at_failure // 10)
+
+    def counted(self, beats: int, at: float) -> None:
+        """Note that so many steps of this epoch were done at a time (monotonic seconds)."""
+        self.beats = beats
+        if len(self.counts) >= MOST_COUNTS:
+            del self.counts[1::2]
+        spacing = (at - self.counts[0][0]) / MOST_COUNTS if self.counts else 0.0
+        if not self.counts or at - self.counts[-1][0] >= spacing:
+            self.counts.append((at, beats))
+
+    def made_by(self, at: float) -> int:
+        """Return how many steps of the last failed epoch were done by a time."""
+        found = bisect_right(self.counts_at_failure, (at, 1 << 62))
+        return self.counts_at_failure[found - 1][1] if found else 0
+
+    def anew(self) -> bool:
+        """True if this epoch began at the job's first step again although others had been made."""
+        made, first = self.at_failure, self.first
+        if not self.numbered or self.resume is None or made is None or first is None:
+            return False
+        return self.resume <= first < made
 
     def reached(self, step: int) -> bool:
         """Note that a rank has done this step; return True if no rank had come so far."""
@@ -59,6 +87,7 @@ class Progress:
     def failed(self) -> None:
         self.at_failure = self.best
         self.beats_at_failure = self.beats
+        self.counts_at_failure = self.counts
         self.saved_at_failure = self.saved
 
     @property
@@ -68,6 +97,8 @@ class Progress:
 
     def new_epoch(self) -> None:
         self.stepped_before = self.stepped
+        self.first = self.resume if self.first is None else self.first
+        self.counts = []
         self.beats = 0
         self.resume = None
         self.ceiling = None

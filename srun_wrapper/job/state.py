@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from robust_slurm.config import Config
 from srun_wrapper.decide import counters
@@ -25,6 +25,7 @@ from srun_wrapper.signatures.catalogue import Catalogue, load
 
 INTERVALS = ((64, 0.25), (256, 0.5))  # up to so many nodes: s between reports
 SLOWEST = 1.0  # s, with more
+WRITTEN = 256  # paths that are remembered
 READING = 1.0  # s that the end of an incident waits for error counters; ranks wait for none
 ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -65,6 +66,7 @@ class JobState:
         self.passed_on: dict[int, float] = {}
         self.passed_at = -math.inf  # when the last of them was
         self.early: set[int] = set()  # those of them that came when there were no ranks to get them
+        self.written: list[str] = []  # files that ranks save their state in, the newest last
         self.ending = False  # the shims are told to finish
         self.learnt = False  # a rank has reported its imports: others can start warm
         self.on_news: Callable[[str], None] = lambda _text: None
@@ -109,6 +111,11 @@ class JobState:
         if self.failures or self.stopping_epoch >= self.world.epoch:
             self.early.add(signum)  # no ranks yet, or they are to be stopped: the next ones get it
         self.changed.set()
+
+    def wrote(self, paths: Iterable[str]) -> None:
+        """Note the files that ranks were seen to write."""
+        fresh = dict.fromkeys(paths)
+        self.written = [*(old for old in self.written if old not in fresh), *fresh][-WRITTEN:]
 
     def note_ending(self, answers: Callable[[Node], bool]) -> None:
         """Note that the step is being ended, if every node of it that ``answers`` was signalled."""

@@ -164,6 +164,12 @@ class Counted(NumberedMessage):
     reading: bool = False  # the ``Counted`` that ``Stopped`` has announced is still to come
 
 
+class Wrote(NumberedMessage):
+    """Large files that this node's ranks are writing, and that look like checkpoints."""
+
+    paths: tuple[str, ...]
+
+
 class SlotActivity(msgspec.Struct, array_like=True):
     """Activity of one rank's process tree during an inspection."""
 
@@ -334,7 +340,7 @@ _FromSlot = (
 _ToSlot = Start | Stop | Signal | Inspect | LookCloser | Finish | Warmup | RunTests | ToStore
 FromShim = SlotHello | _FromSlot
 ToShim = SlotWelcome | _ToSlot
-_FromNode = Hello | Report | SlotLost | Signalled | Stalled | Counted | PeerAsk | FoundFiles
+_FromNode = Hello | Report | SlotLost | Signalled | Stalled | Counted | Wrote | PeerAsk | FoundFiles
 FromAgent = _FromNode | _FromSlot
 ToAgent = Ack | FindFiles | _ToSlot
 

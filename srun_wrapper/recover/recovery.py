@@ -154,7 +154,8 @@ class Recovery:
         else:
             return
         self._phase.name = "recovering"
-        lived = time.monotonic() - state.pace.epoch_since
+        incident.began = state.pace.epoch_since
+        lived = time.monotonic() - incident.began
         state.members.stop_epoch()
         state.progress.failed()
         self._localization.forgive()
@@ -232,7 +233,9 @@ class Recovery:
             self._reports.withdraw(wrong, diagnosis.evidence[-1], diagnosis.cause)
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
         root = diagnosis.root
-        return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
+        incident = Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
+        incident.began = state.pace.epoch_since
+        return incident
 
     async def _look_for_files(self, incident: Incident) -> None:
         """Look which file a node that has just joined lacks, if its rank's last words name one."""

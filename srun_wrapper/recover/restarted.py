@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Literal
 
 from srun_wrapper.decide.incident import Incident
 from srun_wrapper.job.reporting.phase import Phase
+from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
+from srun_wrapper.recover.lost_work import LostWork, estimate
 
 LIVED = 10.0  # s that ranks without steps live at least before they count as recovered
 LIVED_MOST = 600.0  # s; a command may run for days before it fails
 RESUMED = 1.0  # s for the ranks' reports of the step that they resumed from: not sent with steps
+ANEW = (
+    "the script, or its optimizer, did not resume. If it has saved a checkpoint, it is about to "
+    "overwrite it: have the script load its newest checkpoint whenever it starts"
+)
 
 
 def proving_time(lived: float) -> float:
@@ -31,11 +38,13 @@ class Restarted:
         resumed_in: Callable[[], int],
         ended: Callable[[], bool],
         other_code: Callable[[], bool] = lambda: False,
+        lost_work: LostWork | None = None,
     ) -> None:
         """``restored``: the step that the ranks were given.
 
         ``resumed_in``: the newest epoch of which a rank said what it resumed from; ``ended``: the
-        job's srun has ended; ``other_code``: the ranks are to be restarted with other code.
+        job's srun has ended; ``other_code``: the ranks are to be restarted with other code;
+        ``lost_work``: estimates what a restart cost; None: nothing is estimated.
         """
         self._state = state
         self._phase = phase
@@ -43,6 +52,8 @@ class Restarted:
         self._resumed_in = resumed_in
         self._ended = ended
         self._other_code = other_code
+        self._lost_work = lost_work
+        self._advised = self._warned = False
 
     async def prove(
         self, incident: Incident, lived: float
@@ -53,6 +64,25 @@ class Restarted:
         """
         state, world = self._state, self._state.world
         stepped_before = bool(world.steppers)
+        numbered = state.progress.numbered
+        guess = None  # of what is lost; looked for now, before the ranks write new files
+        if self._lost_work is not None and self._restored() is None and not numbered:
+            guess = asyncio.create_task(self._lost_work.newest_file(incident))
+        try:
+            outcome = await self._proven(incident, lived, stepped_before)
+            if guess is not None and outcome == "recovered" and incident.lost_steps is None:
+                estimate(incident, state.progress, await guess, anew=self._optimizer_anew())
+        finally:
+            if guess is not None:
+                guess.cancel()
+        if outcome == "recovered":
+            self._advise()
+        return outcome
+
+    async def _proven(
+        self, incident: Incident, lived: float, stepped_before: bool
+    ) -> Literal["recovered", "failed", "ended"]:
+        state, world = self._state, self._state.world
 
         def over() -> bool:
             news = bool(state.failures) or self._other_code()
@@ -75,6 +105,7 @@ class Restarted:
             return "failed"
         if over():
             return "ended"
+        incident.steps_seen = bool(world.steppers)
         if world.steppers:
             incident.mark("first_step")
             incident.fresh = not stepped_before
@@ -83,6 +114,35 @@ class Restarted:
         else:
             incident.marks["first_step"] = incident.marks["launch"]
         return "ended" if state.signalled or self._ended() else "recovered"
+
+    def _advise(self) -> None:
+        """Say once what keeps steps from being seen, and once that training began anew."""
+        state, progress = self._state, self._state.progress
+        if not state.world.steppers and not self._advised:
+            self._advised = True
+            say(
+                "no step of this program is seen, so hangs are not detected and lost time is "
+                "estimated: pass --robust-progress-regex=REGEX for the line that it prints at "
+                "each step, or call robust_slurm.beat(step)"
+            )
+        made = progress.at_failure if progress.numbered else progress.beats_at_failure
+        if self._warned or self._restored() is not None or not made or made < 2:
+            return
+        if progress.anew():
+            self._warned = True
+            say(
+                f"warning: the steps began anew at {progress.resume} after the restart, although "
+                f"step {made} had been reached: {ANEW}"
+            )
+        elif not progress.numbered and self._optimizer_anew():
+            self._warned = True
+            say(
+                "warning: the optimizer counts its steps from 1 again after the restart, although "
+                f"{made} steps had been made: {ANEW}"
+            )
+
+    def _optimizer_anew(self) -> bool:
+        return any(rank.source == "anew" for rank in self._state.world.running())
 
     async def _resumed(self) -> int | None:
         """Return the first step that was done after the restart; None if it cannot be known.

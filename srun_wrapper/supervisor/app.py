@@ -11,6 +11,7 @@ from math import inf
 from robust_slurm.config import Config
 from robust_slurm.slurm import Slurm
 from robust_slurm.state_dir.ledger import JobLedger
+from robust_slurm.text import counted
 from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
@@ -42,6 +43,7 @@ from srun_wrapper.protocol.messages import Message
 from srun_wrapper.protocol.server import Connection, listen
 from srun_wrapper.recover.code_updates import CodeUpdates
 from srun_wrapper.recover.localization import FaultLocalization
+from srun_wrapper.recover.lost_work import LostWork
 from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.on_signal import SignalledRequeue
 from srun_wrapper.recover.recovery import Recovery, Restoration
@@ -212,6 +214,7 @@ class Supervisor:
                 lambda: self.checkpoints.resumed_in,
                 ended,
                 self.code.is_due,
+                LostWork(state, self.launch.command.command),
             ),
             code=self.code,
             growth=self.growth,
@@ -275,8 +278,8 @@ class Supervisor:
             server.close()
             self.inbox.warnings.look(inf)
             self.records.close()
-            if self.ledger.dropped:
-                say(f"{self.ledger.dropped} records were not written: {self.ledger.error}")
+            if lost := self.ledger.dropped:
+                say(f"{counted(lost, 'record')} not written: {self.ledger.error}")
 
     def _last_phase(self, code: int) -> str:
         """Return the job's last state, as robust-status shows it."""

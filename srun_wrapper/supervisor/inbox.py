@@ -37,6 +37,7 @@ from srun_wrapper.protocol.messages import (
     WarmRanks,
     Warmup,
     WorkerEnded,
+    Wrote,
 )
 from srun_wrapper.protocol.server import Connection
 
@@ -53,7 +54,7 @@ class Inbox:
         self._rank_warmup: Warmup | None = None  # if it is a launcher: what its ranks do
         # Sources whose step numbers count from 1 in every process, wherever it resumed.
         groups = re.compile(state.config.progress_regex.encode()).groups
-        self._counting = ("auto",) if groups else ("auto", "regex")
+        self._counting = ("auto", "anew") if groups else ("auto", "anew", "regex")
 
     # -- messages
 
@@ -209,6 +210,8 @@ class Inbox:
             self._signalled(node, message.signum)
         elif isinstance(message, Logged):
             self.warnings.heard(time.monotonic(), node.name, message)
+        elif isinstance(message, Wrote):
+            state.wrote(message.paths)
         elif isinstance(message, WarmRanks):
             node.warm[message.local] = message.ready
         elif isinstance(message, WorkerEnded):
@@ -320,7 +323,7 @@ class Inbox:
         progress = self._state.progress
         if beats > progress.beats:
             self._state.pace.advance(at, beats - progress.beats)
-            progress.beats = beats
+            progress.counted(beats, at)
         if step is not None and source not in self._counting:
             progress.numbered = True
             first = step - beats + 1

@@ -67,10 +67,13 @@ class Finishing:
             if node.role is Role.DEAD and node.refused:  # its shim went with the step
                 self._state.members.move(node, Role.RELEASED)
         self.dismiss()  # standby nodes, whose steps are others
+        killed = self.step.killed  # not by us
         await self.step.end(self._swapped())
         code = self.step.code or 128 + signal.SIGKILL
         if self.step.code == 0:
             say(f"srun ended with 0 although ranks were still running; exit code {code}")
+        elif killed:
+            say(f"{killed}, and the job's step ended with it; exit code {code}")
         else:
             say(f"Slurm ended the step (exit code {code})")
         return code

@@ -22,6 +22,7 @@ from status.accounts.segments import (
 RECOVERED = "recovered"
 MOST_REDONE = 365 * 86400.0  # s; a record of more is not believed
 PARTS = 1_000_000  # of a GPU: shares of the ranks are rounded to it
+UNSEEN = 600_000  # ms after the ranks' start without a step: no step of the program is seen
 CLOCKS = 2.0  # s that an incident may lie before its run, by rounding
 
 
@@ -41,6 +42,7 @@ class JobAccount:
     incidents: tuple[IncidentRecord, ...]
     segments: tuple[Segment, ...]
     notes: tuple[str, ...] = ()
+    estimated: bool = False  # the time without new steps is an estimate
 
     @property
     def elapsed(self) -> int:
@@ -74,16 +76,27 @@ def account(of: JobHistory, now: float) -> JobAccount:
     begin, end = min(b for b, _ in edges), max(e for _, e in edges)
     incidents = tuple(sorted(of.incidents, key=lambda i: i.time))
     taken: list[Segment] = []
-    notes = list(of.notes)
-    unknown = sum(i.outcome == RECOVERED and i.lost_steps is None for i in incidents)
+    notes, unseen = list(of.notes), False
+    unknown = sum(i.outcome == RECOVERED and i.lost_steps is i.lost_s is None for i in incidents)
     if unknown:
         times = counted(unknown, "recovery", "recoveries")
         notes.append(f"steps done twice after {times} are not known, and not counted")
+    guesses = sum(bool(i.estimate) for i in incidents)
+    if guesses:
+        times = counted(guesses, "recovery", "recoveries")
+        notes.append(f"what {times} lost is estimated by the newest file that the program wrote")
     begins = [run.begin for run in runs]
     where = [_run_of(one, begins) for one in incidents]
     for number, run in enumerate(runs):
         mine = [n for n, at in enumerate(where) if at == number]
+        if run.first is None and _trains_unseen(run, [incidents[n] for n in mine]):
+            run.first, unseen = run.launched, True
         taken += _of_run(run, incidents, mine, _requeued_before(incidents, run.begin), of.step_time)
+    if unseen:
+        notes.append(
+            "no step of the program is seen: it is taken to train while its ranks run "
+            "(--robust-progress-regex, robust_slurm.beat)"
+        )
     whole = _between(taken, runs, spans, incidents, begin, end)
     gpus = runs[-1].gpus
     partition = next((r.partition for r in reversed(of.runs) if r.partition), "")
@@ -100,7 +113,17 @@ def account(of: JobHistory, now: float) -> JobAccount:
         incidents,
         tuple(whole),
         tuple(notes),
+        bool(guesses or unseen),
     )
+
+
+def _trains_unseen(run: _JobRun, incidents: Sequence[IncidentRecord]) -> bool:
+    """Return whether a run without a step that was seen is taken to train all the same."""
+    if run.launched is None:
+        return False
+    if incidents:
+        return any(i.outcome == RECOVERED and not i.steps_seen for i in incidents)
+    return run.completed or run.end - run.launched >= UNSEEN
 
 
 def ms(seconds: float) -> int:
@@ -119,6 +142,8 @@ class _JobRun:
     gpus: int
     points: Sequence[Point]
     checks: Sequence[tuple[float, float]]
+    launched: int | None = None
+    completed: bool = False
     sizes: Sequence[Size] = ()  # see ``degraded``
     detected: list[int] = field(default_factory=list)
 
@@ -135,12 +160,17 @@ def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_JobRun]:
         first = None if run.first_step is None else ms(run.first_step)
         gpus = run.gpus or run.ranks
         sizes = [(ms(since), now, of) for since, now, of in run.sizes]
-        one = _JobRun(begin, end, first, gpus, run.points, run.checks, sizes)
+        launched = None if run.launched is None else min(max(ms(run.launched), begin), end)
+        done_well = run.state == "completed"
+        one = _JobRun(begin, end, first, gpus, run.points, run.checks, launched, done_well, sizes)
         if done and begin < done[-1].end:
             before = done[-1]
             firsts = [f for f in (before.first, first) if f is not None]
             one.begin, one.end = before.begin, max(before.end, end)
             one.first, one.gpus = min(firsts, default=None), before.gpus + gpus
+            launches = [at for at in (before.launched, launched) if at is not None]
+            one.launched = min(launches, default=None)
+            one.completed = one.completed and before.completed
             one.points, one.checks = (*before.points, *run.points), (*before.checks, *run.checks)
             done[-1] = one
             beside[-1].append((sizes, gpus))
@@ -247,6 +277,8 @@ def blamed(incident: IncidentRecord) -> tuple[str, ...]:
 def redone(incident: IncidentRecord, points: Sequence[Point], step_time: float | None) -> float:
     """Seconds for the steps that were done twice, by the pace before the incident."""
     steps = incident.lost_steps
+    if steps is None and incident.lost_s is not None:
+        return min(MOST_REDONE, max(0.0, incident.lost_s))
     if not steps or steps < 0:
         return 0.0
     before = [p.step_time_s for p in points if p.time <= incident.time and p.step_time_s]

@@ -16,6 +16,7 @@ from status.report.charts import LEFT, RIGHT, WIDTH, Axis, Box, Marker, Plot, Ti
 from status.report.parts import MOST_INCIDENTS, Told, WorldPlace, incidents_told, places_of
 from status.views.data import data_lines
 from status.views.overview import clock, duration
+from status.wording import about
 
 KINDS = {  # colours of phases, see the template
     "training": "training",
@@ -135,15 +136,24 @@ def _tiles(job: JobAccount, step: int | None) -> tuple[Tile, ...]:
     restarts = [i for i in job.incidents if not i.outcome.startswith(("warned", "observed"))]
     gone = sum(s.gpu_ms for s in job.segments if not s.productive)
     known = [i.lost_steps for i in restarts if i.lost_steps is not None]
+    again = about(str(sum(known)), any(i.estimate for i in restarts))
+    if any(i.outcome == "recovered" and i.lost_steps is None for i in restarts):
+        again = f"{again} known" if sum(known) else "not known"
     tiles = [
         Tile(
-            "ETTR", "?" if share is None else f"{100 * share:.2f} %", "of the time made new steps"
+            "ETTR",
+            "?" if share is None else about(f"{100 * share:.2f} %", job.estimated),
+            "of the time made new steps",
         ),
         Tile("last hour", f"{100 * at.sliding[-1]:.2f} %" if at.sliding else "?", "sliding window"),
         Tile("restarts", str(len(restarts)), f"in {duration(job.elapsed / 1000)}"),
-        Tile("time lost", duration(unproductive(job) / 1000), "start-up included"),
+        Tile(
+            "time lost",
+            about(duration(unproductive(job) / 1000), job.estimated),
+            "start-up included",
+        ),
         Tile("GPU-hours lost", _few(hours(gone)), f"of {_few(hours(total([job]).gpu_ms))}"),
-        Tile("steps done twice", str(sum(known)), "" if step is None else f"step {step} now"),
+        Tile("steps done twice", again, "" if step is None else f"step {step} now"),
     ]
     return tuple(tiles)
 

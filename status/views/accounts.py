@@ -16,6 +16,7 @@ from status.accounts.sums import unproductive as unproductive_of
 from status.accounts.timeline import JobAccount
 from status.accounts.weeks import Week, day
 from status.views.overview import duration
+from status.wording import about
 
 MOST = 10  # rows of each breakdown on the screen; --json has all
 TEXT = 16  # columns of a name from which it folds
@@ -92,9 +93,9 @@ def _cells(one: JobAccount) -> tuple[str, ...]:
         str(one.gpus),
         str(total([one]).incidents),
         duration(one.elapsed / 1000),
-        duration(unproductive_of(one) / 1000),
-        f"{hours(gone):.2f}",
-        "?" if share is None else f"{share:.4f}",
+        about(duration(unproductive_of(one) / 1000), one.estimated),
+        about(f"{hours(gone):.2f}", one.estimated),
+        "?" if share is None else about(f"{share:.4f}", one.estimated),
         f"{at.sliding[-1]:.4f}" if at.sliding and one.live else "",
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from robust_slurm.state_dir.records import IncidentRecord
 from status.views.overview import Line, duration, layout, short_clock
+from status.wording import lost
 
 
 def short_incidents(found: Sequence[IncidentRecord], width: int) -> list[Line]:
@@ -20,7 +21,6 @@ def short_incidents(found: Sequence[IncidentRecord], width: int) -> list[Line]:
 
 def _row(number: int, one: IncidentRecord) -> tuple[str, ...]:
     swaps = ", ".join(f"{old}→{new}" for old, new in one.swaps)
-    lost = "?" if one.outcome == "recovered" else ""
     sized = " {}→{}".format(*one.resized) if one.resized else ""
     return (
         str(number),
@@ -31,5 +31,5 @@ def _row(number: int, one: IncidentRecord) -> tuple[str, ...]:
         one.action.replace("_", " ") + sized,
         one.outcome,
         duration(max(0.0, one.phases.get("total", 0.0))),
-        lost if one.lost_steps is None else str(one.lost_steps),
+        lost(one),
     )

@@ -14,6 +14,7 @@ from robust_slurm.slurm.values import folded
 from standby.pool.stock import told
 from status.model import NO_RECORDS, JobRow, NodeRow, StatusReport
 from status.views.attention import BAD, Attention
+from status.wording import about
 
 LEAST = 5  # lines that attention and jobs each have, however low the screen
 STYLES = {
@@ -118,6 +119,7 @@ def job_lines(rows: Sequence[JobRow], width: int, most: int = 1000) -> list[Line
 
 
 def _cells(row: JobRow) -> dict[str, str]:
+    guess = row.estimated
     silent = f"silent {row.silent_s:.0f} s" if row.status == "silent" else row.status
     return {
         "JOB": f"{row.job_id}.{row.step_id}" if row.step_id not in ("", "0") else str(row.job_id),
@@ -128,8 +130,8 @@ def _cells(row: JobRow) -> dict[str, str]:
         "STEP": "" if row.step is None else str(row.step),
         "STEP TIME": "" if row.step_time_s is None else f"{row.step_time_s:.3g} s",
         "RESTARTS": str(row.incidents),
-        "LOST": "?" if row.unproductive_s is None else duration(row.unproductive_s),
-        "ETTR": "?" if row.ettr is None else f"{row.ettr:.4f}",
+        "LOST": "?" if row.unproductive_s is None else about(duration(row.unproductive_s), guess),
+        "ETTR": "?" if row.ettr is None else about(f"{row.ettr:.4f}", guess),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from robust_slurm.state_dir.records import NOT_STOPPED, IncidentRecord, stays
-from robust_slurm.text import counted, listed
+from robust_slurm.text import counted, listed, span
 from srun_wrapper.decide.diagnose import RULES
 from srun_wrapper.decide.diagnosis import REPLAYED, TESTED
 from status.accounts.segments import INCIDENT_PHASES, PHASE_NAMES
@@ -144,22 +144,33 @@ def _done(one: IncidentRecord) -> str:
 
 
 def _cost(job: JobAccount, number: int) -> str:
+    one = job.incidents[number]
     mine = [s for s in job.segments if s.incident == number and not s.productive]
     lost = sum(s.ms for s in mine)
+    known = one.lost_steps is not None or one.lost_s is not None
     if not lost:
-        return "It cost no time."
+        if known or one.outcome != "recovered":
+            return "It cost no time."
+        return "What it cost is not known: no step was seen."
     phases: dict[str, int] = {}
     for s in mine:
         phases[s.phase] = phases.get(s.phase, 0) + s.ms
     named = [p for p in (*INCIDENT_PHASES, "redone", "queued", "start_up", "ending") if p in phases]
     shown = [f"{PHASE_NAMES.get(p, p)} {duration(phases[p] / 1000)}" for p in named
              if phases[p] >= LEAST * lost]  # fmt: skip
-    steps = job.incidents[number].lost_steps
+    if not one.steps_seen:
+        shown.append("first step not seen")
+    steps = one.lost_steps
     again = "steps done twice not known"
     if steps is not None:
         again = f"{counted(steps, 'step') if steps else 'no step'} done twice"
+    elif one.lost_s is not None:
+        again = f"{span(one.lost_s)} of training done twice"
+    if one.estimate:
+        again = f"about {again} (estimate: {one.estimate})"
+    about = "about " if one.estimate else ""
     return (
-        f"It cost {duration(lost / 1000)} without new steps ({', '.join(shown)}), {again}, "
+        f"It cost {about}{duration(lost / 1000)} without new steps ({', '.join(shown)}), {again}, "
         f"{hours(sum(s.gpu_ms for s in mine)):.2f} GPU-hours."
     )
 

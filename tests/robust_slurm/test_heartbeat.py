@@ -5,10 +5,12 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from beating_rank import PACKAGE, read, run
 
+from robust_slurm import heartbeat
 from robust_slurm.record import create, record_path
 
 
@@ -125,6 +127,21 @@ def test_restart_facts() -> None:
         ROBUST_EPOCH="4", ROBUST_RESTART_REASON="node-loss", ROBUST_RESUME_STEP="120",
     )  # fmt: skip
     assert done.stdout.split() == ["4", "node-loss", "120"]
+
+
+@pytest.mark.parametrize(
+    ("state", "anew"),
+    [
+        ({"w": {"step": 1}}, True),
+        ({"w": {"step": 1.0, "exp_avg": 0}}, True),
+        ({"w": {"step": 41}}, False),  # it was resumed
+        ({"w": {"momentum": 0}}, False),  # not known
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_an_optimizer_that_has_made_one_step(state: object, anew: bool) -> None:
+    assert heartbeat._made_one_step(SimpleNamespace(state=state)) is anew
 
 
 @pytest.mark.parametrize("trouble", ["missing", "file", "symlink", "short", "garbage", "rank"])

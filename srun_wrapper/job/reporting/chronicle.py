@@ -28,7 +28,7 @@ class Chronicle:
         self._account = account
         self._env = env
         self._begun = False
-        self._first = False
+        self._launched = self._first = False
         self._next = 0.0
         self._checked = 0.0
         self._places: dict[int, str] = {}
@@ -58,6 +58,9 @@ class Chronicle:
     def look(self, now: float) -> None:
         """Write a point when the next one is due; ``now``: monotonic seconds."""
         account = self._account
+        if not self._launched and account.launched is not None:
+            self._launched = True
+            self._put("launched", time.time() - (now - account.launched))
         if not self._first and account.first_step is not None:
             self._first = True
             self._put("first", time.time() - (now - account.first_step))

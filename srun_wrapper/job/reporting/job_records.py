@@ -50,6 +50,8 @@ class JobRecords:
 
     def look(self, now: float) -> None:
         """Note the first step; write the roster and a point of progress when they are due."""
+        if self.account.launched is None and self._state.world.all_started():
+            self.account.launched = now
         if self.account.first_step is None and self._state.progress.beats:
             self.account.first_step = now
         still = self._state.stopped() or self._phase.name != "running"

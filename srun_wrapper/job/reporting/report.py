@@ -19,6 +19,7 @@ from srun_wrapper.job.state import JobState
 
 PATIENCE = 0.2  # s to wait until a line is written, if no earlier line waits
 MAX_LINES = 1000
+UNSEEN = 600.0  # s after the ranks' start without a step: no step of the program is seen
 
 
 _log = logging.getLogger("robust-srun.said")
@@ -89,25 +90,48 @@ class Account:
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.wall = time.time()
+        self.launched: float | None = None  # when all ranks of the first epoch had been started
         self.first_step: float | None = None
-        self.lost_steps: int | None = 0  # None: for some recovery it is not known
         self.recovering = 0.0
         self.checking = 0.0  # s of steps that were computed again, see ``checkpoints/verify``
         self.degraded = 0.0  # sum of: share of the ranks that were missing x s without them
         self._degrading: tuple[float, float] | None = None  # since when, and which share
         self.incidents = 0
         self._step_times: list[float] = []
+        self._steps = 0  # that were lost, where the number is known or estimated
+        self._redone = 0.0  # s that were lost, by estimates, where the number is not known
+        self._uncounted = self._unknown = False  # some recovery lost no known steps; no known time
+        self._guessed = False  # something lost is an estimate
+        self._unseen = False  # no step is seen, and the job goes on
 
     def incident(self, incident: Incident, step_time: float | None) -> None:
         self.incidents += 1
         self.recovering += incident.phases()["total"]
-        lost = incident.lost_steps
-        if self.lost_steps is not None and lost is not None:
-            self.lost_steps += lost
+        self._guessed |= bool(incident.estimate)
+        if incident.lost_steps is not None:
+            self._steps += incident.lost_steps
         elif incident.outcome == RECOVERED:
-            self.lost_steps = None
+            self._uncounted = True
+            self._unknown |= incident.lost_s is None
+            self._redone += incident.lost_s or 0.0
+        self._unseen |= incident.outcome == RECOVERED and not incident.steps_seen
         if step_time is not None:
             self._step_times.append(step_time)
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Number of steps that were done twice; None: for some recovery it is not known."""
+        return None if self._uncounted else self._steps
+
+    def unseen(self, now: float) -> bool:
+        """True if the job is taken to train although no step of it is seen."""
+        if self.first_step is not None or self.launched is None:
+            return False
+        return self._unseen or (not self.incidents and now - self.launched >= UNSEEN)
+
+    def estimated(self, now: float) -> bool:
+        """True if the time without new steps is an estimate."""
+        return self._guessed or self.unseen(now)
 
     def trains(self, now: float, resized: tuple[int, int] | None) -> None:
         """Note that the job trains with ``resized[1]`` of ``resized[0]`` ranks from now on; None:
@@ -122,14 +146,19 @@ class Account:
         """Seconds without new steps: start-up, recoveries, and steps done twice.
 
         None where that is not known: after an incident before the first step, or after a recovery
-        that lost an unknown number of steps.
+        of which neither steps nor time lost are known. Where no step is seen, the job is taken to
+        train since its ranks were started.
         """
-        if self.lost_steps is None or (self.first_step is None and self.incidents):
+        begun = self.first_step
+        if begun is None and self.unseen(now):
+            begun = self.launched
+        if self._unknown or (begun is None and self.incidents):
             return None
-        start_up = (self.first_step if self.first_step is not None else now) - self.started
+        start_up = (begun if begun is not None else now) - self.started
         known = [*self._step_times, *([step_time] if step_time is not None else [])]
-        again = self.lost_steps * statistics.median(known) if known else 0.0
-        return start_up + self.recovering + self.checking + self.degraded + again
+        again = self._steps * statistics.median(known) if known else 0.0
+        lost = self.recovering + self.checking + self.degraded
+        return start_up + lost + again + self._redone
 
 
 def roster(
@@ -177,6 +206,7 @@ def roster(
         ],
         "incidents": account.incidents,
         "lost_steps": account.lost_steps,
+        "estimated": account.estimated(now),
         "unproductive_s": None if lost is None else round(lost, 3),
         "ettr": None if lost is None else ettr(now - account.started, lost),
         "note": _note(state.world.resized),

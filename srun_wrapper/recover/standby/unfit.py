@@ -66,6 +66,10 @@ class UnfitNodes:
         names, self._unreported = self._unreported & self._seen.keys(), set()
         if not came and len(names) > 1:
             if where := ", ".join(sorted(names - self._lacking)):
-                say(f"robust-task did not run on {where}: is its python there (task_python)?")
+                say(
+                    f"robust-task did not run on {where}: srun's own lines above say why. No "
+                    "Python there: set task_python; a credential that is expired or rewound: a "
+                    "clock is wrong"
+                )
             return {}
         return {name: self._seen[name] for name in names}

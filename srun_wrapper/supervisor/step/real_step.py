@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import Collection, Mapping, Sequence
 
+from robust_slurm.text import how_ended
 from srun_wrapper.command import steps
 from srun_wrapper.job.model import Node
 from srun_wrapper.job.state import JobState
@@ -45,6 +46,15 @@ class RealStep:
         """The exit code of srun as a shell gives it (128 + signal); None while it runs."""
         code = self._process.returncode if self._process is not None else None
         return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def killed(self) -> str:
+        """Words for the signal that killed srun; "" if none did."""
+        process = self._process
+        code = process.returncode if process is not None else None
+        if process is None or code is None or code >= 0:
+            return ""
+        return f"srun (pid {process.pid}) {how_ended(code)}"
 
     def send_signal(self, signum: int) -> None:
         if self._process is not None:

@@ -187,3 +187,25 @@ def test_a_slow_link_slows_training_only_until_fewer_steps_are_saved(
 def status(training: CheckpointJob) -> str:
     argv = ["robust-status", "--state-dir", str(training.state), str(training.job)]
     return " ".join(training.lab.exec("head", argv, timeout=60).stdout.split())
+
+
+def test_no_replica_is_claimed_where_no_node_has_room_for_one(
+    new_lab: LabFactory, ddp: Undisturbed
+) -> None:
+    lab = new_lab(nodes=2, standby=0)
+    for node in ("n1", "n2"):
+        small = ["mount", "-o", "remount,size=64m", "/dev/shm"]
+        lab.exec(node, small, user=False, check=True)
+    training = ddp.job(lab)
+    size = ["-N2", "--ntasks-per-node=1"]  # of a snapshot 24 MB: two fit, and no replica
+    training.start("", "--ballast=16000000 --hold=1:8", sbatch=size, durable=False)
+    training.wait_says("^robust-srun: checkpoints: every step in memory")
+    assert training.says("no replica is on another node: a lost node costs"), training.out()
+    assert not training.says("replicas survive"), training.out()
+    survives = "a roster that says what is lost"
+    training.until(
+        lambda: training.rosters()[-1]["checkpoint"]["survives"].startswith("not 1 node"), survives
+    )
+    lab.exec("head", ["scancel", str(training.job)], check=True)
+    training.wait_end()
+    training.check_gone()

@@ -8,6 +8,8 @@ import signal
 from conftest import LabFactory
 from jobs import Training, command_line, start
 
+from lab import Cluster
+
 KILL_WAIT = 120  # s until Slurm kills: nobody may need it
 
 
@@ -51,3 +53,14 @@ def test_robust_srun_and_srun_are_killed_at_once(new_lab: LabFactory) -> None:
     training.wait_end()
     training.check_gone()
     assert not training.in_memory(), training.story()
+
+
+def test_an_srun_that_was_killed_is_named(lab: Cluster) -> None:
+    """The job ends with it; Slurm did not end the step."""
+    training = start(lab, 2, toy="--hold 8")
+    training.wait_step(8)
+    sruns = [p.pid for p in training.processes("srun ") if command_line(p.pid).startswith("srun ")]
+    os.kill(min(sruns), signal.SIGKILL)  # its other process ends the step then
+    assert training.wait_end() == 137, training.story()
+    assert training.says(r"^robust-srun: srun \(pid \d+\) was killed by SIGKILL, and the job")
+    assert "Slurm ended the step" not in training.out(), training.out()

@@ -16,6 +16,7 @@ from srun_wrapper.job.reporting.phase import Phase
 from srun_wrapper.job.reporting.report import Account
 from srun_wrapper.protocol.messages import Exited, Report, Started
 from srun_wrapper.recover import restarted
+from srun_wrapper.recover.lost_work import LostWork
 from srun_wrapper.recover.restarted import LIVED, LIVED_MOST, Restarted, proving_time
 
 
@@ -38,6 +39,7 @@ class Restart:
         self.incident = Incident("0-1", 1, diagnose([crash]), 0.9, 1.0)
         progress = job.state.progress
         self.incident.step_before = progress.best if progress.numbered else progress.saved
+        progress.failed()
         job.state.new_epoch()
         for local in range(2):
             job.say(0, Started(local + 1, 2, local, 100))
@@ -65,6 +67,13 @@ class Restart:
         self.job.say(0, Exited(9, 2, 1, None, 9, 0.0, ""))
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(restarted, "say", lines.append)
+    return lines
+
+
 def test_without_a_step_it_is_no_recovery() -> None:
     restart = Restart(steps=5)
     assert restart.run() is None
@@ -76,7 +85,7 @@ def test_without_a_step_it_is_no_recovery() -> None:
     assert stepped.incident.lost_steps == 2 and stepped.phase.name == "recovering"
 
 
-def test_ranks_without_steps_must_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_without_steps_must_live(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     waiting = Restart()
     assert waiting.run() is None and waiting.phase.name == "starting"
     failed = Restart()
@@ -84,7 +93,10 @@ def test_ranks_without_steps_must_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarted, "LIVED", 0.05)
     lived = Restart()
     assert lived.run() is True and lived.incident.lost_steps is None
-    assert lived.incident.phases()["first_step"] == 0  # the time of the proof costs nothing
+    assert "first_step" not in lived.incident.phases()  # the time of the proof costs nothing
+    line = lived.incident.line()
+    assert "first step not seen" in line and "lost time unknown" in line
+    assert len(said) == 1 and "--robust-progress-regex" in said[0] and "beat(step)" in said[0]
 
 
 def test_ranks_without_steps_that_end_well_have_recovered() -> None:
@@ -143,6 +155,51 @@ def test_lost_steps_are_what_was_seen(
     account.incident(restart.incident, 0.5)
     assert account.lost_steps == lost
     assert (account.unproductive(account.started, 0.5) is None) is (lost is None)
+
+
+def test_steps_that_begin_anew_are_warned_of_once(said: list[str]) -> None:
+    restart = Restart(580)
+    assert restart.run(lambda: restart.steps(2, 1, 1)) is True
+    (line,) = said
+    assert "the steps began anew at 1 after the restart, although step 580 had been reac" in line
+    restart.restarted._advise()
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "made", "restored", "step"),
+    [
+        ("explicit", 580, None, 571),  # it resumed
+        ("explicit", 580, 0, 1),  # a Checkpointer has given it its state
+        ("explicit", 1, None, 1),  # there was nothing to resume
+        ("auto", 580, None, 1),  # steps are counted: not known
+    ],
+)
+def test_nothing_is_warned_of_that_is_not_known(
+    source: str,
+    made: int,
+    restored: int | None,
+    step: int,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(restarted, "RESUMED", 0.01)
+    restart = Restart(made, source, restored)
+    assert restart.run(lambda: restart.steps(2, step, 1)) is True
+    assert said == []
+
+
+def test_an_optimizer_that_begins_anew_has_lost_all_steps(said: list[str]) -> None:
+    restart = Restart(580, "auto")
+
+    def anew() -> None:
+        restart.source = "anew"
+        restart.steps(2, 1, 1)
+
+    restart.restarted._lost_work = LostWork(restart.job.state, ())
+    assert restart.run(anew) is True
+    assert "the optimizer counts its steps from 1 again" in said[0]
+    assert restart.incident.lost_steps == 580 and restart.incident.estimate
 
 
 def test_a_failed_restart_leaves_the_account_open() -> None:

@@ -63,6 +63,21 @@ def test_an_incident_costs_its_phases_and_the_steps_done_twice() -> None:
     }
 
 
+def test_a_job_whose_steps_are_not_seen_is_taken_to_train_and_marked() -> None:
+    run = run_of(0, 1000)
+    assert phases(of([run], [])) == {"start_up": 1_000_000}  # an older record knows no more
+    run.launched = T + 20
+    whole = of([run], [])
+    assert phases(whole) == {"start_up": 20_000} and whole.estimated
+    spent = {"stop": 5.0, "launch": 5.0}
+    guess = {"steps_seen": False, "lost_steps": None, "lost_s": 100.0, "estimate": "newest file"}
+    hit = of([run], [failed(500, spent, **guess)])
+    assert phases(hit) == {"start_up": 20_000, "stop": 5000, "launch": 5000, "redone": 100_000}
+    assert hit.estimated and any("no step of the program is seen" in note for note in hit.notes)
+    early = of([run], [failed(500, spent, outcome="gave up", **guess)])
+    assert "start_up" in phases(early) and not whole.live
+
+
 def test_time_in_the_queue_is_charged_to_the_incident_that_requeued() -> None:
     spent = {"detect": 5.0, "stop": 5.0}
     runs = [run_of(0, 100, 10), run_of(250, 400, 300)]

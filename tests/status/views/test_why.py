@@ -95,6 +95,36 @@ def test_a_paragraph(changes: dict[str, Any], parts: list[str]) -> None:
     assert [part for part in parts if part not in text] == []
 
 
+GUESS = "newest file written /run/ckpt_40.pt 4 min before"
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"lost_steps": 12}, "about 12 steps done twice (estimate: newest file written /run/ckpt_"),
+        (
+            {"lost_steps": None, "lost_s": 240.0, "steps_seen": False},
+            "first step not seen), about 4 min of training done twice (estimate: newest file wri",
+        ),
+    ],
+)
+def test_what_is_estimated_is_called_so(changes: dict[str, Any], part: str) -> None:
+    text = told(estimate=GUESS, **changes)
+    assert part in text and "It cost about " in text and "cost no time" not in text
+
+
+def test_the_list_of_incidents_marks_estimates() -> None:
+    one = incident_from(incident(lost_steps=None, lost_s=240.0, estimate=GUESS, steps_seen=False))
+    assert one is not None
+    for wide in (False, True):
+        to = io.StringIO()
+        print_job(
+            JobReport(NOW, "", 7, (), (one,), ()), Console(width=220 if wide else 130, file=to)
+        )
+        assert "~4 min" in to.getvalue()
+        assert not wide or ("not seen" in to.getvalue() and GUESS in to.getvalue())
+
+
 def test_the_list_of_incidents_tells_a_change_of_the_world() -> None:
     """In a narrow terminal as well, which has no lines below the table."""
     one = incident_from(incident(action="shrink", swaps=[], resized=[4, 3]))
