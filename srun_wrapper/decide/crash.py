@@ -11,11 +11,19 @@ from dataclasses import replace
 
 from robust_slurm.slurm.values import fold
 from srun_wrapper.decide.diagnosis import LIMIT, Case, Cause, Diagnosis, Rule, shared
-from srun_wrapper.decide.ends import CERTAIN, EndKind, odd_collective, read_end, signature
+from srun_wrapper.decide.ends import (
+    CERTAIN,
+    EndKind,
+    may_be_the_programs,
+    odd_collective,
+    read_end,
+    signature,
+)
 from srun_wrapper.decide.failure import OF_THIS_JOB, Failure, how_ended, last_error
 from srun_wrapper.decide.shared_cause import common
 from srun_wrapper.signatures import traps
 
+AT_START = "all-at-start"  # id of the rule for an error that all ranks show before any step
 LINE_SHOWN, REASONS_SHOWN = 400, 4  # characters of a rank's line; failed starts
 
 
@@ -96,6 +104,22 @@ def _preempted(case: Case) -> Diagnosis | None:
         return None
     root = named[id(found)]
     return _found(case, root, "shared", _meaning(case, root))
+
+
+def _all_at_start(case: Case) -> Diagnosis | None:
+    """Blame the program for an error that all ranks show before any step, if it may be its own."""
+    signs = {signature(failure, case.catalogue) for failure, _ in case.ends}
+    if not case.none_started or len(signs) != 1:
+        return None
+    if not all(may_be_the_programs(end) for _, end in case.ends):
+        return None
+    why = "all ranks ended like this before any step was seen"
+    more = (
+        (why,)
+        if read_end(case.root, case.catalogue).hit is None
+        else (_meaning(case, case.root), why)
+    )
+    return replace(_found(case, case.root, "user", *more), tests="never")
 
 
 def _shared(case: Case) -> Diagnosis | None:
@@ -247,6 +271,15 @@ RULES = (
         "the user's error; unknown if a limit of processes or memory is reached",
         "stop now",
         _cannot_start,
+    ),
+    Rule(
+        AT_START,
+        "crash",
+        "all ranks show the same error before any step was seen, in the first 10 minutes, and no "
+        "signature says that it comes from outside the program",
+        "the program, its command line or its data is to blame",
+        "stop now",
+        _all_at_start,
     ),
     Rule(
         "shared-error",

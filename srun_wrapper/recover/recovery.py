@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from srun_wrapper.recover.resize.growth import Growth
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 
+AT_WORK = 600.0  # s: a program that ran this long may have made steps that are not seen
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 ENDED = "ended by a signal"
 SUPERSEDED = "superseded by another failure"
@@ -212,7 +213,15 @@ class Recovery:
         names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
         local = state.nonfinite.local(state.world.running())
-        diagnosis = diagnose(failures, places, just_joined, state.catalogue, names, local)
+        diagnosis = diagnose(
+            failures,
+            places,
+            just_joined,
+            state.catalogue,
+            names,
+            local,
+            none_started=lived < AT_WORK and self._all_failed(failures),
+        )
         if just_joined.issuperset(diagnosis.suspects or ("",)):
             self._means.unfit(diagnosis.suspects)  # it costs no restart: none was tried
         elif not again:
@@ -223,6 +232,11 @@ class Recovery:
         self._journal.event("failure", symptom=diagnosis.symptom, evidence=diagnosis.evidence)
         root = diagnosis.root
         return Incident(self._number(), state.world.epoch, diagnosis, root.last_good, root.at)
+
+    def _all_failed(self, failures: Sequence[Failure]) -> bool:
+        """Return True if each rank of the job has ended badly, and none has ever made a step."""
+        ended = sum(failure.symptom == "crash" for failure in failures)
+        return not self._state.progress.stepped and ended >= self._state.world.size
 
     def _number(self) -> str:
         return self._state.incident_id(next(self._numbers))
