@@ -28,7 +28,7 @@ from srun_wrapper.protocol.task_options import TaskOptions
 # say how many and where, which is decided anew.
 TASK_OPTIONS = frozenset(
     {
-        *("accel-bind", "bcast", "bcast-exclude", "chdir", "container", "container-id"),
+        *("accel-bind", "chdir", "container", "container-id"),
         *("cpu-bind", "cpus-per-gpu", "cpus-per-task", "cores-per-socket", "export"),
         *("export-file", "gpu-bind", "gpus-per-task", "hint", "mem-bind", "mpi", "overcommit"),
         *("network", "profile", "propagate", "resv-ports", "send-libs", "slurmd-debug"),
@@ -71,6 +71,14 @@ class Launch:
     """Observe mode: the settings that a recovery would have; None: recover."""
     carried: CarriedPython | None = None
     """Our Python in the image in which srun starts the tasks; None: no image, or it has its own."""
+
+    @property
+    def stderr_apart(self) -> bool:
+        """True if a rank's stderr goes to a file, or only another rank's is shown."""
+        plan = self.options.output
+        files = any(word.startswith(("--output=", "--error=")) for word in self.standby_output)
+        only = plan.only_out is not None or plan.only_err is not None
+        return files or only or bool(plan.out or plan.err)
 
 
 def task_argv(

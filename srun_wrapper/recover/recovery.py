@@ -69,12 +69,14 @@ class Recovery:
         *,
         code: CodeUpdates,
         growth: Growth | None = None,
+        apart: bool = True,
         phase: Phase,
         journal: Journal,
         record: Callable[[Incident], None],
         start_epoch: Callable[[str], None],
     ) -> None:
-        """``record``: account for an incident that is over; ``start_epoch``: given the reason."""
+        """``apart``: the ranks' stderr goes elsewhere than ours; ``record``: account for an
+        incident that is over; ``start_epoch``: given the reason."""
         self._state = state
         self._settling = settling
         self._localization = localization
@@ -89,6 +91,7 @@ class Recovery:
         self._restarted = restarted
         self._code = code
         self._growth = growth
+        self._apart = apart
         self._phase = phase
         self._journal = journal
         self._record = record
@@ -324,14 +327,14 @@ class Recovery:
 
     async def _give_up(self, incident: Incident, plan: ladder.LadderPlan) -> RecoveryEnd:
         root = incident.diagnosis.root
-        own = root.code if root.code is not None else 128 + root.signal if root.signal else 0
+        own = self._state.world.exit_code()  # of those that have ended by themselves
         self._release.evict(incident.diagnosis.proven, incident)  # for the next job on these nodes
         self._reports.report_silent()
         await self._stopping.end_world(incident)
         await self._state.counters_read()
         self._close(incident, f"stopped: {plan.why}")
         say(f"stopped: {plan.why}: {'; '.join(incident.diagnosis.evidence)}")
-        if root.tail.strip():
+        if self._apart and root.tail.strip():  # else the user has it already
             say(f"last output of rank {root.rank} on {root.node}:")
             put(root.tail.rstrip().encode(errors="replace") + b"\n")
         self._phase.name = "failed"

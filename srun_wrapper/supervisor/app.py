@@ -207,6 +207,7 @@ class Supervisor:
             ),
             code=self.code,
             growth=self.growth,
+            apart=self.launch.stderr_apart,
             phase=self._phase,
             journal=self.journal,
             record=self.records.incident,

@@ -75,18 +75,12 @@ class Finishing:
             self.dismiss([n for n in state.live() if self._ending.answers(n)])
             silent = await self._ending.wait_for_silent(lambda: self.step.ended)
         self.dismiss()
-        codes = [
-            128 + r.exit[1] if r.exit[1] else r.exit[0]
-            for r in state.world.by_rank.values()
-            if r.exit is not None
-        ]
+        code = state.world.exit_code()
         swapped = self._swapped()
         await self.step.end(swapped, silent=silent)
         if not swapped and self.step.code is not None:
             return self.step.code
-        if state.signalled and not any(codes):
-            return 128 + state.signalled
-        return max(codes, default=0)
+        return code or (128 + state.signalled if state.signalled else 0)
 
     async def _time_to_flush(self) -> float:
         """Seconds for the last durable checkpoint: of a job that is ended, part of KillWait."""
