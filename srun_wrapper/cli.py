@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -52,6 +52,7 @@ from srun_wrapper.requeue.resubmit import SCRIPT_WORDS, SIZE
 from srun_wrapper.signatures.catalogue import Catalogue, CatalogueError
 from srun_wrapper.signatures.catalogue import load as load_signatures
 from srun_wrapper.supervisor.app import Supervisor
+from srun_wrapper.supervisor.step.attempts import Attempts
 from srun_wrapper.supervisor.step.remaining import corrected, fit, remaining_allocation
 from srun_wrapper.supervisor.step.signals import FORWARDED, TERMINATING
 
@@ -170,7 +171,17 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     if source is StdinFeed.FILE:
         standby_output += (f"--input={request.input}",)
     launch = Launch(command, plan, options, kept, standby_output, ranks, source, observed, carried)
-    return asyncio.run(supervise(config, launch, catalogue, deployment))
+    attempts = Attempts()
+    while True:
+        code = asyncio.run(supervise(config, launch, catalogue, deployment, attempts))
+        if not attempts.again:
+            return code
+        try:
+            plan, env = remains(config, records, request, plan, nodes, launch.env, attempts.lost)
+        except UsageError as err:
+            say(f"the step cannot be started with fewer nodes: {err}")
+            return code
+        launch = replace(launch, plan=plan, env=env)
 
 
 def slurm_version(env: Mapping[str, str]) -> str:
@@ -205,8 +216,9 @@ async def supervise(
     launch: Launch,
     catalogue: Catalogue | None = None,
     deployment: Deployment | None = None,
+    attempts: Attempts | None = None,
 ) -> int:
-    code = await Supervisor(config, launch, Slurm(), catalogue, deployment).run()
+    code = await Supervisor(config, launch, Slurm(), catalogue, deployment, attempts).run()
     # All has ended: a signal that comes this late (a second Ctrl-C) must not change the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, *TERMINATING})
     return code
@@ -248,11 +260,15 @@ def remains(
     plan: StepPlan,
     nodes: int,
     env: Mapping[str, str],
+    lost: Collection[str] = (),
 ) -> tuple[StepPlan, Mapping[str, str]]:
-    """Plan and environment for a job that may have lost nodes in an earlier step."""
+    """Plan and environment for a job that may have lost nodes in an earlier step.
+
+    ``lost``: nodes that do not start a task.
+    """
     job_id = int(env["SLURM_JOB_ID"])
     own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    left = remaining_allocation(Slurm(), job_id, records, nodes, own, request.exclude)
+    left = remaining_allocation(Slurm(), job_id, records, nodes, own, request.exclude, lost)
     if left is None:
         return plan, env
     per_node = env.get("SLURM_TASKS_PER_NODE")

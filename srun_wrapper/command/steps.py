@@ -206,8 +206,10 @@ async def start(
     *,
     own_session: bool,
     stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start srun on our stdin (or ``stdin``), stdout and stderr; it gets SIGTERM when we die."""
+    """Start srun on our stdin, stdout and stderr, or those given; it gets SIGTERM when we die."""
     # Found once: a directory of PATH may be on a file system that does not answer any more.
     program = _program(argv[0], env.get("PATH"))
     return await asyncio.create_subprocess_exec(
@@ -215,6 +217,8 @@ async def start(
         executable=program,
         env=dict(env),
         stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
         start_new_session=own_session,
         preexec_fn=_follow_parent,
     )
