@@ -61,6 +61,7 @@ class FirstWorld:
         node that is only slow is waited for, as srun waits.
         """
         state, limit = self._state, self._config.task_start_limit
+        self._attempts.again = False
         await state.until(lambda: bool(state.nodes) or self._step.ended, None)
         began, pause, said = time.monotonic(), SOON, False
         while not self._complete():
@@ -139,7 +140,7 @@ class FirstWorld:
         for index, name in names.items():
             came = any(node.key[2] == index for node in state.nodes.values())
             if name in sure and not came:
-                say(f"{sure[name]}")
+                say(f"{name}: {sure[name]}")
                 self._lost[self._absent(name, state.step_id, index, dealt[index])] = sure[name]
 
     def _absent(self, name: str, step: str, index: int, tasks: tuple[int, ...]) -> Node:
@@ -151,12 +152,15 @@ class FirstWorld:
 
     def _join_lost(self) -> None:
         """Give the nodes that do not start a task their places, to be replaced like any other."""
-        slots = self._plan.slots_per_node
-        if slots is not None and self._plan.ranks_per_active_node is not None:
-            for i, (name, why) in enumerate(self._attempts.lost.items()):
-                absent = self._absent(
-                    name, "lost", i - len(self._attempts.lost), tuple(range(slots))
-                )
+        slots, active, lost = (
+            self._plan.slots_per_node,
+            self._plan.active_nodes,
+            self._attempts.lost,
+        )
+        if slots is not None and active is not None:
+            last = active - len(lost) - 1  # they get the last places, before any spare
+            for name, why in lost.items():
+                absent = self._absent(name, f"not on {name}", last, tuple(range(slots)))
                 self._lost[absent] = why
         for node in self._lost:
             self._state.members.join(node)

@@ -42,7 +42,7 @@ class Attempts:
         if lost and len(lost) < nodes:
             self.lost |= lost
             self.again = True
-            why = "; ".join(dict.fromkeys(lost.values()))
+            why = "; ".join(f"{name}: {text}" for name, text in lost.items())
             return f"{why}: starting again without {fold(lost)}"
         if answer.failed or answer.passing:
             seen = answer.passing or "; ".join(f"{n}: {why}" for n, why in answer.failed.items())
@@ -65,11 +65,11 @@ class Attempts:
         process of the step counts, too: its robust-task has ended.
         """
         found = {
-            n: f"{n}: srun cannot start a task there: {why}" for n, why in answer.failed.items()
+            node: f"srun cannot start a task there: {why}" for node, why in answer.failed.items()
         }
         if ended:
-            text = "{}: its robust-task has ended, and did not reach robust-srun"
-            found |= {node: text.format(node) for node in answer.empty}
+            gone = "its robust-task has ended, and did not reach robust-srun"
+            found |= dict.fromkeys(answer.empty, gone)
         self._named.update(found)
         dead = answer.dead
         return {n: why for n, why in found.items() if n in dead or self._named[n] >= NAMED}
