@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from robust_slurm.slurm.values import fold
 from srun_wrapper.supervisor.step.asking import Answer
 
-PAUSES = (2.0, 5.0, 15.0, 30.0)  # s before another attempt, while Slurm has an error that passes
+PAUSES = (2.0, 5.0, 15.0, 30.0, 60.0, 60.0)  # s between attempts while Slurm has an error
 UNEXPLAINED = 1  # attempts after srun failed and Slurm then started a task on every node
 NAMED = 2  # times that a node does not start a task before it is lost, if srun reaches it
 SIGNALS = range(129, 129 + 64)  # exit codes of an srun, or a step, that a signal has ended
