@@ -84,7 +84,8 @@ def read_end(failure: Failure, catalogue: Catalogue | None = None) -> End:
 def may_be_the_programs(end: End) -> bool:
     """Return True if nothing says that a machine, another rank or somebody else ended the rank."""
     own = end.killer is None or end.killer in OWN_SIGNALS
-    return own and end.kind is EndKind.OWN and not end.points and end.blame in ("", "user")
+    here = end.kind is EndKind.OWN and not end.points and not end.left_over
+    return own and here and end.blame in ("", "user")
 
 
 def crashes(failures: Iterable[Failure]) -> list[Failure]:

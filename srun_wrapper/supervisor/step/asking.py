@@ -31,7 +31,7 @@ PASSING = re.compile(
     r"|standby mode|temporarily|authentication error|munge|" + UNREACHABLE.pattern,
     re.IGNORECASE,
 )
-_LAUNCH = re.compile(r"^srun: error: Task launch for \S+ failed on node ([^\s:]+): (.+)$", re.M)
+_LAUNCH = re.compile(r"^srun: error: Task launch for .+ failed on node ([^\s:]+): (.+)$", re.M)
 _EXITED = re.compile(
     rf"^srun: error: (\S+): tasks? [\d,-]+: Exited with exit code {NOT_THERE}$", re.M
 )

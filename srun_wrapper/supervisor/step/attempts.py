@@ -70,14 +70,17 @@ class Attempts:
         if ended:
             gone = "its robust-task has ended, and did not reach robust-srun"
             found |= dict.fromkeys(answer.empty, gone)
-        self._named.update(found)
+        self._named.update(list(found))
         dead = answer.dead
-        return {n: why for n, why in found.items() if n in dead or self._named[n] >= NAMED}
+        sure = {n: why for n, why in found.items() if n in dead or self._named[n] >= NAMED}
+        for name in sure:
+            del self._named[name]
+        return sure
 
     @property
     def in_doubt(self) -> bool:
         """True if a node was named that is not lost yet."""
-        return any(node not in self.lost for node in self._named)
+        return bool(self._named)
 
 
 def shares(
