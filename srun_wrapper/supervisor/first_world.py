@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from robust_slurm.slurm import Slurm, SlurmError
-from robust_slurm.slurm.values import fold
+from robust_slurm.slurm.values import expand, fold
 from robust_slurm.text import counted
 from srun_wrapper.checkpoints.verify.rules import ONE_NODE
 from srun_wrapper.command.steps import Launch
@@ -16,6 +17,7 @@ from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.job.topology import Topology
 from srun_wrapper.protocol.messages import Hello
+from srun_wrapper.protocol.server import probe
 from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.run_in_thread import run_in_thread
 from srun_wrapper.supervisor.life import Finishing
@@ -26,6 +28,10 @@ BAD_SIZE = 2  # exit code, as for other bad input
 SOON = 10.0  # s after the first node for the others to report before Slurm is asked about them
 DOUBT = 5.0  # s until a node that was named once is asked again
 LOOK = "look at slurmd's log on the nodes missing from:"
+LATER = 60.0  # s between two looks at nodes, in the end
+REACH = 3.0  # s for the kernel of a node that Slurm lists as not responding
+SILENT = frozenset({"NOT_RESPONDING", "DOWN"})
+SLURMD = 6818  # Slurm's default for the port of slurmd
 SLURM = 10.0  # s for Slurm to list the steps of the job
 
 
@@ -62,7 +68,8 @@ class FirstWorld:
         """
         state, limit = self._state, self._config.task_start_limit
         self._attempts.again = False
-        await state.until(lambda: bool(state.nodes) or self._step.ended, None)
+        if not await self._first_came():
+            return self._step.code or 1
         began, pause, said = time.monotonic(), SOON, False
         while not self._complete():
             left = limit - (time.monotonic() - began)
@@ -84,10 +91,58 @@ class FirstWorld:
                         f"if it takes too long, {LOOK} {self._came()}"
                     )
                 said = True
-            pause = DOUBT if self._attempts.in_doubt else min(2 * pause, limit)
+            pause = DOUBT if self._attempts.in_doubt else min(2 * pause, LATER)
         if self._step.ended:
             return await self._not_started()
         return None
+
+    async def _first_came(self) -> bool:
+        """Wait for a node to report, or for srun to end; False if srun is to be started again.
+
+        srun waits in silence for a node that does not respond, until Slurm sets it DOWN.
+        """
+        state, began, pause = self._state, time.monotonic(), SOON
+        while not await state.until(lambda: bool(state.nodes) or self._step.ended, pause):
+            late = time.monotonic() - began >= self._config.task_start_limit
+            lost = {} if self._launch.observed else await self._silent(late=late)
+            if lost and not state.nodes and not self._over():
+                say(f"srun has not started the step: {self._attempts.without(lost)}")
+                await self._step.end(patience=0.0)
+                return False
+            pause = DOUBT if self._attempts.in_doubt else min(2 * pause, LATER)
+        return True
+
+    async def _silent(self, *, late: bool) -> dict[str, str]:
+        """Return the evidence against nodes that answer neither Slurm nor us, twice.
+
+        ``late``: a kernel that answers, but has no slurmd, counts as well.
+        """
+        try:
+            job = await run_in_thread(lambda: self._slurm.job(self._state.job_id), SLURM)
+            nodes = await run_in_thread(lambda: self._slurm.nodes(job.nodes), SLURM)
+        except (SlurmError, TimeoutError):
+            return {}
+        silent = [node for node in nodes.values() if node.state & SILENT]
+        hosts = [(node.raw.get("NodeAddr", node.hostname), node.port or SLURMD) for node in silent]
+        answers = await asyncio.gather(*(probe(*host, REACH, (0.5, 1.0)) for host in hosts))
+        text = "Slurm lists it as not responding, and "
+        wrong = {"unreachable": text + "its kernel does not answer"}
+        if late:
+            wrong["refused"] = text + "nothing listens on its slurmd's port"
+        found = {n.name: wrong[a] for n, a in zip(silent, answers, strict=True) if a in wrong}
+        return self._attempts.twice(found)
+
+    async def _removed(self) -> dict[str, str]:
+        """Return the nodes that Slurm itself has taken from the job."""
+        try:
+            job = await run_in_thread(lambda: self._slurm.job(self._state.job_id), SLURM)
+            had = expand(self._launch.env.get("SLURM_JOB_NODELIST", ""))
+        except (SlurmError, TimeoutError, ValueError):
+            return {}
+        left = set(job.nodes)
+        return {
+            name: "Slurm has taken it from the job" for name in had if left and name not in left
+        }
 
     def _over(self) -> bool:
         return self._step.ended or self._state.signalled > 0
@@ -172,7 +227,11 @@ class FirstWorld:
         if code not in SIGNALS and not state.signalled and self._launch.observed is None:
             answer = await asking.ask(asking.ask_all(self._launch), self._launch.env)
             nodes = int(self._launch.env.get("SLURM_JOB_NUM_NODES") or 1)
-            why = self._attempts.failed(answer, nodes) if not state.signalled else ""
+            why = self._attempts.failed(answer, nodes)
+            if not why and (removed := await self._removed()):
+                why = self._attempts.without(removed)
+            if state.signalled:
+                why, self._attempts.again = "", False
         if not why:
             say(f"srun could not start the step (exit code {code}); its message is above")
             return code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from robust_slurm.slurm.values import fold
@@ -40,10 +40,7 @@ class Attempts:
             return ""
         lost = self.sure(answer)
         if lost and len(lost) < nodes:
-            self.lost |= lost
-            self.again = True
-            why = "; ".join(f"{name}: {text}" for name, text in lost.items())
-            return f"{why}: starting again without {fold(lost)}"
+            return self.without(lost)
         if answer.failed or answer.passing:
             seen = answer.passing or "; ".join(f"{n}: {why}" for n, why in answer.failed.items())
             if self._waits >= len(PAUSES):
@@ -70,12 +67,22 @@ class Attempts:
         if ended:
             gone = "its robust-task has ended, and did not reach robust-srun"
             found |= dict.fromkeys(answer.empty, gone)
+        return self.twice(found, answer.dead)
+
+    def twice(self, found: Mapping[str, str], sure: Collection[str] = ()) -> dict[str, str]:
+        """Return what was found of nodes for the second time, or is ``sure`` at once."""
         self._named.update(list(found))
-        dead = answer.dead
-        sure = {n: why for n, why in found.items() if n in dead or self._named[n] >= NAMED}
-        for name in sure:
+        certain = {n: why for n, why in found.items() if n in sure or self._named[n] >= NAMED}
+        for name in certain:
             del self._named[name]
-        return sure
+        return certain
+
+    def without(self, lost: Mapping[str, str]) -> str:
+        """Have the step started again without these nodes; returns the reason."""
+        self.lost |= lost
+        self.again = True
+        why = "; ".join(f"{name}: {text}" for name, text in lost.items())
+        return f"{why}: starting again without {fold(lost)}"
 
     @property
     def in_doubt(self) -> bool:

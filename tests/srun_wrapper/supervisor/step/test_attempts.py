@@ -105,3 +105,11 @@ def test_tasks_of_nodes_that_have_not_reported(
     dealt: dict[int, tuple[int, ...]],
 ) -> None:
     assert shares(nodes, tasks, known) == dealt
+
+
+def test_what_is_seen_twice_of_a_node_is_certain() -> None:
+    attempts = Attempts()
+    assert attempts.twice({"n4": "silent"}) == {} and attempts.in_doubt
+    assert attempts.twice({"n4": "silent", "n5": "silent"}) == {"n4": "silent"}
+    assert attempts.without({"n4": "silent"}) == "n4: silent: starting again without n4"
+    assert attempts.again and attempts.lost == {"n4": "silent"} and attempts.in_doubt
