@@ -48,11 +48,10 @@ def test_a_spare_comes_before_a_standby_node(new_lab: LabFactory) -> None:
 def test_without_another_node_the_job_is_requeued(new_lab: LabFactory) -> None:
     lab = new_lab(nodes=3, standby=0, AuthInfo="cred_expire=5")
     lab.crash("n2")
-    training = start(lab, 2, sbatch="-w n[1-2]")
+    training = start(lab, 2)
     training.wait_says(r"^robust-srun: .*: the job is requeued without n2$", WAIT)
-    training.until(lambda: training.lab.job(training.job)["Restarts"] == "1", "requeue", WAIT)
-    assert lab.job(training.job)["ExcNodeList"] == "n2"
-    lab.exec("head", ["scancel", str(training.job)], check=True)
+    training.until(lambda: training.runs() == [["n1", "n3"]], "second run", WAIT)
+    training.check_done(timeout=WAIT)
 
 
 def test_a_node_that_dies_while_the_step_starts(new_lab: LabFactory) -> None:
@@ -66,13 +65,31 @@ def test_a_node_that_dies_while_the_step_starts(new_lab: LabFactory) -> None:
     check_lost(training, "n2", action="swap_standby", swaps=[["n2", "s1"]])
 
 
+def held_script(training: Training) -> None:
+    """Submit a script that starts robust-srun only after ``let_go``."""
+    hold = f"touch {training.dir}/held; until [ -e {training.dir}/go ]; do sleep 0.1; done"
+    training.submit(f"{hold}\n{training.line([], [])}", ["-N2"])
+    wait_held(training)
+
+
+def test_a_dead_node_for_which_srun_waits(new_lab: LabFactory) -> None:
+    """Slurm has noticed by then that the node does not respond, and creates no step there."""
+    lab = new_lab(nodes=2, standby=1)
+    lab.crash("n2")
+    training = prepared(lab, 2)
+    held_script(training)
+    silent = lambda: "NOT_RESPONDING" in lab.node_records()["n2"]["State"]  # noqa: E731
+    training.until(silent, "n2 does not respond", WAIT)
+    let_go(training)
+    training.check_done(timeout=WAIT)
+    check_lost(training, "n2", action="swap_standby", swaps=[["n2", "s1"]])
+
+
 def test_slurmctld_away_at_the_start(new_lab: LabFactory) -> None:
     """srun gives up at once, robust-srun tries again."""
     lab = new_lab(nodes=2, standby=0)
     training = prepared(lab, 2)
-    hold = f"touch {training.dir}/held; until [ -e {training.dir}/go ]; do sleep 0.1; done"
-    training.submit(f"{hold}\n{training.line([], [])}", ["-N2"])
-    wait_held(training)
+    held_script(training)
     lab.daemon("head", "slurmctld", "freeze")
     let_go(training)
     training.wait_says(r"^robust-srun: srun could not start the step .*: starting again in ", WAIT)
