@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from conftest import LabFactory
 from holds import held_back, let_go, wait_held
@@ -153,16 +151,3 @@ def test_one_rank_that_fails_at_the_start_is_restarted(two: Cluster) -> None:
     training = start(two, 2, toy="--fault exit --at 1 --once")
     training.check_done()
     training.only_incident(symptom="crash", action="restart")
-
-
-def test_a_slow_start_of_robust_task_is_waited_for(two: Cluster) -> None:
-    """As srun waits; the node takes other steps, so it is not dead."""
-    training = prepared(two, 2)
-    options = ["--robust-task-start-limit=3", held_back(training, "n2")]
-    training.submit(training.line(options, []), ["-N2"])
-    wait_held(training)
-    training.wait_says(r"^robust-srun: 1 of 2 nodes did not start .* waiting, as srun does; .* n1$")
-    time.sleep(8.0)  # two further looks at the node
-    let_go(training)
-    training.check_done()
-    assert not training.incidents() and not training.accusations()
