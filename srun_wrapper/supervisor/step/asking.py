@@ -51,11 +51,11 @@ _LEFT_OUT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What srun says of the nodes.
+    """The answer of an srun that was to start a small program.
 
-    ``failed``: the reason by node that did not start the program. ``empty``: the nodes on which no
-    process of the job's step was found. ``passes``: nothing is wrong, or an error of Slurm that
-    passes; None: srun gave no answer.
+    ``started``: the program has run on all nodes. ``failed``: the reason by node that did not start
+    it. ``empty``: the nodes on which no process of the job's step was found. ``passing``: an error
+    of Slurm that passes.
     """
 
     started: bool = False

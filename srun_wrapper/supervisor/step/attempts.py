@@ -17,7 +17,7 @@ SIGNALS = range(129, 129 + 64)  # exit codes of an srun, or a step, that a signa
 
 @dataclass(slots=True)
 class Attempts:
-    """What earlier attempts to start the step have shown.
+    """The results of earlier attempts to start the step.
 
     ``lost``: the evidence by node that cannot start a task. ``again``: the step is to be started
     once more; ``pause``: after so many seconds.

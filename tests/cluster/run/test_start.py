@@ -117,7 +117,7 @@ PROGRAMS = {  # what ends a program on all nodes before its first step
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_that_fails_everywhere_ends_as_under_srun(two: Cluster, program: str) -> None:
-    """It is started once; its exit code and its stderr are srun's, with our lines apart."""
+    """robust-srun starts it once; exit code and stderr are srun's, with our lines apart."""
     training = prepared(two, 2)
     body = [
         f"{name} {program} >{name}.out 2>{name}.err; echo $? >{name}.code"
@@ -147,7 +147,7 @@ def theirs(training: Training, name: str) -> list[str]:
 
 
 def test_one_rank_that_fails_at_the_start_is_restarted(two: Cluster) -> None:
-    """It may be its node: the others do not show it."""
+    """The rank's node may be at fault: the others do not show it."""
     training = start(two, 2, toy="--fault exit --at 1 --once")
     training.check_done()
     training.only_incident(symptom="crash", action="restart")

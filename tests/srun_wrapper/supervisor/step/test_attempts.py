@@ -1,4 +1,4 @@
-"""Whether the job's step is started again, by what a small step of srun shows."""
+"""Attempts to start the job's step, by the answers of a small step of srun."""
 
 from __future__ import annotations
 
