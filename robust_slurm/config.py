@@ -178,7 +178,8 @@ def help_text() -> str:
     lines = [
         "robust-srun [srun options] [--robust-* options] command ...",
         "",
-        "Accepts every srun option except --multi-prog and heterogeneous steps (:).",
+        "Accepts every srun option (srun --help lists them) except --multi-prog, --bcast and",
+        "heterogeneous steps (:).",
         "Each option below is also ROBUST_NAME in the environment and name = value in",
         f"robust.toml (./robust.toml or the file in ROBUST_CONFIG, then {SITE_FILE}):",
         "",
@@ -203,7 +204,7 @@ def help_text() -> str:
         "  --robust-explain",
         "      print the rules of diagnosis and recovery with the limits in force, and exit",
         "  --robust-version",
-        "      print the version of robust-slurm and exit (--version: srun's)",
+        "      print the version of robust-slurm and exit (--version: Slurm's as well)",
         "",
         "Exit codes: the ranks' own as under srun; 2 bad input; 120 gave up recovering;",
         "121 a node is lost and nothing can replace it; 122 the job was requeued.",

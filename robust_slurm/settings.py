@@ -220,8 +220,9 @@ class Config:
     )
     task_start_limit: float = _setting(
         60.0,
-        "how long the step waits for all nodes once the first one has reported; a node waits half "
-        "as long for its own tasks",
+        "how long the step waits for all nodes once the first one has reported, if spares can "
+        "stand in for the others; without spares it waits on, as srun does; a node waits half as "
+        "long for its own tasks",
         unit="s",
         minimum=1,
     )

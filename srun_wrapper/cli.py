@@ -8,12 +8,14 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from robust_slurm.command_line import version
 from robust_slurm.command_line.parser import version_text
 from robust_slurm.command_line.run import show
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
@@ -33,7 +35,7 @@ from srun_wrapper.command.batch_script import (
 from srun_wrapper.command.containers import in_image
 from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
 from srun_wrapper.command.input_rules import StdinFeed, feed
-from srun_wrapper.command.kinds import accepted, warning
+from srun_wrapper.command.kinds import BCAST, accepted, warning
 from srun_wrapper.command.layout import StepPlan, allocation, plan_step
 from srun_wrapper.command.numbered_files import as_paths, task_count
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
@@ -51,10 +53,12 @@ from srun_wrapper.signatures.catalogue import Catalogue, CatalogueError
 from srun_wrapper.signatures.catalogue import load as load_signatures
 from srun_wrapper.supervisor.app import Supervisor
 from srun_wrapper.supervisor.step import again
+from srun_wrapper.supervisor.step.attempts import Attempts
 from srun_wrapper.supervisor.step.remaining import corrected, fit, remaining_allocation
 from srun_wrapper.supervisor.step.signals import FORWARDED, TERMINATING
 
 BAD_INPUT = 2
+SLURM_VERSION = 3.0  # s for srun --version, which looks for slurm.conf for a minute
 OUTPUT_VARIABLES = {
     "label": ("SLURM_LABELIO",),
     "output": ("SRUN_OUTPUT", "SLURM_STDOUTMODE"),
@@ -103,6 +107,10 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         handover.back(by, error, argv, started, say)
     if by is not None:
         command.robust.setdefault("robust-mode", by.mode)
+    elif command.get("help") or command.get("usage"):
+        return show("robust-srun", help_text())
+    elif command.get("version"):
+        return show("robust-srun", f"robust-srun {version()} ({slurm_version(env)})")
     if "robust-help" in command.robust:
         return show("robust-srun", help_text())
     if "robust-version" in command.robust:
@@ -132,6 +140,9 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         plan = plan_step(request, nodes, config.spares, env.get("SLURM_TASKS_PER_NODE"))
     except UsageError as error:
         handover.back(by, error, argv, started, say)
+    if BCAST in env:
+        warning_line(f"{BCAST} is ignored: the program is started from where it is")
+        env = {name: value for name, value in env.items() if name != BCAST}
     job_id, size = int(env["SLURM_JOB_ID"]), job_size(env, by.mode if by is not None else "")
     open_to_owner()
     records = prepared(config, job_id)
@@ -177,7 +188,39 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
     if source is StdinFeed.FILE:
         standby_output += (f"--input={request.input}",)
     launch = Launch(command, plan, options, kept, standby_output, ranks, source, observed, carried)
-    return asyncio.run(supervise(config, launch, catalogue, deployment))
+    attempts = Attempts()
+    while True:
+        code = asyncio.run(supervise(config, launch, catalogue, deployment, attempts))
+        if not attempts.again:
+            return code
+        try:
+            plan, env = remains(config, records, request, plan, nodes, launch.env, attempts.lost)
+        except UsageError as err:
+            say(f"the step cannot be started with fewer nodes: {err}")
+            return code
+        launch = replace(launch, plan=plan, env=env)
+
+
+def slurm_version(env: Mapping[str, str]) -> str:
+    """Return the name and version of Slurm here, or why they are not known."""
+    try:
+        done = subprocess.run(
+            ["srun", "--version"],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SLURM_VERSION,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "no Slurm: srun is not on PATH"
+    except (OSError, subprocess.TimeoutExpired):
+        return "Slurm: srun --version gives no answer"
+    found = re.search(r"\d+\.\S+", done.stdout)
+    if done.returncode or found is None:
+        return "Slurm: srun --version fails here"
+    return f"Slurm {found[0]}"
 
 
 def warning_line(text: str) -> None:
@@ -190,8 +233,9 @@ async def supervise(
     launch: Launch,
     catalogue: Catalogue | None = None,
     deployment: Deployment | None = None,
+    attempts: Attempts | None = None,
 ) -> int:
-    code = await Supervisor(config, launch, Slurm(), catalogue, deployment).run()
+    code = await Supervisor(config, launch, Slurm(), catalogue, deployment, attempts).run()
     # All has ended: a signal that comes this late (a second Ctrl-C) must not change the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, *TERMINATING})
     return code
@@ -233,11 +277,15 @@ def remains(
     plan: StepPlan,
     nodes: int,
     env: Mapping[str, str],
+    lost: Collection[str] = (),
 ) -> tuple[StepPlan, Mapping[str, str]]:
-    """Plan and environment for a job that may have lost nodes in an earlier step."""
+    """Plan and environment for a job that may have lost nodes in an earlier step.
+
+    ``lost``: nodes that do not start a task.
+    """
     job_id = int(env["SLURM_JOB_ID"])
     own = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    left = remaining_allocation(Slurm(), job_id, records, nodes, own, request.exclude)
+    left = remaining_allocation(Slurm(), job_id, records, nodes, own, request.exclude, lost)
     if left is None:
         return plan, env
     per_node = env.get("SLURM_TASKS_PER_NODE")

@@ -19,7 +19,11 @@ def build_parser() -> Parser:
     )
     add = parser.add_argument
     add("--robust-help", action="store_true", help="print all --robust-* options and exit")
-    add("--robust-version", action="store_true", help="print the version and exit")
+    add(
+        "--robust-version",
+        action="store_true",
+        help="print the version and exit (--version: Slurm's as well)",
+    )
     add(
         "--robust-explain",
         action="store_true",

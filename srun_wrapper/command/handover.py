@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from robust_slurm.state_dir.supervisor_lock import running_beside
-from srun_wrapper.command.kinds import MPI_TYPE, NO_WORLD, mpi_world
+from srun_wrapper.command.kinds import BCAST, MPI_TYPE, NO_WORLD, mpi_world
 from srun_wrapper.command.srun_options import SrunCommand, UsageError
 from srun_wrapper.command.srun_table import LONG
 from srun_wrapper.command.step_request import StepRequest
@@ -26,7 +26,7 @@ SILENT = ("pty", "interactive")  # a person sees that this is a shell
 LAUNCHERS = ("orted", "prted", "hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy")
 """Programs that mpirun starts by srun on each node."""
 # srun's variables that say what an option says.
-_VARIABLES = {"overlap": "SLURM_OVERLAP", "bcast": "SLURM_BCAST", "mpi": MPI_TYPE}
+_VARIABLES = {"overlap": "SLURM_OVERLAP", "bcast": BCAST, "mpi": MPI_TYPE}
 _REFUSED = {
     "overlap": "it shares its nodes with another step",
     "multi-prog": "its tasks are several programs",

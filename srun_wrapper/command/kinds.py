@@ -13,6 +13,7 @@ from srun_wrapper.command.step_request import StepRequest
 
 REQUEUE_SIGNALS = ("USR1", "USR2", "TERM")
 MPI_TYPE = "SLURM_MPI_TYPE"  # srun's variable for --mpi, which modules of an MPI often set
+BCAST = "SLURM_BCAST"  # srun's variable for --bcast
 NO_WORLD = ("none", "openmpi")  # values of --mpi under which srun sets up nothing
 # Each of them starts ranks again in the step, or gives the step more tasks than the world has.
 _NOT_WITH_MPI = ("spares", "verify_every", "replay", "code")
@@ -60,6 +61,11 @@ def accepted(
             "--multi-prog is not supported: every task runs robust-task, which starts one command; "
             "let a shell choose by rank instead: robust-srun bash -c 'case $SLURM_PROCID in "
             "0) exec first;; *) exec others;; esac'"
+        )
+    if command.get("bcast") is not None:
+        raise UsageError(
+            "--bcast is not supported: srun would copy robust-task's python, not your program: "
+            "leave --bcast out, and start the program from a file system that all nodes share"
         )
     requeue_signals(config.requeue_on)
     clusters, own = command.get("clusters"), env.get("SLURM_CLUSTER_NAME", "")

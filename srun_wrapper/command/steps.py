@@ -28,7 +28,7 @@ from srun_wrapper.protocol.task_options import TaskOptions
 # say how many and where, which is decided anew.
 TASK_OPTIONS = frozenset(
     {
-        *("accel-bind", "bcast", "bcast-exclude", "chdir", "container", "container-id"),
+        *("accel-bind", "chdir", "container", "container-id"),
         *("cpu-bind", "cpus-per-gpu", "cpus-per-task", "cores-per-socket", "export"),
         *("export-file", "gpu-bind", "gpus-per-task", "hint", "mem-bind", "mpi", "overcommit"),
         *("network", "profile", "propagate", "resv-ports", "send-libs", "slurmd-debug"),
@@ -71,6 +71,14 @@ class Launch:
     """Observe mode: the settings that a recovery would have; None: recover."""
     carried: CarriedPython | None = None
     """Our Python in the image in which srun starts the tasks; None: no image, or it has its own."""
+
+    @property
+    def stderr_apart(self) -> bool:
+        """True if a rank's stderr goes to a file, or only another rank's is shown."""
+        plan = self.options.output
+        files = any(word.startswith(("--output=", "--error=")) for word in self.standby_output)
+        only = plan.only_out is not None or plan.only_err is not None
+        return files or only or bool(plan.out or plan.err)
 
 
 def task_argv(
@@ -198,8 +206,10 @@ async def start(
     *,
     own_session: bool,
     stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start srun on our stdin (or ``stdin``), stdout and stderr; it gets SIGTERM when we die."""
+    """Start srun on our stdin, stdout and stderr, or those given; it gets SIGTERM when we die."""
     # Found once: a directory of PATH may be on a file system that does not answer any more.
     program = _program(argv[0], env.get("PATH"))
     return await asyncio.create_subprocess_exec(
@@ -207,6 +217,8 @@ async def start(
         executable=program,
         env=dict(env),
         stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
         start_new_session=own_session,
         preexec_fn=_follow_parent,
     )

@@ -19,11 +19,19 @@ from srun_wrapper.decide.diagnosis import (
     Rule,
     shared,
 )
-from srun_wrapper.decide.ends import CERTAIN, EndKind, odd_collective, read_end, signature
+from srun_wrapper.decide.ends import (
+    CERTAIN,
+    EndKind,
+    may_be_the_programs,
+    odd_collective,
+    read_end,
+    signature,
+)
 from srun_wrapper.decide.failure import OF_THIS_JOB, Failure, how_ended, last_error
 from srun_wrapper.decide.shared_cause import common
 from srun_wrapper.signatures import traps
 
+AT_START = "all-at-start"  # id of the rule for an error that all ranks show before any step
 LINE_SHOWN, REASONS_SHOWN = 400, 4  # characters of a rank's line; failed starts
 
 
@@ -120,6 +128,22 @@ def _newcomer(case: Case) -> Diagnosis | None:
     found = _found(case, root, "node", "only nodes that have just joined the job show this error")
     ranks = tuple(dict.fromkeys(f"rank {f.rank}" for f in alike))
     return replace(found, suspects=nodes, ranks=ranks, tests="never")
+
+
+def _all_at_start(case: Case) -> Diagnosis | None:
+    """Blame the program for an error that all ranks show before any step, if it may be its own."""
+    signs = {signature(failure, case.catalogue) for failure, _ in case.ends}
+    if not case.none_started or len(signs) != 1:
+        return None
+    if not all(may_be_the_programs(end) for _, end in case.ends):
+        return None
+    why = "all ranks ended like this before any step was seen"
+    more = (
+        (why,)
+        if read_end(case.root, case.catalogue).hit is None
+        else (_meaning(case, case.root), why)
+    )
+    return replace(_found(case, case.root, "user", *more), tests="never")
 
 
 def _shared(case: Case) -> Diagnosis | None:
@@ -281,6 +305,15 @@ RULES = (
         "ranks move to another node, which shows if the program is to blame",
         "evict",
         _newcomer,
+    ),
+    Rule(
+        AT_START,
+        "crash",
+        "all ranks show the same error before any step was seen, in the first 10 minutes, and no "
+        "signature says that it comes from outside the program",
+        "the program, its command line or its data is to blame",
+        "stop now",
+        _all_at_start,
     ),
     Rule(
         "shared-error",

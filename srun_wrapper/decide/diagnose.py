@@ -22,6 +22,8 @@ def diagnose(
     catalogue: Catalogue | None = None,
     addresses: Mapping[str, str] | None = None,
     local: LocalNan | None = None,
+    *,
+    none_started: bool = False,
 ) -> Diagnosis:
     """Name the cause and the suspect nodes of failures that were seen together.
 
@@ -32,10 +34,12 @@ def diagnose(
     elsewhere before, and an error that no other node shows is theirs. ``catalogue``: the
     signatures of errors; None: the built-in ones. ``addresses``: names of the job's nodes by what
     logs may call them. ``local``: the ranks whose losses alone were not finite.
+    ``none_started``: every rank has failed, and none has ever made a step.
     """
     others = [f for f in failures if f.symptom != "crash"]
     ordered = [*others, *crashes(failures)]
-    case = Case(ordered, world_nodes, just_joined, catalogue or load(), addresses or {}, local)
+    known = catalogue or load()
+    case = Case(ordered, world_nodes, just_joined, known, addresses or {}, local, none_started)
     for rule in RULES:
         if (found := rule.decide(case)) is not None:
             return replace(found, rule=found.rule or rule.id)

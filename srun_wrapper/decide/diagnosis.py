@@ -78,6 +78,8 @@ class Case:
     """Names of the job's nodes by the addresses and names that logs may have for them."""
     local: LocalNan | None = None
     """The ranks whose losses alone were not finite, if that is known."""
+    none_started: bool = False
+    """True if every rank of the job has failed, and none has ever made a step."""
 
     @cached_property
     def ends(self) -> list[tuple[Failure, End]]:

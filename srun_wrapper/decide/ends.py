@@ -22,6 +22,8 @@ CERTAIN = 85  # least weight of a message of the machine itself, see the catalog
 # A rank that one of these signals killed could not log the cause. Only messages of the machine
 # itself count; most of them are among the node's facts about the end.
 MUTE = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS})
+# A program's own mistake ends it by these signals; people and the kernel send others.
+OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 NETWORK = frozenset({"tcp", "ib"})  # layers whose vague errors are symptoms of another rank's end
 
 
@@ -77,6 +79,13 @@ class End:
 def read_end(failure: Failure, catalogue: Catalogue | None = None) -> End:
     """Return what the end of the rank says; None as catalogue: the built-in one."""
     return _read(failure.tail, failure.facts, failure.node, killed_by(failure), catalogue or load())
+
+
+def may_be_the_programs(end: End) -> bool:
+    """Return True if nothing says that a machine, another rank or somebody else ended the rank."""
+    own = end.killer is None or end.killer in OWN_SIGNALS
+    here = end.kind is EndKind.OWN and not end.points and not end.left_over
+    return own and here and end.blame in ("", "user")
 
 
 def crashes(failures: Iterable[Failure]) -> list[Failure]:

@@ -23,6 +23,7 @@ from srun_wrapper.decide.budget import of_newcomers as of_newcomers
 from srun_wrapper.decide.budget import suspect_nodes as suspect_nodes
 from srun_wrapper.decide.budget import unproven_nan
 from srun_wrapper.decide.budget import with_suspects as with_suspects
+from srun_wrapper.decide.crash import AT_START
 from srun_wrapper.decide.diagnosis import LIMIT, NEWCOMER, Diagnosis
 
 Action = Literal["restart", "swap_spare", "swap_standby", "shrink", "requeue", "stop"]
@@ -144,6 +145,12 @@ def _cannot_run(now: Situation) -> LadderPlan | None:
     if not never or now.diagnosis.cause == "node" or now.means.stepped:
         return None
     return LadderPlan("stop", (), "the command cannot be run")
+
+
+def _at_start(now: Situation) -> LadderPlan | None:
+    if now.diagnosis.rule != AT_START or now.must:
+        return None
+    return LadderPlan("stop", (), "the program failed on all ranks before its first step")
 
 
 def _one_world(now: Situation) -> LadderPlan | None:
@@ -283,6 +290,12 @@ RUNGS = (
         "the command cannot be started, no node is to blame, and no rank has made a step before",
         "stop",
         _cannot_run,
+    ),
+    Rung(
+        "at-start",
+        "all ranks showed the same error before any step, and the program is to blame",
+        "stop with the highest exit code of the ranks",
+        _at_start,
     ),
     Rung(
         "one-world",

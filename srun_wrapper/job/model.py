@@ -252,6 +252,11 @@ class World:
         self.stepped += 1
         self.steppers.add(rank.rank)
 
+    def exit_code(self) -> int:
+        """Return the exit code that srun makes of the ranks that have ended: the highest one."""
+        ends = (rank.exit for rank in self.by_rank.values() if rank.exit is not None)
+        return max((128 + signum if signum else code for code, signum in ends), default=0)
+
     # Counted, not searched: these are asked after every message of ten thousand ranks.
 
     def all_exited(self) -> bool:

@@ -76,6 +76,9 @@ class FaultLocalization:
     def _tests_due(self, diagnosis: Diagnosis) -> bool:
         if not self._config.stop_tests:
             return False
+        alike = self.budget.seen.get(diagnosis.signature, ())
+        if diagnosis.cause == "user" and len(alike) > 1 and not self._state.progress.stepped:
+            return False  # two nodes show what the program shows before its first step
         return machine_tests.due(diagnosis, self.budget.failures, self._tested)
 
     async def _test(self, incident: Incident) -> MachineResults | None:

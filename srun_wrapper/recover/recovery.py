@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.needed import tell_passed_over
 
+AT_WORK = 600.0  # s: a program that ran this long may have made steps that are not seen
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 ENDED = "ended by a signal"
 SUPERSEDED = "superseded by another failure"
@@ -70,12 +71,14 @@ class Recovery:
         *,
         code: CodeUpdates,
         growth: Growth | None = None,
+        apart: bool = True,
         phase: Phase,
         journal: Journal,
         record: Callable[[Incident], None],
         start_epoch: Callable[[str], None],
     ) -> None:
-        """``record``: account for an incident that is over; ``start_epoch``: given the reason."""
+        """``apart``: the ranks' stderr goes elsewhere than ours; ``record``: account for an
+        incident that is over; ``start_epoch``: given the reason."""
         self._state = state
         self._settling = settling
         self._localization = localization
@@ -91,6 +94,7 @@ class Recovery:
         self._restarted = restarted
         self._code = code
         self._growth = growth
+        self._apart = apart
         self._phase = phase
         self._journal = journal
         self._record = record
@@ -221,7 +225,15 @@ class Recovery:
         names = {text: n.name for n in state.live() for text in (n.name, n.address)}
         places = len(state.world.places)
         local = state.nonfinite.local(state.world.running())
-        diagnosis = diagnose(failures, places, just_joined, state.catalogue, names, local)
+        diagnosis = diagnose(
+            failures,
+            places,
+            just_joined,
+            state.catalogue,
+            names,
+            local,
+            none_started=lived < AT_WORK and self._all_failed(failures),
+        )
         diagnosis = ladder.of_newcomers(diagnosis, budget)
         suspects = diagnosis.suspects if diagnosis.cause == "node" else ()
         if just_joined.issuperset(suspects or ("",)):
@@ -258,6 +270,11 @@ class Recovery:
                 exchange=False,
                 evidence=(*diagnosis.evidence, f"{node.name}: {what}"),
             )
+
+    def _all_failed(self, failures: Sequence[Failure]) -> bool:
+        """Return True if each rank of the job has ended badly, and none has ever made a step."""
+        ended = sum(failure.symptom == "crash" for failure in failures)
+        return not self._state.progress.stepped and ended >= self._state.world.size
 
     def _number(self) -> str:
         return self._state.incident_id(next(self._numbers))
@@ -345,14 +362,14 @@ class Recovery:
 
     async def _give_up(self, incident: Incident, plan: ladder.LadderPlan) -> RecoveryEnd:
         root = incident.diagnosis.root
-        own = root.code if root.code is not None else 128 + root.signal if root.signal else 0
+        own = self._state.world.exit_code()  # of those that have ended by themselves
         self._release.evict(incident.diagnosis.proven, incident)  # for the next job on these nodes
         self._reports.report_silent()
         await self._stopping.end_world(incident)
         await self._state.counters_read()
         self._close(incident, f"stopped: {plan.why}")
         say(f"stopped: {plan.why}: {'; '.join(incident.diagnosis.evidence)}")
-        if root.tail.strip():
+        if self._apart and root.tail.strip():  # else the user has it already
             say(f"last output of rank {root.rank} on {root.node}:")
             put(root.tail.rstrip().encode(errors="replace") + b"\n")
         self._phase.name = "failed"

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from srun_wrapper.decide.ends import EndKind, crashes, read_end
+from srun_wrapper.decide.ends import EndKind, crashes, may_be_the_programs, read_end
 from srun_wrapper.decide.failure import Failure, killed_by
 from srun_wrapper.detect.node_watch import NodeWatch
 from srun_wrapper.job.model import Role
@@ -15,6 +15,7 @@ from srun_wrapper.job.state import JobState
 
 SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequence
 SETTLE_ALIKE = 1.0  # s for other nodes to show the error for which a node would be blamed
+SETTLE_START = 2.0  # s after the last end for further ranks that fail before any step
 SETTLE_MAX = 4.0
 SETTLE_NODES = 1.5  # s for other silent nodes to be judged when one is lost
 # Signals that people send. A rank that dies of one may be reported before the signal itself.
@@ -72,6 +73,8 @@ class Settling:
             and time.monotonic() - began < SETTLE_MAX
         ):
             await asyncio.sleep(0.02)
+        while self._at_start() and not state.signalled:  # here only, or everywhere?
+            await asyncio.sleep(0.02)
         while state.nonfinite_open() and not state.signalled:
             await asyncio.sleep(0.02)
         while self._all_follow() and not state.signalled:
@@ -91,6 +94,21 @@ class Settling:
             )
         ):
             await asyncio.sleep(0.02)
+
+    def _at_start(self) -> bool:
+        """Return True while the other ranks may still show the error that some show at the start.
+
+        A program that cannot run ends on all nodes, sooner where the disk is quicker.
+        """
+        state = self._state
+        if state.progress.stepped or state.world.all_exited() or not state.failures:
+            return False
+        if any(f.symptom != "crash" for f in state.failures):
+            return False
+        if time.monotonic() - max(f.at for f in state.failures) >= SETTLE_START:
+            return False
+        ends = (read_end(f, state.catalogue) for f in crashes(state.failures))
+        return all(may_be_the_programs(end) for end in ends)
 
     def _all_follow(self) -> bool:
         """Return True if all that is known are ends of ranks that follow from something else."""

@@ -56,10 +56,12 @@ from srun_wrapper.replay.small_worlds import SmallWorlds
 from srun_wrapper.signatures.catalogue import Catalogue
 from srun_wrapper.start_task import start_task
 from srun_wrapper.supervisor.epoch import Begun, Epochs
+from srun_wrapper.supervisor.first_world import FirstWorld
 from srun_wrapper.supervisor.inbox import Inbox
-from srun_wrapper.supervisor.life import Finishing, FirstWorld, Life
+from srun_wrapper.supervisor.life import Finishing, Life
 from srun_wrapper.supervisor.observing import Observing
 from srun_wrapper.supervisor.step.again import AGAIN
+from srun_wrapper.supervisor.step.attempts import Attempts
 from srun_wrapper.supervisor.step.ending import Ending
 from srun_wrapper.supervisor.step.real_step import RealStep
 from srun_wrapper.supervisor.step.signals import StepSignals
@@ -77,8 +79,11 @@ class Supervisor:
         slurm: Slurm,
         catalogue: Catalogue | None = None,
         deployment: Deployment | None = None,
+        attempts: Attempts | None = None,
     ) -> None:
-        """``catalogue``: None: the built-in signatures; ``deployment``: None: code as it is."""
+        """``catalogue``: None: the built-in signatures; ``deployment``: None: code as it is;
+        ``attempts``: earlier ones to start the step; None: this is the first."""
+        self._attempts = attempts or Attempts()
         self.config = config
         self.launch = launch
         self.env = env = launch.env
@@ -195,7 +200,13 @@ class Supervisor:
         self.epochs.listeners.append(lambda _begun: self.growth.begin())
         self.checkpoints.shared.on_acquitted = nodes.reports.withdraw
         self.first_world = FirstWorld(
-            state, self.launch, self.finishing, self.topology, nodes.replacement
+            state,
+            self.launch,
+            self.finishing,
+            self.topology,
+            nodes.replacement,
+            self._attempts,
+            self.slurm,
         )
         settling = Settling(state, self.node_watch, nodes.prerequest.for_vacant, ended)
         recovery = Recovery(
@@ -218,6 +229,7 @@ class Supervisor:
             ),
             code=self.code,
             growth=self.growth,
+            apart=self.launch.stderr_apart,
             phase=self._phase,
             journal=self.journal,
             record=self.records.incident,

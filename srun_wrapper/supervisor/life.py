@@ -1,4 +1,4 @@
-"""The life of the job: its first world, the loop until it is over, and its end."""
+"""The life of the job: the loop until it is over, and its end."""
 
 from __future__ import annotations
 
@@ -7,31 +7,23 @@ import signal
 from collections.abc import Iterable
 
 from robust_slurm.slurm import Slurm, SlurmError
-from robust_slurm.slurm.values import fold
-from robust_slurm.text import counted, signal_name
+from robust_slurm.text import signal_name
 from srun_wrapper.checkpoints import flushing
 from srun_wrapper.checkpoints.flushing import Flushing
-from srun_wrapper.checkpoints.verify.rules import ONE_NODE
 from srun_wrapper.checkpoints.verify.verifying import Verify
-from srun_wrapper.command.steps import Launch
-from srun_wrapper.command.torchrun import restarts_itself
 from srun_wrapper.decide import ladder
-from srun_wrapper.job.model import Node, Role, first_places
+from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
-from srun_wrapper.job.topology import Topology
 from srun_wrapper.orders.starting import finish_order
 from srun_wrapper.protocol.task_options import TaskOptions
 from srun_wrapper.recover.on_signal import SignalledRequeue
 from srun_wrapper.recover.recovery import Recovery, RecoveryEnd
-from srun_wrapper.recover.replace import Replacement
 from srun_wrapper.run_in_thread import run_in_thread
 from srun_wrapper.supervisor.step import again
 from srun_wrapper.supervisor.step.ending import Ending
 from srun_wrapper.supervisor.step.real_step import END, RealStep
-
-BAD_SIZE = 2  # exit code, as for other bad input
 
 
 class Finishing:
@@ -67,7 +59,7 @@ class Finishing:
             if node.role is Role.DEAD and node.refused:  # its shim went with the step
                 self._state.members.move(node, Role.RELEASED)
         self.dismiss()  # standby nodes, whose steps are others
-        killed = self.step.killed  # not by us
+        killed = self.step.how_killed  # not by us
         await self.step.end(self._swapped())
         code = self.step.code or 128 + signal.SIGKILL
         if self.step.code == 0:
@@ -107,18 +99,12 @@ class Finishing:
             self.dismiss([n for n in state.live() if self._ending.answers(n)])
             silent = await self._ending.wait_for_silent(lambda: self.step.ended)
         self.dismiss()
-        codes = [
-            128 + r.exit[1] if r.exit[1] else r.exit[0]
-            for r in state.world.by_rank.values()
-            if r.exit is not None
-        ]
+        code = state.world.exit_code()
         swapped = self._swapped()
         await self.step.end(swapped, silent=silent)
         if not swapped and self.step.code is not None:
             return self.step.code
-        if state.signalled and not any(codes):
-            return 128 + state.signalled
-        return max(codes, default=0)
+        return code or (128 + state.signalled if state.signalled else 0)
 
     async def _time_to_flush(self) -> float:
         """Seconds for the last durable checkpoint: of a job that is ended, part of KillWait."""
@@ -141,102 +127,6 @@ class Finishing:
         """Return whether the step lost a node, or ranks run outside it; a lease has none."""
         own = [n for n in self._state.nodes.values() if not n.standby_request]
         return any(n.gone for n in own) or any(n.standby_request for n in self._state.world.places)
-
-
-class FirstWorld:
-    """Waits for the nodes and gives the places to them."""
-
-    def __init__(
-        self,
-        state: JobState,
-        launch: Launch,
-        finishing: Finishing,
-        topology: Topology,
-        replacement: Replacement,
-    ) -> None:
-        self._state = state
-        self._config = state.config
-        self._launch = launch
-        self._plan = launch.plan
-        self._finishing = finishing
-        self._step = finishing.step
-        self._topology = topology
-        self._replacement = replacement
-
-    async def wait_for_shims(self) -> int | None:
-        """Wait until every node of the step has reported; an exit code if it never will.
-
-        Not when the step is to end: some may have died of the signal before they could report.
-        """
-        state = self._state
-        await state.until(lambda: bool(state.nodes) or self._step.ended, None)
-
-        def complete() -> bool:
-            wanted = next(iter(state.nodes.values())).hello.step_nodes if state.nodes else 1
-            return len(state.nodes) >= wanted or self._step.ended or state.signalled > 0
-
-        await state.until(complete, self._config.task_start_limit)
-        if self._step.ended:
-            code = self._step.code or 1
-            say(f"srun could not start the step (exit code {code}); its message is above")
-            return code
-        wanted = next(iter(state.nodes.values())).hello.step_nodes
-        planned = self._plan.active_nodes
-        needed = wanted if planned is None else planned - self._plan.short
-        missing = wanted - len(state.nodes)
-        if missing > 0 and not state.signalled:
-            limit = self._config.task_start_limit
-            came = fold(node.name for node in state.nodes.values())
-            what = f"{missing} of {wanted} nodes did not start robust-task within {limit:g} s"
-            look = f"look at slurmd's log on the nodes missing from: {came}"
-            if len(state.nodes) < needed:
-                say(
-                    f"{what}, {needed} are needed; if they are only slow, raise task_start_limit, "
-                    f"else {look}"
-                )
-                return ladder.NOTHING_LEFT
-            say(f"{what}: going on without, {needed} are needed; {look}")
-        return None
-
-    async def form(self) -> int | None:
-        """Give the places to nodes; an exit code if there are too few."""
-        state = self._state
-        if short := self._plan.short:
-            came = await self._replacement.reinforce(short, self._plan.slots_per_node or 1)
-            if state.signalled:
-                return None
-            if self._step.ended:
-                return await self._finishing.step_ended()
-            if len(came) < short:
-                say(f"{short} of the nodes released by an earlier step could not be replaced")
-                return ladder.NOTHING_LEFT
-            names = ", ".join(node.name for node in came)
-            say(f"{names} replaced nodes released in an earlier step of this job")
-        nodes, planned = list(state.nodes.values()), self._plan.ranks_per_active_node
-        try:
-            places, ranks = first_places(nodes, planned)
-        except LookupError as err:
-            say(str(err.args[0]))
-            return ladder.NOTHING_LEFT
-        except ValueError as err:
-            say(str(err))
-            return BAD_SIZE
-        if self._config.verify_every and len(places) + len(state.spares()) < 2:
-            say(f"error: --robust-verify-every: {ONE_NODE}")
-            return BAD_SIZE
-        state.members.lay_out(places, ranks)
-        await self._topology.arrange_first()
-        for node in state.world.places:
-            state.members.move(node, Role.ACTIVE)
-        asked = restarts_itself(self._launch.command.command, self._launch.env)
-        ours = self._config.rank_env and self._config.mode != "observe"
-        if asked and ours and all(len(numbers) == 1 for numbers in ranks):
-            say(f"torchrun's --max-restarts={asked} is set to 0: robust-srun restarts its ranks")
-        if self._config.verbose or state.spares():
-            spare = ", ".join(n.name for n in state.spares()) or "none"
-            size = f"{counted(len(places), 'node')}, {counted(state.world.size, 'rank')}"
-            say(f"{size}, spares: {spare}")
-        return None
 
 
 class Life:

@@ -92,6 +92,7 @@ PAUSES = {
     "srun_wrapper/recover/standby/nodes": "LOOK",
     "srun_wrapper/replay/small_worlds": "TICK",
     "srun_wrapper/requeue/slurm_wait": "REPORT_EVERY LOOK",
+    "srun_wrapper/supervisor/first_world": "DOUBT LATER",
 }
 """Constants in seconds that decide nothing: pauses, repeated messages, what is shown."""
 UNIT = re.compile(r"(s|[Ss]econds)\b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -242,6 +243,40 @@ def test_help_needs_neither_slurm_nor_a_job(shell: Shell) -> None:
     assert done.stdout.count("[default: ") == len(FIELDS)
     for code in ("120", "121", "122"):
         assert code in done.stdout
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "--usage", "--hel"])
+@pytest.mark.parametrize("path", [None, "/nowhere"], ids=["slurm", "no slurm"])
+def test_help_is_our_own(shell: Shell, word: str, path: str | None) -> None:
+    env = {"SLURM_JOB_ID": "UNSET"} | ({"PATH": path} if path else {})
+    done = shell(word, **env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == shell("--robust-help", **env).stdout
+    assert "srun --help" in done.stdout
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+@pytest.mark.parametrize(
+    ("srun", "says"),
+    [
+        ("echo slurm-wlm 22.05.8", "Slurm 22.05.8"),
+        ("echo slurm 26.05.5", "Slurm 26.05.5"),
+        ("echo 'srun: error: resolve_ctls_from_dns_srv' >&2; exit 1", "srun --version fails here"),
+        (None, "no Slurm: srun is not on PATH"),
+    ],
+)
+def test_version_is_our_own(
+    shell: Shell, tmp_path: Path, word: str, srun: str | None, says: str
+) -> None:
+    """srun needs a configuration to say its version: without one it prints errors only."""
+    there = tmp_path / "bin of srun"
+    there.mkdir()
+    if srun is not None:
+        (there / "srun").write_text(f"#!/bin/sh\n{srun}\n")
+        (there / "srun").chmod(0o755)
+    done = shell(word, PATH=str(there), SLURM_JOB_ID="UNSET")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(rf"robust-srun \S+ \(.*{re.escape(says)}\)\n", done.stdout), done.stdout
 
 
 def test_the_rules_are_printed_without_slurm_and_a_job(shell: Shell) -> None:

@@ -48,7 +48,7 @@ class RealStep:
         return code if code is None or code >= 0 else 128 - code
 
     @property
-    def killed(self) -> str:
+    def how_killed(self) -> str:
         """Words for the signal that killed srun; "" if none did."""
         process = self._process
         code = process.returncode if process is not None else None

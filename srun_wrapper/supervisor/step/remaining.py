@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,19 +47,20 @@ def remaining_allocation(
     allocated: int,
     own: str,
     excluded: str | None = None,
+    lost: Collection[str] = (),
 ) -> Left | None:
     """Return the job's remaining nodes; None if that is all ``allocated``, or Slurm is silent.
 
     Nodes that an earlier robust-srun could not give back any more are given back now. ``own``: the
-    node we are on; ``excluded``: the user's own --exclude. Takes up to ENDING seconds where an
-    earlier step is still ending.
+    node we are on; ``excluded``: the user's own --exclude; ``lost``: nodes that do not start tasks.
+    Takes up to ENDING seconds where an earlier step is still ending.
     """
     try:
         job = slurm.job(job_id)
     except SlurmError as err:
         say(f"cannot get the remaining nodes of the job from Slurm: {err}")
         return None
-    bad = gone(job_dir, job.start_time or 0.0).intersection(job.nodes)
+    bad = gone(job_dir, job.start_time or 0.0).union(lost).intersection(job.nodes)
     usable = tuple(name for name in job.nodes if name not in bad)
     nodes, options = job.nodes, dict[str, str | None]()
     if bad - {job.batch_host}:

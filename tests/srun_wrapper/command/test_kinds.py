@@ -54,6 +54,15 @@ def test_the_jobs_own_cluster_says_nothing(words: list[str]) -> None:
     assert take(*words, "-n2", env={"SLURM_CLUSTER_NAME": "a"}) == ["-n2"]
 
 
+@pytest.mark.parametrize("words", [["--bcast=/tmp/prog"], ["--bcast"]])
+def test_a_copy_of_the_program_is_refused_in_one_line(words: list[str]) -> None:
+    with pytest.raises(
+        UsageError, match=r"^--bcast is not supported: .*: leave --bcast out"
+    ) as got:
+        take(*words, env={})
+    assert "\n" not in str(got.value)
+
+
 @pytest.mark.parametrize("name", ["b", "a,b", "all", "A"])
 @pytest.mark.parametrize("env", [{}, {"SLURM_CLUSTER_NAME": "a"}], ids=["unknown", "a"])
 def test_another_cluster_is_refused_in_one_line(name: str, env: dict[str, str]) -> None:

@@ -187,3 +187,36 @@ def test_an_echo_or_a_programs_error_never_makes_its_node_suspect(tail: str) -> 
     again = diagnose([end("", signum=9)], 2)
     budget.spend(again)
     assert suspect_nodes(again, budget.nodes) == ()
+
+
+EVERYWHERE = [("ValueError: x", None, 1), ("", None, 3), ("x: not found", None, 127), ("", 6, 1)]
+
+
+@pytest.mark.parametrize(("tail", "signum", "code"), EVERYWHERE)
+def test_what_all_ranks_show_before_any_step_is_the_programs(
+    tail: str, signum: int | None, code: int
+) -> None:
+    ends = [end(f"{tail} {rank}", rank, 10.0 + rank, signum, code) for rank in range(4)]
+    found = diagnose(ends, 2, none_started=True)
+    assert (found.rule, found.cause, found.suspects) == ("all-at-start", "user", ())
+    assert found.tests == "never"
+    assert found.evidence[-1] == "all ranks ended like this before any step was seen"
+    assert diagnose(ends, 2).rule != "all-at-start"  # some ranks run, or have made steps
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [end("ValueError: x", 0), end("ValueError: y", 1)],
+        [end("ValueError: x", 0), end("ValueError: x", 1, code=2)],
+        [end("ValueError: x", 0), end(CLOSED, 1)],  # one failed, the other follows
+        [end(CLOSED, r) for r in range(4)],
+        [end(ECC, r) for r in range(4)],  # it names a machine
+        [end("OSError: [Errno 5] Input/output error", r) for r in range(4)],  # a file server
+        [end("", r, signum=9) for r in range(4)],  # no memory, or a person
+        [end("", r, signum=15) for r in range(4)],
+    ],
+)
+def test_what_may_not_be_the_programs_is_judged_as_ever(ends: list[Failure]) -> None:
+    found = diagnose(ends, 2, none_started=True)
+    assert found == diagnose(ends, 2) and found.rule != "all-at-start"

@@ -59,6 +59,7 @@ EXAMPLES: dict[str, list[Failure]] = {
     "preempted": [end(ECC), end(PREEMPTED, 1)],
     "cannot-start": [end(rank=r, code=2, launched=False) for r in range(9)],
     "newcomer-error": [end("FileNotFoundError: [Errno 2] No such file or directory: '/data/0'")],
+    "all-at-start": [end("ValueError: x", r) for r in range(9)],
     "shared-error": [end(ECC), end(ECC, 1)],
     "machine-error": [end(ECC)],
     "different-collectives": [end(WORK.format(r, 5 if r == 2 else 9), r) for r in range(4)],
@@ -99,7 +100,10 @@ def test_the_ladder_does_what_is_printed_of_a_rule(rule: Any) -> None:
     for _ in range(2):
         local = LOCAL if rule.id == "local-nan" else None
         new = {"n1"} if rule.id == "newcomer-error" else ()
-        found = diagnose(EXAMPLES[rule.id], 9, new, addresses={"n2": "n2"}, local=local)
+        start = rule.id == "all-at-start"
+        found = diagnose(
+            EXAMPLES[rule.id], 9, new, addresses={"n2": "n2"}, local=local, none_started=start
+        )
         assert found.rule == ("machine-error" if rule.id == "nan-of-machine" else rule.id)
         budget.spend(found)
         vacant = ("n1",) if found.symptom == "node_lost" else ()
@@ -115,12 +119,18 @@ def found(example: str, **changes: Any) -> Diagnosis:
     return replace(diagnose(EXAMPLES[example], 9), **changes)
 
 
+AT_START = diagnose(EXAMPLES["all-at-start"], 9, none_started=True)
+
+
 @pytest.mark.parametrize(
     ("diagnosis", "times", "vacant", "means", "rung"),
     [
         (found("machine-error"), 1, (), Means(1, 0, True, 3, "stdin is used up"), "no-start"),
         (found("cannot-start"), 1, (), OTHER_CODE, "other-code"),
         (found("exit-code"), 2, (), OTHER_CODE, "other-code"),
+        (AT_START, 1, (), OTHER_CODE, "other-code"),
+        (AT_START, 1, (), Means(1, 0, True, 3), "at-start"),
+        (AT_START, 1, ("n2",), Means(1, 0, True, 3), "spare"),
         (found("machine-error"), 1, (), OTHER_CODE, "spare"),
         (found("exit-code"), 1, ("n2",), OTHER_CODE, "spare"),
         (found("cannot-start"), 1, (), Means(1, 0, True, 3), "cannot-run"),
