@@ -34,7 +34,7 @@ RELEASED = {
     *("ReplicaTargets", "Report", "Resumed", "RunTests", "SaveEvery", "Saved"),
     *("Signal", "Signalled", "SlotHello", "SlotLost", "SlotWelcome", "Stalled", "StandAt"),
     *("Start", "Started", "StateSums", "StdinRead", "Stock", "Stop", "Stopped", "StoreReady"),
-    *("TakeStock", "TakeSums", "Unshare", "WarmRanks", "Warmup", "WorkerEnded"),
+    *("TakeStock", "TakeSums", "Unshare", "WarmRanks", "Warmup", "WorkerEnded", "Wrote"),
 }
 """Tags that releases send. Add new ones; never change one, even if its class is renamed."""
 
