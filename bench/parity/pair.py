@@ -1,0 +1,181 @@
+"""A way under srun and under robust-srun at the same time, on nodes beside each other."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import Queue
+
+from bench.chaos.job import ChaosError
+from bench.parity.judge import Remains, leftovers, void, worse
+from bench.parity.trial import ROBUST, SRUN, ParityError, Trial, prepare
+from bench.parity.way import ALONE, MOUNTS, WIDE, Way
+from lab import Cluster, Lab, LabError
+
+NODES = 3
+"""Nodes of one run; both runs of a way have as many."""
+AT_ONCE = {WIDE: 9, MOUNTS: 2, ALONE: 1}
+"""Number of ways that a lab runs at a time."""
+STANDBY = 2
+START = 60.0  # s until the first rank has begun
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Both runs of a way, or why there are none."""
+
+    way: Way
+    error: str = ""
+    srun: Remains = field(default_factory=Remains)
+    robust: Remains = field(default_factory=Remains)
+    said: str = ""
+    """The standard error of robust-srun's run."""
+
+    @property
+    def void(self) -> str:
+        """The reason for which it proves nothing, or ""."""
+        return self.error or void(self.srun, self.way.code, self.way.state)
+
+    @property
+    def worse(self) -> list[str]:
+        """The points in which robust-srun is worse."""
+        if self.void:
+            return []
+        return worse(self.srun, self.robust, out=self.way.out, err=self.way.err)
+
+    @property
+    def leftovers(self) -> list[str]:
+        """The processes, files and jobs that only robust-srun left."""
+        return leftovers(self.srun, self.robust)
+
+
+def compare(way: Way, lab: Lab, nodes: Sequence[str]) -> Outcome:
+    """Run a way by both; never raises for what is wrong with the run."""
+    half = len(nodes) // 2
+    said = ""
+    try:
+        places = ((SRUN, nodes[: way.nodes]), (ROBUST, nodes[half : half + way.nodes]))
+        trials = [Trial.new(lab, way, launcher, list(own)) for launcher, own in places]
+        for trial in trials:
+            trial.submit()
+        happening = _happening(way, trials)
+        plain, robust = trials
+        with ThreadPoolExecutor(2) as pool:
+            waits = [pool.submit(_wait, trial, plain) for trial in trials]
+            for one in waits:
+                one.result()
+        happening.join()
+        said = robust.text("err")
+        with ThreadPoolExecutor(2) as pool:
+            left, right = pool.map(Trial.remains, trials)
+    except (ParityError, ChaosError, LabError, OSError, subprocess.TimeoutExpired) as error:
+        return Outcome(way, f"{type(error).__name__}: {error}", said=said)
+    return Outcome(way, "; ".join(happening.errors), left, right, said)
+
+
+def _wait(trial: Trial, plain: Trial) -> None:
+    """Wait for a run; robust-srun's gets half as long again as srun's, and 45 s."""
+    limit = trial.began + 2 * trial.way.seconds + 120
+    if trial is not plain:
+        _wait(plain, plain)
+        limit = trial.began + 1.5 * (plain.ended - plain.began) + 45
+    trial.wait(limit)
+
+
+class _Happening(threading.Thread):
+    """The event of a run, once its first rank has begun."""
+
+    def __init__(self, trials: Sequence[Trial], errors: list[str]) -> None:
+        super().__init__(daemon=True)
+        self.trials, self.errors = trials, errors
+
+    def run(self) -> None:
+        """Wait for the ranks, and let it happen to the first of the runs."""
+        happens, way = self.trials[0].way.happens, self.trials[0].way
+        deadline = time.monotonic() + START
+        while not all(trial.started() for trial in self.trials):
+            if time.monotonic() > deadline:
+                self.errors.append(f"no rank began within {START:g} s")
+                return
+            time.sleep(0.1)
+        time.sleep(way.after)
+        try:
+            if happens:
+                happens(self.trials[0])
+        except (ParityError, LabError, OSError, subprocess.SubprocessError) as error:
+            self.errors.append(f"{type(error).__name__}: {error}")
+
+
+class _Happenings:
+    """The events of both runs."""
+
+    def __init__(self, threads: Sequence[_Happening], errors: list[str]) -> None:
+        self.threads, self.errors = threads, errors
+
+    def join(self) -> None:
+        """Wait until all is over."""
+        for thread in self.threads:
+            thread.join()
+
+
+def _happening(way: Way, trials: Sequence[Trial]) -> _Happenings:
+    errors: list[str] = []
+    groups = [trials] if way.once else [[trial] for trial in trials]
+    threads = [_Happening(group, errors) for group in groups if way.happens]
+    for thread in threads:
+        thread.start()
+    return _Happenings(threads, errors)
+
+
+class Battery:
+    """The ways of one lab, some at a time."""
+
+    def __init__(self, name: str, ways: Sequence[Way], heavy: threading.Lock) -> None:
+        self.name, self.heavy = name, heavy
+        self.ways = sorted(ways, key=lambda way: -way.seconds)
+        self.slots: Queue[list[str]] = Queue()
+
+    def run(self, done: Queue[Outcome]) -> None:
+        """Bring the lab up, run all ways, and put each outcome into the queue."""
+        at_once = min(AT_ONCE[self.name], len(self.ways))
+        size = 2 * NODES
+        try:
+            with Cluster(nodes=at_once * size, standby=STANDBY, scratch=self.name == MOUNTS) as lab:
+                prepare(lab)
+                names = lab.spec.train_names
+                for slot in range(at_once):
+                    self.slots.put(names[slot * size : (slot + 1) * size])
+                with ThreadPoolExecutor(at_once) as pool:
+                    for way in self.ways:
+                        pool.submit(self._one, way, lab, done)
+        except (LabError, OSError, subprocess.SubprocessError) as error:
+            for way in self.ways:
+                done.put(Outcome(way, f"{type(error).__name__}: {error}"))
+
+    def _one(self, way: Way, lab: Lab, done: Queue[Outcome]) -> None:
+        nodes = self.slots.get()
+        try:
+            if way.heavy:
+                with self.heavy:
+                    done.put(compare(way, lab, nodes))
+            else:
+                done.put(compare(way, lab, nodes))
+        finally:
+            self.slots.put(nodes)
+
+
+def run(ways: Sequence[Way], done: Queue[Outcome]) -> None:
+    """Run all ways in their labs, at the same time."""
+    heavy = threading.Lock()
+    batteries = [
+        Battery(name, mine, heavy)
+        for name in AT_ONCE
+        if (mine := [way for way in ways if way.lab == name])
+    ]
+    with ThreadPoolExecutor(len(batteries)) as pool:
+        for one in [pool.submit(battery.run, done) for battery in batteries]:
+            one.result()
