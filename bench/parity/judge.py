@@ -27,6 +27,8 @@ class Remains:
     seconds: float = 0.0
     out: tuple[str, ...] = ()
     err: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    """The whole standard error."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The files of the job's directory, and what is in them."""
     starts: tuple[tuple[int, str], ...] = ()
@@ -43,15 +45,31 @@ def own_lines(text: str) -> tuple[str, ...]:
     return tuple(sorted(line for line in text.splitlines() if not _CHATTER.match(line)))
 
 
-def void(srun: Remains, code: int, state: str) -> str:
+def void(srun: Remains, code: int | None, state: str) -> str:
     """Return why a way proves nothing: srun itself did not end it as planned; "" if it did."""
     if (srun.code, srun.state) != (code, state):
         return f"under srun: exit code {srun.code} and {srun.state}, not {code} and {state}"
     return ""
 
 
-def worse(srun: Remains, robust: Remains, *, out: bool = True, err: bool = False) -> list[str]:
+def refused(robust: Remains, option: str) -> bool:
+    """Report whether robust-srun refused an option, in one line and at once."""
+    lines = [line for line in robust.said if "robust-srun: " in line]
+    return bool(robust.code and len(lines) == 1 and option in lines[0] and robust.seconds < SLACK)
+
+
+def worse(
+    srun: Remains,
+    robust: Remains,
+    *,
+    out: bool = True,
+    err: bool = False,
+    restarts: bool = False,
+    refusal: str = "",
+) -> list[str]:
     """Return what is worse under robust-srun; nothing: it is as good."""
+    if refusal and refused(robust, refusal):
+        return []
     found = []
     if robust.code != srun.code:
         lost = "never ended" if robust.code is None else f"exit code {robust.code}"
@@ -60,7 +78,9 @@ def worse(srun: Remains, robust: Remains, *, out: bool = True, err: bool = False
         found.append(f"job {robust.state} instead of {srun.state}")
     if robust.scripts != srun.scripts:
         found.append(f"the script began {robust.scripts} times instead of {srun.scripts}")
-    if len(robust.starts) > len(srun.starts):
+    if restarts:
+        pass
+    elif len(robust.starts) > len(srun.starts):
         found.append(f"{len(robust.starts)} starts of ranks instead of {len(srun.starts)}")
     elif sorted(robust.starts) != sorted(srun.starts):
         found.append(f"ranks on {_places(robust)} instead of {_places(srun)}")
@@ -69,7 +89,7 @@ def worse(srun: Remains, robust: Remains, *, out: bool = True, err: bool = False
         found.append(f"standard output: {_first(srun.out, robust.out)}")
     if err and robust.err != srun.err:
         found.append(f"standard error: {_first(srun.err, robust.err)}")
-    if robust.seconds > srun.seconds * (1 + SLOWER) + SLACK:
+    if robust.seconds > srun.seconds * (1 + SLOWER) + SLACK and not restarts:
         found.append(f"{robust.seconds:.0f} s instead of {srun.seconds:.0f} s")
     return found
 

@@ -18,7 +18,7 @@ from lab import Cluster, Lab, LabError
 
 NODES = 3
 """Nodes of one run; both runs of a way have as many."""
-AT_ONCE = {WIDE: 9, MOUNTS: 2, ALONE: 1}
+AT_ONCE = {WIDE: 8, MOUNTS: 2, ALONE: 1}
 """Number of ways that a lab runs at a time."""
 STANDBY = 2
 START = 60.0  # s until the first rank has begun
@@ -32,8 +32,6 @@ class Outcome:
     error: str = ""
     srun: Remains = field(default_factory=Remains)
     robust: Remains = field(default_factory=Remains)
-    said: str = ""
-    """The standard error of robust-srun's run."""
 
     @property
     def void(self) -> str:
@@ -45,7 +43,9 @@ class Outcome:
         """The points in which robust-srun is worse."""
         if self.void:
             return []
-        return worse(self.srun, self.robust, out=self.way.out, err=self.way.err)
+        way = self.way
+        kept = {"out": way.out, "err": way.err, "restarts": way.restarts}
+        return worse(self.srun, self.robust, refusal=way.refusal, **kept)
 
     @property
     def leftovers(self) -> list[str]:
@@ -56,34 +56,37 @@ class Outcome:
 def compare(way: Way, lab: Lab, nodes: Sequence[str]) -> Outcome:
     """Run a way by both; never raises for what is wrong with the run."""
     half = len(nodes) // 2
-    said = ""
     try:
         places = ((SRUN, nodes[: way.nodes]), (ROBUST, nodes[half : half + way.nodes]))
         trials = [Trial.new(lab, way, launcher, list(own)) for launcher, own in places]
         for trial in trials:
             trial.submit()
         happening = _happening(way, trials)
-        plain, robust = trials
+        plain = trials[0]
         with ThreadPoolExecutor(2) as pool:
             waits = [pool.submit(_wait, trial, plain) for trial in trials]
             for one in waits:
                 one.result()
         happening.join()
-        said = robust.text("err")
         with ThreadPoolExecutor(2) as pool:
             left, right = pool.map(Trial.remains, trials)
     except (ParityError, ChaosError, LabError, OSError, subprocess.TimeoutExpired) as error:
-        return Outcome(way, f"{type(error).__name__}: {error}", said=said)
-    return Outcome(way, "; ".join(happening.errors), left, right, said)
+        return Outcome(way, f"{type(error).__name__}: {error}")
+    return Outcome(way, "; ".join(happening.errors), left, right)
 
 
 def _wait(trial: Trial, plain: Trial) -> None:
-    """Wait for a run; robust-srun's gets half as long again as srun's, and 45 s."""
-    limit = trial.began + 2 * trial.way.seconds + 120
-    if trial is not plain:
-        _wait(plain, plain)
-        limit = trial.began + 1.5 * (plain.ended - plain.began) + 45
-    trial.wait(limit)
+    """Wait for a run; robust-srun's gets longer than a run may take that counts as good."""
+    trial.wait(lambda: trial.began + _limit(trial, plain))
+
+
+def _limit(trial: Trial, plain: Trial) -> float:
+    """Return the seconds after which a run is cancelled."""
+    if trial is plain or not plain.ended:
+        return 2 * trial.way.seconds + 120
+    took = plain.ended - plain.began
+    again = trial.text("ranks").count("\n") > plain.text("ranks").count("\n")
+    return 1.1 * took + 20 if again and not trial.way.restarts else 1.5 * took + 45
 
 
 class _Happening(threading.Thread):

@@ -11,11 +11,13 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.chaos.job import Job
+from bench.common import REPOSITORY
 from bench.parity.judge import Remains, own_lines
 from bench.parity.way import Way
 from lab import Lab
@@ -50,7 +52,7 @@ def prepare(lab: Lab) -> None:
     """Put the programs into the lab's shared file system, and on the mounts that stall."""
     programs = lab.shared / "programs"
     shutil.copytree(PROGRAMS, programs, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
-    for name, options in (("csave.so", ["-shared", "-fPIC"]), ("train", ["-O1"])):
+    for name, options in (("csave.so", ["-shared", "-fPIC"]), ("train", []), ("trace", [])):
         source = programs / Path(name).with_suffix(".c")
         compile_it = ["cc", *options, "-o", str(programs / name), str(source)]
         subprocess.run(compile_it, check=True, capture_output=True)
@@ -58,7 +60,7 @@ def prepare(lab: Lab) -> None:
         os.chown(path, lab.uid, lab.uid)
     if lab.spec.scratch:
         files = [str(path) for path in programs.iterdir() if path.is_file()]
-        for node in lab.spec.compute_names:
+        for node in lab.spec.train_names:  # standby nodes lack the program
             lab.exec(node, ["cp", "-p", *files, str(lab.scratch)], user=False, check=True)
 
 
@@ -107,6 +109,7 @@ class Trial:
             "launcher": self.launcher,
             "meta": str(self.meta),
             "shared": str(self.lab.shared),
+            "examples": str(REPOSITORY / "examples"),
         }
         words["program"] = _fill(way.program, words)
         words["options"] = _fill(way.options, words)
@@ -170,7 +173,7 @@ class Trial:
         except subprocess.TimeoutExpired:
             return set()
 
-    def wait(self, deadline: float) -> None:
+    def wait(self, deadline: Callable[[], float]) -> None:
         """Wait until its job has ended, or cancel it at the deadline."""
         look = time.monotonic()
         while True:
@@ -183,7 +186,7 @@ class Trial:
                     self.ended = self.ended or now
                     return
                 look = now + (0.5 if self.ended else 3.0)
-            if now > (self.ended + 60 if self.ended else deadline):
+            if now > (self.ended + 60 if self.ended else deadline()):
                 self.ended = self.ended or now
                 self.late = True
                 self.cancel()
@@ -209,6 +212,7 @@ class Trial:
             seconds=seconds,
             out=tuple(sorted(text.splitlines())),
             err=own_lines(self.text("err").replace(str(self.dir), "DIR")),
+            said=tuple(self.text("err").splitlines()),
             files=self._files(),
             starts=_starts(self.text("ranks"), places),
             scripts=scripts,

@@ -58,7 +58,7 @@ class Way:
     """Lines of the batch script before the launcher."""
     lines: str = "{launcher} {options} {program}"
     """The lines of the batch script that run it; their exit code counts."""
-    sbatch: str = "-N2 --ntasks-per-node=1 --exclusive"
+    sbatch: str = "--ntasks-per-node=1 --exclusive"
     jobs: int = 1
     """Number of times that the batch script runs (an array)."""
     nodes: int = 2
@@ -72,14 +72,19 @@ class Way:
     """The program computes for seconds, so no other heavy one runs meanwhile."""
     seconds: float = 10.0
     """About how long it takes under srun."""
-    code: int = 0
-    """The exit code under srun; with another the way is void."""
+    code: int | None = 0
+    """The exit code under srun, with another the way is void; None: the script does not end."""
     state: str = "COMPLETED"
     """The job's state at the end under srun."""
     out: bool = True
     """Compare the standard output, as sorted lines."""
     err: bool = False
     """Compare the standard error, less what Slurm and robust-srun say of themselves."""
+    refusal: str = ""
+    """An option that robust-srun may refuse instead, in a line that names it, within 5 s."""
+    restarts: bool = False
+    """The program fails in its midst: to start it again is what robust-srun is for, so starts and
+    time are not compared."""
     ignore: tuple[str, ...] = ()
     """Patterns of files that differ from run to run."""
     long: bool = False
