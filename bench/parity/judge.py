@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 SLOWER, SLACK = 0.10, 5.0
 """A run may take so much longer than under srun, and so many seconds."""
+SLOW = "slower: "
 _CHATTER = re.compile(
     r"robust-srun: |robust-task: |slurmstepd|"
     r"srun: (Job \d+ step creation temporarily|Step created|Force Terminated|Job step aborted)|"
+    r"srun: forcing job termination|"
     r"srun: error: .*: (Killed|Terminated|Aborted|Segmentation|Exited with exit code)|"
     r"srun: error: IO: Hey, you told me node \d+ was down!"
 )
@@ -90,8 +92,13 @@ def worse(
     if err and robust.err != srun.err:
         found.append(f"standard error: {_first(srun.err, robust.err)}")
     if robust.seconds > srun.seconds * (1 + SLOWER) + SLACK and not restarts:
-        found.append(f"{robust.seconds:.0f} s instead of {srun.seconds:.0f} s")
+        found.append(f"{SLOW}{robust.seconds:.0f} s instead of {srun.seconds:.0f} s")
     return found
+
+
+def only_slower(points: Sequence[str]) -> bool:
+    """Report whether a run was worse in nothing but its time, for which another may be to blame."""
+    return len(points) == 1 and points[0].startswith(SLOW)
 
 
 def leftovers(srun: Remains, robust: Remains) -> list[str]:

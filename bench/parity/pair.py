@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from queue import Queue
 
 from bench.chaos.job import ChaosError
-from bench.parity.judge import Remains, leftovers, void, worse
+from bench.parity.judge import Remains, leftovers, only_slower, void, worse
 from bench.parity.trial import ROBUST, SRUN, ParityError, Trial, prepare
 from bench.parity.way import ALONE, MOUNTS, WIDE, Way
 from lab import Cluster, Lab, LabError
 
 NODES = 3
 """Nodes of one run; both runs of a way have as many."""
-AT_ONCE = {WIDE: 8, MOUNTS: 2, ALONE: 1}
+AT_ONCE = {WIDE: 10, MOUNTS: 2, ALONE: 1}
 """Number of ways that a lab runs at a time."""
+SHORT, SHORT_AT_ONCE = 15.0, 2
+"""Ways of so many seconds are mostly start and end; so many of them run at a time."""
 STANDBY = 2
 START = 60.0  # s until the first rank has begun
 
@@ -135,7 +137,11 @@ def _happening(way: Way, trials: Sequence[Trial]) -> _Happenings:
 
 
 class Battery:
-    """The ways of one lab, some at a time."""
+    """The ways of one lab, some at a time.
+
+    Long ways wait nearly all the time, so many run at once; short ones are mostly start and end,
+    so few do. Those that were worse in nothing but time run once more at the end, one by one.
+    """
 
     def __init__(self, name: str, ways: Sequence[Way], heavy: threading.Lock) -> None:
         self.name, self.heavy = name, heavy
@@ -146,27 +152,46 @@ class Battery:
         """Bring the lab up, run all ways, and put each outcome into the queue."""
         at_once = min(AT_ONCE[self.name], len(self.ways))
         size = 2 * NODES
+        scratch = self.name == MOUNTS
         try:
-            with Cluster(nodes=at_once * size, standby=STANDBY, scratch=self.name == MOUNTS) as lab:
+            with Cluster(nodes=at_once * size, standby=STANDBY, scratch=scratch) as lab:
                 prepare(lab)
                 names = lab.spec.train_names
                 for slot in range(at_once):
                     self.slots.put(names[slot * size : (slot + 1) * size])
-                with ThreadPoolExecutor(at_once) as pool:
-                    for way in self.ways:
-                        pool.submit(self._one, way, lab, done)
+                for slow in self._all(lab, at_once, done):
+                    done.put(self._one(slow, lab))
         except (LabError, OSError, subprocess.SubprocessError) as error:
             for way in self.ways:
                 done.put(Outcome(way, f"{type(error).__name__}: {error}"))
 
-    def _one(self, way: Way, lab: Lab, done: Queue[Outcome]) -> None:
+    def _all(self, lab: Lab, at_once: int, done: Queue[Outcome]) -> list[Way]:
+        """Run all ways; return those that must run once more."""
+        slow: list[Way] = []
+        short = min(SHORT_AT_ONCE, at_once)
+
+        def one(way: Way) -> None:
+            outcome = self._one(way, lab)
+            if only_slower(outcome.worse):
+                slow.append(way)
+            else:
+                done.put(outcome)
+
+        with (
+            ThreadPoolExecutor(max(1, at_once - short)) as waits,
+            ThreadPoolExecutor(short) as sprints,
+        ):
+            for way in self.ways:
+                (waits if way.seconds > SHORT or at_once == 1 else sprints).submit(one, way)
+        return slow
+
+    def _one(self, way: Way, lab: Lab) -> Outcome:
         nodes = self.slots.get()
         try:
             if way.heavy:
                 with self.heavy:
-                    done.put(compare(way, lab, nodes))
-            else:
-                done.put(compare(way, lab, nodes))
+                    return compare(way, lab, nodes)
+            return compare(way, lab, nodes)
         finally:
             self.slots.put(nodes)
 

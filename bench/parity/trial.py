@@ -85,6 +85,7 @@ class Trial:
     def new(cls, lab: Lab, way: Way, launcher: str, nodes: list[str]) -> Trial:
         """Make the directories."""
         directory = lab.shared / way.name / launcher
+        shutil.rmtree(directory, ignore_errors=True)  # of a run before
         for path in (directory.parent, directory, directory / "meta", directory / "cwd"):
             path.mkdir(exist_ok=True)
             os.chown(path, lab.uid, lab.uid)
@@ -185,7 +186,7 @@ class Trial:
                 if states and states <= _ENDED:
                     self.ended = self.ended or now
                     return
-                look = now + (0.5 if self.ended else 3.0)
+                look = now + (1.0 if self.ended else 15.0)
             if now > (self.ended + 60 if self.ended else deadline()):
                 self.ended = self.ended or now
                 self.late = True
@@ -247,7 +248,8 @@ class Trial:
             name = str(path.relative_to(cwd))
             ignored = any(fnmatch.fnmatch(name, each) for each in self.way.ignore)
             if path.is_file() and not ignored:
-                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+                lines = sorted(path.read_bytes().splitlines())  # ranks write at any time
+                found[name] = hashlib.sha256(b"\n".join(lines)).hexdigest()
         return found
 
     def _blamed(self) -> list[str]:
@@ -284,7 +286,7 @@ class Trial:
                     left.append(f"job {name}")
             if not left or time.monotonic() > deadline or self.launcher == SRUN:
                 return left
-            time.sleep(0.5)
+            time.sleep(2)
 
     def _processes(self) -> list[str]:
         found = []

@@ -21,7 +21,7 @@ SURROUNDINGS = [
     _env("home_is_nowhere", "HOME is a directory that nobody can write", "export HOME=/proc"),
     _env("no_user", "USER and LOGNAME are not set", "unset USER LOGNAME"),
     _env("umask_077", "files are the user's alone", "umask 077"),
-    _env("umask_777", "files have no permission at all", "umask 777", program="bash {programs}/plain.sh"),
+    _env("umask_777", "files have no permission at all", "touch ../meta/ranks; umask 777", program="bash {programs}/plain.sh"),
     _env("files_256", "256 descriptors", "ulimit -n 256"),
     _env("files_64", "64 descriptors", "ulimit -n 64"),
     _env("no_core", "no core files, a small stack", "ulimit -c 0; ulimit -s 4096"),

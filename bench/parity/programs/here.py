@@ -39,6 +39,11 @@ class Together:
             peer.sendall(struct.pack("!d", total))
         return total
 
+    def close(self) -> None:
+        """Close the connections."""
+        for peer in self.peers:
+            peer.close()
+
 
 def _listen(port: int) -> list[socket.socket]:
     peers: dict[int, socket.socket] = {}

@@ -60,6 +60,8 @@ def main() -> int:
             robust_slurm.beat(step, loss=loss)
         if args.print:
             print(f"rank {here.RANK}: step {step}", flush=True)
+    if ring:
+        ring.close()
     if here.RANK == 0:
         Path("final.json").write_text(json.dumps([args.steps, loss]))
         for word in args.words:
