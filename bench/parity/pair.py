@@ -20,9 +20,13 @@ NODES = 3
 """Nodes of one run; both runs of a way have as many."""
 AT_ONCE = {WIDE: 10, MOUNTS: 2, ALONE: 1}
 """Number of ways that a lab runs at a time."""
+HEAVY = 2
+"""Number of ways that compute at a time, in all labs."""
 SHORT, SHORT_AT_ONCE = 15.0, 2
 """Ways of so many seconds are mostly start and end; so many of them run at a time."""
 STANDBY = 2
+STARTS = threading.Semaphore(2)
+"""Ways that start at a time, in all labs: to start is what costs computing time."""
 START = 60.0  # s until the first rank has begun
 
 
@@ -61,8 +65,10 @@ def compare(way: Way, lab: Lab, nodes: Sequence[str]) -> Outcome:
     try:
         places = ((SRUN, nodes[: way.nodes]), (ROBUST, nodes[half : half + way.nodes]))
         trials = [Trial.new(lab, way, launcher, list(own)) for launcher, own in places]
-        for trial in trials:
-            trial.submit()
+        with STARTS:
+            for trial in trials:
+                trial.submit()
+            _await_starts(trials)
         happening = _happening(way, trials)
         plain = trials[0]
         with ThreadPoolExecutor(2) as pool:
@@ -75,6 +81,13 @@ def compare(way: Way, lab: Lab, nodes: Sequence[str]) -> Outcome:
     except (ParityError, ChaosError, LabError, OSError, subprocess.TimeoutExpired) as error:
         return Outcome(way, f"{type(error).__name__}: {error}")
     return Outcome(way, "; ".join(happening.errors), left, right)
+
+
+def _await_starts(trials: Sequence[Trial]) -> None:
+    """Wait until the ranks have begun, or will not begin soon."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and not all(t.started() or t.over() for t in trials):
+        time.sleep(0.1)
 
 
 def _wait(trial: Trial, plain: Trial) -> None:
@@ -143,7 +156,7 @@ class Battery:
     so few do. Those that were worse in nothing but time run once more at the end, one by one.
     """
 
-    def __init__(self, name: str, ways: Sequence[Way], heavy: threading.Lock) -> None:
+    def __init__(self, name: str, ways: Sequence[Way], heavy: threading.Semaphore) -> None:
         self.name, self.heavy = name, heavy
         self.ways = sorted(ways, key=lambda way: -way.seconds)
         self.slots: Queue[list[str]] = Queue()
@@ -198,7 +211,7 @@ class Battery:
 
 def run(ways: Sequence[Way], done: Queue[Outcome]) -> None:
     """Run all ways in their labs, at the same time."""
-    heavy = threading.Lock()
+    heavy = threading.Semaphore(HEAVY)
     batteries = [
         Battery(name, mine, heavy)
         for name in AT_ONCE

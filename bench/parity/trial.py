@@ -187,7 +187,7 @@ class Trial:
                     self.ended = self.ended or now
                     return
                 look = now + (1.0 if self.ended else 15.0)
-            if now > (self.ended + 60 if self.ended else deadline()):
+            if now > (self.ended + 120 if self.ended else deadline()):
                 self.ended = self.ended or now
                 self.late = True
                 self.cancel()

@@ -17,20 +17,20 @@ def _torch(name: str, tells: str, program: str, **more: object) -> Way:
 
 FRAMEWORKS = [
     _torch("ddp", "torch DDP with checkpoints of its own", DDP),
-    _torch("ddp_evaluates", "torch DDP, an idle evaluation of 30 s", f"{DDP} --evaluate 30", heavy=False, seconds=50),
-    _torch("ddp_saves", "torch DDP, rank 0 saves for 60 s while the others wait", f"{DDP} --save 60", heavy=False, seconds=80),
-    _torch("ddp_one_late", "torch DDP, rank 1 joins after 45 s", f"{DDP} --late 45", heavy=False, seconds=65),
-    _torch("ddp_from_scratch", "torch DDP that never resumes, an evaluation of 25 s", f"{DDP} --from-scratch --evaluate 25", heavy=False, kind="G", seconds=45),
+    _torch("ddp_evaluates", "torch DDP, an idle evaluation of 30 s", f"{DDP} --evaluate 30", seconds=50),
+    _torch("ddp_saves", "torch DDP, rank 0 saves for 60 s while the others wait", f"{DDP} --save 60", seconds=80),
+    _torch("ddp_one_late", "torch DDP, rank 1 joins after 45 s", f"{DDP} --late 45", seconds=65),
+    _torch("ddp_from_scratch", "torch DDP that never resumes, an evaluation of 25 s", f"{DDP} --from-scratch --evaluate 25", kind="G", seconds=45),
     _torch("torchrun", "torchrun on each node", "torchrun --nnodes=2 --nproc-per-node=1 --rdzv-id=1 --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT {programs}/ddp.py", out=False),
     _torch("torchrun_four", "torchrun with two ranks on each node, an idle evaluation of 30 s", "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-id=1 --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT {programs}/ddp.py --evaluate 30", out=False, seconds=60),
     _torch("nanogpt", "nanoGPT's manner, below a wrapper", f"{WRAPPED} python {{programs}}/nanogpt.py"),
-    _torch("nanogpt_evaluates", "nanoGPT's manner, evaluations of 20 s by rank 0", f"{WRAPPED} python {{programs}}/nanogpt.py 20", heavy=False, seconds=100),
+    _torch("nanogpt_evaluates", "nanoGPT's manner, evaluations of 20 s by rank 0", f"{WRAPPED} python {{programs}}/nanogpt.py 20", seconds=100),
     _torch("lightning", "Lightning with DDP and its own checkpoints", "python {programs}/light.py", ignore=("ckpt/*",), seconds=60),
     _torch("accelerate", "Accelerate, rank 0 uploads for 15 s", "python {programs}/accel.py", seconds=60),
     _torch("accelerate_launch", "accelerate launch on each node", "bash -c 'accelerate launch --cpu --num_machines 2 --num_processes 2 --machine_rank $SLURM_NODEID --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT {programs}/accel.py'", out=False, seconds=60),
     _torch("transformers", "Hugging Face's Trainer", "python {programs}/trainer.py", ignore=("hf/*",), out=False, seconds=60),
-    _torch("numpy_gloo", "numpy and gloo, rank 0 waits 30 s", "python {programs}/numbers_gloo.py 30", heavy=False, seconds=45),
-    _torch("loader_workers", "a DataLoader with two workers, of which one is late by 30 s", "python {programs}/batches.py 30", heavy=False, seconds=45),
+    _torch("numpy_gloo", "numpy and gloo, rank 0 waits 30 s", "python {programs}/numbers_gloo.py 30", seconds=45),
+    _torch("loader_workers", "a DataLoader with two workers, of which one is late by 30 s", "python {programs}/batches.py 30", seconds=45),
     _torch("mlm_example", "the project's own example, as a user copies it", "python {programs}/../train_lm.py --out lm --steps 20", before="cp {examples}/train_lm.py {examples}/speeches.py {shared}/ 2> /dev/null; cp -r {examples}/data {shared}/ 2> /dev/null; true", ignore=("lm/*",), out=False, seconds=60),
 ]  # fmt: skip
 
