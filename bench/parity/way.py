@@ -69,7 +69,7 @@ class Way:
     """The event is of the whole lab, so it happens once for both."""
     lab: str = WIDE
     heavy: bool = False
-    """The program computes for seconds, so no other heavy one runs meanwhile."""
+    """The program computes for seconds, so few of these run at a time."""
     seconds: float = 10.0
     """About how long it takes under srun."""
     code: int | None = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -125,6 +126,7 @@ def alarm() -> None:
     """Be woken by a timer, many times a second."""
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # Python restores SIGALRM's default
 
 
 def renamed() -> None:
