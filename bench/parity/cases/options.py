@@ -69,7 +69,7 @@ JOBS = [
     _option("overcommit", "four tasks on one CPU each", "-n4 --overcommit", sbatch="-n2 --exclusive"),
     _option("time_limit_signal", "Slurm warns before the time limit; the program saves and ends", sbatch="--ntasks-per-node=1 --exclusive --time=2 --signal=TERM@75", program="python {programs}/warned.py", seconds=60),
     _option("batch_signal", "Slurm signals the script, which ends the step well", sbatch="--ntasks-per-node=1 --exclusive --time=2 --signal=B:USR1@75", program="python {programs}/warned.py", before="trap 'scancel --signal=TERM $SLURM_JOB_ID.0; wait $step' USR1", lines="{launcher} {options} {program} & step=$!; wait $step; wait $step", seconds=60, err=False),
-    _option("time_limit", "the job ends at its time limit", sbatch="--ntasks-per-node=1 --exclusive --time=1", program="sleep 300", state="TIMEOUT", code=143, seconds=90, err=False),
+    _option("time_limit", "the job ends at its time limit", sbatch="--ntasks-per-node=1 --exclusive --time=1", program="sleep 300", lines="exec {launcher} {options} {program}", state="TIMEOUT", code=None, seconds=90, err=False),
     _option("four_steps", "four steps one after the other", lines="for i in 1 2 3 4; do {launcher} {options} {program} || exit; done", program=f"{SHELL} 1", seconds=8),
     _option("steps_at_once", "two steps at once, each on a node", lines="{launcher} -N1 -n1 -r0 {program} & {launcher} -N1 -n1 -r1 {program} & wait", program=f"{SHELL} 5", seconds=10),
     _option("steps_share_nodes", "two steps at once on the same nodes", lines="{launcher} --overlap {program} & {launcher} --overlap {program} & wait", program=f"{SHELL} 5", seconds=10),

@@ -54,6 +54,16 @@ IDLE = [
     _wait("last_step_60", "60 s after the last step", "sleep:50:60"),
     _wait("rank_0_writes_last", "rank 0 alone is 60 s in its last step", "select:50:60:0"),
 ]  # fmt: skip
+LONG = [
+    _wait("evaluation_240", "an idle evaluation of 4 min", "select:30:240", long=True),
+    _wait("evaluation_240_unseen", "an idle evaluation of 4 min, steps not seen", "select:30:240", beat=False, long=True),
+    _wait("get_240_one", "rank 1 alone reads for 4 min by HTTP", "get:25:240:1", before=STORE, long=True),
+    _wait("two_waits_of_180", "3 min at step 2 and again at step 40", "sleep:2:180", "sleep:40:180", long=True),
+    _wait("c_save_240", "rank 0 saves 5 MB/s for 4 min in one C call", "csave:40:240:0", kind="B", long=True),
+    _wait("tar_240", "a child of rank 1 writes for 4 min", "tar:40:240:1", kind="B", long=True),
+    _wait("import_240", "4 min before anything, as an import from a slow file system", "sleep:0:240", long=True),
+    _wait("last_step_240", "4 min after the last step", "sleep:50:240", long=True),
+]  # fmt: skip
 WRITES = [
     _wait("c_save_100", "rank 0 saves 5 MB/s for 100 s in one C call", "csave:40:100:0", kind="B"),
     _wait("c_save_100_unseen", "the same, steps not seen", "csave:40:100:0", kind="B", beat=False),
@@ -76,4 +86,4 @@ SHAPES = [
     Way(name="early_exit", kind="A", tells="rank 0 ends, rank 1 works on alone for 40 s", program=f"{TOY} --alone --beat --wait sleep:10:40:1", seconds=46),
     Way(name="early_exit_unseen", kind="A", tells="rank 1 ends, rank 0 works on alone for 40 s", program=f"{TOY} --alone --wait sleep:10:40:0", seconds=46),
 ]  # fmt: skip
-WAITS = [*IDLE, *WRITES, *SHAPES]
+WAITS = [*IDLE, *LONG, *WRITES, *SHAPES]
