@@ -22,7 +22,7 @@ AT_ONCE = {WIDE: 10, MOUNTS: 2, ALONE: 1}
 """Number of ways that a lab runs at a time."""
 HEAVY = 2
 """Number of ways that compute at a time, in all labs."""
-SHORT, SHORT_AT_ONCE = 15.0, 2
+SHORT, SHORT_AT_ONCE = 15.0, 3
 """Ways of so many seconds are mostly start and end; so many of them run at a time."""
 STANDBY = 2
 STARTS = threading.Semaphore(2)

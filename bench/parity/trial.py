@@ -207,6 +207,10 @@ class Trial:
         text = self.text("out").replace(str(self.dir), "DIR")
         blamed, leftovers = self._blamed(), self._leftovers()
         self._clean()
+        if (
+            blamed
+        ):  # Slurm 22.05 gives no exclusive job a node that such a job gave back, until then
+            self.scontrol("reconfigure")
         return Remains(
             code=code,
             state="never ended" if self.late else " ".join(sorted(states)),
