@@ -29,6 +29,8 @@ SRUN, ROBUST = "srun", "robust-srun"
 TOKEN = "CHAOS_TOKEN"  # of bench.chaos, whose Job finds the processes by it
 REASON = "parity"
 """The reason of drains that an event makes."""
+SLURMS = "Kill task failed"
+"""Slurm's own reason for a drain, which comes in a lab now and then (docs/lab.md)."""
 LEFTOVERS = 25.0  # s after the end until files and processes count as left
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE"}
 _SCRIPT = """#!/bin/bash
@@ -177,8 +179,11 @@ class Trial:
     def wait(self, deadline: Callable[[], float]) -> None:
         """Wait until its job has ended, or cancel it at the deadline."""
         look = time.monotonic()
+        pending = True
         while True:
             now = time.monotonic()
+            if pending and self.text("times"):
+                self.began, pending = now, False  # the time in the queue is nobody's fault
             if self.over() and not self.ended:
                 self.ended, look = now, now
             if now >= look:
@@ -270,7 +275,7 @@ class Trial:
         found = set()
         for name, record in self.lab.node_records().items():
             if "DRAIN" in record.get("State", "") and name in self.nodes:
-                if REASON not in record.get("Reason", ""):
+                if not any(each in record.get("Reason", "") for each in (REASON, SLURMS)):
                     found.add(name)
                 self.scontrol("update", f"nodename={name}", "state=resume")
         return found
