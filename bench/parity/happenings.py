@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from bench.chaos.job import Job
@@ -53,10 +54,7 @@ def stopped(seconds: float, rank: int = 1) -> Happening:
     """Return a SIGSTOP of a rank, and a SIGCONT, as of a person who looks at something."""
 
     def happens(run: Running) -> None:
-        pid = run.rank(rank)
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        os.kill(pid, signal.SIGCONT)
+        _for_a_while([run.rank(rank)], seconds)
 
     return happens
 
@@ -107,7 +105,8 @@ def _for_a_while(pids: list[int], seconds: float) -> None:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(seconds)
     for pid in pids:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # robust-srun may have killed it
+            os.kill(pid, signal.SIGCONT)
 
 
 def _shims(run: Running) -> list[int]:

@@ -68,8 +68,8 @@ def compare(way: Way, lab: Lab, nodes: Sequence[str]) -> Outcome:
         with STARTS:
             for trial in trials:
                 trial.submit()
+            happening = _happening(way, trials)
             _await_starts(trials)
-        happening = _happening(way, trials)
         plain = trials[0]
         with ThreadPoolExecutor(2) as pool:
             waits = [pool.submit(_wait, trial, plain) for trial in trials]

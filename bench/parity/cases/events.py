@@ -35,7 +35,7 @@ SLURM = [
     _event("limit_changed", "slurm", "an admin changes the job's time limit", to.told("update", "jobid=JOB", "timelimit=10")),
     _event("slurmd_restarted", "slurm", "slurmd of a node is restarted", to.restarted("slurmd")),
     _event("slurmd_frozen_15", "slurm", "slurmd of a node stands still for 15 s", to.daemon("slurmd", 15)),
-    _event("user_signal", "slurm", "scancel sends USR1, which the program handles", to.signalled("USR1"), program="python {programs}/saver.py 200", seconds=20),
+    _event("user_signal", "slurm", "scancel sends USR1, which the program handles", to.signalled("USR1"), program="python {programs}/saver.py 400", seconds=22),
     _event("usr2_batch", "slurm", "scancel sends USR2, which the program handles, while it waits 30 s", to.signalled("USR2"), program="python {programs}/saver.py 100 30", seconds=45),
     _event("outage_half_second", "slurm", "the link of a node is down for 0.5 s", to.outage(0.5)),
     _event("outage_2", "slurm", "the link of a node is down for 2 s", to.outage(2.0)),

@@ -71,7 +71,7 @@ LAUNCHERS = [
     Way(name="own_limits", kind="user", tells="a wrapper that sets 256 descriptors, nice and a umask", program="bash -c 'ulimit -n 256; umask 027; exec nice -n 5 python {programs}/toy.py --steps 30'"),
     Way(name="numbered_python", kind="user", tells="the system's python3, not the environment's", program="/usr/bin/python3 {programs}/toy.py --steps 30"),
     Way(name="namespace", kind="user", tells="a wrapper that makes a user and mount namespace, as containers do", program="unshare --user --map-root-user --mount python {programs}/toy.py --steps 30"),
-    Way(name="pid_namespace", kind="user", tells="a wrapper that makes a PID namespace, and rank 1 waits 30 s", program="unshare --user --map-root-user --pid --fork --mount-proc python {programs}/toy.py --wait sleep:20:30:1", seconds=36),
+    Way(name="pid_namespace", kind="user", tells="a wrapper that makes a PID namespace, and rank 1 waits 30 s", program="unshare --user --map-root-user --pid --fork python {programs}/toy.py --wait sleep:20:30:1", seconds=36),
     Way(name="perl", kind="user", tells="a program in Perl", program="perl {programs}/plain.pl"),
     Way(name="make", kind="user", tells="make -j runs the work", program="make -s -j2 -f {programs}/plain.mk", seconds=12),
     Way(name="script_command", kind="user", tells="the program below script(1), which gives it a terminal", program="script -qec 'python {programs}/toy.py --steps 30' /dev/null", out=False),
