@@ -126,6 +126,8 @@ class Trial:
         files = ["-o", f"{self.meta}/out", "-e", f"{self.meta}/err", "--open-mode=append"]
         place = [f"-N{way.nodes}", "-w", ",".join(self.nodes), "-D", str(self.dir / "cwd")]
         name = [f"--job-name={self.name}", "--no-kill"]
+        for node in self.nodes if way.full else ():
+            self.lab.fill(node, way.full)
         self.id = self.lab.sbatch(script, [*files, *place, *name, *way.sbatch.split()])
         self.began = time.monotonic()
 
@@ -313,6 +315,8 @@ class Trial:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         for node in self.nodes:
+            if self.way.full:
+                self.lab.ask("heal", node=node)
             sweep = "rm -rf /dev/shm/* /tmp/robust-* /tmp/tmp*"
             self.lab.exec(node, ["sh", "-c", sweep], user=False)
 

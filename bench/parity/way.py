@@ -62,6 +62,8 @@ class Way:
     jobs: int = 1
     """Number of times that the batch script runs (an array)."""
     nodes: int = 2
+    full: str = ""
+    """A file system of the nodes' own that is full, `/dev/shm` or `/tmp`."""
     happens: Happening | None = None
     after: float = 3.0
     """Seconds from the start of the first rank until it happens."""

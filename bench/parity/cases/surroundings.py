@@ -77,6 +77,6 @@ SURROUNDINGS = [
     _env("preload", "LD_PRELOAD of a library of the user's", "export LD_PRELOAD={programs}/csave.so"),
     _env("preload_missing", "LD_PRELOAD of a library that is not there", "export LD_PRELOAD=/nonexistent.so", err=False),
     _env("bash_env", "BASH_ENV prints a line", "echo 'echo from bash_env' > ../meta/bashrc; export BASH_ENV=$(realpath ../meta/bashrc)", program="bash -c 'exec python {programs}/toy.py --steps 20'"),
-    _env("shm_full", "/dev/shm is full on all nodes", "srun --overlap dd if=/dev/zero of=/dev/shm/full bs=1M 2> /dev/null", kind="G", program=f"{QUICK} --beat", err=False),
-    _env("tmp_full", "/tmp is full on all nodes", "srun --overlap dd if=/dev/zero of=/tmp/tmp-full bs=1M 2> /dev/null", program=f"{QUICK} --beat", err=False),
+    _env("shm_full", "/dev/shm is full on all nodes", full="/dev/shm", kind="G", program=f"{QUICK} --beat", err=False),
+    _env("tmp_full", "/tmp is full on all nodes", full="/tmp", program=f"{QUICK} --beat", err=False),
 ]  # fmt: skip
