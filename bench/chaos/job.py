@@ -247,7 +247,7 @@ class Job:
             self.lab.exec("n1", ["cp", "-r", str(self.state), str(self.dir)])
         up = [node for node, fault in faults.items() if fault != "crashed" and node != "head"]
         open_still = state.split()[0] in _OPEN
-        records, reports = self.lab.node_records(), self._reports()
+        records, reports = self.lab.node_records(), self.reports()
         final = self.dir / "final.json"
         return Observed(
             state=state,
@@ -257,7 +257,7 @@ class Job:
             lost_twice=frozenset(str(r["node"]) for r in reports if _lost_before(r)),
             excluded=frozenset(_nodes(self.record().get("ExcNodeList", ""))),
             drained=frozenset(n for n, r in records.items() if "DRAIN" in r.get("State", "")),
-            replaced=frozenset(self._replaced()),
+            replaced=frozenset(self.replaced()),
             leftovers={} if open_still else self._leftovers(up),
             gap=longest_gap(self.step_times(), self.fault_at),
         )
@@ -267,7 +267,7 @@ class Job:
             return self.reference()
         return program.reference(self.steps, self.world, self.stdin)
 
-    def _reports(self) -> list[dict[str, Any]]:
+    def reports(self) -> list[dict[str, Any]]:
         """Return the reports that were not withdrawn."""
         found = {path.name: path for path in (self.dir / "state").glob("jobs/*/accusations/*")}
         names = [name for name in found if name.endswith(".json") and not name.startswith(".")]
@@ -278,7 +278,8 @@ class Job:
         ]
         return [json.loads(found[name].read_text()) for name in kept]
 
-    def _replaced(self) -> list[str]:
+    def replaced(self) -> list[str]:
+        """Return the nodes that it lost or evicted."""
         rosters = (self.dir / "state").glob("jobs/*/roster.*.json")
         nodes = [node for path in rosters for node in json.loads(path.read_text())["nodes"]]
         return [str(node["name"]) for node in nodes if node["role"] in _GONE]

@@ -1,0 +1,1 @@
+"""Ways to run that end well under srun, each beside robust-srun in one lab."""

@@ -1,0 +1,1 @@
+"""Programs of users' kinds; they run as files of a job, and import nothing of the benchmark."""
