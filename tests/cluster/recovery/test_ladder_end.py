@@ -37,10 +37,18 @@ def test_the_programs_own_error_stops_the_job(lab: Cluster) -> None:
     first, second = training.incidents()
     check_incident(first, symptom="crash", cause="user", action="restart")
     check_incident(second, symptom="crash", cause="user", suspects=[])
-    said = training.out().rpartition("robust-srun: stopped: ")[2]
+    # The user has the rank's own words, once for each run of it: they are not repeated.
+    assert training.out().splitlines().count("ValueError: bad sample 8") == 2, training.story()
+    assert not training.says("^robust-srun: last output of rank ")
+    assert not training.accusations()
+
+
+def test_last_words_that_are_in_another_file(lab: Cluster) -> None:
+    training = start(lab, 2, robust="--error=err-%t", toy="--fault raise --at 8 --epoch 0")
+    stopped(training, code=1, incidents=2)
+    said = training.out().rpartition("robust-srun: last output of rank ")[2]
     trace = said.partition("Traceback (most recent call last):")[2]
     assert "ValueError: bad sample 8" in trace.splitlines()
-    assert not training.accusations()
 
 
 def test_rank_that_always_exits_with_a_code(lab: Cluster) -> None:
