@@ -101,7 +101,7 @@ ENDS = [
     _end("bad_option", "an option that the program does not know", 2, f"{TOY} --nonsense", kind="F"),
     _end("no_checkpoint", "a checkpoint that is not there", 1, "python -c 'open(\"ckpt.pt\")'", kind="F"),
     _end("no_launch_option", "an option that srun does not know", 255, QUICK, options="--nonsense", kind="F", err=False),
-    _end("too_many_nodes", "more nodes than the job has", 1, QUICK, options="-N9", kind="F", err=False),
+    _end("no_such_node", "a node that is not there", 1, QUICK, options="-w nowhere", kind="F", err=False),
     _end("true", "a program that does nothing", 0, "true"),
     _end("early_stop", "the program stops before its planned end, with 0", 0, f"{TOY} --steps 5"),
     _end("last_rank_fails_alone", "independent tasks, of which one ends with 4", 4, "bash -c 'bash {programs}/plain.sh $((SLURM_PROCID * 2)) $((SLURM_PROCID * 4))'"),
