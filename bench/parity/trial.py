@@ -10,6 +10,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -112,6 +113,7 @@ class Trial:
             "launcher": self.launcher,
             "meta": str(self.meta),
             "shared": str(self.lab.shared),
+            "venv": sys.prefix,
             "examples": str(REPOSITORY / "examples"),
         }
         words["program"] = _fill(way.program, words)

@@ -51,7 +51,7 @@ PROCESSES = [
     _house("zombies", "children that nobody reaps"),
     _house("threads", "threads work while the main thread waits 30 s", seconds=40),
     _house("kept_open", "a child keeps the output open"),
-    _house("line_of_50_mb", "rank 1 prints a line of 50 MB", heavy=True, seconds=30),
+    _house("line_of_50_mb", "a rank prints a line of 50 MB", options="-N1 -n1", heavy=True),
     _house("term_ignored", "the program ignores SIGTERM"),
     _house("alarm", "a timer wakes the program 100 times a second"),
     _house("renamed", "the process changes its name"),
