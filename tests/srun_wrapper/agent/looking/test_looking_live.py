@@ -168,15 +168,15 @@ def test_a_program_that_writes_is_not_sent_the_signal(
         f"    while not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\n"
         "    while os.read(r, 1 << 20): pass\n"
         "threading.Thread(target=read, daemon=True).start()\n"
-        f"open('{tmp_path}/writes', 'w').close()\n"
+        f"print(os.getpid(), file=open('{tmp_path}/writes', 'w'), flush=True)\n"
         "n = os.write(w, bytes(1 << 20))\n"
         f"open('{tmp_path}/wrote', 'w').write(str(n)); time.sleep(600)"
     )
     d = drive("python3", "-c", code, py_spy=refused)
     d.launch()
-    d.wait((tmp_path / "writes").exists)
-    d.wait(lambda: kernel.is_writing(looked(d).looks[0].pid))
-    sample = looked(d, token=4)
+    pid = tmp_path / "writes"
+    d.wait(lambda: pid.exists() and pid.read_text() and kernel.is_writing(int(pid.read_text())))
+    sample = looked(d)
     assert [look.failed for look in sample.looks] == ["py-spy was refused: no permission"]
     (tmp_path / "go").touch()
     d.wait(lambda: (tmp_path / "wrote").exists() and (tmp_path / "wrote").read_text() != "")
