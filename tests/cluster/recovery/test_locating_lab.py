@@ -81,7 +81,7 @@ def check_closer(training: Training) -> None:
 
 
 def check_child(event: dict[str, Any]) -> None:
-    """Its killed child, for which it has not waited, is shown."""
+    """The rank's killed child, for which it has not waited, is shown."""
     seen = rf"rank {STUCK} on {NODE}: killed and not waited for: its child \d+ \(sleep\) by SIGKILL"
     assert any(re.fullmatch(seen, line) for line in event["lines"]), event
 
