@@ -104,9 +104,7 @@ class TaskSlot:
     def handle(self, order: Message) -> None:
         if isinstance(order, LookCloser):
             self._looks.closer(order)
-            return
-        self._looks.cancel()  # a look gives way to every other order
-        if isinstance(order, Start):
+        elif isinstance(order, Start):
             self._next, self._cold = order, None
             if not self._goes_on(order):
                 self._stop(order.grace)
@@ -134,7 +132,6 @@ class TaskSlot:
 
     def signal(self, signum: int) -> None:
         """Pass a signal to the rank's process group."""
-        self._looks.cancel()
         self._signals.send(signum)
 
     @property
@@ -150,7 +147,6 @@ class TaskSlot:
 
     def close(self) -> None:
         """End all processes of the slot: the shim ends."""
-        self._looks.cancel()
         self._end.flush()
         self._launcher.close()
         self.kill()

@@ -11,13 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from robust_slurm.error_counters import weight
 from srun_wrapper.decide import counters
 from srun_wrapper.decide.failure import Failure
-from srun_wrapper.detect.closer import CloserFindings, look_deeper, read_recorders
+from srun_wrapper.detect.closer import CloserFindings, read_recorders
 from srun_wrapper.detect.inspections import Replies, active, inspect
 from srun_wrapper.detect.rank_views import rank_views
 from srun_wrapper.detect.stalls import own_mounts
@@ -33,7 +32,7 @@ from srun_wrapper.protocol.messages import SlotActivity
 WINDOW = 1.0  # s over which ranks are inspected
 PARTIAL = 3  # inspections in a row without an answer of some ranks, until the others decide
 EARLY_WINDOW = 0.2  # s, when they are only to be located
-CLOSER_EVERY = 30.0  # s between two closer looks: they stop processes for a moment
+CLOSER_EVERY = 30.0  # s between two closer looks, as they cost the ranks memory and time
 EVERY = 5.0  # s between two inspections; a tenth of the time without a step where that is longer,
 SELDOM = 30.0  # s, and this at most
 RECORDERS_EVERY = 4  # likewise, of two readings of flight recorders: a fourth of that time
@@ -154,33 +153,21 @@ class HangWatch:
             if located.clear:
                 self._located = self._since(), located, lines
                 self._tell(located, lines, state.pace.silent(now))
-            self._start_closer(located, views, now)
+            self._start_closer(views, now)
 
-    def _start_closer(self, located: Located, views: Sequence[RankView], now: float) -> None:
-        """Look at flight recorders and native stacks, unless that was done a short time ago."""
+    def _start_closer(self, views: Sequence[RankView], now: float) -> None:
+        """Look at flight recorders, unless that was done a short time ago."""
         if views and now >= self._closer_next:
             self._closer_next = now + CLOSER_EVERY
-            self._closer_task = asyncio.create_task(self._look_closer(located, views))
+            self._closer_task = asyncio.create_task(self._look_closer(views))
 
-    async def _look_closer(self, located: Located, views: Sequence[RankView]) -> None:
-        state, nodes = self._state, active(self._state)
-        since, epoch = self._since(), state.world.epoch
-
-        def old() -> bool:
-            gone = state.world.epoch != epoch or state.failures or state.world.is_ending()
-            return bool(gone) or self._since() != since or self._excused()
-
+    async def _look_closer(self, views: Sequence[RankView]) -> None:
+        state, since, epoch = self._state, self._since(), self._state.world.epoch
         try:
-            found = await read_recorders(state, nodes, views)
-            if old():
-                return
-            self._closer = since, found
-            self._tell_closer(found.lines(), found.news())
-            if located.clear and (lines := await look_deeper(state, nodes, views, located)):
-                if old():
-                    return
-                self._closer = since, replace(found, processes=lines)
-                self._tell_closer(lines, lines)
+            found = await read_recorders(state, active(state), views)
+            if not (self._old(epoch) or state.world.is_ending() or self._since() != since):
+                self._closer = since, found
+                self._tell_closer(found.lines(), found.news())
         except Exception:  # noqa: BLE001 - it is evidence and no more
             _log.exception("internal error: no closer look at the ranks")
 
@@ -335,10 +322,8 @@ class HangWatch:
             return {}
         if self._since() != since:
             return {}
-        earlier = self._closer
-        if found.found and earlier is not None and earlier[0] == since:
-            found = replace(found, processes=earlier[1].processes)
-        self._closer = (since, found) if found.found else earlier
+        if found.found:
+            self._closer = since, found
         return found.held
 
     def _old(self, epoch: int) -> bool:

@@ -58,13 +58,11 @@ def _step(world: World, node: Node, local: int) -> int | None:
 def _view(
     number: int, node: Node, look: Look, state: str, step: int | None, sample: SlotActivity
 ) -> RankView:
-    loaders = tuple(
-        (other.pid, other.main())
-        for other in sample.looks
-        if other.role == LOADER and other.rank == look.rank
-    )
+    loaders = [o for o in sample.looks if o.role == LOADER and o.rank == look.rank][:MOST_LOADERS]
+    stacks = tuple((other.pid, other.main()) for other in loaders)
+    waits = [
+        f"its data-loader worker {other.pid} {other.kernel}" for other in loaders if other.kernel
+    ]
+    kernel = "; ".join(filter(None, (look.kernel, *waits[:1])))
     failed = one_line(look.failed)
-    shown = loaders[:MOST_LOADERS]
-    return RankView(
-        number, node.name, look.main(), state, step, shown, failed, look.pid, look.mount
-    )
+    return RankView(number, node.name, look.main(), state, step, stacks, failed, look.mount, kernel)

@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from robust_slurm.text import one_line
 from srun_wrapper.locate.ranks import numbered
 from srun_wrapper.locate.recorded import Recorded, RecordedCall, RecordedGroup
 
 OLD = 1.0  # s that a rank has been in a collective until it counts as waiting: ranks are never even
 SHOWN = 3  # findings
+LONGEST = 400  # characters of a line
 EQUAL = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
 """Operations in which the inputs of all ranks must have the same number of elements."""
 MISSING, MISMATCH, ALL_IN = "missing", "mismatch", "all in"
@@ -30,6 +32,12 @@ class OpenCollective:
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
     text: str
+
+
+def line(finding: OpenCollective) -> str:
+    """Return the line of one collective that is not finished."""
+    end = "; no node is suspect" if finding.kind == MISMATCH else ""
+    return one_line(f"flight recorder: {finding.text}{end}", LONGEST)
 
 
 def findings(

@@ -23,8 +23,8 @@ class RankView:
     step: int | None = None  # its last
     loaders: tuple[tuple[int, Stack], ...] = ()  # pid and stack of its data-loader workers
     failed: str = ""  # why its stack is not known
-    pid: int = 0  # on its node; 0: not known
     mount: str = ""  # the file system for which it waits; "" if it waits for none
+    kernel: str = ""  # the file for which it or its loader waits in state D; its killed children
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,11 @@ def story(views: Sequence[RankView], located: Located) -> tuple[str, ...]:
     odd = [view for view in views if view.rank in named]
     lines = [_head(located)]
     for view in odd[:RANKS]:
-        lines += _of_rank(view, odd_loaders(view, views))
+        lines += _of_rank(view, _odd_loaders(view, views))
     if len(odd) > RANKS:
         lines.append(f"and {len(odd) - RANKS} more ranks")
+    seen = sorted((view for view in views if view.kernel), key=lambda view: view.rank not in named)
+    lines += [f"rank {view.rank} on {view.node}: {view.kernel}" for view in seen[:RANKS]]
     others = grouped(view for view in views if view.rank not in named)
     unknown = [view for view in views if not view.stack and view.state != "T"]
     room = MOST - len(lines) - bool(unknown)
@@ -61,7 +63,7 @@ def _of_rank(view: RankView, other: Sequence[tuple[int, Stack]]) -> list[str]:
     return lines
 
 
-def odd_loaders(view: RankView, views: Sequence[RankView]) -> list[tuple[int, Stack]]:
+def _odd_loaders(view: RankView, views: Sequence[RankView]) -> list[tuple[int, Stack]]:
     """Return the workers that a rank waits for, unlike the job's other ones: pid and stack."""
     if not any("dataloader.py" in frame for frame in view.stack):
         return []

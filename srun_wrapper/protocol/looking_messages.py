@@ -45,6 +45,7 @@ class Look(msgspec.Struct, array_like=True, gc=False):
     failed: str = ""  # why there are no stacks
     mount: str = ""  # the file system for which it waits in a system call; quick looks only
     device: str = ""  # the device of this node for which it waits in state D; not in quick looks
+    kernel: str = ""  # the file for which it waits in state D, or its killed children; likewise
 
     def main(self) -> tuple[str, ...]:
         """Return the frames of the main thread; () if they are not known."""

@@ -1,5 +1,7 @@
 """A gloo training of tiny steps in which one rank, or a worker of its loader, gets stuck.
 
+The rank then has a killed child for which it does not wait.
+
 Stuck until a file ``go`` is there; then it goes on to its end, as if nothing had happened.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -61,7 +64,10 @@ def train() -> None:
     for step, number in enumerate(batches(), 1):
         time.sleep(0.05)
         if not args.loader and rank == args.rank and step == args.at:
+            child = subprocess.Popen(["sleep", "600"])
+            child.kill()
             stuck()
+            child.wait()
         total = torch.tensor([float(number)])
         dist.all_reduce(total)
         robust_slurm.beat(step, loss=float(total))

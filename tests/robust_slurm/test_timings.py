@@ -61,7 +61,6 @@ PAUSES = {
     "srun_wrapper/agent/data/news": "LEAST REPEAT",
     "srun_wrapper/agent/launch": "LOOK",
     "srun_wrapper/agent/looking/fallback": "QUIET",
-    "srun_wrapper/agent/looking/native": "GONE",
     "srun_wrapper/agent/loop": "SPARED",
     "srun_wrapper/agent/node_files": "AGAIN AGAIN_STALLED",
     "srun_wrapper/agent/processes/guardian": "LOOK",

@@ -1,4 +1,4 @@
-"""Facts that the kernel shows of a process: state, place in the kernel, system call and its file.
+"""Facts that the kernel shows of a process: for which file it waits, whether it writes, its dead.
 
 All of it can be read by the process's own user, where robust-task is its ancestor. /proc/PID/stack
 is root's only, and not read. The files themselves are not touched: a dead server would block us.
@@ -20,22 +20,18 @@ from srun_wrapper.agent.processes.process_tree import children
 
 WORD = 96  # characters
 NAME = 16  # of a process, as the kernel cuts it
-OTHERS = 2  # threads in state D that are shown beside the main one, and killed children
+CHILDREN = 2  # killed ones that are shown
 _EXIT_CODE = 49  # of a zombie, in ``ProcessStat.fields``: as wait() would return it
 _X86 = (
-    "0 read,1 write,2 open,3 close,4 stat,5 fstat,6 lstat,7 poll,9 mmap,11 munmap,16 ioctl,"
-    "17 pread64,18 pwrite64,19 readv,20 writev,23 select,28 madvise,34 pause,35 nanosleep,"
-    "42 connect,43 accept,44 sendto,45 recvfrom,46 sendmsg,47 recvmsg,61 wait4,72 fcntl,73 flock,"
-    "74 fsync,75 fdatasync,82 rename,83 mkdir,87 unlink,202 futex,217 getdents64,"
-    "219 restart_syscall,230 clock_nanosleep,232 epoll_wait,247 waitid,257 openat,262 newfstatat,"
-    "270 pselect6,271 ppoll,281 epoll_pwait,288 accept4,332 statx"
+    "0 read,1 write,2 open,3 close,4 stat,5 fstat,6 lstat,16 ioctl,17 pread64,18 pwrite64,"
+    "19 readv,20 writev,42 connect,43 accept,44 sendto,45 recvfrom,46 sendmsg,47 recvmsg,"
+    "72 fcntl,73 flock,74 fsync,75 fdatasync,82 rename,83 mkdir,87 unlink,217 getdents64,"
+    "257 openat,262 newfstatat,288 accept4,332 statx"
 )
 _ARM = (
-    "22 epoll_pwait,25 fcntl,29 ioctl,32 flock,56 openat,57 close,61 getdents64,63 read,64 write,"
-    "65 readv,66 writev,67 pread64,68 pwrite64,72 pselect6,73 ppoll,79 newfstatat,80 fstat,"
-    "82 fsync,83 fdatasync,95 waitid,98 futex,101 nanosleep,115 clock_nanosleep,"
-    "128 restart_syscall,202 accept,203 connect,206 sendto,207 recvfrom,211 sendmsg,212 recvmsg,"
-    "215 munmap,222 mmap,233 madvise,242 accept4,260 wait4,291 statx"
+    "25 fcntl,29 ioctl,32 flock,56 openat,57 close,61 getdents64,63 read,64 write,65 readv,"
+    "66 writev,67 pread64,68 pwrite64,79 newfstatat,80 fstat,82 fsync,83 fdatasync,202 accept,"
+    "203 connect,206 sendto,207 recvfrom,211 sendmsg,212 recvmsg,242 accept4,291 statx"
 )
 _TABLES = {"x86_64": _X86, "aarch64": _ARM}
 _WAITS = re.compile(r"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
@@ -56,22 +52,6 @@ _PATH = 1024  # bytes of a path that are read
 
 
 CALLS = dict(pair.split() for pair in _TABLES.get(platform.machine(), "").split(",") if pair)
-
-
-def facts(pid: int, proc: Path = Path("/proc")) -> str:
-    """Return "state S in futex_do_wait, futex" of the main thread, with the threads in state D."""
-    threads = [_thread(proc / str(pid), pid)]
-    try:
-        tids = sorted(int(name) for name in os.listdir(proc / str(pid) / "task"))  # noqa: PTH208
-    except (OSError, ValueError):
-        tids = []
-    for tid in tids[:256]:
-        if len(threads) > OTHERS:
-            break
-        if tid != pid and state(tid, proc / str(pid) / "task") == "D":
-            text = _thread(proc / str(pid) / "task" / str(tid), tid)
-            threads.append(f"thread {tid} {text}")
-    return "; ".join(text for text in threads if text)
 
 
 def waited_device(pid: int, proc: Path = Path("/proc")) -> str:
@@ -111,23 +91,6 @@ def waited_file(pid: int, proc: Path = Path("/proc")) -> str:
     return path if path.startswith("/") and not path.startswith(_NO_STORAGE) else ""
 
 
-def state(tid: int, directory: Path = Path("/proc")) -> str:
-    """Return the state of a process or thread as in /proc/PID/stat; "" if it is gone."""
-    try:
-        return process_stat.read(tid, str(directory)).state
-    except (OSError, ValueError):
-        return ""
-
-
-def is_still(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Return whether one of its threads is stopped, traced, or waits for a device (state D)."""
-    try:
-        tids = os.listdir(proc / str(pid) / "task")  # noqa: PTH208
-    except OSError:
-        return True
-    return any(state(int(tid), proc / str(pid) / "task") in ("", *"DTtZX") for tid in tids)
-
-
 def killed_children(pid: int) -> str:
     """Return the children that a signal has ended and for which the process has not waited."""
     found = []
@@ -140,13 +103,13 @@ def killed_children(pid: int) -> str:
             continue
         if name:
             found.append(f"{child} ({one_line(process.name, NAME)}) by {name}")
-    more = f" and {len(found) - OTHERS} more" if len(found) > OTHERS else ""
-    shown = ", ".join(found[:OTHERS])
+    more = f" and {len(found) - CHILDREN} more" if len(found) > CHILDREN else ""
+    shown = ", ".join(found[:CHILDREN])
     return f"killed and not waited for: its child {shown}{more}" if found else ""
 
 
 def is_writing(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Return whether one of its threads waits in write(): a stop or a signal would cut that short.
+    """Return whether one of its threads waits in write(): a signal would cut that short.
 
     The call returns the number of bytes written so far, and many programs do not write the rest.
     """
@@ -182,23 +145,6 @@ def drained(before: Mapping[int, int], after: Mapping[int, int]) -> int:
     return PAGESIZE * sum(max(0, n - before.get(tid, n)) for tid, n in after.items())
 
 
-def _thread(directory: Path, tid: int) -> str:
-    now = state(tid, directory.parent)
-    if not now:
-        return ""
-    text = f"state {now}"
-    place = _read(directory / "wchan")
-    if place not in ("", "0"):
-        text += f" in {one_line(place, WORD)}"
-    words = _read(directory / "syscall").split()
-    if words and words[0].isdigit():
-        name = CALLS.get(words[0], f"system call {words[0]}")
-        text += f", {name}"
-        if _OF_A_FILE.fullmatch(name) and len(words) > 1:
-            text += _file(directory, words[1])
-    return text
-
-
 def _link(base: Path, word: str) -> str:
     number = int(word, 16) & 0xFFFFFFFF
     link = base / "cwd" if number == _HERE else base / "fd" / str(number)
@@ -219,14 +165,6 @@ def _string(memory: Path, address: int) -> str:
     finally:
         os.close(file)
     return found.partition(b"\0")[0].decode(errors="replace")
-
-
-def _file(directory: Path, word: str) -> str:
-    try:
-        path = os.readlink(directory / "fd" / str(int(word, 16)))  # noqa: PTH115
-    except (OSError, ValueError):
-        return ""
-    return f" of {one_line(path, WORD)}"
 
 
 def _read(path: Path) -> str:

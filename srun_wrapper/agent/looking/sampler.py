@@ -26,7 +26,7 @@ from srun_wrapper.agent.looking.roles import (
 )
 from srun_wrapper.agent.looking.work import tracer, used
 from srun_wrapper.agent.processes import process_tree
-from srun_wrapper.protocol.looking_messages import LAUNCHER, RANK, ROLES, Look
+from srun_wrapper.protocol.looking_messages import LAUNCHER, LOADER, RANK, ROLES, Look
 from srun_wrapper.protocol.messages import SlotActivity
 
 STILL = ("T", "t", "D")  # states in which a process answers no signal
@@ -75,8 +75,7 @@ def sample(
         if p in by_pid
     ]
     for look in looks:
-        if look.role == RANK and look.state == "D":
-            look.device = one_line(kernel.waited_device(look.pid), kernel.WORD)
+        note_kernel(look)
     awake = "S" if after.state == "T" else after.state  # a stopped helper says nothing
     return SlotActivity(
         local,
@@ -89,6 +88,18 @@ def sample(
         used(pids, ranks),
         tracer(pids),
     )
+
+
+def note_kernel(look: Look) -> None:
+    """Note for which device or file a rank or its loader waits in state D, else a rank's killed
+    children."""
+    if look.role in (RANK, LOADER) and look.state == "D":
+        device = one_line(kernel.waited_device(look.pid), kernel.WORD)
+        look.device = device if look.role == RANK else ""
+        if path := device or one_line(kernel.waited_file(look.pid), kernel.WORD):
+            look.kernel = f"waits for {path} in state D"
+    elif look.role == RANK:
+        look.kernel = kernel.killed_children(look.pid)
 
 
 def glance(

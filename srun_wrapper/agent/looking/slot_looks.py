@@ -7,20 +7,14 @@ from pathlib import Path
 
 from srun_wrapper.agent.looking import sampler
 from srun_wrapper.agent.looking.bounds import budget
-from srun_wrapper.agent.looking.closer import in_depth
-from srun_wrapper.agent.looking.native import NativeReader
 from srun_wrapper.agent.looking.recorders import read_all
-from srun_wrapper.agent.looking.roles import members
 from srun_wrapper.agent.loop import Loop
 from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 from srun_wrapper.protocol.messages import Inspect, Inspected, Message, SlotActivity
 
 
 class SlotLooks:
-    """Inspections and closer looks of one slot, in threads; at most one closer look at a time.
-
-    A closer look gives way to everything: an inspection, a signal or a stop cancels it.
-    """
+    """Inspections and closer looks of one slot, in threads."""
 
     def __init__(
         self,
@@ -39,7 +33,6 @@ class SlotLooks:
         self._tree = tree
         self._running = running
         self._emit = emit
-        self._reader = NativeReader()
         self._budget = budget(1)
 
     def share(self, slots: int) -> None:
@@ -66,22 +59,14 @@ class SlotLooks:
         self._loop.run_in_thread(work, done, SlotActivity(local, "R", 0.0, 0))
 
     def closer(self, order: LookCloser) -> None:
-        self.cancel()
         pid, epoch = self._running()
         nothing = LookedCloser(order.token, self._local)
         if pid <= 0:
             self._emit(nothing)
             return
-        reader = self._reader = NativeReader()
         tree, directory = self._tree(), self._directory
 
         def work() -> LookedCloser:
-            found = () if order.pids else read_all(directory, epoch, tree)
-            processes = in_depth(members(tree, pid), order.pids, reader)
-            return LookedCloser(order.token, self._local, found, processes)
+            return LookedCloser(order.token, self._local, read_all(directory, epoch, tree))
 
         self._loop.run_in_thread(work, self._emit, nothing)
-
-    def cancel(self) -> None:
-        """End a closer look now, so that the process whose native stack it reads goes on."""
-        self._reader.cancel()

@@ -22,7 +22,7 @@ from srun_wrapper.protocol.looking_messages import WorkCounters
 _TICK = os.sysconf("SC_CLK_TCK")
 _MINOR, _MAJOR = 7, 9  # page faults, in ``ProcessStat.fields``
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-OURS = "py-spy"  # a tracer that this program starts itself
+PASSING = "py-spy"  # a profiler that stops a process for moments, no debugger
 
 # linux/inet_diag.h, linux/sock_diag.h; bytes_acked and bytes_received of tcp_info in linux/tcp.h.
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _DONE, _ERROR = 4, 20, 3, 2
@@ -63,10 +63,10 @@ def tracer(pids: Sequence[int], proc: str = "/proc") -> str:
             found = process_tree.tracer_of(pid, proc)
             if not found and process_stat.read(pid, proc).state == "t":
                 return "a debugger"  # of another pid namespace
-            name = process_stat.read(found, proc).name if found else OURS
+            name = process_stat.read(found, proc).name if found else PASSING
         except (OSError, ValueError):
             continue  # gone meanwhile
-        if name != OURS:
+        if name != PASSING:
             return f"{one_line(name, 16)} (pid {found})"
     return ""
 

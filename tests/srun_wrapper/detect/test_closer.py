@@ -1,4 +1,4 @@
-"""The closer look after the early one: whom it asks, what it adds, and nobody waits for it."""
+"""The closer look after the early one: what it adds, and nobody waits for it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from waiting import idle
 
 from srun_wrapper.decide.diagnose import diagnose
 from srun_wrapper.detect import hang_watch
-from srun_wrapper.detect.closer import in_depth
 from srun_wrapper.detect.hang_watch import WINDOW
-from srun_wrapper.locate.locate import Located
-from srun_wrapper.locate.ranks import RankView
 from srun_wrapper.locate.recorded import Recorded, RecordedCall, RecordedGroup
-from srun_wrapper.protocol.closer_messages import Closer, LookCloser, LookedCloser
+from srun_wrapper.protocol.closer_messages import LookCloser, LookedCloser
 from srun_wrapper.protocol.messages import Inspected, SlotActivity
 
 MISSING = "flight recorder: rank 3 has not entered all_reduce #7 of group 0; the other 5 have"
@@ -50,14 +47,6 @@ class Closely(Watched):
                 token = self.closer(rank // 2)[0].token
                 self.job.say(rank // 2, LookedCloser(token, rank % 2, (seen,)))
             await idle()
-            for order in self.closer(1)[1:]:
-                deep = tuple(
-                    Closer(pid, "python", "state S in futex_do_wait, futex", ("read (libc.so.6)",))
-                    for pid in order.pids
-                )
-                self.job.say(1, LookedCloser(order.token, 0))
-                self.job.say(1, LookedCloser(order.token, 1, (), deep))
-            await idle()
 
         asyncio.run(scene())
 
@@ -75,22 +64,16 @@ class Closely(Watched):
         return failure.evidence
 
 
-def test_it_reads_all_recorders_and_looks_at_the_suspect_in_depth() -> None:
+def test_it_reads_all_recorders() -> None:
     w = Closely()
     w.early_and_closer()
-    assert [[order.pids for order in w.closer(node)] for node in range(3)] == [
-        [()],
-        [(), (9,)],
-        [()],
-    ]
-    (first, second) = w.said
-    assert first[0] == first[1] and first[0][0].startswith(MISSING)
-    native = ("rank 3 on n1, native: read (libc.so.6) (state S in futex_do_wait, futex)",)
-    assert second == (native, native)
+    assert [len(w.closer(node)) for node in range(3)] == [1, 1, 1]
+    ((lines, news),) = w.said
+    assert lines == news and lines[0].startswith(MISSING)
     assert not w.job.state.failures
     evidence = w.hung()
     assert evidence[1].startswith("rank 3 is in no collective")
-    assert evidence[3].startswith(MISSING) and evidence[4:5] == native
+    assert evidence[3].startswith(MISSING)
     (failure,) = w.job.state.failures
     assert (failure.suspects, failure.node) == ((), "n1")
 
@@ -98,7 +81,7 @@ def test_it_reads_all_recorders_and_looks_at_the_suspect_in_depth() -> None:
 def test_nobody_stands_out_by_stack_but_one_is_missing() -> None:
     w = Closely()
     w.early_and_closer(stuck=-1)
-    assert not w.told and w.closer(1)[0].pids == ()
+    assert not w.told
     ((lines, news),) = w.said
     assert lines == news and lines[0].startswith(MISSING)
     assert w.hung()[1:2] == lines
@@ -166,21 +149,6 @@ def test_a_slip_of_ours_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     w.early()
     assert w.told and not w.said
     assert w.hung(3)
-
-
-def test_few_processes_are_looked_at_in_depth() -> None:
-    load = ("_try_get_data (torch/utils/data/dataloader.py:1)", "<module> (t.py:1)")
-    worker, odd = ("get (queues.py:3)", "_worker_loop (w.py:8)"), ("stuck (d.py:1)",)
-    loaders = ((50, worker), (51, odd))
-    views = [RankView(n, f"n{n}", load, "S", 1, loaders, "", 100 + n) for n in range(4)]
-    views[0] = RankView(0, "n0", load, "T", 1, (), "", 100)
-    views[3] = RankView(3, "n3", load, "S", 1, ((60, worker),) * 9, "", 103)
-    assert in_depth(views, Located((0, 1, 2), ("n1",))) == {
-        ("n1", 101): (1, ""),
-        ("n1", 51): (1, "data-loader worker 51"),
-        ("n2", 102): (2, ""),
-        ("n2", 51): (2, "data-loader worker 51"),
-    }
 
 
 @pytest.mark.parametrize("waited", [15.0, 3.0], ids=["for longer than the limit", "not yet"])

@@ -262,3 +262,15 @@ def test_other_ranks_have_those_of_their_slots() -> None:
         (2, "S", SLEEP),
         (3, "T", ()),
     ]
+
+
+def test_what_the_kernel_shows_of_a_rank_and_its_loader() -> None:
+    job = Job(2, 0)
+    rank, worker, other = look(SLEEP, rank=3), look(LOOP, LOADER, 3), look(LOOP, LOADER, 3)
+    rank.kernel = "waits for /data/a in state D"
+    worker.pid, worker.kernel = 12, "waits for /data/b in state D"
+    (view,) = rank_views(job.state.world, [(job.node(1), (sample(1, rank, other, worker),))])
+    assert view.kernel == f"{rank.kernel}; its data-loader worker 12 {worker.kernel}"
+    rank.kernel = ""
+    (view,) = rank_views(job.state.world, [(job.node(1), (sample(1, rank, other, worker),))])
+    assert view.kernel == f"its data-loader worker 12 {worker.kernel}"

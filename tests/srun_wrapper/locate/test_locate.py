@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -248,3 +249,17 @@ def test_the_story_says_why_there_are_no_stacks() -> None:
     refused = "py-spy was refused: kernel.yama.ptrace_scope = 1"
     found = [RankView(rank, "n1", failed=refused) for rank in range(3)]
     assert told(found) == ("no rank stands out", f"no stack of 3 of 3 ranks: {refused}")
+
+
+def test_the_story_has_what_the_kernel_shows_the_rank_that_is_waited_for_first() -> None:
+    found = views([SLEEP if rank == 4 else REDUCE for rank in range(6)])
+    for rank in (0, 1, 2, 4):
+        found[rank] = replace(found[rank], kernel=f"waits for /data/{rank} in state D")
+    assert told(found)[2:5] == (
+        "rank 4 on n4: waits for /data/4 in state D",
+        "rank 0 on n0: waits for /data/0 in state D",
+        "rank 1 on n1: waits for /data/1 in state D",
+    )
+    alone = views([SLEEP])
+    alone[0] = replace(alone[0], kernel="killed and not waited for: its child 9 (sleep) by SIGKILL")
+    assert told(alone)[1] == f"rank 0 on n0: {alone[0].kernel}"

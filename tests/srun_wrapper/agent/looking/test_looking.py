@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from srun_wrapper.agent.looking import dumps, fallback, kernel
+from srun_wrapper.agent.looking import dumps, fallback, kernel, sampler
 from srun_wrapper.agent.looking.bounds import MOST, bounded, budget
 from srun_wrapper.agent.looking.dumps import stacks, why
 from srun_wrapper.agent.looking.roles import TreeProcess, roles, seen_role
@@ -246,7 +246,7 @@ def test_all_slots_of_a_node_fit_in_a_message(slots: int, most: int) -> None:
         ("openat", "0xffffff9c 0x60", "/home/ada/part"),
         ("openat", "0x6 0x60", "/data/part"),
         ("openat", "0xffffff9c 0x9999999999999999", ""),
-        ("futex", "0x40", ""),
+        ("", "999 0x40 0x0 0x0 0x0 0x0 0x0 0x0", ""),  # a call of no file
         ("", "running", ""),
     ],
 )
@@ -290,3 +290,33 @@ def test_no_page_is_read_that_the_system_call_has_not_read(
 
     monkeypatch.setattr(kernel.os, "pread", note)
     assert (kernel._string(tmp_path / "mem", at), seen) == (path, read)
+
+
+@pytest.mark.parametrize(
+    ("role", "state", "device", "file", "noted", "shown"),
+    [
+        (RANK, "D", "/dev/nvidia0", "", "/dev/nvidia0", "waits for /dev/nvidia0 in state D"),
+        (RANK, "D", "", "/data/x", "", "waits for /data/x in state D"),
+        (LOADER, "D", "", "/data/x", "", "waits for /data/x in state D"),
+        (LOADER, "D", "/dev/nvidia0", "", "", "waits for /dev/nvidia0 in state D"),
+        (RANK, "D", "", "", "", ""),
+        (RANK, "S", "/dev/nvidia0", "/data/x", "", "its dead"),
+        (LOADER, "S", "", "/data/x", "", ""),
+        (OTHER, "D", "", "/data/x", "", ""),
+    ],
+)
+def test_what_a_look_notes_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+    state: str,
+    device: str,
+    file: str,
+    noted: str,
+    shown: str,
+) -> None:
+    monkeypatch.setattr(kernel, "waited_device", lambda _pid: device)
+    monkeypatch.setattr(kernel, "waited_file", lambda _pid: file)
+    monkeypatch.setattr(kernel, "killed_children", lambda _pid: "its dead")
+    look = Look(7, role, state)
+    sampler.note_kernel(look)
+    assert (look.device, look.kernel) == (noted, shown)

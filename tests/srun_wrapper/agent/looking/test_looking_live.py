@@ -156,3 +156,28 @@ def test_the_file_that_a_real_process_waits_for(tmp_path: Path) -> None:
         assert found == str(tmp_path / "data"), call
     assert filesystems.point_of(os.getpid(), "/proc/self/x") == "/proc"
     assert kernel.waited_file(os.getpid()) == "", "it runs"
+
+
+def test_a_program_that_writes_is_not_sent_the_signal(
+    drive: Any, tmp_path: Path, refused: str
+) -> None:
+    """The signal would end its write() early, and many programs do not write the rest."""
+    code = (
+        f"{PATHS}import threading, time, robust_slurm;robust_slurm.beat(1);r, w = os.pipe()\n"
+        "def read():\n"
+        f"    while not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\n"
+        "    while os.read(r, 1 << 20): pass\n"
+        "threading.Thread(target=read, daemon=True).start()\n"
+        f"print(os.getpid(), file=open('{tmp_path}/writes', 'w'), flush=True)\n"
+        "n = os.write(w, bytes(1 << 20))\n"
+        f"open('{tmp_path}/wrote', 'w').write(str(n)); time.sleep(600)"
+    )
+    d = drive("python3", "-c", code, py_spy=refused)
+    d.launch()
+    pid = tmp_path / "writes"
+    d.wait(lambda: pid.exists() and pid.read_text() and kernel.is_writing(int(pid.read_text())))
+    sample = looked(d)
+    assert [look.failed for look in sample.looks] == ["py-spy was refused: no permission"]
+    (tmp_path / "go").touch()
+    d.wait(lambda: (tmp_path / "wrote").exists() and (tmp_path / "wrote").read_text() != "")
+    assert (tmp_path / "wrote").read_text() == str(1 << 20)
