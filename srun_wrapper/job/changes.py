@@ -10,8 +10,7 @@ from collections.abc import Callable
 class Changes:
     """Wakes all waiters at each change.
 
-    A flag that waiters clear would lose changes: on Python 3.11 ``wait_for`` begins to wait one
-    turn of the loop later, and another waiter may clear the flag in between.
+    A flag that waiters clear would lose changes: another waiter may clear it before this one looks.
     """
 
     def __init__(self) -> None:
@@ -34,7 +33,10 @@ class Changes:
             if left is not None and left <= 0:
                 return False
             try:
-                await asyncio.wait_for(self.next.wait(), left)
+                # On Python 3.11 wait_for() loses a cancellation that comes together with a change,
+                # and robust-srun then waited for an inspection (13 s) before it ended.
+                async with asyncio.timeout(left):
+                    await self.next.wait()
             except TimeoutError:
                 return ready()
         return True
