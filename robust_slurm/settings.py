@@ -138,7 +138,7 @@ class Config:
         minimum=0.1,
     )
     busy_limit: float = _setting(
-        1800.0, "hang_limit of a job whose ranks show signs of work", unit="s", minimum=0.1
+        7200.0, "hang_limit of a job whose ranks show signs of work", unit="s", minimum=0.1
     )
     start_limit: float = _setting(
         1800.0,
@@ -206,7 +206,7 @@ class Config:
         unit="s",
     )
     mute_limit: float = _setting(
-        15.0,
+        30.0,
         "how long a node whose kernel answers may be silent, and the job without a step, until it "
         "is lost; where no steps are seen stall_limit applies",
         unit="s",

@@ -103,6 +103,11 @@ class Means:
     resize_failed: bool = False  # the ranks have made no step in a world of this size
     again: bool = False  # ranks were started before in this job step
 
+    @property
+    def in_place(self) -> bool:
+        """True if the ranks can be started again in the job's step."""
+        return not self.never and not self.world
+
     def one_world(self, tail: str) -> str:
         """Return why ranks that ended so cannot be started again in the step; "": they can.
 

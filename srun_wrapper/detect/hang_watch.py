@@ -75,9 +75,12 @@ class HangWatch:
         mesh: Callable[[], Mapping[str, int]] = dict,
         tell: Tell = lambda _located, _lines, _silent: None,
         tell_closer: TellCloser = lambda _lines, _news: None,
+        restartable: Callable[[], bool] = lambda: True,
     ) -> None:
         """``excused``: whether the ranks wait for a file system that does not answer; ``mesh``: the
-        job's parallel dimensions, as far as they are known."""
+        job's parallel dimensions, as far as they are known; ``restartable``: whether the ranks can
+        be started again in this step: else a hang would be the end of the job."""
+        self._restartable = restartable
         self._state = state
         self._config = state.config
         self._pace = state.pace
@@ -101,6 +104,7 @@ class HangWatch:
         self._traced = ""  # the debugger that traces a rank, as it was printed
         self._hung_at: StallPlace | None = None  # the place of the last hang
         self._times = 0  # hangs in a row at that place
+        self._was_stopped = False  # a rank was stopped in the last of them
         self._told_again: tuple[float, float] | None = None
 
     def look(self, now: float) -> None:
@@ -110,9 +114,10 @@ class HangWatch:
             pace.excuse(now)
         if not self._config.hang or now < self._next:
             return
-        if pace.silent(now) < pace.inspect_after():
+        if pace.silent(now) < pace.limit():
             self._partial = 0
             self._look_early(now)
+        if pace.silent(now) < pace.inspect_after():
             return
         if not self._beating() and not pace.phase:
             # A command that never reported a step may only be slow; only stopped processes show
@@ -229,6 +234,7 @@ class HangWatch:
         pace, ending = state.pace, state.world.is_ending()
         self._signs.note(now, samples, WINDOW)
         pace.again = self._times if self._hung_at and self._place().same(self._hung_at) else 0
+        pace.stopped_again = self._was_stopped
         verdict = self._judge(now, samples, ending)
         beyond = pace.silent(now) >= pace.limit()
         due = beyond and not ending and now >= self._recorders_next
@@ -247,8 +253,8 @@ class HangWatch:
         if beyond and pace.again and self._beating():
             self._tell_again()
         stopped = all(samples[r].state == "T" for r in verdict.ranks) and verdict.ranks
-        may = state.config.max_restarts > 0 and (self._beating() or stopped or pace.phase)
-        if verdict.hung and may:
+        known = self._beating() or stopped or pace.phase
+        if verdict.hung and known and state.config.max_restarts > 0 and self._restartable():
             self._hung(verdict.why, verdict.ranks, ranks, replies, ending)
         elif state.config.verbose:
             state.on_news(f"no step for {pace.silent(now):.1f} s: {verdict.why}")
@@ -362,7 +368,7 @@ class HangWatch:
         state = self._state
         place = self._place()
         self._times = self._times + 1 if self._hung_at and place.same(self._hung_at) else 1
-        self._hung_at = place
+        self._hung_at, self._was_stopped = place, bool(stopped)
         named = [node for node in active(state, replies) if node.name in nodes]
         own = {node.name: own_evidence(node, replies[node.key].samples) for node in named}
         own = {name: found for name, found in own.items() if found}

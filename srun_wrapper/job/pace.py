@@ -14,11 +14,11 @@ time the job waits four times as long. Nothing else can be done for it, and unde
 as well.
 
 Once a rank has ended well the job is ending: the others may evaluate, save or upload at their own
-pace, within the start allowance.
+pace, as under srun.
 
-A rank that waits for its GPU uses a whole core, since CUDA spins. So a rank's CPU time is a sign of
-work only where its stack moves or is not known. If a flight recorder has a rank in one collective
-for longer than the limit, the rank waits, whatever CPU it uses.
+A rank that waits for its GPU uses a whole core, since CUDA spins. So the CPU time of a rank that
+has a GPU open is a sign of work only where its stack moves or is not known. If a flight recorder
+has a rank in one collective for longer than the limit, the rank waits, whatever CPU it uses.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ QUIET_FAULTS = 10  # page faults per second, per rank
 LOCATE = 2.0  # s without a step until the ranks are looked at for the first time
 LOCATE_FACTOR = 3.0  # slowest steps, likewise
 LATEST = 5.0  # s from the end of a step until it is known here, and recorders have been read
-START_INSPECT = 30.0  # s between inspections during start-up, for stopped ranks only
+START_INSPECT = 30.0  # s until a first inspection, for stopped ranks only, below the limit
 
 
 @dataclass(slots=True)
@@ -54,6 +54,7 @@ class Pace:
     start_limit: float
     hang_limit: float = 300.0
     again: int = 0  # times that the stall of now has come back after a restart
+    stopped_again: bool = False  # and a rank was stopped the last time
     slowest: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     epoch_since: float = 0.0
@@ -156,8 +157,8 @@ class Pace:
         return None if self.unknown or self.phase else max(LOCATE, LOCATE_FACTOR * self.slowest)
 
     def inspect_after(self) -> float:
-        """Seconds without an advance after which a first inspection is due."""
-        return min(self.limit(), max(START_INSPECT, self.floor)) if self.unknown else self.limit()
+        """Seconds without an advance after which a first inspection is due, for stopped ranks."""
+        return min(self.limit(), max(START_INSPECT, self.floor))
 
 
 @dataclass(slots=True)
@@ -210,12 +211,14 @@ def sign_of_work(
             return "starts or ends processes"
         if used.io - before.io > QUIET_IO * seconds:
             return "reads or writes"
-        if used.sockets - before.sockets > QUIET_IO * seconds:
+        if min(used.sockets, before.sockets) >= 0 and (
+            used.sockets - before.sockets > QUIET_IO * seconds
+        ):
             return "sends or receives"
         if used.faults - before.faults > QUIET_FAULTS * seconds:
             return "maps memory or files"
         if used.cpu - before.cpu > QUIET_CPU * seconds:
-            return "computes in a child process"
+            return "computes"
     if sample.cpu > QUIET_CPU * window + 0.02 and not sample.stack:
         return "uses the CPU"
     return ""
@@ -248,14 +251,15 @@ def judge(
     """
     silent = pace.silent(now)
     stopped = tuple(sorted(r for r, s in samples.items() if s.state == "T"))
-    if stopped and not pace.again and silent >= min(pace.limit(), max(START_INSPECT, pace.floor)):
+    at_once = not (pace.again and pace.stopped_again)  # it stops itself, each time
+    if stopped and at_once and silent >= min(pace.limit(), max(START_INSPECT, pace.floor)):
         names = ", ".join(map(str, stopped))
         return HangVerdict(True, f"rank {names} is stopped (state T)", stopped)
     if silent < pace.limit():
         return HangVerdict(False, "within the limit")
-    if ending and silent < pace.start_limit:
+    if ending:
         return HangVerdict(False, "the job is ending: some ranks have exited with code 0")
-    if mismatch and not ending:
+    if mismatch:
         return HangVerdict(True, f"no step for {silent:.1f} s: {mismatch}")
     # Only collectives entered since the last step: older open ones did not prevent that step.
     least, most = pace.limit(), silent + pace.slowest + LATEST

@@ -19,9 +19,9 @@ ROLES = (RANK, LAUNCHER, LOADER, OTHER)
 class WorkCounters(msgspec.Struct, array_like=True, gc=False):
     """The sums of the counters of a slot's processes, which only grow."""
 
-    cpu: float  # s, of all processes but the ranks
+    cpu: float  # s, of all processes but ranks that have a GPU open
     io: int  # bytes read and written through system calls
-    sockets: int  # bytes that their open TCP connections have carried
+    sockets: int  # bytes that their open TCP connections have carried; -1: not known
     faults: int  # page faults: memory that is mapped, as a mapped file that is written
     processes: int  # a number made of their pids
 

@@ -329,7 +329,8 @@ class Supervisor:
         state, excused = self.state, self._excused
         launch = LaunchWatch(state, say, self._disturbed)
         tell = self.journal.located, self.journal.looked_closer
-        hang = HangWatch(state, excused, self.topology.mesh, *tell)
+        restartable = lambda: self.nodes.means.now().in_place  # noqa: E731
+        hang = HangWatch(state, excused, self.topology.mesh, *tell, restartable)
         slowness = self.nodes.slowness
         slow = SlowWatch(state, excused, slowness.found, slowness.eased)
         always = (

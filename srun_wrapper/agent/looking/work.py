@@ -5,6 +5,7 @@ The counters only grow; robust-srun compares those of two inspections (``job.pac
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -21,6 +22,7 @@ from srun_wrapper.protocol.looking_messages import WorkCounters
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _MINOR, _MAJOR = 7, 9  # page faults, in ``ProcessStat.fields``
+GPUS = ("/dev/nvidia", "/dev/kfd")
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 PASSING = "py-spy"  # a profiler that stops a process for moments, no debugger
 
@@ -39,21 +41,26 @@ _ANSWERS = 256  # parts of an answer that are read: hosts may have many connecti
 def used(pids: Sequence[int], ranks: Collection[int]) -> WorkCounters:
     """Return what these processes have used so far; ended ones count as nothing.
 
-    ``ranks``: those of them whose CPU time does not count, as a rank that waits for its GPU spins.
+    ``ranks``: those of them that may wait for a GPU. One that has one open spins while it waits, so
+    its CPU time does not count.
     """
     ticks = io = faults = 0
     found = []
+    inodes: set[int] = set()
     for pid in pids:
         try:
             process = process_stat.read(pid)
             faults += int(process.fields[_MINOR]) + int(process.fields[_MAJOR])
         except (OSError, ValueError):
             continue
-        ticks += 0 if pid in ranks else process.ticks
         found.append(pid)
         io += _io(pid)
+        files = _open_files(pid)
+        inodes.update(int(match[1]) for match in map(_SOCKET.fullmatch, files) if match)
+        spins = pid in ranks and any(file.startswith(GPUS) for file in files)
+        ticks += 0 if spins else process.ticks
     number = zlib.crc32(" ".join(map(str, sorted(found))).encode())
-    return WorkCounters(ticks / _TICK, io, socket_bytes(found), faults, number)
+    return WorkCounters(ticks / _TICK, io, socket_bytes(inodes), faults, number)
 
 
 def tracer(pids: Sequence[int], proc: str = "/proc") -> str:
@@ -81,30 +88,27 @@ def _io(pid: int) -> int:
     return int(words.get("rchar", 0)) + int(words.get("wchar", 0))
 
 
-def socket_bytes(pids: Sequence[int]) -> int:
-    """Return the bytes that the open TCP connections of these processes have carried.
+def _open_files(pid: int) -> list[str]:
+    """Return what the descriptors of a process are open on."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(entry.path))  # noqa: PTH115
+    return found
 
-    send() and recv() do not count in /proc/PID/io. 0 where the kernel does not tell.
+
+def socket_bytes(inodes: Collection[int]) -> int:
+    """Return the bytes that those of these sockets that are TCP connections have carried.
+
+    send() and recv() do not count in /proc/PID/io. -1 where the kernel does not tell.
     """
-    inodes: set[int] = set()
-    for pid in pids:
-        try:
-            entries = list(os.scandir(f"/proc/{pid}/fd"))
-        except OSError:
-            continue
-        for entry in entries:
-            try:
-                match = _SOCKET.fullmatch(os.readlink(entry.path))  # noqa: PTH115
-            except OSError:
-                continue
-            if match:
-                inodes.add(int(match[1]))
     if not inodes:
         return 0
     try:
         return sum(_carried(family, inodes) for family in (socket.AF_INET, socket.AF_INET6))
     except (OSError, struct.error, ValueError):
-        return 0
+        return -1
 
 
 def _carried(family: int, inodes: Collection[int]) -> int:

@@ -52,6 +52,7 @@ class Watched:
     def passes(self, seconds: float) -> None:
         """Let so much time pass since the last step, as if the early look was that long ago."""
         self.job.state.pace.last -= seconds
+        self.job.state.changed.set()  # the next look runs in another loop
         self.hang._looked_for = self.job.state.pace.last
         if self.hang._located is not None:
             self.hang._located = (self.hang._since(), *self.hang._located[1:])
@@ -190,6 +191,26 @@ def test_the_failure_names_what_was_located(still: bool) -> None:
     assert failure.suspects == ()
     assert "no rank did anything" in failure.evidence[0]
     assert "rank 3 is in no collective" in failure.evidence[1]
+
+
+@pytest.mark.parametrize("why", ["no restarts", "not in this step"])
+def test_a_hang_that_would_end_the_job_is_only_looked_at(why: str) -> None:
+    """Under --mpi=pmix, with input that is used up, or with max_restarts = 0: srun would wait."""
+    w = Watched(20.0)
+    if why == "no restarts":
+        w.job.state.config = w.job.state.config.__class__(max_restarts=0)
+        w.hang = HangWatch(w.job.state)
+    else:
+        w.hang = HangWatch(w.job.state, restartable=lambda: False)
+    w.early()
+    assert w.asked() and not w.job.state.failures
+
+
+def test_stopped_ranks_are_looked_for_though_a_step_took_long_once() -> None:
+    w = Watched(31.0)
+    w.job.state.pace.slowest = 200.0
+    w.early()
+    assert [order.window for order in w.asked()] == [1.0]
 
 
 def test_a_location_from_before_a_phase_says_nothing_about_a_hang_inside_it() -> None:

@@ -7,6 +7,7 @@ import time
 
 from made_job import Job
 
+from srun_wrapper.job.changes import Changes
 from srun_wrapper.protocol.messages import SlotLost
 
 
@@ -40,3 +41,20 @@ def test_a_waiter_that_begins_takes_no_news_from_another() -> None:
         assert done, "the first waiter has not heard of the failure"
 
     asyncio.run(check())
+
+
+def test_a_cancellation_together_with_a_change_is_not_lost() -> None:
+    """robust-srun waited for an inspection (13 s) when its ranks ended in the middle of it."""
+
+    async def scene() -> float:
+        changes = Changes()
+        waiting = asyncio.create_task(changes.until(lambda: False, 10.0))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        changes.set()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+        return time.monotonic() - began
+
+    assert asyncio.run(scene()) < 5.0

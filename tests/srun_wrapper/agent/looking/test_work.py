@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -16,6 +17,7 @@ from places import PROGRAMS
 from waiting import until
 
 from robust_slurm import process_stat
+from srun_wrapper.agent.looking import work
 from srun_wrapper.agent.looking.roles import TreeProcess, is_stopped
 from srun_wrapper.agent.looking.work import socket_bytes, tracer, used
 
@@ -62,7 +64,7 @@ def test_what_a_connection_carries_is_seen(family: socket.AddressFamily) -> None
             while got < MB:
                 got += len(end.recv(MB))
             sent()
-            until(lambda: socket_bytes([process.pid]) - before.sockets >= MB, "1 MB was sent")
+            until(lambda: used([process.pid], ()).sockets - before.sockets >= MB, "1 MB was sent")
             assert used([process.pid], ()).io - before.io < MB // 4
             end.close()
 
@@ -75,7 +77,7 @@ def threaded(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def test_a_process_without_connections_has_carried_nothing() -> None:
-    assert socket_bytes([os.getpid()]) >= 0 and socket_bytes([]) == 0
+    assert socket_bytes([]) == 0 == socket_bytes([1])
 
 
 @pytest.mark.parametrize(
@@ -104,10 +106,17 @@ def children(pid: int) -> list[int]:
     return [one for one, parent in process_stat.parents().items() if parent == pid]
 
 
-def test_a_ranks_own_cpu_does_not_count() -> None:
-    with child("print()\nwhile True: pass") as process:
-        until(lambda: used([process.pid], ()).cpu > 0.1, "some CPU time")
+def test_the_cpu_of_a_rank_with_a_gpu_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It spins while it waits. The file stands for the device, which this machine has not."""
+    device = tmp_path / "nvidia0"
+    device.touch()
+    with child(f"f = open({str(device)!r}); print()\nwhile True: pass") as process:
+        until(lambda: used([process.pid], [process.pid]).cpu > 0.1, "some CPU time")
+        monkeypatch.setattr(work, "GPUS", (str(tmp_path / "nvidia"),))
         assert used([process.pid], [process.pid]).cpu == 0.0
+        assert used([process.pid], ()).cpu > 0.1
 
 
 def test_a_debugger_is_named() -> None:
