@@ -109,7 +109,7 @@ def children(pid: int) -> list[int]:
 def test_the_cpu_of_a_rank_with_a_gpu_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It spins while it waits. The file stands for the device, which this machine has not."""
+    """A wait for a GPU spins. The file stands for the device, which this machine has not."""
     device = tmp_path / "nvidia0"
     device.touch()
     with child(f"f = open({str(device)!r}); print()\nwhile True: pass") as process:
