@@ -208,7 +208,8 @@ class Config:
     mute_limit: float = _setting(
         30.0,
         "how long a node whose kernel answers may be silent, and the job without a step, until it "
-        "is lost; where no steps are seen stall_limit applies",
+        "is lost (or three times the slowest step, if longer); where no steps are seen stall_limit "
+        "applies",
         unit="s",
         minimum=1,
     )

@@ -155,13 +155,14 @@ def end_leftovers(
     signalled: dict[tuple[int, int], Process] = {}
     looked = 0.0
     slurmd = processes.own_unit()
+    named = job in sluids.values()
 
     def scan() -> tuple[list[Process], list[Process], bool]:
         nonlocal looked
         looked = time.time()
         found = processes.scan(uid, sluids)
         alone = not processes.others(found, steps, job, uid)
-        left = processes.leftovers(found, job, uid, mode, alone, slurmd)
+        left = processes.leftovers(found, job, uid, mode, alone, slurmd, named=named)
         there = {p.pid for p in found if p.uid == uid and p.state not in "ZX"}
         gone = alone and there == {p.pid for p in left}
         return left, processes.ending(uid, found), gone

@@ -102,22 +102,31 @@ def others(processes: Iterable[Process], steps: Iterable[int], job: int, uid: in
 
 
 def leftovers(
-    processes: Iterable[Process], job: int, uid: int, mode: str, alone: bool, slurmd: str = "/"
+    processes: Iterable[Process],
+    job: int,
+    uid: int,
+    mode: str,
+    alone: bool,
+    slurmd: str = "/",
+    *,
+    named: bool = False,
 ) -> list[Process]:
     """Processes that the job left behind; for the mode see ``leftovers`` of [epilog]. Pure.
 
-    ``alone``: the user has no other job here; ``slurmd``: the unit that slurmd runs in.
+    ``alone``: the user has no other job here; ``slurmd``: the unit that slurmd runs in; ``named``:
+    the job's own SLUID is known, so a cgroup of a SLUID without a number is another job's.
     """
     if mode == "never" or uid <= 0:
         return []
     listed = list(processes)
     strangers = of_others(listed)
     # Of a lower uid, which is the system's, "all processes of the user" is too much.
-    everything = mode == "user" and alone and uid >= FIRST_USER
+    may_all = alone and uid >= FIRST_USER
+    everything = mode == "user" and may_all
 
     def left(p: Process) -> bool:
-        if p.job == UNKNOWN:  # of a job that is over: this one, or one before it
-            return alone
+        if p.job == UNKNOWN:  # of a job that is over: one before this, or this one if not named
+            return everything or (may_all and not named)
         if p.job:  # the kernel's word
             return everything or p.job == job
         if p.pid in strangers or not _may_claim(p.unit, slurmd):

@@ -16,14 +16,18 @@ MOST = 10_000  # processes read, the youngest; a fork bomb must not keep the loo
 MOST_THREADS = 1_000  # of one process
 
 SLUID = "s[0-9A-HJKMNP-TV-Z]{13}"  # Slurm's second name of a job, in Crockford's base 32
-# cgroup/v1, and v2 up to 25.11 or with CgroupJobIdPaths. Users own what is below user.slice.
-_JOB = re.compile(r"^(?!.*/user\.slice/).*?/job_(\d+)(?:/|$)", re.MULTILINE)
-# cgroup/v2 from 26.05 on; several slurmds of a host each have a scope of their own.
-_SLUID = re.compile(
-    rf"^(?!.*/user\.slice/).*?/(?:[^/:\n]+_)?slurmstepd\.scope/({SLUID})(?:/(.*))?$", re.MULTILINE
-)
+# cgroup/v2: systemd keeps Slurm's scope right below the slice that cgroup.conf names (CgroupSlice).
+# Users own what is below user.slice, and a container's root what is below its scope, machine.slice
+# or a directory that is no slice. Several slurmds of a host each have a scope of their own. Who
+# may make cgroups within a job's can name them as they like, so only the first one is the job's.
+_SCOPE = r"^0::(?!/(?:user|machine)\.slice/)(?:/[^/\n]+\.slice)*/(?:[^/\n]+_)?slurmstepd\.scope/"
+_V1 = r"^\d+:[^:\n]+:/slurm(?:_[^/\n]+)?/uid_\d+/"
+# cgroup/v1, and v2 up to 25.11 or with CgroupJobIdPaths.
+_JOB = re.compile(rf"(?:{_SCOPE}|{_V1})job_(\d+)(?:/|$)", re.MULTILINE)
+_SLUID = re.compile(rf"{_SCOPE}({SLUID})(?:/(.*))?$", re.MULTILINE)  # cgroup/v2 from 26.05 on
 _DAEMONS = re.compile(r"step_[^/]+/slurm(?:/|$)")  # tasks are in step_X/user
 _STEPD = "slurmstepd"
+_KEEPER = re.compile(r"[^\0]*slurmstepd[\0 ]infinity[\0 ]*")  # slurmd starts it, cgroup/v2
 _TITLE = re.compile(r"slurmstepd: \[(\d+)[.+_]")
 _UID = re.compile(r"^Uid:\s*(\d+)", re.MULTILINE)  # the real one
 _LOGIN = re.compile(r"/user\.slice/.*(?:session-[^/]*\.scope|user@\d+\.service)")
@@ -98,9 +102,10 @@ def sluid(cgroup: str) -> str:
 def stepd_of(name: str, uid: int, title: str) -> int:
     """Job that a slurmstepd serves; only root's daemons count: anybody can set a title. Pure.
 
-    0: it is none; -1: it does not say of which job it is.
+    0: it is none, or the one that keeps Slurm's scope for ever and serves no job; -1: it does not
+    say of which job it is.
     """
-    if name != _STEPD or uid != 0:
+    if name != _STEPD or uid != 0 or _KEEPER.fullmatch(title):
         return 0
     match = _TITLE.match(title)
     return int(match[1]) if match else -1

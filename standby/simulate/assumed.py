@@ -48,8 +48,11 @@ def nan(step_s: float) -> Time:
 
 
 def hang(step_s: float) -> Time:
-    """The limit of srun_wrapper/job/pace.py, and the look at the ranks."""
-    why = "ten times the slowest step, if no step was slower than usual, and 1.6 s for the look"
+    """The limit of srun_wrapper/job/pace.py for a hang that is proven, and the look at the ranks.
+
+    One that nothing proves takes hang_limit (300 s) at least: see docs/simulate.md.
+    """
+    why = "a hang that is proven: ten times the slowest step ever, and 1.6 s for the look"
     return assumed(
         f"{why} at the ranks (faults-2026-11-26 stuck_group)", max(10.0, 10 * step_s) + LOOK
     )

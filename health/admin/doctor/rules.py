@@ -196,8 +196,8 @@ def _cgroups(facts: SiteFacts) -> Iterator[Want]:
     why = (
         "without it a job's cgroup has the job's SLUID for its name. The gate learns the job's "
         "number from slurmd in the job's own prolog and epilog, else from its slurmstepd. Once "
-        "that has ended, the owner of a process that it left is unknown, and on a node where its "
-        "user has another job the epilog leaves the process"
+        "that has ended, the owner of a process that it left is unknown, and the epilog of another "
+        'job leaves the process, unless leftovers is "user" and the user has no other job there'
     )
     level: Level = "ok" if now.lower() == "yes" else "advice"
     yield Want(key, now, "yes", level, why, False, where="cgroup.conf")

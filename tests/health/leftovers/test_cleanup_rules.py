@@ -32,7 +32,11 @@ def test_claim_of(environ: bytes, job: int) -> None:
         ("slurmstepd", 0, "slurmstepd: [123.0]", 123),
         ("slurmstepd", 0, "slurmstepd: [123_4.extern]", 123),
         ("slurmstepd", 0, "slurmstepd: [123+1.interactive]", 123),
-        ("slurmstepd", 0, "/usr/sbin/slurmstepd infinity", -1),
+        ("slurmstepd", 0, "/usr/sbin/slurmstepd", -1),
+        # The process that keeps Slurm's scope in cgroup/v2 serves no job, and is always there.
+        ("slurmstepd", 0, "/usr/sbin/slurmstepd\0infinity\0", 0),
+        ("slurmstepd", 0, "slurmstepd infinity", 0),
+        ("slurmstepd", 0, "/usr/sbin/slurmstepd\0infinity\x0055\0", -1),
         ("slurmstepd", UID, "slurmstepd: [123.batch]", 0),  # anybody can call himself so
         ("python", 0, "slurmstepd: [123.batch]", 0),
     ],
@@ -76,31 +80,35 @@ LISTED = [
     proc(5, OTHER, job=7),
     proc(6)._replace(state="Z"),
     proc(7)._replace(state="D"),
-    proc(8, job=-1, claims=7),  # of a job that is over, whichever, once the user has no other here
+    proc(8, job=-1, claims=7),  # of a job that is over, whichever
     STEPD,
 ]
 
 
 @pytest.mark.parametrize(
-    ("uid", "mode", "alone", "pids"),
+    ("uid", "mode", "alone", "named", "pids"),
     [
-        (UID, "user", True, [1, 2, 3, 4, 7, 8]),
-        (UID, "user", False, [2, 3]),
-        (UID, "job", True, [2, 3, 8]),
-        (UID, "job", False, [2, 3]),
-        (UID, "never", True, []),
-        (0, "user", True, []),
-        (-1, "user", True, []),
-        (OTHER, "job", True, [5]),
+        (UID, "user", True, False, [1, 2, 3, 4, 7, 8]),
+        (UID, "user", True, True, [1, 2, 3, 4, 7, 8]),
+        (UID, "user", False, False, [2, 3]),
+        (UID, "job", True, False, [2, 3, 8]),
+        (UID, "job", True, True, [2, 3]),  # 8 is another job's, whose SLUID is not this one's
+        (UID, "job", False, False, [2, 3]),
+        (UID, "never", True, False, []),
+        (0, "user", True, False, []),
+        (-1, "user", True, False, []),
+        (OTHER, "job", True, False, [5]),
     ],
 )
-def test_leftovers(uid: int, mode: str, alone: bool, pids: list[int]) -> None:
-    assert [p.pid for p in leftovers(LISTED, 7, uid, mode, alone)] == pids
+def test_leftovers(uid: int, mode: str, alone: bool, named: bool, pids: list[int]) -> None:
+    assert [p.pid for p in leftovers(LISTED, 7, uid, mode, alone, named=named)] == pids
 
 
-def test_a_system_user_never_loses_all_its_processes() -> None:
-    listed = [proc(1, 999), proc(2, 999, job=7)]
-    assert [p.pid for p in leftovers(listed, 7, 999, "user", True)] == [2]
+@pytest.mark.parametrize("mode", ["user", "job"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_system_user_never_loses_all_its_processes(mode: str, named: bool) -> None:
+    listed = [proc(1, 999), proc(2, 999, job=7), proc(3, 999, job=-1)]
+    assert [p.pid for p in leftovers(listed, 7, 999, mode, True, named=named)] == [2]
 
 
 @given(st.lists(st.builds(Process, *[st.integers(0, 9)] * 4, st.sampled_from("SRDZ"), st.text())))

@@ -57,6 +57,9 @@ def test_other_text_is_no_process(text: str) -> None:
         process_stat.parse(text + "x")
 
 
+SLUID = "s1X1M8HJD3FG00"
+
+
 @pytest.mark.parametrize(
     ("cgroup", "job", "login"),
     [
@@ -71,8 +74,22 @@ def test_other_text_is_no_process(text: str) -> None:
         ("0::/system.slice/slurmstepd.scope/job_12\n", 12, False),
         ("", None, False),
         ("0::/system.slice/n1_slurmstepd.scope/job_1/step_0/user/task_0\n", 1, False),
-        # Users make what cgroups they like below their own.
+        ("0::/a.slice/a-b.slice/slurmstepd.scope/job_1/step_0\n", 1, False),  # CgroupSlice
+        # Users make what cgroups they like below their own, and so does a container's root.
         ("0::/user.slice/user-1000.slice/user@1000.service/job_9/x\n", None, True),
+        ("0::/foo/job_77/x\n", None, False),
+        ("0::/slurm/uid_1000/job_77/x\n", None, False),
+        ("0::/system.slice/x.service/slurmstepd.scope/job_77/step_0\n", None, False),
+        ("0::/machine.slice/libpod-1f.scope/slurmstepd.scope/job_77/step_0\n", None, False),
+        ("0::/machine.slice/slurmstepd.scope/job_77/step_0\n", None, False),
+        ("0::/docker/1f/slurmstepd.scope/job_77/step_0\n", None, False),
+        ("0::/kubepods.slice/cri-1f.scope/slurmstepd.scope/job_77/step_0\n", None, False),
+        ("4:memory:/docker/slurm/uid_1000/job_77\n", None, False),
+        ("1:name=systemd:/x/slurmstepd.scope/job_77/step_0\n0::/\n", None, False),
+        # Only the first is Slurm's, what is below it may be the task's.
+        ("0::/system.slice/slurmstepd.scope/job_55/step_0/user/task_0/job_77\n", 55, False),
+        ("4:memory:/slurm/uid_1000/job_55/step_0/task_0/job_77/x\n", 55, False),
+        (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0/job_77\n", None, False),
     ],
 )
 def test_cgroups(cgroup: str, job: int | None, login: bool) -> None:
@@ -81,7 +98,6 @@ def test_cgroups(cgroup: str, job: int | None, login: bool) -> None:
 
 
 MANAGER = "/user.slice/user-1000.slice/user@1000.service"
-SLUID = "s1X1M8HJD3FG00"
 SCOPES = "0::/system.slice/slurmstepd.scope/{}\n"
 
 
@@ -92,7 +108,7 @@ SCOPES = "0::/system.slice/slurmstepd.scope/{}\n"
         (f"0::/system.slice/slurmstepd.scope/{SLUID}/step_0/user/task_0\n", SLUID, ""),
         (f"0::/system.slice/n1_slurmstepd.scope/{SLUID}/step_0/user/task_0\n", SLUID, ""),
         (f"0::/system.slice/n1_slurmstepd.scope/{SLUID}/step_0/slurm\n", SLUID, SLUID),
-        (f"0::/pod.slice/x.scope/system.slice/slurmstepd.scope/{SLUID}\n", SLUID, ""),
+        (f"0::/pod.slice/slurmstepd.scope/{SLUID}\n", SLUID, ""),
         ("0::/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0\n", "sEKNKTV3WPV500", ""),
         (f"1:name=systemd:/x\n0::/system.slice/slurmstepd.scope/{SLUID}/y\n", SLUID, ""),
         # A task's own directories are no daemon's.
@@ -101,6 +117,9 @@ SCOPES = "0::/system.slice/slurmstepd.scope/{}\n"
         ("0::/system.slice/slurmstepd.scope/job_1/step_0/user/task_0\n", "", ""),
         (f"0::/system.slice/{SLUID}/step_0/user/task_0\n", "", ""),
         (f"0::{MANAGER}/slurmstepd.scope/{SLUID}/step_0/slurm\n", "", ""),
+        (f"0::/pod.slice/x.scope/system.slice/slurmstepd.scope/{SLUID}\n", "", ""),
+        (f"0::/machine.slice/slurmstepd.scope/{SLUID}/step_0/slurm\n", "", ""),
+        (f"0::/system.slice/slurmstepd.scope/job_1/slurmstepd.scope/{SLUID}/step_0\n", "", ""),
         ("0::/system.slice/slurmstepd.scope/s1X1M8HJD3FG0U/step_0\n", "", ""),
         (f"0::/system.slice/slurmstepd.scope/{SLUID}0/step_0\n", "", ""),
         ("", "", ""),
