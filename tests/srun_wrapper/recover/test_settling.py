@@ -1,4 +1,4 @@
-"""How long a failure at the start is waited with, and when a program is still at its start."""
+"""The start of a program: when it is over, and for how long further failures are awaited."""
 
 from __future__ import annotations
 
