@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -46,7 +47,7 @@ from srun_wrapper.protocol.messages import (
 from srun_wrapper.protocol.task_options import TaskOptions
 
 TAIL_WAIT = 0.05
-NOT_FOUND = 2  # srun's own exit code when a task's command cannot be run
+NOT_FOUND = 2  # srun's own exit code when a task's command is not there
 _log = logging.getLogger("robust-task")
 
 
@@ -295,7 +296,9 @@ class TaskSlot:
 
     def _failed(self, launch: RankLaunch, err: Exception) -> None:
         text = f"robust-task: {starting.why_not_started(launch.command[0], err, self._run_dir)}\n"
-        self._emit(Exited(0, launch.order.epoch, self._local, NOT_FOUND, None, 0.0, text, False))
+        denied = isinstance(err, PermissionError)  # then srun's exit code is the errno
+        code = errno.EACCES if denied else NOT_FOUND
+        self._emit(Exited(0, launch.order.epoch, self._local, code, None, 0.0, text, False))
         os.write(2, text.encode())  # last: it fails where nobody reads it
 
     def _start_cold(self, launch: RankLaunch) -> None:

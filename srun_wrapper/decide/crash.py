@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from robust_slurm.slurm.values import fold
 from srun_wrapper.decide.diagnosis import (
-    LIMIT,
     NEWCOMER,
     Case,
     Cause,
@@ -21,6 +20,7 @@ from srun_wrapper.decide.diagnosis import (
 )
 from srun_wrapper.decide.ends import (
     CERTAIN,
+    LIMIT,
     EndKind,
     may_be_the_programs,
     odd_collective,
@@ -135,7 +135,7 @@ def _all_at_start(case: Case) -> Diagnosis | None:
     signs = {signature(failure, case.catalogue) for failure, _ in case.ends}
     if not case.none_started or len(signs) != 1:
         return None
-    if not all(may_be_the_programs(end) for _, end in case.ends):
+    if not all(may_be_the_programs(failure, case.catalogue) for failure, _ in case.ends):
         return None
     why = "all ranks ended like this before any step was seen"
     more = (
@@ -309,8 +309,8 @@ RULES = (
     Rule(
         AT_START,
         "crash",
-        "all ranks show the same error before any step was seen, in the first 10 minutes, and no "
-        "signature says that it comes from outside the program",
+        "all ranks show the same error before any step was seen, in the job's first 10 minutes, no "
+        "signature says that it comes from outside the program, and it is none that passes",
         "the program, its command line or its data is to blame",
         "stop now",
         _all_at_start,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,8 +27,6 @@ Then = Literal[
     "restart",
 ]
 
-# With these errors a start fails also where a limit of the user or of the job is reached.
-LIMIT = re.compile(r"Resource temporarily unavailable|Cannot allocate memory", re.IGNORECASE)
 NODES_SHOWN = 8
 TESTED, REPLAYED = "tests", "replay"  # ids of the rules by which these have named a node
 NEWCOMER = "newcomer-error"  # id of the rule for an error that only new nodes show

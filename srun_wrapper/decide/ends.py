@@ -24,6 +24,13 @@ CERTAIN = 85  # least weight of a message of the machine itself, see the catalog
 MUTE = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS})
 # A program's own mistake ends it by these signals; people and the kernel send others.
 OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
+# With these errors a start fails also where a limit of the user or of the job is reached.
+LIMIT = re.compile(r"Resource temporarily unavailable|Cannot allocate memory", re.IGNORECASE)
+PASSING = re.compile(  # errors that are often gone at the next start
+    rf"{LIMIT.pattern}|\b(EAGAIN|ENOMEM|EADDRINUSE|EAI_AGAIN)\b|Address already in use"
+    r"|Temporary failure in name resolution",
+    re.IGNORECASE,
+)
 NETWORK = frozenset({"tcp", "ib"})  # layers whose vague errors are symptoms of another rank's end
 
 
@@ -81,8 +88,14 @@ def read_end(failure: Failure, catalogue: Catalogue | None = None) -> End:
     return _read(failure.tail, failure.facts, failure.node, killed_by(failure), catalogue or load())
 
 
-def may_be_the_programs(end: End) -> bool:
-    """Return True if nothing says that a machine, another rank or somebody else ended the rank."""
+def may_be_the_programs(failure: Failure, catalogue: Catalogue | None = None) -> bool:
+    """Return True if nothing says that a machine, another rank or somebody else ended the rank.
+
+    Nor may it be an error that passes by itself.
+    """
+    if PASSING.search(failure.tail):
+        return False
+    end = read_end(failure, catalogue)
     own = end.killer is None or end.killer in OWN_SIGNALS
     here = end.kind is EndKind.OWN and not end.points and not end.left_over
     return own and here and end.blame in ("", "user")

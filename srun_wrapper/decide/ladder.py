@@ -24,7 +24,8 @@ from srun_wrapper.decide.budget import suspect_nodes as suspect_nodes
 from srun_wrapper.decide.budget import unproven_nan
 from srun_wrapper.decide.budget import with_suspects as with_suspects
 from srun_wrapper.decide.crash import AT_START
-from srun_wrapper.decide.diagnosis import LIMIT, NEWCOMER, Diagnosis
+from srun_wrapper.decide.diagnosis import NEWCOMER, Diagnosis
+from srun_wrapper.decide.ends import LIMIT
 
 Action = Literal["restart", "swap_spare", "swap_standby", "shrink", "requeue", "stop"]
 GAVE_UP = 120

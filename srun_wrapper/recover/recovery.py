@@ -31,10 +31,9 @@ from srun_wrapper.recover.localization import FaultLocalization
 from srun_wrapper.recover.nodes import NodeParts
 from srun_wrapper.recover.resize.growth import Growth
 from srun_wrapper.recover.restarted import Restarted
-from srun_wrapper.recover.settling import Settling
+from srun_wrapper.recover.settling import Settling, at_start
 from srun_wrapper.recover.standby.needed import tell_passed_over
 
-AT_WORK = 600.0  # s: a program that ran this long may have made steps that are not seen
 STEADY = 3600.0  # s: an epoch that ran this long was progress, whatever it reported
 ENDED = "ended by a signal"
 SUPERSEDED = "superseded by another failure"
@@ -232,7 +231,7 @@ class Recovery:
             state.catalogue,
             names,
             local,
-            none_started=lived < AT_WORK and self._all_failed(failures),
+            none_started=at_start(state) and self._all_failed(failures),
         )
         diagnosis = ladder.of_newcomers(diagnosis, budget)
         suspects = diagnosis.suspects if diagnosis.cause == "node" else ()
@@ -272,9 +271,9 @@ class Recovery:
             )
 
     def _all_failed(self, failures: Sequence[Failure]) -> bool:
-        """Return True if each rank of the job has ended badly, and none has ever made a step."""
+        """Return True if each rank of the job has ended badly."""
         ended = sum(failure.symptom == "crash" for failure in failures)
-        return not self._state.progress.stepped and ended >= self._state.world.size
+        return ended >= self._state.world.size
 
     def _number(self) -> str:
         return self._state.incident_id(next(self._numbers))

@@ -16,6 +16,8 @@ from srun_wrapper.job.state import JobState
 SETTLE = 0.3  # s to wait for the root of a failure that looks like a consequence
 SETTLE_ALIKE = 1.0  # s for other nodes to show the error for which a node would be blamed
 SETTLE_START = 2.0  # s after the last end for further ranks that fail before any step
+START_MAX = 10.0  # s after the first of these ends
+AT_WORK = 600.0  # s: a program that ran this long may have made steps that are not seen
 SETTLE_MAX = 4.0
 SETTLE_NODES = 1.5  # s for other silent nodes to be judged when one is lost
 # Signals that people send. A rank that dies of one may be reported before the signal itself.
@@ -25,6 +27,15 @@ SENDABLE = {
 }
 IN_DOUBT = 3.0  # s for a silent spare to answer before a standby node is taken
 SRUN_END = 1.0  # s for srun to end when its tasks have
+
+
+def at_start(state: JobState) -> bool:
+    """Return True while no program can have made a step in this job: none is seen, and it is soon.
+
+    Only the first epoch counts: one before a restart may have made steps that are not seen.
+    """
+    soon = time.monotonic() - state.pace.epoch_since < AT_WORK
+    return soon and state.world.epoch <= 1 and not state.progress.stepped
 
 
 class Settling:
@@ -74,7 +85,7 @@ class Settling:
         ):
             await asyncio.sleep(0.02)
         while self._at_start() and not state.signalled:  # here only, or everywhere?
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)  # each look reads all ends
         while state.nonfinite_open() and not state.signalled:
             await asyncio.sleep(0.02)
         while self._all_follow() and not state.signalled:
@@ -101,14 +112,14 @@ class Settling:
         A program that cannot run ends on all nodes, sooner where the disk is quicker.
         """
         state = self._state
-        if state.progress.stepped or state.world.all_exited() or not state.failures:
+        if not at_start(state) or state.world.all_exited() or not state.failures:
             return False
         if any(f.symptom != "crash" for f in state.failures):
             return False
-        if time.monotonic() - max(f.at for f in state.failures) >= SETTLE_START:
+        now, times = time.monotonic(), [f.at for f in state.failures]
+        if now - max(times) >= SETTLE_START or now - min(times) >= START_MAX:
             return False
-        ends = (read_end(f, state.catalogue) for f in crashes(state.failures))
-        return all(may_be_the_programs(end) for end in ends)
+        return all(may_be_the_programs(f, state.catalogue) for f in crashes(state.failures))
 
     def _all_follow(self) -> bool:
         """Return True if all that is known are ends of ranks that follow from something else."""

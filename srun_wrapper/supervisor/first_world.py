@@ -171,7 +171,7 @@ class FirstWorld:
         return f"{count} of {wanted} nodes did not start robust-task within {limit:g} s"
 
     async def _find_lost(self, *, ended: bool) -> None:
-        """Ask Slurm about the nodes that have not reported; ``ended``: see ``Attempts.sure``."""
+        """Ask Slurm about the nodes that have not reported; ``ended``: see ``Attempts.missing``."""
         state = self._state
         try:
             steps = await run_in_thread(lambda: self._slurm.steps(state.job_id), SLURM)
@@ -187,7 +187,7 @@ class FirstWorld:
         answer = await asking.ask(argv, self._launch.env)
         if answer is None or self._over():
             return
-        sure = self._attempts.sure(answer, ended=ended)
+        sure = self._attempts.missing(answer, ended=ended)
         first = next(iter(state.nodes.values())).hello
         taken = {task for tasks in known.values() for task in tasks}
         free = [task for task in range(first.step_tasks) if task not in taken]
@@ -227,7 +227,7 @@ class FirstWorld:
         if code not in SIGNALS and not state.signalled and self._launch.observed is None:
             answer = await asking.ask(asking.ask_all(self._launch), self._launch.env)
             nodes = int(self._launch.env.get("SLURM_JOB_NUM_NODES") or 1)
-            why = self._attempts.failed(answer, nodes)
+            why = self._attempts.failed(answer, nodes, code)
             if not why and (removed := await self._removed()):
                 why = self._attempts.without(removed)
             if state.signalled:

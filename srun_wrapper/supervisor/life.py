@@ -82,7 +82,7 @@ class Finishing:
         state = self._state
         say(
             f"srun was killed by {signal_name(self.step.killed)}: its step is ended, and a new one "
-            "starts on the same nodes"
+            "starts in this allocation"
         )
         self._phase.name = "recovering"
         await self._flushing.flush(flushing.END)

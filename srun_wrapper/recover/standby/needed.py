@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from srun_wrapper.decide.failure import Failure
@@ -37,7 +37,10 @@ class Lack(NamedTuple):
 
     text: str = ""  # in words; "": nothing
     certain: bool = False
-    """False if it has not said so: it, or a file system of it, did not answer in time."""
+    """False if it has not said so: it, or a file system of it, did not answer in time.
+
+    Nor is it certain of a file on a disk of its own: the other node may have made it.
+    """
 
 
 class NeededFiles:
@@ -137,7 +140,12 @@ class NeededFiles:
         with self._state.bus.ask(FoundFiles, order) as request:
             await request.until(lambda: len(request.replies) >= len(nodes), limit + TOLD)
             answers = {node.key: reply for node, reply in request.replies}
-        return {node.key: _missing(needed, answers.get(node.key), limit) for node in nodes}
+        found = [file for answer in answers.values() for file in answer.files]
+        lost = {file.path for file in found if not file.there}
+        # Others were asked first: a file may have been removed or replaced in between.
+        again = {file.path: file.there for file in await self._seen((), list(lost))} if lost else {}
+        still = [file for file in needed if again.get(file.path, True)]
+        return {n.key: _missing(still, answers.get(n.key), limit, set(again)) for n in nodes}
 
     async def explain(self, node: Node, failure: Failure) -> str:
         """Return which file the last words of a rank name that its node alone does not have."""
@@ -151,8 +159,12 @@ class NeededFiles:
             task.cancel()
 
 
-def _missing(needed: Sequence[FoundFile], answer: FoundFiles | None, limit: float) -> Lack:
-    """Return what a node lacks of the files that others have."""
+def _missing(
+    needed: Sequence[FoundFile], answer: FoundFiles | None, limit: float, seen: Collection[str]
+) -> Lack:
+    """Return what a node lacks of the files that others have; ``seen``: a second time."""
+    if not needed:
+        return Lack()
     if answer is None:
         return Lack(f"no answer in {limit:g} s whether {needed[0].path} is there")
     there = {file.path: file for file in answer.files}
@@ -160,12 +172,17 @@ def _missing(needed: Sequence[FoundFile], answer: FoundFiles | None, limit: floa
     lost = [file for file in needed if file.path in there and not there[file.path].there]
     if not lost:
         return Lack(f"{silent[0].path} does not answer in {limit:g} s") if silent else Lack()
+    other = [file for file in lost if file.served or there[file.path].mount != file.mount]
+    proof = [file for file in other if file.path in seen]
+    lost = proof or lost
     first, more = lost[0], f", nor are {len(lost) - 1} more" if len(lost) > 1 else ""
     own = there[first.path].mount
-    what = f"the mount {first.mount} is missing" if own != first.mount else f"{own} is mounted"
+    what = f" ({own} is mounted)" if own != "/" else ""
+    if own != first.mount:
+        what = f" (the mount {first.mount} is missing)"
     if len(own) > len(first.mount):  # something else lies over it
-        what = f"{own} is another file system there"
-    return Lack(f"{first.path} is not there{more} ({what})", certain=True)
+        what = f" ({own} is another file system there)"
+    return Lack(f"{first.path} is not there{more}{what}", certain=bool(proof))
 
 
 def _named(tail: str) -> tuple[str, ...]:

@@ -35,7 +35,10 @@ _LAUNCH = re.compile(r"^srun: error: Task launch for .+ failed on node ([^\s:]+)
 _EXITED = re.compile(
     rf"^srun: error: (\S+): tasks? [\d,-]+: Exited with exit code {NOT_THERE}$", re.M
 )
-_FIND = (  # a process of the job's step, by the environment that Slurm has given it
+# A process of the job's step, by the environment that Slurm has given it; or its slurmstepd, which
+# may still set the step up: import a container's image.
+_FIND = (
+    r'grep -qsaz "^slurmstepd: \[$1\.$2\]" /proc/[0-9]*/cmdline && exit 0; '
     'for f in /proc/[0-9]*/environ; do grep -qsaz "^SLURM_JOB_ID=$1$" $f && '
     f'grep -qsaz "^SLURM_STEP_ID=$2$" $f && exit 0; done; exit {NOT_THERE}'
 )

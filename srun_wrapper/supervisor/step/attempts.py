@@ -11,6 +11,7 @@ from srun_wrapper.supervisor.step.asking import Answer
 
 PAUSES = (2.0, 5.0, 15.0, 30.0, 60.0, 60.0)  # s between attempts while Slurm has an error
 UNEXPLAINED = 1  # attempts after srun failed and Slurm then started a task on every node
+UNABLE = {2, 13, 126, 127}  # exit codes of a robust-task that cannot be run, or of bad usage
 NAMED = 2  # times that a node does not start a task before it is lost, if srun reaches it
 SIGNALS = range(129, 129 + 64)  # exit codes of an srun, or a step, that a signal has ended
 
@@ -30,10 +31,11 @@ class Attempts:
     _waits: int = 0
     _unexplained: int = 0
 
-    def failed(self, answer: Answer | None, nodes: int) -> str:
+    def failed(self, answer: Answer | None, nodes: int, code: int) -> str:
         """Decide after an srun that did not start the step on ``nodes`` nodes; the reason, or "".
 
-        ``answer``: of an srun that was to start a small program in the same way.
+        ``answer``: of an srun that was to start a small program in the same way; ``code``: the exit
+        code of the srun that failed.
         """
         self.again, self.pause = False, 0.0
         if answer is None:
@@ -49,25 +51,31 @@ class Attempts:
             self._waits += 1
             self.again = True
             return f"{seen}: starting again in {self.pause:g} s"
-        if answer.started and self._unexplained < UNEXPLAINED:
+        if answer.started and code not in UNABLE and self._unexplained < UNEXPLAINED:
             self._unexplained += 1
             self.again = True
-            return "Slurm now starts tasks on all nodes: starting again"
+            return "srun gave no reason: trying once more"
         return ""
 
-    def sure(self, answer: Answer, *, ended: bool = False) -> dict[str, str]:
+    def sure(self, answer: Answer) -> dict[str, str]:
         """Return the evidence against nodes that do not start a task, where it is certain.
 
-        srun does not reach the node, or the same was seen twice. ``ended``: a node without a
-        process of the step counts, too: its robust-task has ended.
+        srun does not reach the node, or the same was seen twice.
         """
-        found = {
-            node: f"srun cannot start a task there: {why}" for node, why in answer.failed.items()
-        }
+        return self.twice(_not_started(answer), answer.dead)
+
+    def missing(self, answer: Answer, *, ended: bool) -> dict[str, str]:
+        """Return the same of a step that runs: all must be seen twice, for a slurmd can restart.
+
+        ``ended``: a node without a process of the step counts, too: its robust-task has ended.
+        """
+        if answer.started:
+            self._named.clear()
+        found = _not_started(answer)
         if ended:
             gone = "its robust-task has ended, and did not reach robust-srun"
             found |= dict.fromkeys(answer.empty, gone)
-        return self.twice(found, answer.dead)
+        return self.twice(found)
 
     def twice(self, found: Mapping[str, str], sure: Collection[str] = ()) -> dict[str, str]:
         """Return what was found of nodes for the second time, or is ``sure`` at once."""
@@ -88,6 +96,10 @@ class Attempts:
     def in_doubt(self) -> bool:
         """True if a node was named that is not lost yet."""
         return bool(self._named)
+
+
+def _not_started(answer: Answer) -> dict[str, str]:
+    return {node: f"srun cannot start a task there: {why}" for node, why in answer.failed.items()}
 
 
 def shares(

@@ -147,12 +147,15 @@ def test_torchrun_has_error_files_of_its_own() -> None:
     assert error_env({}, ["python", "train.py"], file) == {ERROR_FILE: str(file)}
 
 
-@pytest.mark.parametrize("command", ["no-such-command-anywhere", "/etc/passwd", "/"])
-def test_a_command_that_cannot_run(drive: Any, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "code"), [("no-such-command-anywhere", 2), ("/etc/passwd", 13), ("/", 13)]
+)
+def test_a_command_that_cannot_run(drive: Any, command: str, code: int) -> None:
+    """The exit codes are srun's."""
     d = drive(command)
     d.start()
     exited = d.get(Exited)
-    assert (exited.code, exited.launched) == (2, False)
+    assert (exited.code, exited.launched) == (code, False)
     assert f"cannot run '{command}'" in exited.tail
     d.wait_stderr(f"robust-task: cannot run '{command}': ")
     d.order(Stop(1, 0.1))  # and the shim goes on

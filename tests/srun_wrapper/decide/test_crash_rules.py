@@ -189,6 +189,13 @@ def test_an_echo_or_a_programs_error_never_makes_its_node_suspect(tail: str) -> 
     assert suspect_nodes(again, budget.nodes) == ()
 
 
+PASS = (  # by themselves, mostly before the next start
+    "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+    "OSError: [Errno 12] Cannot allocate memory",
+    "RuntimeError: The server socket has failed to bind: EADDRINUSE",
+    "OSError: [Errno 98] Address already in use",
+    "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+)
 EVERYWHERE = [("ValueError: x", None, 1), ("", None, 3), ("x: not found", None, 127), ("", 6, 1)]
 
 
@@ -215,6 +222,7 @@ def test_what_all_ranks_show_before_any_step_is_the_programs(
         [end("OSError: [Errno 5] Input/output error", r) for r in range(4)],  # a file server
         [end("", r, signum=9) for r in range(4)],  # no memory, or a person
         [end("", r, signum=15) for r in range(4)],
+        *([end(text, r) for r in range(4)] for text in PASS),
     ],
 )
 def test_what_may_not_be_the_programs_is_judged_as_ever(ends: list[Failure]) -> None:

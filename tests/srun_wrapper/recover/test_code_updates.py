@@ -65,6 +65,8 @@ class Job:
         now = time.monotonic()
         code = 1 if signum is None else None
         tail = f"Traceback\n{text}\n"
+        world = self.state.world
+        world.note_exit(world.by_rank[1], code or 0, signum or 0)
         self.state.failures.append(Failure("crash", now, now, "n0", 1, code, signum, tail))
 
     def states(self) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ class Cluster:
         self.asked: list[str] = []
         self.found: list[tuple[str, Lack]] = []
         self.new: set[str] = set()
+        self.gone: tuple[str, ...] = ()  # everywhere, as soon as s1 is asked
         SentBus(self.state, self.obey)
         nodes = [self.node("n1", 0, Role.ACTIVE), self.node("n2", 1, Role.ACTIVE)]
         self.s1 = self.node("s1", 2, Role.SPARE)
@@ -61,6 +62,8 @@ class Cluster:
         if node.name in self.mute:
             return
         paths = dict.fromkeys([*order.paths, *(FILES if order.words else ())])
+        if node.name == "s1":
+            self.lacks |= dict.fromkeys(("n1", "n2"), self.gone)
         lacks, mounts = self.lacks.get(node.name, ()), self.mounts.get(node.name, ["/"])
         files = []
         for path in paths:
@@ -188,3 +191,45 @@ def test_the_last_words_of_a_rank_name_a_file_that_its_node_lacks(alone: bool) -
     failure = Failure("crash", 10.0, 9.0, "s1", 1, 1, tail=tail)
     told = asyncio.run(cluster.needed.explain(cluster.s1, failure))
     assert told == ("/data/tokens is not there (the mount /data is missing)" if alone else "")
+
+
+@pytest.mark.parametrize(
+    ("path", "mounts", "text", "told"),
+    [
+        ("/tmp/prof/r3", ["/"], "/tmp/prof/r3 is not there", ""),  # of one node, made there
+        ("/data/r3", ["/", "/home", "/data"], "/data/r3 is not there (/data is mounted)", "="),
+        ("/ssd/r3", ["/"], "/ssd/r3 is not there (the mount /ssd is missing)", "="),
+    ],
+)
+def test_a_file_on_a_disk_of_the_node_is_no_proof(
+    path: str, mounts: list[str], text: str, told: str
+) -> None:
+    cluster = Cluster(s1=(path,))
+    cluster.mounts["s1"] = mounts
+    if "ssd" in path:
+        cluster.mounts["n1"] = cluster.mounts["n2"] = ["/", "/ssd"]
+    ready(cluster)
+    failure = Failure("crash", 10.0, 9.0, "s1", 1, 1, tail=f"cannot open '{path}'")
+    explained = asyncio.run(cluster.needed.explain(cluster.s1, failure))
+    assert explained == (text if told else "")
+    answer = asyncio.run(cluster.needed._seen((), [path]))
+    lacks = asyncio.run(cluster.needed._compare([cluster.s1], answer, 0.2))
+    assert lacks == {cluster.s1.key: Lack(text, certain=bool(told))}
+
+
+def test_a_file_that_is_removed_while_nodes_are_asked_is_no_fault() -> None:
+    cluster = Cluster(s1=("/data/tokens",))
+    cluster.mounts["s1"] = cluster.mounts["n1"]
+    cluster.gone = ("/data/tokens",)
+    cluster.play(ready(cluster))
+    assert cluster.s1.lacks == "" and not cluster.found
+
+
+def test_a_lack_that_no_other_node_confirms_is_not_certain() -> None:
+    cluster = Cluster(s1=("/data/tokens",))
+    cluster.mounts["s1"] = cluster.mounts["n1"]
+    ready(cluster)
+    needed = asyncio.run(cluster.needed._seen((), ["/data/tokens"]))
+    cluster.mute = {"n1", "n2"}
+    lacks = asyncio.run(cluster.needed._compare([cluster.s1], needed, 0.2))
+    assert [lack.certain for lack in lacks.values()] == [False] and lacks[cluster.s1.key].text

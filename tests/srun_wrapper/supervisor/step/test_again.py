@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -36,6 +37,18 @@ def test_it_begins_again_a_few_times_and_the_ranks_do_not_see_it(
     again.note(env)
     assert again.left() == 0
     again.note({})
+
+
+def test_the_new_step_may_run_on_other_nodes(capfd: pytest.CaptureFixture[str]) -> None:
+    async def flush(_limit: float) -> None: ...
+
+    none: Any = None
+    state = JobState(Config(), 7, "n1")
+    step, flushing = SimpleNamespace(killed=9), SimpleNamespace(flush=flush)
+    finishing = Finishing(state, cast(Any, step), cast(Any, flushing), none, none, Phase())
+    assert asyncio.run(finishing._begin_again()) == again.AGAIN
+    said = capfd.readouterr().err
+    assert "a new one starts in this allocation" in said and "same nodes" not in said
 
 
 Change = Callable[[Any], object]

@@ -39,24 +39,24 @@ def test_what_srun_prints(code: int, text: str, answer: Answer) -> None:
 
 def test_a_node_that_srun_does_not_reach_is_left_out_at_once() -> None:
     attempts = Attempts()
-    why = attempts.failed(read_answer(233, DEAD), 2)
+    why = attempts.failed(read_answer(233, DEAD), 2, 1)
     assert why.endswith("Communication connection failure: starting again without n4")
     assert attempts.again and not attempts.pause and list(attempts.lost) == ["n4"]
 
 
 def test_a_node_that_only_does_not_answer_must_be_named_twice() -> None:
     attempts = Attempts()
-    assert attempts.failed(read_answer(233, MUTE), 2).endswith("starting again in 2 s")
+    assert attempts.failed(read_answer(233, MUTE), 2, 1).endswith("starting again in 2 s")
     assert attempts.again and not attempts.lost and attempts.in_doubt
-    assert attempts.failed(read_answer(233, MUTE), 2).endswith("starting again without n4")
+    assert attempts.failed(read_answer(233, MUTE), 2, 1).endswith("starting again without n4")
     assert list(attempts.lost) == ["n4"] and not attempts.in_doubt
 
 
 def test_what_all_nodes_show_is_no_nodes_fault() -> None:
     attempts = Attempts()
     for pause in PAUSES:
-        assert attempts.failed(read_answer(233, DEAD), 1) and attempts.pause == pause
-    assert not attempts.failed(read_answer(233, DEAD), 1)
+        assert attempts.failed(read_answer(233, DEAD), 1, 1) and attempts.pause == pause
+    assert not attempts.failed(read_answer(233, DEAD), 1, 1)
     assert not attempts.again and not attempts.lost
 
 
@@ -64,29 +64,46 @@ def test_what_all_nodes_show_is_no_nodes_fault() -> None:
 def test_an_error_of_slurm_is_waited_out_for_some_time(text: str) -> None:
     attempts = Attempts()
     for pause in PAUSES:
-        assert attempts.failed(read_answer(1, text), 2).endswith(f"starting again in {pause:g} s")
+        assert attempts.failed(read_answer(1, text), 2, 1).endswith(
+            f"starting again in {pause:g} s"
+        )
         assert attempts.again
-    assert attempts.failed(read_answer(1, text), 2) == "" and not attempts.again
+    assert attempts.failed(read_answer(1, text), 2, 1) == "" and not attempts.again
 
 
 def test_what_is_wrong_for_srun_ends_at_once() -> None:
     for answer in (read_answer(1, WRONG), None):
         attempts = Attempts()
-        assert attempts.failed(answer, 2) == "" and not attempts.again
+        assert attempts.failed(answer, 2, 1) == "" and not attempts.again
 
 
 def test_an_error_that_has_passed_is_tried_once_more() -> None:
     attempts = Attempts()
-    assert attempts.failed(Answer(True), 2) and attempts.again
-    assert attempts.failed(Answer(True), 2) == "" and not attempts.again
+    assert attempts.failed(Answer(True), 2, 1) == "srun gave no reason: trying once more"
+    assert attempts.again
+    assert attempts.failed(Answer(True), 2, 1) == "" and not attempts.again
+
+
+@pytest.mark.parametrize("code", [2, 13, 126, 127])
+def test_a_robust_task_that_cannot_be_run_anywhere_is_not_tried_again(code: int) -> None:
+    attempts = Attempts()
+    assert attempts.failed(Answer(True), 2, code) == "" and not attempts.again
 
 
 def test_a_node_without_its_robust_task_is_lost_late_and_if_seen_twice() -> None:
     """A task that is only slow has a process: srun waits for it, and so do we."""
     attempts, answer = Attempts(), read_answer(77, EMPTY)
-    assert attempts.sure(answer) == attempts.sure(answer) == {}
-    assert attempts.sure(answer, ended=True) == {}
-    assert set(attempts.sure(answer, ended=True)) == {"n3", "n4"}
+    assert attempts.missing(answer, ended=False) == attempts.missing(answer, ended=False) == {}
+    assert attempts.missing(answer, ended=True) == {}
+    assert set(attempts.missing(answer, ended=True)) == {"n3", "n4"}
+
+
+def test_a_slurmd_that_restarts_while_the_step_runs_loses_no_node() -> None:
+    attempts, dead = Attempts(), read_answer(233, DEAD)
+    assert attempts.missing(dead, ended=False) == {} and attempts.in_doubt
+    assert attempts.missing(Answer(True), ended=False) == {} and not attempts.in_doubt
+    assert attempts.missing(dead, ended=False) == {}
+    assert list(attempts.missing(dead, ended=False)) == ["n4"]
 
 
 @pytest.mark.parametrize(
