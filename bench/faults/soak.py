@@ -25,7 +25,7 @@ from bench.chaos.site import epilog_of, install_epilog
 from bench.chaos.verdict import Expected, Verdict, judge
 from bench.common import Results, finish, results_for, summarise
 from bench.faults import usage
-from bench.faults.kind import NODES, PER_NODE, Kind, Pick
+from bench.faults.kind import NODES, PER_NODE, SOON, Kind, Pick
 from bench.faults.kinds import KINDS
 from bench.faults.lost import Course, record_lost
 from bench.faults.usage import Usage
@@ -33,7 +33,7 @@ from bench.faults.wider import TORCH, torch_reference
 from lab import Cluster, LabError
 from lab.verbs.disruption import expand
 
-# Faults that a job survives without options of its own. partition_3s may cost two healthy nodes.
+# Faults that a job survives without options of its own but SOON. partition_3s may cost two healthy nodes.
 SURVIVED = (
     *("exit_code", "sigkill", "sigsegv", "sigabrt", "sigbus", "sigstop", "oom_kill", "user_once"),
     *("loader_deadlock", "rank_deadlock", "ecc", "node_crash", "node_hang", "crash_and_kill"),
@@ -248,7 +248,7 @@ def soak(args: argparse.Namespace, results: Results) -> int:
         began = time.monotonic()
         try:
             job.submit(
-                f"python {script} --dir {job.dir} --steps {MANY} --orders",
+                f"{SOON} python {script} --dir {job.dir} --steps {MANY} --orders",
                 [f"-N{NODES}", f"--ntasks-per-node={PER_NODE}"],
             )
             job.wait_steps(SETTLED)

@@ -6,7 +6,7 @@ import os
 import signal
 
 from conftest import LabFactory
-from jobs import Training, command_line, start
+from jobs import Training, command_line, prepared, start
 
 from lab import Cluster
 
@@ -56,8 +56,10 @@ def test_robust_srun_and_srun_are_killed_at_once(new_lab: LabFactory) -> None:
 
 
 def test_an_srun_that_was_killed_is_named(lab: Cluster) -> None:
-    """The job ends with it; Slurm did not end the step."""
-    training = start(lab, 2, toy="--hold 8")
+    """Where robust-srun has begun again three times, the job ends with it; Slurm did not end it."""
+    training = prepared(lab, 2)
+    line = training.line([], ["--hold", "8"])
+    training.submit(f"export ROBUST_SRUN_TIMES=3\n{line}", ["-N2", "--ntasks-per-node=1"])
     training.wait_step(8)
     sruns = [p.pid for p in training.processes("srun ") if command_line(p.pid).startswith("srun ")]
     os.kill(min(sruns), signal.SIGKILL)  # its other process ends the step then
