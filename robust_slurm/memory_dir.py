@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 LOCAL = ("/dev/shm", "/tmp")  # of this node alone: a lock seen here is the holder's
+ROOM = 1 << 20  # bytes that must be free
 PREFIX = "robust-"
 _OURS = re.compile(
     r"robust-(\d+\.[\w+]+|ckpt-\d+)-[a-z0-9_]{8}", re.ASCII
@@ -25,9 +26,9 @@ class MemoryDir:
     """A new directory ``robust-NAME-*``, 0700. Raises OSError."""
 
     def __init__(self, name: str, base: str = "") -> None:
-        """``base``: where; "" is the first place in memory, else on disk, that can be written."""
-        usable = (place for place in LOCAL if os.access(place, os.W_OK | os.X_OK))
-        base = base or next(usable, tempfile.gettempdir())
+        """``base``: where; "" is the first place in memory, else on disk, that can be written and
+        is not full."""
+        base = base or next(filter(_usable, LOCAL), tempfile.gettempdir())
         remove_stale(base)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-", dir=base))
@@ -45,6 +46,14 @@ class MemoryDir:
         """Remove the directory with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def _usable(place: str) -> bool:
+    try:
+        free = os.statvfs(place)
+    except OSError:
+        return False
+    return os.access(place, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= ROOM
 
 
 def remove_stale(base: str) -> None:

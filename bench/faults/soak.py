@@ -33,7 +33,7 @@ from bench.faults.wider import TORCH, torch_reference
 from lab import Cluster, LabError
 from lab.verbs.disruption import expand
 
-# Faults that a job survives without options of its own but SOON. partition_3s may cost two healthy nodes.
+# Faults that a job survives with no option but SOON. partition_3s may cost two healthy nodes.
 SURVIVED = (
     *("exit_code", "sigkill", "sigsegv", "sigabrt", "sigbus", "sigstop", "oom_kill", "user_once"),
     *("loader_deadlock", "rank_deadlock", "ecc", "node_crash", "node_hang", "crash_and_kill"),

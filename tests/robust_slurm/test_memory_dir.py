@@ -113,3 +113,17 @@ def test_one_that_is_taken_for_stale_before_its_lock_is_made_again(
     assert list(tmp_path.iterdir()) == [made.path]
     monkeypatch.undo()
     made.close()
+
+
+def test_a_full_memory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under srun the job would start; the first place is full, as by what an earlier job left."""
+    full, empty = tmp_path / "full", tmp_path / "empty"
+    full.mkdir()
+    empty.mkdir()
+    real = os.statvfs
+    none = os.statvfs_result((4096, 4096, 100, 0, 0, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(memory_dir, "LOCAL", (str(full), str(empty)))
+    monkeypatch.setattr(os, "statvfs", lambda place: none if place == str(full) else real(place))
+    made = memory_dir.MemoryDir("1.0")
+    assert made.path.parent == empty
+    made.close()

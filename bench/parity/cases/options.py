@@ -85,14 +85,14 @@ def _end(name: str, tells: str, code: int, program: str, **more: object) -> Way:
 
 
 ENDS = [
-    _end("exit_3_at_end", "rank 1 ends with exit code 3 after its last step", 3, f"{TOY} --code 1:3"),
-    _end("exit_3_at_end_beat", "the same, steps reported", 3, f"{TOY} --beat --code 0:3"),
+    _end("exit_3_at_end", "rank 1 ends with exit code 3 after its last step; it may be started again", 3, f"{TOY} --code 1:3", restarts=True, err=False),
+    _end("exit_3_at_end_beat", "the same, steps reported", 3, f"{TOY} --beat --code 0:3", restarts=True, err=False),
     _end("exit_3_at_once", "all ranks end with 3 at once", 3, f"{SHELL} 0 3", kind="F"),
     _end("exit_3_after_5", "all ranks end with 3 after 5 s", 3, f"{SHELL} 5 3", kind="F", seconds=8),
     _end("exit_255", "all ranks end with 255", 255, f"{SHELL} 0 255", kind="F"),
     _end("exit_1_mid", "rank 1 fails at step 30; it may be started again", 1, f"{TOY} --beat --fail 1:30:1", restarts=True, err=False),
     _end("exit_7_mid", "rank 0 fails at step 30 with 7, steps not seen", 7, f"{TOY} --fail 0:30:7", restarts=True, err=False),
-    _end("no_such_file", "python nosuch.py", 2, "python nosuch.py", kind="F"),
+    _end("no_such_file", "python nosuch.py (srun makes argv[0] a whole path)", 2, "python nosuch.py", kind="F", err=False),
     _end("no_such_program", "a program that is not there", 2, "no-such-program", kind="F", err=False),
     _end("not_executable", "a file that may not be run", 13, "{programs}/toy.py", kind="F", err=False),
     _end("no_such_module", "python -m nosuch", 1, "python -m nosuch", kind="F"),
@@ -104,5 +104,5 @@ ENDS = [
     _end("no_such_node", "a node that is not there", 1, QUICK, options="-w nowhere", kind="F", err=False),
     _end("true", "a program that does nothing", 0, "true"),
     _end("early_stop", "the program stops before its planned end, with 0", 0, f"{TOY} --steps 5"),
-    _end("last_rank_fails_alone", "independent tasks, of which one ends with 4", 4, "bash -c 'bash {programs}/plain.sh $((SLURM_PROCID * 2)) $((SLURM_PROCID * 4))'"),
+    _end("last_rank_fails_alone", "independent tasks, of which one ends with 4; it may be started again", 4, "bash -c 'bash {programs}/plain.sh $((SLURM_PROCID * 2)) $((SLURM_PROCID * 4))'", restarts=True, err=False),
 ]  # fmt: skip

@@ -56,7 +56,7 @@ def test_robust_srun_and_srun_are_killed_at_once(new_lab: LabFactory) -> None:
 
 
 def test_an_srun_that_was_killed_is_named(lab: Cluster) -> None:
-    """Where robust-srun has begun again three times, the job ends with it; Slurm did not end it."""
+    """The job ends with it once robust-srun has begun again three times; Slurm did not end it."""
     training = prepared(lab, 2)
     line = training.line([], ["--hold", "8"])
     training.submit(f"export ROBUST_SRUN_TIMES=3\n{line}", ["-N2", "--ntasks-per-node=1"])
