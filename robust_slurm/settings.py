@@ -133,7 +133,8 @@ class Config:
     hang_limit: float = _setting(
         300.0,
         "least time without a step and without a sign of work (CPU, I/O, sockets, memory, child "
-        "processes) after which a job counts as hung; longer where it has got over a longer wait",
+        "processes) after which a job counts as hung; longer where it has got over a longer wait, "
+        "and hang_floor at least",
         unit="s",
         minimum=0.1,
     )
@@ -353,11 +354,5 @@ def contradiction(config: Config) -> str:
             f"hang_floor = {config.hang_floor:g} s must be at least twice interval = "
             f"{config.interval:g} s: a job whose reports are on their way would look hung; raise "
             "hang_floor or lower interval"
-        )
-    if config.hang and config.hang_limit < config.hang_floor:
-        return (
-            f"hang_limit = {config.hang_limit:g} s must not be less than hang_floor = "
-            f"{config.hang_floor:g} s: a job is inspected before it counts as hung; raise "
-            "hang_limit or lower hang_floor"
         )
     return ""

@@ -119,10 +119,6 @@ class HangWatch:
             self._look_early(now)
         if pace.silent(now) < pace.inspect_after():
             return
-        if not self._beating() and not pace.phase:
-            # A command that never reported a step may only be slow; only stopped processes show
-            # that it hangs.
-            self._next = now + 30.0
         for task in (self._early, self._closer_task):
             if task is not None:
                 task.cancel()  # a node that does not answer must not hold up this inspection
@@ -199,6 +195,8 @@ class HangWatch:
         now = time.monotonic()
         silent = state.pace.silent(now)
         every = max(min(EVERY, max(1.0, state.pace.floor / 2)), min(SELDOM, silent / 10))
+        if not self._beating() and not state.pace.phase:
+            every = SELDOM  # its steps may not be seen: it is looked at as long as it runs
         self._next = now + every
         if self._old(epoch):
             return
