@@ -223,8 +223,10 @@ def test_command_missing_on_the_first_spare_too(new_lab: LabFactory) -> None:
     install(lab, "n1", "s1")
     training = start_local(lab, 1)
     training.check_done()
-    assert [i["swaps"] for i in training.incidents()] == [[["n2", "n3"]], [["n3", "s1"]]]
-    assert set(training.accusations()) == {"n2", "n3"}
+    # At the first start n3 may have been asked for the program already, or not.
+    asked, unasked = [[["n2", "s1"]]], [[["n2", "n3"]], [["n3", "s1"]]]
+    assert [i["swaps"] for i in training.incidents()] in (asked, unasked), training.story()
+    assert "n2" in training.accusations()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "one later"])

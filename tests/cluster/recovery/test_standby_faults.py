@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from conftest import LabFactory
-from jobs import check_incident, start
+from jobs import check_incident, prepared, start
 
 from lab import Cluster
 
@@ -40,17 +40,19 @@ def test_bad_standby_nodes_are_passed_over(new_lab: LabFactory) -> None:
 
 
 def test_standby_nodes_that_cannot_start_a_rank_cost_no_budget(new_lab: LabFactory) -> None:
-    """The standby nodes' memory is full; the last rung is taken all the same."""
+    """The standby nodes lack the program; the last rung is taken all the same."""
     lab = new_lab(nodes=3, standby=2)
-    for node in ("s1", "s2"):
-        lab.fill(node, "/dev/shm")
-    training = start(lab, 2, robust="--robust-max-restarts=1", toy="--hold 8")
+    python_on(lab, ["n1", "n2", "n3"])
+    training = prepared(lab, 2)
+    line = training.line(["--robust-max-restarts=1"], ["--hold", "8"])
+    program = line.replace(" python ", f" {PYTHON} ", 1)
+    training.submit(program, ["-N2", "--ntasks-per-node=1"])
     training.wait_step(8)
     lab.crash("n2")
     training.until(lambda: len(training.runs()) > 1, "second run")  # the first is COMPLETING before
     training.check_done()
     assert training.runs()[1] == ["n1", "n3"]
-    assert training.says("no space left in /dev/shm")
+    assert training.says(f"s1 is passed over: {PYTHON} is not there"), training.out()
     check_incident(training.incidents()[-1], action="requeue", outcome="requeued")
 
 
