@@ -85,8 +85,8 @@ def _end(name: str, tells: str, code: int, program: str, **more: object) -> Way:
 
 
 ENDS = [
-    _end("exit_3_at_end", "rank 1 ends with exit code 3 after its last step; it may be started again", 3, f"{TOY} --code 1:3", restarts=True, err=False),
-    _end("exit_3_at_end_beat", "the same, steps reported", 3, f"{TOY} --beat --code 0:3", restarts=True, err=False),
+    _end("exit_3_at_end", "rank 1 ends with exit code 3 after its last step; it may be started again", 3, f"{TOY} --code 1:3", restarts=True, out=False, err=False),
+    _end("exit_3_at_end_beat", "the same, steps reported", 3, f"{TOY} --beat --code 0:3", restarts=True, out=False, err=False),
     _end("exit_3_at_once", "all ranks end with 3 at once", 3, f"{SHELL} 0 3", kind="F"),
     _end("exit_3_after_5", "all ranks end with 3 after 5 s", 3, f"{SHELL} 5 3", kind="F", seconds=8),
     _end("exit_255", "all ranks end with 255", 255, f"{SHELL} 0 255", kind="F"),
@@ -104,5 +104,5 @@ ENDS = [
     _end("no_such_node", "a node that is not there", 1, QUICK, options="-w nowhere", kind="F", err=False),
     _end("true", "a program that does nothing", 0, "true"),
     _end("early_stop", "the program stops before its planned end, with 0", 0, f"{TOY} --steps 5"),
-    _end("last_rank_fails_alone", "independent tasks, of which one ends with 4; it may be started again", 4, "bash -c 'bash {programs}/plain.sh $((SLURM_PROCID * 2)) $((SLURM_PROCID * 4))'", restarts=True, err=False),
+    _end("last_rank_fails_alone", "independent tasks, of which one ends with 4; it may be started again", 4, "bash -c 'bash {programs}/plain.sh $((SLURM_PROCID * 2)) $((SLURM_PROCID * 4))'", restarts=True, out=False, err=False),
 ]  # fmt: skip
