@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 import time
@@ -29,6 +30,8 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 _IFF_UP = 0x1
 
+_PR_SET_PDEATHSIG = 1
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -41,6 +44,11 @@ def _check(result: int, what: str) -> None:
 def unshare(flags: int) -> None:
     """Move this process (NEWPID: its future children) to new namespaces."""
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the thread that made it ends."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
 def has_own_uptime() -> bool:
