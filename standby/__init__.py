@@ -1,1 +1,1 @@
-"""robust-standby: size, simulate, create and show the pool of standby nodes."""
+"""robust-standby: size, create and show the pool of standby nodes."""

@@ -14,9 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.attacks.apart import apart
 from bench.attacks.attack import LAB, Attack, Got
 from bench.attacks.cases import ATTACKS
-from bench.attacks.room import Room, apart
+from bench.attacks.room import Room
 from bench.common import BenchError, Results, finish, parser, results_for
 from lab import Cluster, Lab, LabError
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from bench.attacks.room import Room
+from bench.attacks.room import Room
 
 HOST, LAB = "host", "lab"
 """An attack runs in mount namespaces of its own, or in a lab that those of its kind share."""
@@ -18,7 +16,7 @@ class Got:
     """The outcome of an attack."""
 
     what: str
-    """What was seen, in one line."""
+    """The outcome that was seen, in one line."""
     succeeded: bool = False
     drained: tuple[str, ...] = ()
     """Healthy nodes that were drained, or would have been."""
@@ -32,9 +30,9 @@ class Attack:
 
     name: str
     row: str
-    """What it belongs to: user code as root, drains, gate open, wire, files, words, clock."""
+    """The kind: user code as root, drains, gate open, wire, files, words, clock."""
     tries: str
-    """What it tries, in one line."""
+    """The attempt, in one line."""
     run: Callable[[Room], Got]
     where: str = HOST
     seconds: float = 60.0

@@ -1,8 +1,7 @@
 """The share of its time that a job of 9,600 GPUs would train: ``python -m bench.simulate``.
 
-Runs the simulator of ``robust-standby simulate`` and holds it against what others and we have
-measured: ByteRobust's ETTR and scheduling times, and our own soaks. Exit code 1 if a goal is
-missed. See docs/simulate.md for what is assumed.
+Holds the simulator against what others and we have measured: ByteRobust's ETTR and scheduling
+times, and our own soaks. Exit code 1 if a goal is missed. See docs/simulate.md for what is assumed.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from bench.common import Results, finish, parser, results_for, summarise
+from bench.simulate import assumed
+from bench.simulate.approaches import APPROACHES, ours, p99_pool
 from bench.simulate.checks import Check, show
+from bench.simulate.events import Approach, Kind, SimulatedCluster, Time
 from bench.simulate.lab import predictions
+from bench.simulate.mixes import MIXES, scaled
 from bench.simulate.paper import ettr_checks, was_checks
-from standby.simulate import assumed
-from standby.simulate.approaches import APPROACHES, ours, p99_pool
-from standby.simulate.events import Approach, Kind, SimulatedCluster, Time
-from standby.simulate.mixes import MIXES, scaled
-from standby.simulate.study import accounts
+from bench.simulate.study import accounts
 
 NODES, DAYS, GPUS = 1200, 90.0, 8
 MIX = "byterobust"
@@ -58,6 +57,7 @@ def approaches(results: Results) -> list[Check]:
     results.metrics["ours.worst_hour"] = summarise([one.worst() for one in own], "share")
     for size in (0, 1, 2, 4, 8, 16, 32):
         _add(results, f"ours.pool_{size}", ours(NODES), cluster._replace(pool=size), mix)
+    results.settings |= {f"assumed: {name}": why for name, why in assumed.GUESSES}
     results.settings |= {"mix": MIXES[MIX][0], "pool": cluster.pool, "nodes": NODES, "days": DAYS}
     return [Check("ours.ettr", results.metrics["ours.ettr"].median, GOAL, at_least=True)]
 

@@ -9,10 +9,10 @@ from random import Random
 from typing import Any
 
 from bench.common import REPOSITORY, Results
+from bench.simulate.approaches import ours
+from bench.simulate.assumed import NONE
 from bench.simulate.checks import Check
-from standby.simulate.approaches import ours
-from standby.simulate.assumed import NONE
-from standby.simulate.events import DAY, Kind, SimulatedCluster, SimulatedFault, Time, simulate
+from bench.simulate.events import DAY, Kind, SimulatedCluster, SimulatedFault, Time, simulate
 
 RECORDS = REPOSITORY / "docs" / "bench"
 POINTS = 0.02

@@ -9,11 +9,11 @@ from statistics import fmean
 from bench.common import Results, summarise
 from bench.pool_sizes import RATES, SETTINGS
 from bench.scheduling.model import SWITCH, SWITCH_WEIGHT, weights
+from bench.simulate import assumed
+from bench.simulate.approaches import at, byterobust, hot_update, reschedule
 from bench.simulate.checks import Check
-from standby.simulate import assumed
-from standby.simulate.approaches import at, byterobust, hot_update, reschedule
-from standby.simulate.events import Approach, Kind, SimulatedCluster, respond
-from standby.simulate.study import accounts
+from bench.simulate.events import Approach, Kind, SimulatedCluster, respond
+from bench.simulate.study import accounts
 from standby.size.count import LossSource, losses, pool
 
 ETTR = 0.97  # "up to", cumulative

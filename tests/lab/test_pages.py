@@ -61,7 +61,7 @@ COMPLETED = {
     ("robust-srun", "-N", "4", "--robust-no-w"): {"--robust-no-warm"},
     ("robust-srun", "--nodel"): {"--nodelist="},
     ("robust-srun", "python", "train.py", "--robust-sp"): set(),  # the training's own words
-    ("robust-standby", ""): {"size", "simulate", "apply", "show"},
+    ("robust-standby", ""): {"size", "apply", "show"},
     ("robust-standby", "apply", "--refill", "p"): {"pool"},
 }
 

@@ -83,7 +83,6 @@ def test_doubts_are_said(words: tuple[str, ...], said: str) -> None:
     [
         ("", "no command"),
         ("resize", "no such command: resize"),
-        ("choose --lost n1", "choose was removed; robust-srun chooses"),
         ("size", "--nodes N"),
         ("size --nodes 10", "either --rate R or --from-ledger"),
         ("size --nodes 10 --rate 1 --from-ledger", "either --rate R or --from-ledger"),

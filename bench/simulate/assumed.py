@@ -7,7 +7,7 @@ but the record was lost. ASSUMED: the source is the reason.
 
 from __future__ import annotations
 
-from standby.simulate.events import ASSUMED, MEASURED, PUBLISHED, SEEN, Time
+from bench.simulate.events import ASSUMED, MEASURED, PUBLISHED, SEEN, Time
 
 BYTEROBUST = "ByteRobust (arXiv 2509.16293)"
 

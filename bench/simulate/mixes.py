@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from standby.simulate.events import WISH, Kind
+from bench.simulate.events import WISH, Kind
 
 # ByteRobust, table 1: 55,365 incidents of 778,135 jobs.
 EXPLICIT = {

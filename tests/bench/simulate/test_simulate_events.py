@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -12,15 +10,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from job_records import one_job
 
-from robust_slurm.config import Config
-from robust_slurm.state_dir.records import IncidentRecord
-from srun_wrapper.job.pace import STEP_FACTOR
-from standby.simulate import assumed, ledger
-from standby.simulate.approaches import APPROACHES, at, byterobust, hot_update, ours, p99_pool
-from standby.simulate.cli import main
-from standby.simulate.events import (
+from bench.simulate import assumed
+from bench.simulate.approaches import APPROACHES, at, byterobust, hot_update, ours, p99_pool
+from bench.simulate.events import (
     CODE,
     MACHINE,
     MEASURED,
@@ -34,7 +27,10 @@ from standby.simulate.events import (
     respond,
     simulate,
 )
-from standby.simulate.mixes import MIXES, scaled
+from bench.simulate.mixes import MIXES, scaled
+from robust_slurm.config import Config
+from robust_slurm.state_dir.records import IncidentRecord
+from srun_wrapper.job.pace import STEP_FACTOR
 
 RECORDS = Path(__file__).resolve().parents[3] / "docs" / "bench"
 MIX = MIXES["byterobust"][1]
@@ -220,97 +216,3 @@ def _incident(symptom: str, swaps: tuple[tuple[str, str], ...] = ()) -> Incident
     return IncidentRecord(
         "1", "0", 1, 1.0, symptom, "node", (), (), "restart", "recovered", {}, 0, swaps=swaps
     )
-
-
-def test_a_ledger_gives_rates_and_shares_by_symptom() -> None:
-    some = [_incident("crash"), _incident("crash", (("n1", "n2"),)), _incident("node_lost")]
-    crash, lost = ledger.kinds([*some, _incident("strange")], node_days=500.0)
-    assert crash == Kind("crash", "exit", 4.0, 0.5, 0.0, True)
-    assert (lost.name, lost.shows, lost.per_1000) == ("node lost", "node", 2.0)
-    assert set(ledger.SHOWS.values()) <= set(ours(4).detect)
-
-
-def test_json_and_table_hold_the_same_numbers() -> None:
-    out, table = io.StringIO(), io.StringIO()
-    argv = ["--nodes", "300", "--days", "20", "--runs", "3"]
-    assert main([*argv, "--json"], out) == 0 and main(argv, table) == 0
-    data = json.loads(out.getvalue())
-    assert data["version"] == 1 and data["nodes"] == 300 and data["assumed"]
-    assert set(APPROACHES) <= set(data)
-    assert data["ours"]["ettr"] > data["requeue"]["ettr"]
-    assert f"ETTR {100 * data['ours']['ettr']:.2f} %" in table.getvalue()
-    assert sum(data["gpu_hours_lost_by_cause"].values()) == pytest.approx(
-        sum(data["gpu_hours_lost_by_phase"].values()), abs=2
-    )
-    lost = (1 - data["ours"]["ettr"]) * 300 * 8 * 24 * 20
-    assert sum(data["gpu_hours_lost_by_cause"].values()) == pytest.approx(lost, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "said"),
-    [
-        (["--nodes", "0"], 2, "from 1 to 100,000"),
-        (["--days", "0"], 2, "above 0"),
-        (["--days", "nan"], 2, "above 0"),
-        (["--mix", "mine"], 2, "not 'mine'"),
-        (["--rate", "1e6"], 2, "a node"),
-        (["--rate", "1e6", "--pool", "1"], 2, "at most 100,000"),
-        (["--since", "3"], 2, "only with --ledger"),
-        (["--ledger", "/nonexistent"], 1, "is not a directory"),
-        (["--nodes", "many"], 2, "--nodes"),
-    ],
-)
-def test_wrong_input(
-    argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(argv, io.StringIO()) == code
-    assert said in capsys.readouterr().err
-
-
-def test_a_mix_comes_from_the_records_of_jobs(tmp_path: Path) -> None:
-    one_job(tmp_path, time.time())
-    out = io.StringIO()
-    argv = ["--ledger", str(tmp_path), "--nodes", "64", "--runs", "2", "--json"]
-    assert main(argv, out) == 0
-    data = json.loads(out.getvalue())
-    assert "node-days" in data["mix"] and data["faults_per_run"] > 0
-
-
-def test_rates_are_of_the_jobs_whose_nodes_times_are_known(tmp_path: Path) -> None:
-    """Before, incidents were of the newest 500 jobs and node-days of the newest 5,000."""
-    one_job(tmp_path, time.time())
-    what, before = ledger.mix(tmp_path, None)
-    for job in range(8, 510):  # newer jobs, that recorded an incident and no time
-        home = tmp_path / "jobs" / str(job)
-        home.mkdir()
-        line = {"time": time.time() - 5, "symptom": "crash", "id": "1"}
-        (home / "incidents.jsonl").write_text(json.dumps(line) + "\n")
-    assert ledger.mix(tmp_path, None) == (what, before)
-
-
-def test_a_ledger_that_cannot_be_read_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "jobs").write_text("no directory")
-    with pytest.raises(ledger.LedgerError, match=r"cannot read .*/jobs: Not a directory"):
-        ledger.mix(tmp_path, None)
-
-    def refused(path: Path) -> bool:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "is_dir", refused)
-    with pytest.raises(ledger.LedgerError, match=r"cannot read .*: Permission denied"):
-        ledger.mix(tmp_path, None)
-
-
-def test_a_ledger_without_jobs_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--ledger", str(tmp_path)], io.StringIO()) == 1
-    assert "has recorded how long its nodes ran" in capsys.readouterr().err
-
-
-def test_one_of_each_is_counted_as_one() -> None:
-    out = io.StringIO()
-    assert main(["--nodes", "1", "--gpus", "1", "--runs", "1", "--pool", "1"], out) == 0
-    said = " ".join(out.getvalue().split())
-    for text in ("1 node (1 GPU), 90 days", "; 1 run with", "1 standby node, refilled"):
-        assert text in said

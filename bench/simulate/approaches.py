@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from standby.simulate import assumed as a
-from standby.simulate.events import CODE, MACHINE, WISH, Approach, Kind, Time
+from bench.simulate import assumed as a
+from bench.simulate.events import CODE, MACHINE, WISH, Approach, Kind, Time
 from standby.size.count import LossSource, losses, pool
 
 STEP_S = a.STEP.median

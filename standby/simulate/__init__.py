@@ -1,1 +1,0 @@
-"""``robust-standby simulate``: the time that a job of N nodes would lose to faults, by cause."""
