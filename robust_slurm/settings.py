@@ -284,9 +284,6 @@ class Config:
         unit="s",
         minimum=0.1,
     )
-    checkpoint_local_dir: str = _setting(
-        "", "directory on each node's own disk for a copy of every durable checkpoint"
-    )
     checkpoint_bandwidth: float = _setting(
         0.0, "bandwidth limit for one rank's replica; 0: no limit", unit="MB/s"
     )

@@ -33,7 +33,7 @@ from srun_wrapper.command.batch_script import (
     script_words,
 )
 from srun_wrapper.command.containers import in_image
-from srun_wrapper.command.in_force import absolute, checkpoint_env, in_force, observing
+from srun_wrapper.command.in_force import checkpoint_env, in_force, observing
 from srun_wrapper.command.input_rules import StdinFeed, feed
 from srun_wrapper.command.kinds import BCAST, accepted, warning
 from srun_wrapper.command.layout import StepPlan, allocation, plan_step
@@ -168,7 +168,6 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         size,
         config.checkpoint,
         config.checkpoint_bandwidth * 1e6,
-        absolute(config.checkpoint_local_dir),
         config.warm,
         tuple(filter(None, config.warm_packages.replace(",", " ").split())),
         config.outage_wait,

@@ -26,7 +26,7 @@ class Pusher:
         self._lines = self._link.makefile("rb")
         self._say(
             op="enrol", rank=0, world=1, local=0, epoch=epoch, pid=0, mesh={}, needs=[0],
-            directory="", local_directory="", every=0, keep=2, python="", bytes=nbytes,
+            directory="", every=0, keep=2, python="", bytes=nbytes,
         )  # fmt: skip
         self._directory = Path(self._hear("welcome")["directory"])
 

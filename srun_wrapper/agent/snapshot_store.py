@@ -71,7 +71,6 @@ class SnapshotStore:
             key=key,
             emit=lambda event: loop.call(lambda: self._event(event)),
             bandwidth=options.checkpoint_bandwidth,
-            local_directory=options.checkpoint_local,
             job=training_name(os.environ.get("SLURM_JOB_ID", "nojob"), command),
         )
 

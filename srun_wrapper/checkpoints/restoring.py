@@ -95,7 +95,7 @@ class Restoring:
 
     async def _prepare(self, only_state: tuple[int, int] | None) -> bool:
         state, certificates = self._state, self._certificates
-        if not self._enrolments.ranks and not state.config.checkpoint_local_dir:
+        if not self._enrolments.ranks:
             return not self._interrupted()
         await state.until(lambda: self._interrupted() or self._all_announced(), ANNOUNCE)
         places, on_disk = await asyncio.gather(

@@ -66,7 +66,6 @@ def checkpoint_env(config: Config) -> dict[str, str]:
     """Return a Checkpointer's defaults, as variables, for arguments that the script leaves out."""
     return {
         "ROBUST_CHECKPOINT_DIR": absolute(config.checkpoint_dir),
-        "ROBUST_CHECKPOINT_LOCAL_DIR": absolute(config.checkpoint_local_dir),
         "ROBUST_CHECKPOINT_EVERY": str(config.checkpoint_every),
         "ROBUST_CHECKPOINT_KEEP": str(config.checkpoint_keep),
     }

@@ -38,7 +38,6 @@ class TaskOptions(msgspec.Struct, frozen=True):
     size: dict[str, str] = {}  # of the job, as robust-srun's environment has it (resubmit.SIZE)
     checkpoint: bool = True
     checkpoint_bandwidth: float = 0.0  # bytes/s for a rank's replica; 0: no limit
-    checkpoint_local: str = ""  # directory on the node's own disk
     warm: bool = True
     warm_packages: tuple[str, ...] = ()
     outage_wait: float = Config().outage_wait

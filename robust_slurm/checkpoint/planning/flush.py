@@ -41,11 +41,7 @@ def flush(
 
     ``durable``: (step, world) of the committed steps. Odd holdings are passed over.
     """
-    in_memory = [
-        place._replace(holdings=[held for held in place.holdings if held.tier != "local"])
-        for place in places
-    ]
-    sets, _ = usable(in_memory, world)
+    sets, _ = usable(places, world)
     newest, lines = newest_complete(sets, world)
     if newest is None:
         return FlushPlan(0, (), "", (*lines, "nothing to write: no step is complete in memory"))

@@ -22,7 +22,7 @@ from .held import Sets, UsableCopy
 from .sound import NO_TRUST, Bound, Trust, trusted
 
 SHOWN = 8  # lines of one kind for people; the rest is counted
-TIERS = ("memory", "replica", "local")
+TIERS = ("memory", "replica")
 
 
 class Seat(NamedTuple):
@@ -33,7 +33,7 @@ class Seat(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One snapshot that ``target`` fetches; from its own local disk if ``host`` is empty."""
+    """One snapshot that ``target`` fetches."""
 
     owner: int
     step: int
@@ -257,14 +257,12 @@ def _sources(
     files: dict[str, dict[int, str]] = {}
     remote: list[tuple[str, int, list[UsableCopy]]] = []
     for (node, owner), stores in sorted(wanted.items()):
-        here = [c for c in copies[owner] if c.place.node == node and c.holding.tier != "local"]
+        here = [c for c in copies[owner] if c.place.node == node]
         if here:
             best = min(here, key=lambda c: _nearness(c, stores))
             files.setdefault(node, {})[owner] = best.holding.file
         else:
-            peers = [c for c in copies[owner] if c.holding.tier != "local"]
-            disk = [c for c in copies[owner] if c.place.node == node]
-            remote.append((node, owner, peers or disk or copies[owner]))
+            remote.append((node, owner, list(copies[owner])))
     # Those with the least choice first; then each from whoever sends the least so far.
     remote.sort(key=lambda item: len(item[2]))
     sent: Counter[str] = Counter()  # bytes, by store and by node
@@ -274,14 +272,13 @@ def _sources(
         place, held = min(
             choice, key=lambda c: (sent["node " + c.place.node], sent[c.place.store], *_nearness(c))
         )
-        local = place.node == node  # then a disk: the store that listed it reads it
-        target = place.store if local else min(wanted[node, owner], key=lambda s: (received[s], s))
+        target = min(wanted[node, owner], key=lambda s: (received[s], s))
         sent["node " + place.node] += held.size
         sent[place.store] += held.size
         received[target] += held.size
-        host, port = ("", 0) if local else (place.host, place.port)
+        at = place.host, place.port
         transfers.append(
-            Transfer(owner, held.step, place.store, host, port, target, node, held.size, held.tier)
+            Transfer(owner, held.step, place.store, *at, target, node, held.size, held.tier)
         )
     return files, transfers
 
@@ -302,11 +299,8 @@ def _summary(step: int, files: dict[str, dict[int, str]], transfers: Sequence[Tr
     there = sum(len(found) for found in files.values())
     text = f"resumed step {step} from memory: {there} of {there + len(transfers)} snapshots"
     text += " were where they are needed"
-    disk = sum(t.tier == "local" for t in transfers)
     total = sum(t.size for t in transfers) / 2**20
-    for count, source in ((len(transfers) - disk, "peers"), (disk, "local disks")):
-        text += f", {count} from {source}" if count else ""
-    return text + (f" ({total:.0f} MiB)" if transfers else "")
+    return text + (f", {len(transfers)} from peers ({total:.0f} MiB)" if transfers else "")
 
 
 def _few(lines: Sequence[str]) -> list[str]:

@@ -254,7 +254,7 @@ class Desk:
             self._shelf.give_up(first, old)
             self._anew(first, line)
             rank.pusher.began(first, line)
-        self.archive.give_up(rank, first, (epoch, line))
+        self.archive.give_up(rank)
         if moved:
             self._place(rank)
 

@@ -45,9 +45,9 @@ class Holding(NamedTuple):
     world: int
     needs: tuple[int, ...]
     tier: str
-    """``memory`` (own or fetched), ``replica``, or ``local`` disk."""
+    """``memory`` (own or fetched) or ``replica``."""
     file: str
-    """Name in the store's directory; for ``local`` an absolute path."""
+    """Name in the store's directory."""
     size: int
     ok: bool
     """The digest verified now agrees with the one taken when it was complete."""

@@ -28,7 +28,6 @@ class RankEnrolment(NamedTuple):
     said: EnrolledEvent
     """The event that tells robust-srun of it."""
     destination: Destination
-    local_directory: str
     local: int
     """Number of the rank on its node."""
 
@@ -64,7 +63,6 @@ def read_enrolment(message: Message) -> RankEnrolment:
     return RankEnrolment(
         said,
         Destination(said.directory, keep, door.absolute(message, "python")),
-        door.absolute(message, "local_directory"),
         door.whole(message, "local") if "local" in message else 0,
     )
 
@@ -271,8 +269,7 @@ def snapshot_path(
     if not folder:
         return directory / base, slot, True
     durable = enrolment.destination.directory
-    staging = [f"{durable}/.staging" if durable else "", enrolment.local_directory]
-    inside = any(part and (folder + "/").startswith(part.rstrip("/") + "/") for part in staging)
+    inside = durable and (folder + "/").startswith(f"{durable}/.staging/")
     if not inside or ".." in folder.split("/"):
         raise RefusedError(f"{message['op']}: {name!r} is in no directory that this rank enrolled")
     return Path(folder) / base, slot, False

@@ -37,7 +37,6 @@ from robust_slurm.checkpoint.store.reserve import Reserve
 from robust_slurm.checkpoint.store.shelf import Shelf, ShelfRecord
 from robust_slurm.checkpoint.transfer.fetching import Fetcher
 from robust_slurm.checkpoint.transfer.replicas import PeerServer
-from robust_slurm.checkpoint.transfer.sending import Offer
 
 CLOSE = 4.0  # s for the threads to end
 
@@ -54,7 +53,6 @@ class Store:
         key: bytes | None,
         emit: Callable[[StoreEvent], None],
         bandwidth: float = 0.0,
-        local_directory: str = "",
         job: str = "",
         patience: float = 10.0,
         write_deadline: float = 600.0,
@@ -65,17 +63,15 @@ class Store:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._directory = directory
         job = job or os.environ.get("SLURM_JOB_ID", "nojob")
-        settings = StoreSettings(key, bandwidth, local_directory, job, patience, write_deadline)
+        settings = StoreSettings(key, bandwidth, job, patience, write_deadline)
         self._shelf = Shelf(directory)
         self.room = Reserve(directory, name)
         # Without a key it listens to nobody.
-        self._peers = PeerServer(self._shelf, key or b"", patience / 2, self._on_disk)
+        self._peers = PeerServer(self._shelf, key or b"", patience / 2)
         self._desk = Desk(self._shelf, settings, emit, self._wake, self._peers)
         self.orders = self._desk.orders
         self._door = Door(self._desk.take, self._desk.gone)
-        self._fetcher = Fetcher(
-            self._shelf, key, self._desk.archive.local, self.room, patience, name
-        )
+        self._fetcher = Fetcher(self._shelf, key, self.room, patience, name)
         self._closing = threading.Lock()
         self._closed = False
         self.socket_path = directory / f"{name}.sock"
@@ -145,9 +141,7 @@ class Store:
             self._desk.adopt(rank)
         threads = digest.workers(8)
         records = [r for r in self._shelf.all() if step is None or r.step == step]
-        found = self._shelf.verify_all(records, threads if read else 0)
-        local = self._desk.archive.local()
-        return found + (local.stock(threads if read else 0, step) if local is not None else [])
+        return self._shelf.verify_all(records, threads if read else 0)
 
     def fetch(
         self, wanted: Sequence[WantedSnapshot], deadline: float = 600.0
@@ -243,10 +237,6 @@ class Store:
         with self._waking:
             if self._wake_fd >= 0:
                 os.eventfd_write(self._wake_fd, 1)
-
-    def _on_disk(self, owner: int, step: int) -> tuple[int, Offer] | None:
-        local = self._desk.archive.local()
-        return local.open(owner, step) if local is not None else None
 
     def _keep(self) -> None:
         """The thread that accepts connections and reports what was put off."""

@@ -64,7 +64,6 @@ class Checkpointer:
         directory: str | os.PathLike[str] | None = None,
         every: int | None = None,
         keep: int | None = None,
-        local_directory: str | os.PathLike[str] | None = None,
         replica_wait: float = 30.0,
     ) -> None:
         """``model``, ``optimizer``, ``loader``: one, or a list or dict of them. ``extra``: name →
@@ -78,7 +77,7 @@ class Checkpointer:
         """
         if extra is not None and not isinstance(extra, Mapping):
             raise TypeError(f"extra: a dict of name to object, not {type(extra).__name__}")
-        self._options = options(directory, every, keep, local_directory, replica_wait)
+        self._options = options(directory, every, keep, replica_wait)
         self._mesh = mesh
         world = meshes.world()
         meshes.check_mesh(mesh, world.size)

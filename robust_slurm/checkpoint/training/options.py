@@ -17,8 +17,6 @@ class Options(NamedTuple):
     """Steps between durable checkpoints; 0: never by step."""
     keep: int
     """Durable checkpoints kept."""
-    local_directory: str
-    """On the node's own disk, absolute; "" for none."""
     replica_wait: float
     """s that a step may wait for the replica of the one before."""
     debug: bool
@@ -29,7 +27,6 @@ def options(
     directory: str | os.PathLike[str] | None,
     every: int | None,
     keep: int | None,
-    local_directory: str | os.PathLike[str] | None,
     replica_wait: float,
 ) -> Options:
     """Check the options. Raises TypeError, ValueError saying what to pass."""
@@ -41,11 +38,10 @@ def options(
         _path("directory", directory, "ROBUST_CHECKPOINT_DIR"),
         _count("every", every, "ROBUST_CHECKPOINT_EVERY", least=0, otherwise=0),
         _count("keep", keep, "ROBUST_CHECKPOINT_KEEP", least=1, otherwise=2),
-        _path("local_directory", local_directory, "ROBUST_CHECKPOINT_LOCAL_DIR"),
         float(replica_wait),
         os.environ.get(DEBUG, "") == "1",
     )
-    if every and not found.directory and not found.local_directory:
+    if every and not found.directory:
         raise ValueError(
             f"every={every} without a directory: pass directory=, or set ROBUST_CHECKPOINT_DIR"
         )

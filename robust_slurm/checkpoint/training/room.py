@@ -248,8 +248,6 @@ def _by_disk(options: Options, about: Snapshot) -> tuple[Ring | None, str]:
 def _staging(options: Options, about: Snapshot) -> Path | None:
     if options.directory:
         return Path(options.directory) / ".staging"
-    if options.local_directory:
-        return Path(options.local_directory) / about.job
     return None
 
 

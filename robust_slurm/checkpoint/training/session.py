@@ -227,13 +227,13 @@ class Session:
         enrol: dict[str, Any] = {
             "rank": world.rank, "world": world.size, "local": world.local, "epoch": epoch,
             "pid": os.getpid(), "mesh": self.mesh, "needs": list(needs),
-            "directory": choice.directory, "local_directory": choice.local_directory,
-            "every": choice.every, "keep": choice.keep, "python": sys.executable, "bytes": size,
+            "directory": choice.directory, "every": choice.every, "keep": choice.keep,
+            "python": sys.executable, "bytes": size,
             "goes_on": goes_on, "lengths": cut.lengths, "shards": cut.shards,
             "fixed": cut.why or fixed(loaders, whole.shares, by_replica=bool(pipes)),
             "stages": whole.replica_ranks,
         }  # fmt: skip
-        if not socket and not choice.directory and not choice.local_directory:
+        if not socket and not choice.directory:
             if world.rank == 0:  # there is no store that would count the ranks that say it
                 where = (
                     "robust-srun runs without checkpoints in memory (--robust-no-checkpoint, or no "

@@ -1,15 +1,14 @@
-"""Getting snapshots from other stores, or from this node's disk, into the store's directory."""
+"""Getting snapshots from other stores into the store's directory."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from robust_slurm.checkpoint.format import digest
 from robust_slurm.checkpoint.format.threads import share
-from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.events import FetchOutcome, WantedSnapshot
 from robust_slurm.checkpoint.store.reserve import Reserve
 from robust_slurm.checkpoint.store.shelf import FETCHED, Shelf
@@ -39,7 +38,6 @@ class Fetcher:
         self,
         shelf: Shelf,
         key: bytes | None,
-        local: Callable[[], LocalDisk | None],
         room: Reserve,
         idle: float,
         name: str,
@@ -47,7 +45,6 @@ class Fetcher:
         self._shelf = shelf
         self._room = room
         self._key = key
-        self._local = local
         self._idle = idle
         self._name = name
         self._stop = threading.Event()
@@ -104,22 +101,9 @@ class Fetcher:
             if holding is not None and holding.ok:
                 return file, 0
             self._shelf.remove(file)
-        if not item.host:
-            return self._from_disk(item, file)
         if self._key is None:
             raise _Failed("this store has no peers")
         return self._from_peer(item, file, give_up_at)
-
-    def _from_disk(self, item: WantedSnapshot, file: str) -> tuple[str, int]:
-        local = self._local()
-        if local is None:
-            raise _Failed("there is no local directory")
-        try:
-            record = local.bring(item.owner, item.step, self._shelf.directory / file)
-        except ValueError as err:
-            raise _Failed(str(err)) from None
-        self._shelf.put(record)
-        return file, record.size
 
     def _from_peer(self, item: WantedSnapshot, file: str, give_up_at: float) -> tuple[str, int]:
         # Stores of a node share the directory.

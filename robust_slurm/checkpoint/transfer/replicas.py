@@ -35,19 +35,17 @@ class _Pair:
 
 
 class PeerServer:
-    """Serves each connection in a thread of its own. ``local`` opens a snapshot on the disk."""
+    """Serves each connection in a thread of its own."""
 
     def __init__(
         self,
         shelf: Shelf,
         key: bytes,
         idle: float,
-        local: Callable[[int, int], tuple[int, Offer] | None],
     ) -> None:
         self._shelf = shelf
         self._key = key
         self._idle = idle
-        self._local = local
         self._lock = threading.Lock()
         self._channels: dict[Channel, threading.Thread] = {}
         self._pairs: dict[int, _Pair] = {}
@@ -206,23 +204,19 @@ class PeerServer:
     def _pull(self, channel: Channel, first: Message) -> None:
         owner, step = numbers(first, "owner", "step")
         record = self._shelf.source(owner, step)
-        found: tuple[int, Offer] | None
         try:
-            if record is not None:
-                found = self._shelf.open(record), Offer.of(record)
-            else:
-                found = self._local(owner, step)
+            fd = self._shelf.open(record) if record is not None else -1
         except OSError:
-            found = None
-        if found is None:
+            fd = -1
+        if record is None or fd < 0:
             channel.send({"op": "no", "why": f"step {step} of rank {owner} is not there"})
             return
-        fd, offer = found
+        offer = Offer.of(record)
         try:
             channel.send(offer.message("take"))
 
             def still(_sent: int) -> str:
-                return self._shelf.overwritten(fd, record) if record is not None else ""
+                return self._shelf.overwritten(fd, record)
 
             send(channel, fd, offer, channel.receive(), still=still)
         except AbandonedError as err:

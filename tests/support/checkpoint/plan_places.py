@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 def held(owner: int, step: int, tier: str = "memory", **other: object) -> Holding:
     """A good snapshot of four ranks' run."""
-    prefix = {"memory": "own", "replica": "replica", "local": "/local/own"}[tier]
+    prefix = {"memory": "own", "replica": "replica"}[tier]
     holding = Holding(owner, step, 4, (owner,), tier, f"{prefix}-{owner}-{step}", MIB, True, "", 1)
     return holding._replace(**other)
 

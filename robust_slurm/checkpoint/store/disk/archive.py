@@ -1,14 +1,12 @@
-"""Schedule writes to the durable tier and to the local disk, in one lane for each rank."""
+"""Schedule writes to the durable tier, in one lane for each rank."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from robust_slurm import commands
-from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.disk.persist import (
     COMMIT_WAIT,
     Destination,
@@ -28,7 +26,6 @@ class StoreSettings(NamedTuple):
 
     key: bytes | None
     bandwidth: float
-    local_directory: str
     job: str
     patience: float
     write_deadline: float
@@ -66,13 +63,6 @@ class Archive:
     def make(self, changed: Callable[[], None]) -> Persister:
         return Persister(self._emit, self._settings.write_deadline, changed, writer_command)
 
-    def local(self, enrolled: str = "") -> LocalDisk | None:
-        """The job's directory on this node's disk; None if there is none."""
-        directory = self._settings.local_directory or enrolled
-        for rank in [] if directory else self._ranks():
-            directory = directory or (rank.enrolment.local_directory if rank.enrolment else "")
-        return LocalDisk(Path(directory), self._settings.job) if directory else None
-
     def warm(self, rank: StoreRank) -> None:
         """Start the rank's writer beside the training: importing torch takes seconds."""
         enrolment = rank.enrolment
@@ -83,8 +73,7 @@ class Archive:
         """Write this snapshot, unless an older one of the rank is still being written."""
         enrolment = rank.enrolment
         assert enrolment is not None
-        local = self.local(enrolment.local_directory)
-        if not enrolment.destination.directory and local is None:
+        if not enrolment.destination.directory:
             return
         under_way = rank.persister.steps
         if latest.step in under_way:
@@ -93,13 +82,12 @@ class Archive:
             why = "passed over: an older step of this rank is still being written"
             self._emit(PersistedEvent(rank.number, latest.step, False, why, 0.0))
             return
-        self._add(rank, latest, local, lambda _outcome: None)
+        self._add(rank, latest, lambda _outcome: None)
 
     def _add(
         self,
         rank: StoreRank,
         latest: Latest,
-        local: LocalDisk | None,
         finished: Callable[[FetchOutcome], None],
     ) -> None:
         enrolment = rank.enrolment
@@ -107,21 +95,17 @@ class Archive:
         rank.persister.add(
             PersistJob(
                 latest.path, rank.number, latest.step, latest.slot, latest.record,
-                enrolment.destination, local, enrolment.said.world if rank.number == 0 else 0,
+                enrolment.destination, enrolment.said.world if rank.number == 0 else 0,
                 COMMIT_WAIT, finished,
             )
         )  # fmt: skip
 
-    def give_up(self, rank: StoreRank, first: int, line: tuple[int, int]) -> None:
-        """Stop writing the steps from ``first`` on, which the rank gave up as it began anew, and
-        remove their copies from the local disk. ``line``: epoch and timeline that begin."""
+    def give_up(self, rank: StoreRank) -> None:
+        """Stop writing what the rank gave up as it began anew."""
         with self._lock:
             lanes = [rank.persister, *self._lanes.values()]
         for persister in lanes:
             persister.forget("its rank began anew")
-        local = self.local(rank.enrolment.local_directory if rank.enrolment else "")
-        if local is not None:
-            local.give_up(rank.number, first, line)
 
     def flush_rank(self, rank: StoreRank, connection: RankConnection) -> None:
         """Write the newest snapshot, wait, and tell the rank; in a thread of its own."""
@@ -140,11 +124,10 @@ class Archive:
         if latest is None or enrolment is None:
             flushed(True, "nothing was saved")
             return
-        local = self.local(enrolment.local_directory)
-        if not enrolment.destination.directory and local is None:
+        if not enrolment.destination.directory:
             flushed(False, "there is no directory for durable checkpoints")
             return
-        self._add(rank, latest, local, finished)
+        self._add(rank, latest, finished)
         rank.held_changed()
         if not done.wait(ALL_HERE) and rank.number == 0 and not self._all_here():
             flushed(False, "not all ranks of the training have made a Checkpointer")
@@ -184,7 +167,7 @@ class Archive:
         slot = record.slot if record.kind == OWN else -1
         lane.add(
             PersistJob(
-                path, owner, step, slot, record, destination, None, commit_world, commit_wait,
+                path, owner, step, slot, record, destination, commit_world, commit_wait,
                 finished,
             )
         )  # fmt: skip

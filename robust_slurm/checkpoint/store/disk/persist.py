@@ -1,4 +1,4 @@
-"""Writes one rank's snapshots to the local disk and to the durable tier, beside the training."""
+"""Writes one rank's snapshots to the durable tier, beside the training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robust_slurm.checkpoint.format.layout import LayoutError
-from robust_slurm.checkpoint.store.disk.local import LocalDisk
 from robust_slurm.checkpoint.store.disk.writing import WriterError, WriterProcess
 from robust_slurm.checkpoint.store.events import (
     AlarmEvent,
@@ -45,7 +44,6 @@ class PersistJob(NamedTuple):
     record: ShelfRecord | None
     """None for a file outside the store's directory."""
     destination: Destination
-    local: LocalDisk | None
     commit_world: int
     """> 0: commit afterwards, when so many ranks have written."""
     commit_wait: float
@@ -74,7 +72,6 @@ class Persister:
         self._writer: WriterProcess | None = None
         self._thread: threading.Thread | None = None
         self._stop = False
-        self._local_failed = False
         self._generation = 0  # of epochs, and of timelines within one
         # Of this one, by step:
         self._written: dict[int, tuple[int, str]] = {}  # bytes, attempt
@@ -194,8 +191,6 @@ class Persister:
             header = read_header(fd, size)
             if (header.rank, header.step) != (job.owner, job.step):
                 raise WriterError(f"{job.path.name} holds step {header.step} by now")
-            if job.local is not None and job.record is not None:
-                self._to_disk(job.local, fd, job.record)
         finally:
             os.close(fd)
         attempt = header.attempt
@@ -277,19 +272,3 @@ class Persister:
             if self._writer is None:
                 self._writer = WriterProcess(self._command(destination.python))
             return self._writer
-
-    def _to_disk(self, local: LocalDisk, fd: int, record: ShelfRecord) -> None:
-        try:
-            local.store(fd, record)
-        except OSError as err:
-            if not self._local_failed:
-                self._emit(
-                    AlarmEvent(
-                        record.owner,
-                        f"no copy of step {record.step} of rank {record.owner} in "
-                        f"{local.directory}: {err.strerror or err}; the other tiers go on",
-                    )
-                )
-            self._local_failed = True
-        else:
-            self._local_failed = False

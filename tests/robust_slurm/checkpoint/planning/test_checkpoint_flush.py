@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plan_places import healthy, held, store
+from plan_places import healthy
 
 from robust_slurm.checkpoint.planning.flush import flush
 
@@ -25,5 +25,3 @@ def test_nothing_is_written_twice_or_in_part() -> None:
     assert flush(healthy(8), 4, [(8, 4)]).writes == ()
     assert flush(healthy(8)[:1], 4).writes == ()
     assert "no step is complete" in flush(healthy(8)[:1], 4).lines[-1]
-    disk = [store(r, held(r, 8, "local")) for r in range(4)]
-    assert flush(disk, 4).writes == ()

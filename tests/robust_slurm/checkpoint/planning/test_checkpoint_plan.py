@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from plan_places import MIB, SEATS, healthy, held, store
+from plan_places import MIB, SEATS, healthy, held
 
 from robust_slurm.checkpoint.planning.plan import Holder, Resume, Seat, late, numbers, plan
 from robust_slurm.checkpoint.store.events import WITHDRAWN, Holding
@@ -220,28 +220,6 @@ def test_whole_data_parallel_groups_bring_their_parts_to_each_node() -> None:
     assert sorted((t.owner, t.node) for t in resume.transfers) == [(o, "n4") for o in range(4)]
     assert Counter(t.source for t in resume.transfers) == {"t2": 2, "t3": 2}
     assert Counter(t.target for t in resume.transfers) == {"t8": 2, "t9": 2}
-
-
-def test_disk_comes_after_the_memory_of_peers() -> None:
-    """Rank 0's memory is lost; its node's disk has it, and so has a peer's memory."""
-    places = healthy(8)
-    places[0] = store(0, held(0, 8, "local"), held(2, 8, "replica"))
-    (transfer,) = plan(places, SEATS, 4).transfers
-    assert (transfer.source, transfer.tier) == ("t2", "replica")
-    places[2] = store(2, held(2, 8))
-    resume = plan(places, SEATS, 4)
-    (transfer,) = resume.transfers
-    assert (transfer.source, transfer.host, transfer.port) == ("t0", "", 0)
-    assert (transfer.target, transfer.tier) == ("t0", "local")
-    assert "1 from local disks" in text(resume)
-
-
-def test_the_disk_of_another_node_is_the_last_source() -> None:
-    places = healthy(8)
-    places[2] = store(2, held(2, 8), held(0, 8, "local"))
-    places[0] = store(0, held(2, 8, "replica"))
-    (transfer,) = plan(places, SEATS, 4).transfers
-    assert (transfer.host, transfer.target, transfer.tier) == ("10.0.0.2", "t0", "local")
 
 
 def test_sources_share_the_load() -> None:

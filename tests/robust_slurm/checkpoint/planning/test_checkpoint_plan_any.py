@@ -18,7 +18,7 @@ copies = st.builds(
     step=st.integers(-1, 4),
     world=st.sampled_from([3, 3, 3, 4]),
     needs=st.lists(st.integers(-1, 3), max_size=3).map(tuple) | st.just(()),
-    tier=st.sampled_from(["memory", "replica", "local", "x"]),
+    tier=st.sampled_from(["memory", "replica", "x"]),
     file=st.sampled_from(["own-0-1", "replica-1-0", "f"]),
     size=st.integers(0, 10),
     ok=st.sampled_from([True, True, True, False]),

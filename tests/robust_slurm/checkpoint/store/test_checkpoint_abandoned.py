@@ -86,28 +86,6 @@ def test_a_durable_step_is_never_made_of_two_timelines(
         assert on_disk == [_digest(rank, 100) for rank in ranks]
 
 
-def test_copies_on_local_disks_of_what_was_given_up_are_gone(tmp_path: Path) -> None:
-    with stores(tmp_path, 2) as made:
-        disks = [str(tmp_path / f"disk{n}") for n in range(2)]
-        ranks = [
-            FakeRank(store, n, world=2, local_directory=disks[n])
-            for n, (store, _) in enumerate(made)
-        ]
-        for n in range(2):
-            _write(ranks[n], made[n][1], 40)
-            _write(ranks[n], made[n][1], 100)
-            ranks[n].die()
-            ranks[n] = FakeRank(made[n][0], n, world=2, local_directory=disks[n])
-        line = max(rank.wait("welcome")["line"] for rank in ranks)
-        for rank in ranks:
-            rank.begin(50, line)
-        _write(ranks[0], made[0][1], 100)
-        assert _resume(made, "local").step == 40
-        _write(ranks[0], made[0][1], 60)
-        _write(ranks[1], made[1][1], 60)
-        assert _resume(made, "local").step == 60
-
-
 def test_ranks_that_change_places_leave_nothing_behind_that_is_resumed(tmp_path: Path) -> None:
     """torchrun with c10d numbers the nodes anew: no store has seen the rank that comes."""
     with stores(tmp_path, 2) as made:

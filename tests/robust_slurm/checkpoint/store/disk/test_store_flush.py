@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -100,8 +101,10 @@ def test_flush_ends_at_its_deadline(tmp_path: Path) -> None:
 
 
 def test_a_flush_of_a_step_that_could_not_be_kept_is_no_success(tmp_path: Path) -> None:
-    with stores(tmp_path, 1, key=None, local_directory=str(tmp_path / "disk")) as [(store, _)]:
+    with stores(tmp_path, 1, key=None) as [(store, _)]:
         enrol = {"rank": 0, "world": 1, "local": 0, "epoch": 0, "pid": 1, "needs": [0]}
+        (tmp_path / "ckpt").mkdir()
+        enrol |= {"directory": str(tmp_path / "ckpt/good"), "python": sys.executable}
         client = Client(str(store.socket_path), enrol)
         write_snapshot(store.socket_path.parent / "own-0-1.safetensors", 0, 1, world=1)
         for step, slot in ((1, 1), (2, 2)):
