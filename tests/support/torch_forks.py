@@ -85,10 +85,12 @@ class TorchForks:
         self.python = writer_by_fork.stand_in(self._dir.name)
         """An interpreter whose writers of durable steps are forks, too."""
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        # Before the process has imported torch: a writer may be asked for at once.
+        with theirs, writer_by_fork.listen(self._dir.name) as writers:
+            files = theirs.fileno(), writers.fileno()
             self._server = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), self._dir.name, *modules],
-                env=env, pass_fds=[theirs.fileno()], start_new_session=True,
+                [sys.executable, __file__, *map(str, files), *modules],
+                env=env, pass_fds=files, start_new_session=True,
             )  # fmt: skip
         self._env = env
         self._forks: list[Fork] = []
@@ -202,7 +204,7 @@ def _import_torch(modules: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     sys.path[:1] = SUPPORT
-    asked = writer_by_fork.listen(sys.argv[2])
+    asked = socket.socket(fileno=int(sys.argv[2]))
     _import_torch(sys.argv[3:])
     program = _serve(socket.socket(fileno=int(sys.argv[1])), asked)
     exec(compile(program, "<program>", "exec", dont_inherit=True), {"__name__": "__main__"})
