@@ -296,12 +296,6 @@ class Config:
         "step is saved; 0: save every step at any cost",
         unit="%",
     )
-    verify_every: int = _setting(
-        0,
-        "recompute every n-th step on other nodes and compare all state bit for bit (costs a "
-        "restart and a step each time; the program must be deterministic); 0: never",
-        unit="steps",
-    )
     warm: bool = _setting(
         True,
         "pre-import the ranks' modules for the next start",

@@ -21,7 +21,6 @@ from robust_slurm.command_line.run import show
 from robust_slurm.config import Config, ConfigError, flags, help_text, load
 from robust_slurm.slurm import Slurm
 from robust_slurm.state_dir.ledger import StateDirError, prepare
-from srun_wrapper.checkpoints.verify.rules import refused
 from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.code.listing import CodeError
 from srun_wrapper.code.start import start_with_code
@@ -41,7 +40,6 @@ from srun_wrapper.command.numbered_files import as_paths, task_count
 from srun_wrapper.command.srun_options import SrunCommand, UsageError, split
 from srun_wrapper.command.step_request import StepRequest, effective
 from srun_wrapper.command.steps import Launch, step_name
-from srun_wrapper.command.torchrun import numbers_nodes
 from srun_wrapper.decide.exclusions import reports
 from srun_wrapper.decide.explain import explain
 from srun_wrapper.job import topology
@@ -182,8 +180,6 @@ def run(argv: list[str], started: Mapping[str, str]) -> int:
         options = observing(options, request)
     ranks = rank_env(command, request, env) | checkpoint_env(config) | {"ROBUST_NAN": config.nan}
     source = feed(request.input, os.isatty(0))
-    wanted = (request.nodes_cli or nodes) + config.spares
-    check_verify(config, command, min(nodes, wanted), source, env)
     if source is StdinFeed.FILE:
         standby_output += (f"--input={request.input}",)
     launch = Launch(command, plan, options, kept, standby_output, ranks, source, observed, carried)
@@ -334,21 +330,6 @@ def signatures(config: Config) -> Catalogue:
             f"signatures_file: {err}; correct the file (docs/diagnosis.md has its fields), or "
             "leave signatures_file empty"
         ) from None
-
-
-def check_verify(
-    config: Config, command: SrunCommand, nodes: int, source: StdinFeed, env: Mapping[str, str]
-) -> None:
-    """UsageError where no step can be computed again on other nodes."""
-    why = refused(
-        tasks=not config.rank_env,
-        checkpoint=config.checkpoint,
-        nodes=nodes,
-        numbered=numbers_nodes(command.command, env),
-        source=source,
-    )
-    if config.verify_every and why:
-        raise UsageError(f"--robust-verify-every={config.verify_every}: {why}")
 
 
 def warn(config: Config, env: Mapping[str, str], kind: str = "") -> None:

@@ -23,7 +23,7 @@ ENDED = {  # Slurm's last states of a job, in our words
     "NODE_FAIL": "failed",
 }
 NO_RECORDS = "no records"  # begins the note that there is no state directory to read
-LIVE = ("starting", "running", "checking", "recovering", "terminating", "requeued", "silent")
+LIVE = ("starting", "running", "recovering", "terminating", "requeued", "silent")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ _PHASES = (*INCIDENT_PHASES, "total")
 _STATUS_STYLE = {
     "running": "green",
     "recovering": "yellow",
-    "checking": "yellow",
     "silent": "red",
     "failed": "red",
 }
@@ -221,8 +220,6 @@ def _checkpoint(at: Checkpoint) -> str:
         text += f"; certified: step {at.certified}"
     if at.survives:
         text += f"; {at.survives}"
-    if at.checked:
-        text += f"; checks: {at.checked}"
     if at.every:
         text += f"; in memory {at.every}"
     size = f"{at.bytes / 1e6:.{at.bytes < 1e7:d}f} MB"

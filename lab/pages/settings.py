@@ -36,7 +36,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Testing the machines": (
         "stop_tests", "test_python", "replay", "replay_limit", "replay_rounds", "replay_fixed",
-        "verify_every",
     ),
     "New code for a running job": (
         "code", "code_store", "code_exclude", "code_limit", "code_keep", "code_trial",

@@ -54,7 +54,6 @@ class JobRun:
     state: str = ""  # at its end; "" while it runs
     points: list[Point] = field(default_factory=list)
     placings: list[Placing] = field(default_factory=list)
-    checks: list[tuple[float, float]] = field(default_factory=list)  # end and seconds of each
     sizes: list[tuple[float, int, int]] = field(default_factory=list)
     """Since when the job has trained with so many ranks of how many; the first one is not here."""
     launched: float | None = None  # when all ranks had been started for the first time
@@ -112,9 +111,6 @@ def _add(run: JobRun, when: float, data: dict[str, object]) -> None:
             now, of = _count(data.get("trains")), _count(data.get("of"))
             if len(run.sizes) < MOST_POINTS and (0 < now < of or run.sizes):
                 run.sizes.append((when, now, of) if 0 < now < of else (when, 1, 1))
-        case "check" if len(run.checks) < MOST_POINTS:
-            if (seconds := number(data.get("seconds"))) is not None and seconds > 0:
-                run.checks.append((when, seconds))
         case "end":
             run.ended, run.state = when, clean(data.get("state"), 20)
 

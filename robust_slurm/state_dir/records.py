@@ -46,7 +46,6 @@ class Checkpoint:
     bytes: int  # of a rank's snapshot
     every: str  # why not every step is in memory; empty: every step is
     blocked_s: float  # for which its last snapshot kept the slowest rank from training
-    checked: str = ""  # steps that other nodes have computed again
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,6 @@ def _checkpoint(data: object) -> Checkpoint | None:
         survives=clean(data.get("survives")),
         directory=clean(data.get("directory")),
         bytes=whole(data.get("bytes")) or 0,
-        checked=clean(data.get("checked"), 200),
         every=clean(data.get("why_every"), 200),
         blocked_s=number(data.get("blocked_s")) or 0.0,
     )

@@ -28,10 +28,8 @@ from srun_wrapper.protocol.checkpoint_messages import (
     ReplicaTargets,
     SaveEvery,
     StandAt,
-    StateSums,
     Stock,
     TakeStock,
-    TakeSums,
     Unshare,
 )
 from srun_wrapper.protocol.messages import Message, Start
@@ -118,9 +116,6 @@ class SnapshotStore:
             kept.orders.save_every(order.every, order.first)
         elif isinstance(order, StandAt):
             kept.orders.stand_at(order.step)
-        elif isinstance(order, TakeSums):
-            said = partial(StateSums, order.token, local)
-            self._answer(order.token, lambda: kept.state_sums(order.step), said)
         elif isinstance(order, TakeStock):
             step = order.step
             self._answer(

@@ -1,7 +1,7 @@
 """Certify steps: find the saved states that are known to be good beyond their digests.
 
 A state is certified when a finite loss was computed from it and the ranks that hold the same state
-were seen to hold the same bits, or other nodes computed it again to the bit (``verifying``).
+were seen to hold the same bits.
 Memory's states are known here alone; those on disk bear marks, which outlive the job.
 Why so: docs/decisions/0035-certified-steps.md.
 """
@@ -61,7 +61,6 @@ class Timeline:
         """Ranks that hold the same state as others, so that it can be compared."""
         self._floor: int | None = None  # ``proven`` when the epoch began
         self._alike: dict[int, set[int]] = {}  # step -> sharers that held what their peers did
-        self._recomputed: set[int] = set()
         self._differed: int | None = None  # the first step that was not
         self._begun: list[tuple[int, int]] = []  # (epoch, step it resumed)
 
@@ -70,7 +69,6 @@ class Timeline:
         self.proven = min(self.proven, step) if self.proven is not None and step else None
         self._floor = self.proven
         self._alike = {at: ranks for at, ranks in self._alike.items() if at <= step}
-        self._recomputed = {at for at in self._recomputed if at <= step}
         if self._differed is not None and self._differed > step:
             self._differed = None
         self._begun.append((epoch, step))
@@ -97,18 +95,13 @@ class Timeline:
         """
         self._differed = step if self._differed is None else min(step, self._differed)
 
-    def recomputed(self, step: int) -> None:
-        """Note that other nodes have computed the same step to the bit."""
-        self._recomputed.add(step)
-
     def mark(self, step: int) -> Mark:
         """Return the mark of a step on this line."""
         finite = self.proven is not None and step <= self.proven
         if self._differed is not None and step >= self._differed:
             return Mark(finite, False)
         equal = len(self._alike.get(step, ())) >= self.sharers
-        again = step in self._recomputed
-        return Mark(finite, equal if self.sharers else None, recomputed=again)
+        return Mark(finite, equal if self.sharers else None)
 
     def covers(self, step: int, epoch: int) -> bool:
         """True if the state that an epoch saved as this step is certified."""

@@ -47,7 +47,6 @@ class Restoring:
         self._plan: planner.Resume | None = None
         self._shards: dict[str, dict[int, str]] = {}  # of each node
         self._earlier: EarlierWorld | None = None  # whose snapshots the plan uses
-        self._stand = -1  # see Restore
         self.late_arrivals = LateArrivals(self._fetch, self._interrupted, journal)
 
     def of(self, node: Node) -> Restore | None:
@@ -55,9 +54,7 @@ class Restoring:
         plan = self._plan
         if plan is None or not plan.tier:
             return None
-        return Restore(
-            plan.step, plan.tier, self._shards.get(node.name, {}), self._stand, *self._origins()
-        )
+        return Restore(plan.step, plan.tier, self._shards.get(node.name, {}), *self._origins())
 
     def _origins(self) -> tuple[dict[int, int], tuple[int, ...]]:
         """Return the ranks' origins in a world of another size; see ``Restore``."""
@@ -79,21 +76,18 @@ class Restoring:
     def lines(self) -> tuple[str, ...]:
         return self._plan.lines if self._plan is not None else ()
 
-    async def prepare(self, only_state: tuple[int, int] | None = None, stand: int = -1) -> bool:
-        """Plan the restore and fetch what it needs; False if a failure or the end came in between.
-
-        ``only_state``: restore this (step, epoch) from memory or nothing; ``stand``: see Restore.
-        """
-        self._plan, self._earlier, self._stand = None, None, stand
+    async def prepare(self) -> bool:
+        """Plan the restore and fetch what it needs; False if a failure or the end came between."""
+        self._plan, self._earlier = None, None
         self.late_arrivals.begin(None, {}, {})
         try:
-            return await self._prepare(only_state)
+            return await self._prepare()
         except Exception as err:  # noqa: BLE001 - a slip here must not end the job
             text = f"{type(err).__name__}: {err}"
             say(f"checkpoints: internal error; each rank looks for its state on disk: {text}")
             return not self._interrupted()
 
-    async def _prepare(self, only_state: tuple[int, int] | None) -> bool:
+    async def _prepare(self) -> bool:
         state, certificates = self._state, self._certificates
         if not self._enrolments.ranks:
             return not self._interrupted()
@@ -102,8 +96,6 @@ class Restoring:
             self._stores.stock(self._interrupted),
             committed(self._enrolments.directory, state.config.checkpoint_list_limit),
         )
-        if only_state is not None:
-            places, on_disk = only(places, [only_state]), []
         steps = [(c.step, c.world) for c in on_disk]
         seats = self._seats()
         if len(seats) < self._world():
@@ -130,8 +122,6 @@ class Restoring:
                 read.add(plan.step)
                 checked = await self._stores.stock(self._interrupted, plan.step)
                 places = replaced(places, plan.step, checked)
-                if only_state is not None:
-                    places = only(places, [only_state])
                 continue
             self._report(plan)
             bad = await self._fetch(plan.transfers)
@@ -140,9 +130,9 @@ class Restoring:
                 self.late_arrivals.begin(plan if plan.copies else None, seats, self._shards)
                 self._journal.event("restore", step=plan.step, tier=plan.tier, plan=plan.lines)
                 if certificates.suspicion and plan.doubt and plan.tier:
-                    if only_state is None:  # a commit may have ended since the first list
-                        limit = state.config.checkpoint_list_limit
-                        on_disk = await committed(self._enrolments.directory, limit) or on_disk
+                    limit = state.config.checkpoint_list_limit
+                    # A commit may have ended since the first list.
+                    on_disk = await committed(self._enrolments.directory, limit) or on_disk
                     await self._leave_out(plan.step, places, on_disk)
                 certificates.trust_again()
                 return not self._interrupted()

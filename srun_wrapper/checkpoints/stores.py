@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
-from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.planning import plan as planner
 from robust_slurm.checkpoint.store.events import WantedSnapshot
 from srun_wrapper.checkpoints.enrolments import Enrolments, StoreAt
@@ -18,10 +17,8 @@ from srun_wrapper.protocol.checkpoint_messages import (
     Fetch,
     Flush,
     Moved,
-    StateSums,
     Stock,
     TakeStock,
-    TakeSums,
 )
 from srun_wrapper.protocol.messages import Message
 
@@ -243,25 +240,6 @@ class Stores:
             until = min([until, *(time.monotonic() + more for _, more in met)])
             if not await asked.until(due, until - time.monotonic()):
                 return
-
-    async def sums(self, step: int, over: Callable[[], bool]) -> dict[int, StateSum]:
-        """Return the sum of every rank's state of this step; {} if some do not answer in time."""
-        epoch, world = self._state.world.epoch, self._enrolments.world
-        found: dict[int, StateSum] = {}
-        nodes = self._state.live()
-        with self._state.bus.ask(
-            StateSums, lambda token: [(node, TakeSums(token, step)) for node in nodes]
-        ) as asked:
-
-            def whole() -> bool:
-                while asked.replies:  # each is read once: ten thousand stores answer one by one
-                    _, sums = asked.replies.pop()
-                    found.update((each.owner, each) for each in sums.found if each.epoch == epoch)
-                return len(found) >= world
-
-            limit = READ + 8 * self._enrolments.largest / READ_RATE
-            await asked.until(lambda: whole() or over(), limit)
-        return found if len(found) == world else {}
 
 
 def _place(at: StoreAt, stock: Stock) -> planner.Holder:

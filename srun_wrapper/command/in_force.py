@@ -45,7 +45,6 @@ def _observe(config: Config) -> Config:
         slow="warn" if config.slow == "replace" else config.slow,
         stop_tests=0.0,
         replay=0,
-        verify_every=0,
         checkpoint=False,
         warm=False,
     )

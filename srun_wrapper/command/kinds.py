@@ -16,7 +16,7 @@ MPI_TYPE = "SLURM_MPI_TYPE"  # srun's variable for --mpi, which modules of an MP
 BCAST = "SLURM_BCAST"  # srun's variable for --bcast
 NO_WORLD = ("none", "openmpi")  # values of --mpi under which srun sets up nothing
 # Each of them starts ranks again in the step, or gives the step more tasks than the world has.
-_NOT_WITH_MPI = ("spares", "verify_every", "replay", "code")
+_NOT_WITH_MPI = ("spares", "replay", "code")
 
 
 def requeue_signals(text: str) -> frozenset[int]:

@@ -60,15 +60,6 @@ def _lost(case: Case) -> Diagnosis | None:
     return Diagnosis(root.symptom, cause, own, evidence, root.symptom, root, unreported=away)
 
 
-def _differs(case: Case) -> Diagnosis | None:
-    """Diagnose the nodes that tests have named, see ``checkpoints/verify``."""
-    root = case.root
-    if root.symptom != "differs":
-        return None
-    named = root.suspects
-    return Diagnosis("differs", "node", named, root.evidence, "differs", root, named)
-
-
 def _odd_rank_again(case: Case) -> Diagnosis | None:
     """Diagnose a machine on which replicas' states were spoilt twice, of different ranks."""
     root = case.root
@@ -179,14 +170,6 @@ RULES = (
         "the node is to blame; no node, if several fell silent together",
         "evict",
         _lost,
-    ),
-    Rule(
-        "recomputed",
-        "differs",
-        "other nodes computed a step again, and the bits differ",
-        "the nodes that the tests name are to blame",
-        "evict",
-        _differs,
     ),
     Rule(
         "odd-rank-again",

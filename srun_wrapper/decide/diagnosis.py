@@ -32,7 +32,7 @@ TESTED, REPLAYED = "tests", "replay"  # ids of the rules by which these have nam
 NEWCOMER = "newcomer-error"  # id of the rule for an error that only new nodes show
 # Lost nodes come first: they explain the ends of ranks. A program that ends itself when its loss
 # is NaN has not failed by itself.
-SYMPTOMS = ("node_lost", "stuck", "differs", "sdc", "nan", "crash", "hang", "slow", "update")
+SYMPTOMS = ("node_lost", "stuck", "sdc", "nan", "crash", "hang", "slow", "update")
 ORDER = {symptom: place for place, symptom in enumerate(SYMPTOMS)}
 
 

@@ -9,9 +9,7 @@ from typing import Literal
 
 from robust_slurm.text import signal_name
 
-Symptom = Literal[
-    "crash", "node_lost", "hang", "stuck", "nan", "sdc", "differs", "slow", "update", "grow"
-]
+Symptom = Literal["crash", "node_lost", "hang", "stuck", "nan", "sdc", "slow", "update", "grow"]
 
 EXCEPTION = re.compile(r"^(\[rank\d+\]:?\s*)?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 WARNING = re.compile(r"(\[rank\d+\]:?\s*)?\[[WI]\d{3,4} ")  # torch's warnings: no cause of an end

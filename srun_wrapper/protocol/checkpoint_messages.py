@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.planning.interval import Cost
 from robust_slurm.checkpoint.store.events import FetchOutcome, Holding, Target, WantedSnapshot
 from srun_wrapper.protocol.base import Message, NumberedMessage, Reply
@@ -112,25 +111,7 @@ class Moved(Reply):
     results: tuple[FetchOutcome, ...]
 
 
-class StateSums(Reply):
-    """One slot's answer to TakeSums."""
-
-    local: int
-    found: tuple[StateSum, ...]
-
-
-FromStore = (
-    StoreReady
-    | Enrolled
-    | Saved
-    | Persisted
-    | Committed
-    | Alarm
-    | Resumed
-    | Stock
-    | StateSums
-    | Moved
-)
+FromStore = StoreReady | Enrolled | Saved | Persisted | Committed | Alarm | Resumed | Stock | Moved
 
 # ---------------------------------------------------------------- supervisor -> slot
 
@@ -140,13 +121,6 @@ class TakeStock(Message):
 
     token: int
     step: int | None = None  # of this step only, every byte checked against its digest
-
-
-class TakeSums(Message):
-    """Request for the sums of all state that the ranks saved as this step (see ``state_sum``)."""
-
-    token: int
-    step: int
 
 
 class StandAt(Message):
@@ -215,7 +189,6 @@ class Flush(Message):
 
 ToStore = (
     TakeStock
-    | TakeSums
     | StandAt
     | ReplicaTargets
     | Fetch

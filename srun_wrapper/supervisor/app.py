@@ -16,10 +16,6 @@ from srun_wrapper.checkpoints.flushing import Flushing
 from srun_wrapper.checkpoints.registry import Checkpoints
 from srun_wrapper.checkpoints.restoring import Restoring
 from srun_wrapper.checkpoints.stores import Stores
-from srun_wrapper.checkpoints.verify.check import StateCheck
-from srun_wrapper.checkpoints.verify.recomputing import Recomputing
-from srun_wrapper.checkpoints.verify.standing import Standing
-from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.code.deployment import Deployment
 from srun_wrapper.command import steps
 from srun_wrapper.detect.guard import TICK
@@ -48,6 +44,7 @@ from srun_wrapper.recover.nodes import NodeParts, node_parts
 from srun_wrapper.recover.on_signal import SignalledRequeue
 from srun_wrapper.recover.recovery import Recovery, Restoration
 from srun_wrapper.recover.resize.growth import Growth
+from srun_wrapper.recover.resize.standing import Standing
 from srun_wrapper.recover.restarted import Restarted
 from srun_wrapper.recover.settling import Settling
 from srun_wrapper.recover.standby.request import Requester
@@ -129,7 +126,6 @@ class Supervisor:
         self.replay = Replay(state, worlds, self.topology)
         self._build_checkpoints()
         self.records.saved = self.checkpoints.record
-        self.records.checked = lambda: (self.verify.seconds, self.verify.text)
 
     def _build_checkpoints(self) -> None:
         state, journal = self.state, self.journal
@@ -152,31 +148,9 @@ class Supervisor:
         )
         checkpoints.on_enrolled = self.restoring.late_arrivals.enrolled
         state.on_store = checkpoints.heard
-        standing = Standing(state, enrolments, checkpoints.schedule)
         self._growth_stands = Standing(state, enrolments, checkpoints.schedule)
-        recomputing = Recomputing(
-            state,
-            standing,
-            stores,
-            self.restoring,
-            self.stopping,
-            journal,
-            pod=self.topology.pod,
-            start_epoch=self.epochs.start,
-            interrupted=self._interrupted,
-        )
-        check = StateCheck(
-            state,
-            recomputing,
-            self.stop_tests.ask,
-            lambda names, incident: self.nodes.release.evict(names, incident),
-            certificates,
-            journal,
-        )
-        self.verify = Verify(state, standing, recomputing, check, journal, self._phase)
         self.epochs.listeners += [
             lambda begun: checkpoints.new_epoch(begun.step, from_memory=begun.from_memory),
-            lambda _begun: self.verify.begin(),
             self._note_epoch,
         ]
 
@@ -237,7 +211,7 @@ class Supervisor:
         )
         watch = state, self.step, settling, nodes.means.now, self.journal, self.records.observed
         asked = SignalledRequeue(state, self.stopping, self.flushing, nodes.last_rung, self._phase)
-        whole = state, self.verify, recovery, self.finishing, self.ending, asked
+        whole = state, recovery, self.finishing, self.ending, asked
         observes = self.launch.observed
         self._life: Life | Observing = Observing(*watch) if observes else Life(*whole)
         return nodes
@@ -308,7 +282,7 @@ class Supervisor:
         epoch, places = self.state.world.epoch, self.state.world.places
         self.ledger.event("epoch", epoch=epoch, nodes=[n.name for n in places], why=begun.reason)
         self.records.chronicle.world()
-        if self._phase.name not in ("recovering", "checking"):
+        if self._phase.name != "recovering":
             self._phase.name = "running"
 
     def _shared_cause(self, text: str, begins: bool) -> None:
@@ -322,8 +296,7 @@ class Supervisor:
             say(f"seen from {self.state.own_node}: {'; '.join(found)}")
 
     def _excused(self) -> bool:
-        held_up = self.verify.held_up or self.growth.held_up
-        return self.stalls.standing() or held_up or self._life.standing_still()
+        return self.stalls.standing() or self.growth.held_up or self._life.standing_still()
 
     def _build_watches(self) -> Watches:
         state, excused = self.state, self._excused
@@ -338,7 +311,6 @@ class Supervisor:
             self.ending.look,
             self.stalls.look,
             self.nodes.needed.look,
-            self.verify.look,
             self.code.look,
             self.records.look,
             self.inbox.warnings.look,

@@ -8,7 +8,6 @@ import time
 from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.slurm.values import expand, fold
 from robust_slurm.text import counted
-from srun_wrapper.checkpoints.verify.rules import ONE_NODE
 from srun_wrapper.command.steps import Launch
 from srun_wrapper.command.torchrun import restarts_itself
 from srun_wrapper.decide import ladder
@@ -263,9 +262,6 @@ class FirstWorld:
             return ladder.NOTHING_LEFT
         except ValueError as err:
             say(str(err))
-            return BAD_SIZE
-        if self._config.verify_every and len(places) + len(state.spares()) < 2:
-            say(f"error: --robust-verify-every: {ONE_NODE}")
             return BAD_SIZE
         state.members.lay_out(places, ranks)
         await self._topology.arrange_first()

@@ -10,7 +10,6 @@ from robust_slurm.slurm import Slurm, SlurmError
 from robust_slurm.text import signal_name
 from srun_wrapper.checkpoints import flushing
 from srun_wrapper.checkpoints.flushing import Flushing
-from srun_wrapper.checkpoints.verify.verifying import Verify
 from srun_wrapper.decide import ladder
 from srun_wrapper.job.model import Node, Role
 from srun_wrapper.job.reporting.phase import Phase
@@ -135,14 +134,12 @@ class Life:
     def __init__(
         self,
         state: JobState,
-        verify: Verify,
         recovery: Recovery,
         finishing: Finishing,
         ending: Ending,
         on_signal: SignalledRequeue,
     ) -> None:
         self._state = state
-        self._verify = verify
         self._recovery = recovery
         self._on_signal = on_signal
         self._finishing = finishing
@@ -164,9 +161,6 @@ class Life:
                 await asyncio.sleep(1.0)
                 if not state.failures:
                     return await self._finishing.step_ended()
-            if self._verify.ready and not state.failures and not state.stopped():
-                await self._verify.run()
-                continue
             if self._recovery.update_due and not state.failures and not state.stopped():
                 await self._recovery.update()
                 continue
@@ -193,6 +187,5 @@ class Life:
             stopped = state.stopped()
             done = state.world.all_exited() or self._ending.over
             return stopped or done or self._step.ended
-        due = bool(state.failures) or state.stopped() or self._verify.ready
-        due = due or self._recovery.update_due
+        due = bool(state.failures) or state.stopped() or self._recovery.update_due
         return due or state.world.all_exited() or self._step.ended

@@ -12,12 +12,12 @@ INCIDENT_PHASES = ("detect", "decide", "stop", "test", "replace", "restore", "la
 REDONE = "redone"
 DEGRADED = "degraded"
 PHASES = (
-    *(TRAINING, "queued", "script", "start_up", *INCIDENT_PHASES, REDONE, "check", "ending"),
+    *(TRAINING, "queued", "script", "start_up", *INCIDENT_PHASES, REDONE, "ending"),
     DEGRADED,
 )
 """All phases. queued: the job waits in Slurm after a requeue; script: it runs, robust-srun does
-not; start_up: until the first step; redone: steps that were done before; check: steps that are
-computed again on other nodes; ending: after an incident that ended the run; degraded: of a time of
+not; start_up: until the first step; redone: steps that were done before; ending: after an incident
+that ended the run; degraded: of a time of
 training with fewer ranks (min_nodes), the share of those that were missing."""
 PHASE_NAMES = {
     "first_step": "first step",

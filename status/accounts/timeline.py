@@ -141,7 +141,6 @@ class _JobRun:
     first: int | None
     gpus: int
     points: Sequence[Point]
-    checks: Sequence[tuple[float, float]]
     launched: int | None = None
     completed: bool = False
     sizes: Sequence[Size] = ()  # see ``degraded``
@@ -162,7 +161,7 @@ def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_JobRun]:
         sizes = [(ms(since), now, of) for since, now, of in run.sizes]
         launched = None if run.launched is None else min(max(ms(run.launched), begin), end)
         done_well = run.state == "completed"
-        one = _JobRun(begin, end, first, gpus, run.points, run.checks, launched, done_well, sizes)
+        one = _JobRun(begin, end, first, gpus, run.points, launched, done_well, sizes)
         if done and begin < done[-1].end:
             before = done[-1]
             firsts = [f for f in (before.first, first) if f is not None]
@@ -171,7 +170,7 @@ def _apart(runs: Sequence[JobRun], now: float, live: bool) -> list[_JobRun]:
             launches = [at for at in (before.launched, launched) if at is not None]
             one.launched = min(launches, default=None)
             one.completed = one.completed and before.completed
-            one.points, one.checks = (*before.points, *run.points), (*before.checks, *run.checks)
+            one.points = (*before.points, *run.points)
             done[-1] = one
             beside[-1].append((sizes, gpus))
         else:
@@ -219,8 +218,6 @@ def _of_run(
 ) -> list[Segment]:
     first = run.end if run.first is None else min(max(run.first, run.begin), run.end)
     wanted = [_caused(run.begin, first, "start_up", "start", incidents, behind)]
-    for at, seconds in run.checks:
-        wanted.append(Segment(ms(at - seconds), ms(at), "check", "check"))
     for number in mine:
         incident = incidents[number]
         if incident.outcome.startswith(NOT_STOPPED):

@@ -32,7 +32,6 @@ KINDS = {  # colours of phases, see the template
     "start_up": "start",
     "queued": "queued",
     "script": "script",
-    "check": "check",
     "degraded": "degraded",
     "ending": "ending",
 }

@@ -15,11 +15,8 @@ from status.views.data import slowed, waits
 RECENT = 7 * 86400.0  # s; an older report is no reason to look now
 FLAPS = ("node_lost",)  # reports that are withdrawn because the node answered again
 BAD = {"DOWN", "DRAIN", "FAIL", "ERROR", "NOT_RESPONDING", "INVALID_REG"}
-JOB_STATES = ("recovering", "silent", "requeued", "checking")
-_ORDER = (
-    *("silent", "recovering", "requeued", "pool", "bad", "suspected", "data", "flapping"),
-    "checking",
-)
+JOB_STATES = ("recovering", "silent", "requeued")
+_ORDER = (*("silent", "recovering", "requeued", "pool", "bad", "suspected", "data", "flapping"),)
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,6 @@ def _job(row: JobRow) -> Attention:
         "recovering": "recovering from a fault",
         "silent": f"robust-srun has not reported for {span(row.silent_s)}",
         "requeued": "waits in Slurm's queue to start again",
-        "checking": "recomputes a step on other nodes",
     }[row.status]
     name = f"job {row.job_id}"
     return Attention(row.status, name, f"{row.name} of {row.user}: {text}", row.updated)

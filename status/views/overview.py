@@ -26,7 +26,6 @@ STYLES = {
     "suspected": "yellow",
     "data": "yellow",
     "flapping": "yellow",
-    "checking": "yellow",
     "pool": "yellow",
     "running": "green",
 }

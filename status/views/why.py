@@ -25,7 +25,6 @@ _WHAT = {
     "hang": "no rank made a step any more; {nodes} stood out",
     "nan": "the loss was not finite",
     "sdc": "a rank on {nodes} held other bits than the ranks that share its state",
-    "differs": "{nodes} computed a step with another result than other nodes",
     "slow": "steps became slow; the others waited for {nodes}",
     "update": "the code was updated",
 }
@@ -34,7 +33,6 @@ _ALONE = {  # where no node is named
     "crash": "ranks failed",
     "hang": "no rank made a step any more",
     "slow": "steps became slow",
-    "differs": "nodes computed a step with different results",
 }
 _BLAME = {
     "node": "The node is to blame.",

@@ -27,19 +27,15 @@ class Mark(NamedTuple):
     """The data-parallel ranks held the same bits. None: no ranks hold the same state."""
     doubt: str = ""
     """Reason why a recovery passed over it: it may be spoiled."""
-    recomputed: bool = False
-    """Other nodes computed it again from the step before, and all ranks held the same bits."""
 
     @property
     def certified(self) -> bool:
-        alike = self.replicas is not False or self.recomputed
-        return self.finite and alike and not self.doubt
+        return self.finite and self.replicas is not False and not self.doubt
 
     def __str__(self) -> str:
         if self.doubt or not self.certified:
             return DOUBTED if self.doubt else ""
-        equal = ", equal replicas" if self.replicas else ""
-        return f"finite loss{equal}" + (", recomputed" if self.recomputed else "")
+        return "finite loss, equal replicas" if self.replicas else "finite loss"
 
 
 def read(path: Path, attempt: str) -> Mark:
@@ -48,7 +44,6 @@ def read(path: Path, attempt: str) -> Mark:
     try:
         data = json.loads(read_inside(path, attempt + SUFFIX, _LIMIT))
         mark = Mark(data["finite"], data["replicas"], data["doubt"])
-        mark = mark._replace(recomputed=data.get("recomputed") is True)
         right = (data["version"], data["attempt"]) == (VERSION, attempt)
     except (OSError, DurableError, ValueError, KeyError, TypeError, RecursionError):
         return Mark()

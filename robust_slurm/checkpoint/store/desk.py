@@ -80,7 +80,7 @@ class Desk:
             self._all_here = self._settings.key is None
             self._targets = {}  # whoever runs the rank now sends its replica
             self._everywhere = restore.step if restore is not None else -1
-            self.orders.begin(restore.stand if restore is not None else -1)
+            self.orders.begin()
         self.awaited.begin(epoch, restore)
         for persister in self.archive.persisters():
             persister.forget("a new epoch began")

@@ -29,8 +29,6 @@ class Restore(NamedTuple):
     """``memory``, or ``shared``: load the step from the durable directory."""
     shards: dict[int, str]
     """Owner rank → file name in the store's directory."""
-    stand: int = -1
-    """The step after which the ranks wait for robust-srun's word, as it compares their results."""
     origins: dict[int, int] = {}  # noqa: RUF012 - a default
     """Rank → owner of the snapshot that it goes on with, in a world of another size."""
     anew: tuple[int, ...] = ()

@@ -18,10 +18,10 @@ class Orders:
         self._first = 0
         self.every = 1
 
-    def begin(self, stand: int) -> None:
-        """A new epoch begins; its ranks wait after the step ``stand`` (-1: after none)."""
+    def begin(self) -> None:
+        """A new epoch begins."""
         self._persist_at.clear()
-        self._stand = stand
+        self._stand = -1
         self.every, self._first = 1, 0
 
     @property

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from robust_slurm.checkpoint.format import digest, layout, state_sum
+from robust_slurm.checkpoint.format import digest, layout
 from robust_slurm.checkpoint.store.events import Holding
 
 OWN, FETCHED, REPLICA = "own", "fetched", "replica"
@@ -240,15 +240,6 @@ class Shelf:
     def verify_all(self, records: Iterable[ShelfRecord], threads: int) -> list[Holding]:
         found = (self.verify(record, threads) for record in records)
         return [holding for holding in found if holding is not None]
-
-    def state_sum(self, record: ShelfRecord, threads: int) -> state_sum.StateSum | None:
-        """None when it cannot be read, or has become another one meanwhile."""
-        try:
-            with open(self.open(record), "rb", buffering=0) as file:
-                found = state_sum.of_file(file.fileno(), record.size, threads)
-                return None if self.overwritten(file.fileno(), record) else found
-        except (OSError, layout.LayoutError):
-            return None
 
     @staticmethod
     def _holding(record: ShelfRecord, why: str) -> Holding:

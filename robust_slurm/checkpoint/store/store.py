@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from robust_slurm.checkpoint.format import digest
-from robust_slurm.checkpoint.format.state_sum import StateSum
 from robust_slurm.checkpoint.store.desk import Desk
 from robust_slurm.checkpoint.store.disk.archive import StoreSettings
 from robust_slurm.checkpoint.store.door import Door
@@ -117,9 +116,7 @@ class Store:
         planned = set(restore.shards.values()) if restore is not None and keep >= 0 else set()
 
         def unwanted(record: ShelfRecord) -> bool:
-            older = record.step < keep and restore is not None and restore.stand >= 0
-            # Ranks that change places leave files behind: there is no room for old ones as well.
-            return older or (record.step > keep and record.file not in planned)
+            return record.step > keep and record.file not in planned
 
         self.room.clear()  # the ranks need it now
         self._desk.begin(epoch, restore)
@@ -154,12 +151,6 @@ class Store:
     def persist_at(self, step: int) -> None:
         """The snapshot of this step goes to the durable tier when it comes (or if it is here)."""
         self._desk.persist_at(step)
-
-    def state_sums(self, step: int) -> list[StateSum]:
-        """Return checksums of all state that the ranks here saved as this step. Reads all of it."""
-        threads = digest.workers(8)
-        found = (self._shelf.state_sum(record, threads) for record in self._desk.own(step))
-        return [each for each in found if each is not None]
 
     def complete(self, step: int, passed: int) -> None:
         """Note that all ranks and their replicas have ``step`` (-1: no new one is known): what is

@@ -20,8 +20,8 @@ from ..capture.state import State
 from ..capture.taken_over import fixed
 from ..durable import tier
 from ..format.layout import Snapshot
-from ..format.state_sum import PHASE
 from ..planning.offered import common_step
+from ..standing import PHASE
 from ..store.own_store import OwnStore
 from . import mesh as meshes
 from .client import Client, StoreGoneError

@@ -30,7 +30,6 @@ class Chronicle:
         self._begun = False
         self._launched = self._first = False
         self._next = 0.0
-        self._checked = 0.0
         self._places: dict[int, str] = {}
 
     def world(self) -> None:
@@ -64,9 +63,6 @@ class Chronicle:
         if not self._first and account.first_step is not None:
             self._first = True
             self._put("first", time.time() - (now - account.first_step))
-        if account.checking > self._checked:
-            self._put("check", time.time(), seconds=round(account.checking - self._checked, 3))
-            self._checked = account.checking
         if self._first and now >= self._next:
             self._next = now + max(SHORTEST, (now - account.started) / SHARE)
             self._point()

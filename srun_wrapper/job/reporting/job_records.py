@@ -14,7 +14,6 @@ from srun_wrapper.job.reporting.report import Account, roster
 from srun_wrapper.job.state import JobState
 
 Saved = Callable[[], dict[str, Any] | None]
-Checked = Callable[[], tuple[float, str]]
 
 
 class JobRecords:
@@ -33,7 +32,6 @@ class JobRecords:
         config = state.config
         self._commands = IncidentCommands((config.on_incident, config.site_on_incident))
         self.saved: Saved = lambda: None
-        self.checked: Checked = lambda: (0.0, "")
 
     def incident(self, incident: Incident) -> None:
         """Record an incident that has ended."""
@@ -56,7 +54,6 @@ class JobRecords:
             self.account.first_step = now
         still = self._state.stopped() or self._phase.name != "running"
         self.account.trains(now, None if still else self._state.world.resized)
-        self.account.checking, _ = self.checked()
         self.chronicle.look(now)
         if now >= self._next_roster:
             self._next_roster = now + self._state.config.roster_interval
@@ -64,9 +61,8 @@ class JobRecords:
 
     def write_roster(self) -> None:
         """Replace the file behind robust-status."""
-        self.account.checking, checked = self.checked()
         name, saved = self._name, self.saved()
-        full = roster(self._state, self.account, self._phase.name, name, saved, checked)
+        full = roster(self._state, self.account, self._phase.name, name, saved)
         self._ledger.roster(self._state.step_id, full)
 
     def close(self) -> None:

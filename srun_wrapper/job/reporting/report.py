@@ -93,7 +93,6 @@ class Account:
         self.launched: float | None = None  # when all ranks of the first epoch had been started
         self.first_step: float | None = None
         self.recovering = 0.0
-        self.checking = 0.0  # s of steps that were computed again, see ``checkpoints/verify``
         self.degraded = 0.0  # sum of: share of the ranks that were missing x s without them
         self._degrading: tuple[float, float] | None = None  # since when, and which share
         self.incidents = 0
@@ -157,7 +156,7 @@ class Account:
         start_up = (begun if begun is not None else now) - self.started
         known = [*self._step_times, *([step_time] if step_time is not None else [])]
         again = self._steps * statistics.median(known) if known else 0.0
-        lost = self.recovering + self.checking + self.degraded
+        lost = self.recovering + self.degraded
         return start_up + lost + again + self._redone
 
 
@@ -167,9 +166,8 @@ def roster(
     phase: str,
     job_name: str,
     checkpoint: dict[str, Any] | None,
-    checked: str,
 ) -> dict[str, Any]:
-    """The content of roster.<step>.json. ``checked``: the newest check of a checkpoint."""
+    """The content of roster.<step>.json."""
     now = time.monotonic()
     held = {
         id(node): ranks for node, ranks in zip(state.world.places, state.world.ranks, strict=True)
@@ -211,7 +209,7 @@ def roster(
         "ettr": None if lost is None else ettr(now - account.started, lost),
         "note": _note(state.world.resized),
         "code": state.code.version if state.code is not None else "",
-        "checkpoint": {**checkpoint, "checked": checked} if checkpoint is not None else None,
+        "checkpoint": checkpoint,
         "data": state.data.record(state.world, state.phases.values(), now),
     }
 

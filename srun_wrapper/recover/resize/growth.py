@@ -1,15 +1,14 @@
 """Grow back at a step boundary: all ranks stand after one step, and a larger world resumes from it.
 
-Where no snapshots are taken, or steps are verified (``verify_every`` has ranks stand as well), the
-world grows at the next recovery only.
+Where no snapshots are taken the world grows at the next recovery only.
 """
 
 from __future__ import annotations
 
-from srun_wrapper.checkpoints.verify.standing import NOWHERE, Standing
 from srun_wrapper.job.reporting.report import say
 from srun_wrapper.job.state import JobState
 from srun_wrapper.recover.resize.resizing import Resizing
+from srun_wrapper.recover.resize.standing import NOWHERE, Standing
 
 AGAIN = 10.0  # s until ranks are asked to stand again after some went past the step
 
@@ -41,7 +40,7 @@ class Growth:
             self._told = True
             if why := self._resizing.unfit():
                 say(f"min_nodes: this job cannot go on with fewer nodes: {why}")
-        if state.config.verify_every or self.due:
+        if self.due:
             return
         standing.release_stragglers(now)
         if not self._resizing.prepared(now) or state.world.is_ending() or state.signalled:
@@ -62,7 +61,7 @@ class Growth:
             and state.pace.step_time() is not None
             and not state.stopped()
         ):
-            standing.order(1)
+            standing.order()
 
     def _known(self) -> bool:
         """True if it is known which ranks have a Checkpointer: they enrol before their steps."""

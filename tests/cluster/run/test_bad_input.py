@@ -117,17 +117,3 @@ def test_help_needs_no_allocation(here: Cluster) -> None:
     done = here.exec("head", ["robust-srun", "--robust-help"])
     assert done.returncode == 0 and done.stderr == ""
     assert "--robust-spares" in done.stdout and "Exit codes:" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ("-N1 hostname", "this job has only one node"),
-        ("--robust-no-checkpoint hostname", "--robust-no-checkpoint"),
-        ("--robust-no-rank-env hostname", "independent tasks"),
-        ("--input=in.%t hostname", "each task, a file"),
-        ("torchrun --rdzv-backend=c10d --rdzv-endpoint=n1:1 train.py", "--rdzv-backend=static"),
-    ],
-)
-def test_steps_that_no_other_nodes_can_compute(here: Cluster, words: str, why: str) -> None:
-    assert why in said(here, f"--robust-verify-every=100 {words}", env=INSIDE)

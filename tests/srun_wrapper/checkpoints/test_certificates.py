@@ -53,22 +53,6 @@ def test_without_replicas_a_finite_loss_is_all_there_is() -> None:
     assert line.mark(8) == Mark(True, None)
 
 
-def test_a_recomputed_step_stands_for_equal_replicas() -> None:
-    """A recomputed step needs its finite loss, and excuses no replicas that were seen to differ."""
-    line = line_with(8)
-    for step in (8, 12):
-        line.recomputed(step)
-    assert [s for s in range(16) if line.covers(s, 1)] == [8]
-    assert line.mark(8) == Mark(True, False, recomputed=True)
-    assert str(line.mark(8)) == "finite loss, recomputed"
-    line.begin(2, 7)  # computed anew once more, by whom nobody knows
-    line.prove([9], None)
-    assert not line.covers(8, 2)
-    line.recomputed(8)
-    line.differ(8)
-    assert not line.covers(8, 2)
-
-
 def test_no_loss_no_certificate() -> None:
     line = Timeline()
     line.begin(1, 0)

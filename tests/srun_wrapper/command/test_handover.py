@@ -177,7 +177,7 @@ def test_observe_mode_has_nothing_to_act_with(tmp_path: Path) -> None:
     named["robust-code"] = str(tmp_path)
     config = in_force(load(dict(named), {}, tmp_path, tmp_path / "none"))
     assert not (config.spares or config.standby_partition or config.stop_tests or config.replay)
-    assert not (config.checkpoint or config.warm or config.verify_every or config.code)
+    assert not (config.checkpoint or config.warm or config.code)
     assert (config.requeue, config.drain, config.slow) == ("never", "never", "warn")
     assert in_force(Config()) == Config()
 

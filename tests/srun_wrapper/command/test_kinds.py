@@ -111,9 +111,7 @@ def test_spares_under_a_modules_variable_are_kept_and_named() -> None:
     assert warning(command(), spare, {}) == ""
 
 
-@pytest.mark.parametrize(
-    "settings", [{"spares": 1}, {"verify_every": 100}, {"replay": 10}, {"code": "src"}]
-)
+@pytest.mark.parametrize("settings", [{"spares": 1}, {"replay": 10}, {"code": "src"}])
 def test_what_starts_ranks_again_is_refused_in_an_mpi_world(settings: dict[str, Any]) -> None:
     (name,) = settings
     with pytest.raises(UsageError, match=f"--robust-{name.replace('_', '-')}, or --mpi") as got:

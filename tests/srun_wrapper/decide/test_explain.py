@@ -45,7 +45,6 @@ def nan(rank: int = 0, step: int = 9) -> Failure:
 
 EXAMPLES: dict[str, list[Failure]] = {
     "node-lost": [Failure("node_lost", 10.0, 8.0, "n1", evidence=("silent",))],
-    "recomputed": [Failure("differs", 10.0, 9.0, "n1", suspects=("n1",), evidence=("bits",))],
     "odd-rank-again": [Failure("sdc", 10.0, 9.0, "n1", 0, suspects=("n1",), again=True)],
     "odd-rank": [Failure("sdc", 10.0, 9.0, "n1", 0, suspects=("n1",))],
     "nan-of-machine": [nan(), end(ECC)],

@@ -16,7 +16,6 @@ from srun_wrapper.orders.rejoining import may_go_on, may_stay
         ("node_lost", 0, False, False, True),
         ("nan", 1, False, False, False),
         ("sdc", 1, False, False, False),
-        ("differs", 1, False, False, False),
         ("stuck", 1, False, False, False),
         ("crash", 2, False, False, False),
         ("crash", 1, True, False, False),

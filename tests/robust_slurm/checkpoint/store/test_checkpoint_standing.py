@@ -1,4 +1,4 @@
-"""Ranks that wait in save() until robust-srun has compared their state; both sides of the line."""
+"""Ranks that wait in save() until a larger world begins; the rank's side of the line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_stores import FakeRank, stores
 from checkpointed_training import LONG, Training, fake_store
 from fake_checkpoint_store import FakeStore
 from waiting import until
-
-from robust_slurm.checkpoint.store.events import Restore
 
 pytestmark = pytest.mark.slow
 
@@ -67,29 +64,3 @@ def test_a_rank_that_has_no_memory_does_not_stand(store: FakeStore) -> None:
     goes_on.start()
     goes_on.join(LONG)
     assert not goes_on.is_alive()
-
-
-def test_what_a_store_says_of_a_step(tmp_path: Path) -> None:
-    """The same of the same state in another epoch; only of what ranks here saved in this one."""
-    with stores(tmp_path, 1) as [(store, _)]:
-        rank = FakeRank(store, 0)
-        for step in (1, 2, 3):
-            rank.save(step)
-            rank.wait("kept", step=step)
-        (first,) = store.state_sums(3)
-        (held,) = [h.file for h in store.stock() if h.step == 2]
-        store.begin(1, Restore(2, "memory", {0: held}, stand=3))
-        # No room for what is older than that, in a node whose ranks leave files behind.
-        assert [h.step for h in store.stock()] == [2]
-        again = FakeRank(store, 0, epoch=1)
-        assert again.wait("welcome")["stand"] == 3
-        assert store.state_sums(3) == store.state_sums(2) == []
-        again.save(3)
-        again.wait("kept", step=3)
-        (second,) = store.state_sums(3)
-        assert second == first._replace(epoch=1)
-        store.orders.stand_at(-1)
-        again.wait("stand", step=-1)
-        (held,) = [h.file for h in store.stock() if h.step == 3]
-        store.begin(2, Restore(3, "memory", {0: held}))
-        assert FakeRank(store, 0, epoch=2).wait("welcome")["stand"] == -1

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from srun_wrapper.checkpoints.verify.standing import NOWHERE
 from srun_wrapper.recover.resize import growth
 from srun_wrapper.recover.resize.growth import Growth
+from srun_wrapper.recover.resize.standing import NOWHERE
 
 
 class Stands:
@@ -40,7 +40,7 @@ class Stands:
 class Scene:
     def __init__(self, **config: Any) -> None:
         self.state: Any = SimpleNamespace(
-            config=SimpleNamespace(**{"min_nodes": 3, "verify_every": 0} | config),
+            config=SimpleNamespace(**{"min_nodes": 3} | config),
             pace=SimpleNamespace(step_time=lambda: 0.1),
             changed=SimpleNamespace(set=lambda: None),
             world=SimpleNamespace(is_ending=lambda: False, epoch=2, all_stepped=lambda: True),
@@ -99,9 +99,8 @@ def test_ranks_go_on_when_there_is_nothing_to_stand_for(change: str) -> None:
     assert scene.standing.released == 1 and not scene.growth.due
 
 
-@pytest.mark.parametrize("config", [{"min_nodes": 0}, {"verify_every": 5}])
-def test_nobody_stands_where_it_was_not_asked_for(config: dict[str, int]) -> None:
-    scene = Scene(**config)
+def test_nobody_stands_where_it_was_not_asked_for() -> None:
+    scene = Scene(min_nodes=0)
     scene.look()
     assert scene.standing.step == NOWHERE
 

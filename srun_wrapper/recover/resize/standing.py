@@ -1,20 +1,23 @@
-"""Have all ranks stand after one step, so that the step can be computed again."""
+"""Have all ranks stand after one step, so that a larger world can resume from it."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Literal
 
-from robust_slurm.checkpoint.format.state_sum import PHASE
+from robust_slurm.checkpoint.standing import PHASE
 from srun_wrapper.checkpoints.enrolments import Enrolments
 from srun_wrapper.checkpoints.schedule import Schedule
-from srun_wrapper.checkpoints.verify.rules import next_step, standing
 from srun_wrapper.job.state import JobState
 from srun_wrapper.protocol.checkpoint_messages import StandAt
 
+LIMIT = 60.0  # s for the slowest rank to come to a step at which others stand already
+STEPS = 10  # or so many steps, where these take longer
 AGAIN = 1.0  # s between two orders to go on: a node that is connecting anew gets only a later one
 NOWHERE = -1
+Where = Literal["wait", "all", "over"]
 
 
 class Standing:
@@ -40,20 +43,11 @@ class Standing:
         """True if every rank has saved a step in this epoch."""
         return len(self._enrolments.saved) >= self._enrolments.world
 
-    @property
-    def unwritten(self) -> bool:
-        """True if an older step is on its way to disk, and would be lost by a restart."""
-        return self._schedule.unwritten(self.step)
-
-    def expect(self, step: int) -> None:
-        """Wait for ranks that were started with the order to stand after ``step``."""
-        self.step, self.since = step, None
-
-    def order(self, every: int) -> None:
-        """Order the ranks to stand after the next multiple of ``every`` that all hear of."""
+    def order(self) -> None:
+        """Order the ranks to stand after the next step that all hear of in time."""
         newest = max(saved.step for saved in self._enrolments.saved.values())
         newest += self._schedule.interval.every - 1
-        self.step = next_step(newest, self._schedule.ahead(), every)
+        self.step = newest + self._schedule.ahead()
         self._state.bus.broadcast(StandAt(self.step))
 
     def release(self, now: float | None = None) -> None:
@@ -71,7 +65,7 @@ class Standing:
     def forget(self) -> None:
         self.step, self.since = NOWHERE, None
 
-    def where(self, now: float) -> Literal["wait", "all", "over"]:
+    def where(self, now: float) -> Where:
         """Return whether all ranks stand, some are awaited, or some went past the step."""
         saved = {rank: each.step for rank, each in self._enrolments.saved.items()}
         pace = self._state.pace
@@ -79,3 +73,15 @@ class Standing:
             self.since = now
         waited = 0.0 if self.since is None else now - self.since
         return standing(saved, self._enrolments.world, self.step, waited, pace.step_time())
+
+
+def standing(
+    saved: Mapping[int, int], world: int, step: int, waited: float, step_time: float | None
+) -> Where:
+    """Judge if all ranks stand at ``step``. ``saved``: the newest step of each; ``waited``: s since
+    the first stood there."""
+    if any(newest > step for newest in saved.values()):
+        return "over"
+    if len(saved) >= world > 0 and all(newest == step for newest in saved.values()):
+        return "all"
+    return "over" if waited > max(LIMIT, STEPS * (step_time or 0.0)) else "wait"

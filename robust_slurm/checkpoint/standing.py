@@ -1,0 +1,3 @@
+"""The heartbeat phase of a rank that stands after a step, as it was ordered to."""
+
+PHASE = "stand"
