@@ -230,13 +230,12 @@ def test_progress_is_read_without_trust() -> None:
         {"kind": "first", "time": 3.0, "step_id": "0"},
         {"kind": "point", "time": 4.0, "step_id": "0", "step": 5, "s": "x", "loss": 1e999},
         {"kind": "point", "time": 4.0, "step_id": "9"},
-        {"kind": "check", "time": 5.0, "step_id": "0", "seconds": -1},
         {"kind": "end", "time": float("nan"), "step_id": "0"},
         [], 7, None,
     ]  # fmt: skip
     raw = b"\n".join(json.dumps(line).encode() for line in lines) + b"\n{torn"
     (run,) = progress_from(raw)
-    assert (run.gpus, run.ranks, run.first_step, run.ended, run.checks) == (8, 8, 3.0, None, [])
+    assert (run.gpus, run.ranks, run.first_step, run.ended) == (8, 8, 3.0, None)
     assert [(p.step, p.step_time_s, p.loss) for p in run.points] == [(5, None, None)]
     assert run.placings[0].places == {0: ("n1", "0-7")}
     assert TRAINING in PHASES

@@ -138,7 +138,6 @@ def test_records_of_a_job_and_both_commands(tmp_path: Path) -> None:
     job.state.progress.beats, job.state.progress.best = 3, 3
     records.look(now)
     records.look(now + 0.1)  # too soon for another point
-    records.checked = lambda: (2.5, "")
     records.look(now + 10)
     failure = Failure("crash", now, now - 1, "n1", 0)
     diagnosis = Diagnosis("crash", "node", ("n1",), ("rank 0 on n1: exit code 1",), "s", failure)
@@ -157,7 +156,6 @@ def test_records_of_a_job_and_both_commands(tmp_path: Path) -> None:
     assert (run_.partition, run_.gpus, run_.ranks, run_.state) == ("train", 8, 4, "completed")
     assert run_.first_step is not None and run_.ended is not None
     assert [point.step for point in run_.points] == [3, 3]
-    assert [seconds for _, seconds in run_.checks] == [2.5]
     assert len(run_.placings) == 1 and len(run_.placings[0].places) == 2
 
 
