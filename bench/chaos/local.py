@@ -169,7 +169,7 @@ STANDBY = [
             S1_ENDED,
         ),
         ("standby_hangs", "starts nothing", standby_python("exec sleep 3600"), S1_ENDED),
-        ("standby_shm_full", "has a full /dev/shm", fill_standby, "no space left in /dev/shm"),
+        ("standby_shm_full", "has a full /dev/shm", fill_standby, "s1 took the ranks of n2"),
     )
 ]
 OURS = [
