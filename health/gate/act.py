@@ -91,13 +91,18 @@ class Drainer:
         self._pause = pause
         self._limits = limits_of(settings)
 
-    def drain(self, reason: str) -> DrainOutcome:
-        """Drain the context's node for ``reason``. Never raises for what Slurm or a disk does."""
+    def drain(self, reason: str, uid: int = -1) -> DrainOutcome:
+        """Drain the context's node for ``reason``. Never raises for what Slurm or a disk does.
+
+        ``uid``: the user whose doing it is, -1: nobody's, or nobody knows whose.
+        """
         from robust_slurm.slurm import SlurmError
 
         context = self._system.context
         # The present time, not that of the run's start: it decides which drains count against it.
-        own = Drain(round(time.time(), 6), context.node, context.job, cause(reason))
+        parsed = parse_reason(reason)
+        job = parsed.job if parsed is not None else context.job
+        own = Drain(round(time.time(), 6), context.node, job, cause(reason), uid)
         try:
             node = self._door().nodes([own.node]).get(own.node)
         except SlurmError as error:
@@ -131,7 +136,8 @@ class Drainer:
         if not answer.allowed:
             return DrainOutcome(bound=answer.why)
         began = time.monotonic()
-        bound = shown.limit([Drain(*row) for row in answer.pending])
+        pending, same = ([Drain(*row) for row in rows] for rows in (answer.pending, answer.same))
+        bound = shown.limit(pending, same)
         outcome = DrainOutcome(bound=bound) if bound else self._order(own, reason)
         if outcome.drained and time.monotonic() - began > TICK_S:
             bound = shown.recount(reason, reserved=True)
@@ -251,17 +257,19 @@ def drain_event(
     evidence: str,
     told_slurm: str = "",
     behind: Sequence[AcceptedReport] = (),
+    uid: int = -1,
 ) -> Event:
     """The history's event of a drain. ``told_slurm``: the reason that Slurm itself will write
     because the gate exits with 1 ("Prolog error"); only where ours could not be placed.
-    ``behind``: the reports that led to it."""
+    ``behind``: the reports that led to it. ``uid``: the user whose doing it is, where the context
+    has none."""
     context = system.context
     given, placed = parse_reason(reason), outcome.reason or reason
     parsed = parse_reason(placed)
     data: dict[str, Any] = {
         "reason": placed,
         "job": context.job,
-        "uid": context.uid,
+        "uid": context.uid if context.uid >= 0 else uid,
         "where": context.where,
         "evidence": evidence[:600],
         "placed": outcome.drained,

@@ -75,14 +75,14 @@ class Gate:
         whole = report._replace(findings=[*more, *report.findings])
         return whole, judge(whole, self.settings)
 
-    def drain(self, reason: str) -> DrainOutcome:
+    def drain(self, reason: str, uid: int = -1) -> DrainOutcome:
         """Drain this node; in a dry run only print that it would be drained."""
         from health.gate.act import Drainer, DrainOutcome
 
         if self.dry_run:
             say(f"dry run: would drain {self.system.context.node}: {reason}")
             return DrainOutcome(error="dry run")
-        outcome = Drainer(self.settings, self.system, self.until).drain(reason)
+        outcome = Drainer(self.settings, self.system, self.until).drain(reason, uid)
         if outcome.bound:
             alert(f"{self.system.context.node} {reason} {outcome}")
         return outcome

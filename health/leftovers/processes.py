@@ -333,6 +333,17 @@ def everybodys() -> Iterator[Process]:
             yield _identity(int(entry))
 
 
+def tasks() -> Iterator[str]:
+    """The directories in /proc of all threads."""
+    for entry in os.listdir(PROC):  # noqa: PTH208
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                yield from (
+                    f"{PROC}/{entry}/task/{one}"
+                    for one in os.listdir(f"{PROC}/{entry}/task")[:_THREADS]
+                )  # noqa: PTH208
+
+
 def ending(uid: int, found: Iterable[Process]) -> list[Process]:
     """Return the user's processes that are ending. Whose job they were need not show any more."""
     return [p for p in found if p.uid == uid and p.ending and p.state not in "ZX"]

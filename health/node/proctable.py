@@ -87,6 +87,12 @@ def uid(system: System, process: ProcessStat) -> int:
         return -1
 
 
+def real_uid(system: System, pid: int) -> int:
+    """The uid whose process it is, also of one that hides itself; -1: it has ended."""
+    found = _UID.search(sysfs.text(system, f"/proc/{pid}/status"))
+    return int(found[1]) if found else -1
+
+
 def job(cgroup: str) -> int | None:
     """The Slurm job whose number the text of /proc/PID/cgroup has; None: it has none."""
     match = _JOB.search(cgroup)
@@ -154,9 +160,9 @@ def stepds(system: System) -> dict[str, int]:
         name = sysfs.text(system, f"{place}/comm")
         if name != _STEPD:
             continue
-        owner = _UID.search(sysfs.text(system, f"{place}/status"))
-        title = sysfs.text(system, f"{place}/cmdline")
-        number = stepd_of(name, int(owner[1]) if owner else -1, title)
+        if real_uid(system, int(pid)) != 0:
+            continue  # to read what a user's process calls itself may hang
+        number = stepd_of(name, 0, sysfs.text(system, f"{place}/cmdline"))
         mine = daemons_sluid(sysfs.text(system, f"{place}/cgroup"))
         if mine and number > 0:
             found[mine] = number
