@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from health.node.kernel_waits import driver
+from health.children.kernel_waits import driver
 from robust_slurm import process_stat
 
 NAME = "robust-gate"  # of the child's process: whoever judges processes knows it by this

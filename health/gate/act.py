@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from health.children.call import call_in_child
 from health.finding import rung
 from health.gate.breaker import HARD_CAUSE, SHARED, Drain, DrainLimits, allowed
 from health.gate.holds import HoldRules, service
 from health.gate.reserve import Permission, fleet_size, reserve, withdraw
 from health.gate.slurms_records import TICK_S, SlurmsRecords, cause
+from health.node.silent import call_on
 from health.node.system import Event, System
 from health.settings import PLACES, Settings
 from robust_slurm.drain_reason import parse_reason
@@ -101,7 +101,7 @@ class Drainer:
         context = self._system.context
         # The present time, not that of the run's start: it decides which drains count against it.
         parsed = parse_reason(reason)
-        job = parsed.job if parsed is not None else context.job
+        job = context.job or (parsed.job if parsed is not None else 0)
         own = Drain(round(time.time(), 6), context.node, job, cause(reason), uid)
         try:
             node = self._door().nodes([own.node]).get(own.node)
@@ -144,7 +144,8 @@ class Drainer:
             outcome = DrainOutcome(bound=bound) if bound else outcome
         if outcome.kept or bound:
             state_dir = self._settings.state_dir
-            call_in_child(lambda: withdraw(state_dir, own, reason, bound), self._left(LEDGER_S))
+            took_back = self._left(LEDGER_S)
+            call_on(state_dir, lambda: withdraw(state_dir, own, reason, bound), took_back)
         return outcome
 
     def _rest(self) -> float:
@@ -161,7 +162,8 @@ class Drainer:
         state_dir = self._settings.state_dir
         if not state_dir:
             return None, "no state_dir is set"
-        answer, error = call_in_child(  # slurm.conf may lie on a dead file system, too
+        answer, error = call_on(  # slurm.conf may lie on a dead file system, too
+            state_dir,
             lambda: reserve(state_dir, own, self._limits, fleet_size(self._system), reason),
             self._left(LEDGER_S),
         )

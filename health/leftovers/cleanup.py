@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from health.check import Condition
 from health.children.call import call_in_child
+from health.children.kernel_waits import driver, waits_for_user
 from health.finding import Finding
 from health.leftovers import files, processes
 from health.leftovers.processes import Process
-from health.node.kernel_waits import driver, waits_for_user
 from health.node.leftover_files import FIRST_USER
 from robust_slurm.text import one_line
 

@@ -336,12 +336,10 @@ def everybodys() -> Iterator[Process]:
 def tasks() -> Iterator[str]:
     """The directories in /proc of all threads."""
     for entry in os.listdir(PROC):  # noqa: PTH208
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                yield from (
-                    f"{PROC}/{entry}/task/{one}"
-                    for one in os.listdir(f"{PROC}/{entry}/task")[:_THREADS]
-                )  # noqa: PTH208
+        place = f"{PROC}/{entry}/task"
+        with contextlib.suppress(OSError):  # no process, or gone
+            threads = os.listdir(place)[:_THREADS]  # noqa: PTH208
+            yield from (f"{place}/{thread}" for thread in threads)
 
 
 def ending(uid: int, found: Iterable[Process]) -> list[Process]:

@@ -191,7 +191,7 @@ def _nameless(place: str, until: float) -> Iterator[os.stat_result]:
                 if time.monotonic() > until:
                     return
                 with contextlib.suppress(OSError):
-                    if os.readlink(entry.path).endswith(" (deleted)"):
+                    if os.readlink(entry.path).endswith(" (deleted)"):  # noqa: PTH115
                         info = entry.stat()
                         if info.st_nlink == 0:
                             yield info

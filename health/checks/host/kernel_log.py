@@ -150,7 +150,7 @@ RULES = (
     ),
     LogRule("hard LOCKUP", r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu", HARD),
     LogRule(
-        "Oops: ", r"(?:Oops: |Internal error: )?Oops: [\w: ]{1,40}\[#\d+\] (?:PREEMPT|SMP)", OOPS
+        "Oops: ", r"(?:Oops: |Internal error: )?Oops: [\w: ]{4,40}\[#\d+\] (?:PREEMPT|SMP)", OOPS
     ),
     LogRule("BUG: ", r"BUG: (?:unable to handle |kernel NULL pointer dereference)", OOPS),
     LogRule("kernel BUG at ", r"kernel BUG at [\w./-]{1,120}:\d+!$", OOPS),

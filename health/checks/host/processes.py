@@ -12,9 +12,9 @@ from itertools import islice
 
 from health.check import Check, Condition, Setting
 from health.children.child import NAME
+from health.children.kernel_waits import driver, waits_for_server, waits_for_user
 from health.finding import Finding
 from health.node import jobs, proctable
-from health.node.kernel_waits import driver, waits_for_server, waits_for_user
 from health.node.leftover_files import FIRST_USER
 from health.node.stuck import left_behind
 from health.node.sysfs import names, number, text
@@ -177,7 +177,11 @@ def _blocked(
         if where and not by_user:
             bad.append(f"{said} ({where})" if where != channel else said)
             continue
-        uids[proctable.real_uid(system, process.pid)] += 1
+        owner = proctable.real_uid(system, process.pid)
+        if owner == 0:
+            waiting.append(said)  # the node's own, and no fault of it is proven
+            continue
+        uids[owner] += 1
         server = waits_for_server(channel, stack)
         theirs.append(f"{said}, waits for a file server" if server else said)
     found = []

@@ -10,7 +10,7 @@ import errno
 import posixpath
 
 from health.check import Check, Condition, Setting
-from health.finding import Finding
+from health.finding import Finding, Status
 from health.node import jobs, proctable, slurmconf, sysfs
 from health.node.sysfs import text
 from health.node.system import PROBE_NOT_STARTED, System
@@ -20,7 +20,8 @@ SPOOL = Condition(
     "FAIL",
     "node",
     "none",
-    "no file can be written in SlurmdSpoolDir; WARN if that only takes too long while a job runs",
+    "no file can be written in SlurmdSpoolDir; class user if there is no space, or it only takes "
+    "too long; WARN if that is while a job runs",
 )
 GONE = Condition(
     "slurmd-gone", "WARN", "node", "none", "SlurmdPidFile names a process that is not slurmd"
@@ -100,8 +101,11 @@ def _spool(system: System, path: str) -> list[Finding]:
         else:
             said = f"{path}: {error.strerror or error}"
         # The running job's own I/O may keep that disk busy: a free node is asked again.
-        busy = isinstance(error, TimeoutError) and bool(jobs.running(system))
-        return [SPOOL.found(said, status="WARN" if busy else None)]
+        slow = isinstance(error, TimeoutError)
+        busy = slow and bool(jobs.running(system))
+        theirs = slow or error.errno in (errno.ENOSPC, errno.EDQUOT)
+        status: Status | None = "WARN" if busy else None
+        return [SPOOL.found(said, status=status, cls="user" if theirs else None)]
     return []
 
 
