@@ -82,8 +82,10 @@ class Gate:
         """The verdict on a report and what else was found."""
         state_dir = self.settings.state_dir
         silent = first_silence(state_dir) if state_dir else ""
-        told = any(one.check == SILENT.check for one in report.findings)
-        said = [SILENT.found(f"{state_dir}: {silent}")] if silent and not told else []
+        known = any(one.check == SILENT.check for one in report.findings)
+        said = [SILENT.found(f"{state_dir}: {silent}")] if silent and not known else []
+        for finding in said:
+            say(told(finding))
         whole = report._replace(findings=[*more, *report.findings, *said])
         return whole, judge(whole, self.settings)
 

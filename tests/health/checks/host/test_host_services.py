@@ -301,7 +301,10 @@ def fail(code: int) -> OSError:
     ],
 )
 def test_spool(error: OSError, found: list[Any]) -> None:
-    assert ids(slurmd.CHECK.run(healthy(probes={SPOOL: error}))) == found
+    judged = slurmd.CHECK.run(healthy(probes={SPOOL: error}))
+    assert ids(judged) == found
+    theirs = isinstance(error, TimeoutError) or error.errno == errno.ENOSPC
+    assert all(one.cls == ("user" if theirs else "node") for one in judged)
 
 
 @pytest.mark.parametrize(("code", "status"), [(errno.ETIMEDOUT, WARN), (errno.EROFS, FAIL)])
