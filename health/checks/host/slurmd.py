@@ -12,6 +12,7 @@ import posixpath
 from health.check import Check, Condition, Setting
 from health.finding import Finding, Status
 from health.node import jobs, proctable, slurmconf, sysfs
+from health.node.kernlog import killed_for_memory
 from health.node.sysfs import text
 from health.node.system import PROBE_NOT_STARTED, System
 
@@ -34,7 +35,12 @@ MUNGE_MISSING = Condition(
     "Slurm uses munge, and its socket (AuthInfo) is missing; WARN in munge's default directory",
 )
 MUNGE_DEAD = Condition(
-    "munge-dead", "FAIL", "node", "none", "munged has exited and left its socket and pid file"
+    "munge-dead",
+    "FAIL",
+    "node",
+    "none",
+    "munged has exited and left its socket and pid file; class user if the kernel killed it "
+    "because memory ran out",
 )
 LOOPBACK = Condition(
     "hostname-loopback",
@@ -144,7 +150,11 @@ def _munged(system: System, socket: str, pid_file: str) -> list[Finding]:
             return []
     except OSError:  # a /proc that cannot be listed says nothing about munged
         return []
-    return [MUNGE_DEAD.found(f"{socket} is there, but process {pid} of {pid_file} is gone")]
+    theirs = killed_for_memory(system, "munged")
+    said = f"{socket} is there, but process {pid} of {pid_file} is gone"
+    if theirs:
+        said += "; memory ran out, and the kernel killed it"
+    return [MUNGE_DEAD.found(said, cls="user" if theirs else None)]
 
 
 def _daemon(system: System, conf: slurmconf.Conf) -> list[Finding]:

@@ -88,7 +88,7 @@ def test_of_a_long_ledger_only_the_end_is_read(
 def test_what_one_user_left_drains_few_nodes(
     tmp_path: Path, uids: list[int], own: int, allowed: bool
 ) -> None:
-    """Whatever the job: a sweep knows none, and a user can have any number of them."""
+    """A sweep knows no job, and a user can have any number of them."""
     (tmp_path / "nodes").mkdir()
     limits = LIMITS._replace(max_per_job=2)
     for number, uid in enumerate(uids):
