@@ -27,6 +27,7 @@ from health.history import events as history
 from health.history.cures import noticed_resets
 from health.history.job_notes import notes
 from health.node import jobs
+from health.node.proctable import account
 from health.node.silent import AGAIN, call_on, first_silence
 from health.node.system import Event
 from health.run.report import GateReport
@@ -257,7 +258,7 @@ class Sweep:
             self._events.append(self._gate.run_event(report, verdict, "Slurm did not answer"))
             return
         lead = verdict.closing[0]
-        reason = reason_for(lead, self._job_of(lead.uid))
+        reason = reason_for(lead, self._job_of(account(self._system, lead.uid)))
         outcome = stands(node, reason) or self._gate.drain(reason, lead.uid)
         say(f"{self._node} {reason} {outcome}")
         self._events.append(self._gate.run_event(report, verdict, str(outcome)))

@@ -15,6 +15,7 @@ from health.gate.breaker import HARD_CAUSE, SHARED, Drain, DrainLimits, allowed
 from health.gate.holds import HoldRules, service
 from health.gate.reserve import Permission, fleet_size, reserve, withdraw
 from health.gate.slurms_records import TICK_S, SlurmsRecords, cause
+from health.node.proctable import account
 from health.node.silent import call_on
 from health.node.system import Event, System
 from health.settings import PLACES, Settings
@@ -102,7 +103,9 @@ class Drainer:
         # The present time, not that of the run's start: it decides which drains count against it.
         parsed = parse_reason(reason)
         job = context.job or (parsed.job if parsed is not None else 0)
-        own = Drain(round(time.time(), 6), context.node, job, cause(reason), uid)
+        own = Drain(
+            round(time.time(), 6), context.node, job, cause(reason), account(self._system, uid)
+        )
         try:
             node = self._door().nodes([own.node]).get(own.node)
         except SlurmError as error:

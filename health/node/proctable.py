@@ -94,6 +94,29 @@ def real_uid(system: System, pid: int) -> int:
     return int(found[1]) if found else -1
 
 
+def account(system: System, uid: int) -> int:
+    """The user whose uid this is: also one lent to him for namespaces (subuid(5)); -1: nobody's.
+
+    Otherwise a user could own his files by a thousand uids, each with a limit of its own.
+    """
+    for line in sysfs.text(system, "/etc/subuid").splitlines():
+        name, first, count = [*line.split(":"), "", ""][:3]
+        if not (first.isdecimal() and count.isdecimal()):
+            continue
+        if int(first) <= uid < int(first) + int(count):
+            return int(name) if name.isdecimal() else _uid_of(system, name)
+    return uid
+
+
+def _uid_of(system: System, name: str) -> int:
+    """The uid of a name of /etc/passwd; -1: it has none there."""
+    for line in sysfs.text(system, "/etc/passwd").splitlines():
+        fields = line.split(":")
+        if fields[0] == name and len(fields) > 2 and fields[2].isdecimal():
+            return int(fields[2])
+    return -1
+
+
 def job(cgroup: str) -> int | None:
     """The Slurm job whose number the text of /proc/PID/cgroup has; None: it has none."""
     match = _JOB.search(cgroup)

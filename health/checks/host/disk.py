@@ -195,7 +195,8 @@ def _run(system: System) -> list[Finding]:
                 unstarted = error
                 continue
             served = mount is not None and mount.remote and not mount.fstype.startswith("fuse.")
-            if served or error.errno in PROBE_REFUSED:
+            theirs = mount is not None and mount.of_user
+            if served or theirs or error.errno in PROBE_REFUSED:
                 continue  # the mounts family judges servers; or it is a user's own file system
             found.append(BROKEN.found(f"statvfs: {error.strerror}", path))
             continue

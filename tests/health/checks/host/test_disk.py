@@ -280,6 +280,17 @@ def test_a_file_system_that_cannot_be_asked(code: int, found: list[Any]) -> None
     assert ids(run(healthy(disks={"/tmp": OSError(code, os.strerror(code))}))) == found
 
 
+def test_what_a_user_mounted_tells_nothing_of_the_nodes_disks() -> None:
+    own = "60 27 0:60 / /local rw - fuse own rw,user_id=1003,group_id=1003\n"
+    system = healthy(
+        more={"/proc/self/mountinfo": MOUNTINFO + own},
+        disks={"/local": OSError(errno.EIO, "I/O error")},
+        options={"disk": {"minimum": {"/local": 1}}},
+        dirs=["/local"],
+    )
+    assert run(system) == []
+
+
 @pytest.mark.parametrize(
     ("more", "options", "fleet", "found"),
     [

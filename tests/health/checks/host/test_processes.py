@@ -356,6 +356,18 @@ def test_the_gates_own_children_are_never_judged(uid: int, found: list[Any]) -> 
     assert judged == found
 
 
+@pytest.mark.parametrize(
+    ("uid", "whose"),
+    [(1003, 1003), (100_007, 1003), (165_536, 1004), (231_072, -1), (296_608, 296_608)],
+)
+def test_a_uid_lent_for_a_namespace_is_its_users(uid: int, whose: int) -> None:
+    files = {
+        "/etc/subuid": "alice:100000:65536\n1004:165536:65536\ngone:231072:65536\nx:y\n\n",
+        "/etc/passwd": "root:x:0:0::/:/bin/sh\nalice:x:1003:1003::/:/bin/sh\n",
+    }
+    assert proctable.account(FakeSystem(files), uid) == whose
+
+
 def test_roots_own_process_that_waits_for_a_server_keeps_no_job_out() -> None:
     lost = process(4000, "scontrol", "D", killed=True, wchan=NFS)
     assert ids(run(healthy((lost,), context=SWEEP))) == [(WARN, "process-blocked", "")]
