@@ -300,12 +300,18 @@ def _waiting() -> int:
     return found
 
 
-def _stalled(room: Room) -> Got:
+def _stalled_mount(room: Room) -> Got:
+    """Do the same on a mount of a kind that the gate probes."""
+    return _stalled(room, "fuse.lab", "mounts")
+
+
+def _stalled(room: Room, kind: str = "fuse", check: str = "") -> Got:
     """Stall the state directory: sweeps, an epilog and a prolog must not drain for their own."""
-    room.site(f"disabled = {[*_OTHERS, 'disk']}")
+    off = [one for one in (*_OTHERS, "disk") if one != check]
+    room.site(f"disabled = {off}")
     state = room.top / "state"
     device = os.open("/dev/fuse", os.O_RDWR)
-    linux.mount("lab", str(state), "fuse", 0, fuse.options(device))
+    linux.mount("lab", str(state), kind, 0, fuse.options(device))
     if (server := os.fork()) == 0:
         fuse.serve(device)
     os.close(device)
@@ -365,6 +371,12 @@ ATTACKS = [
     _attack("stuck_pipe_lock", "a process waits for a pipe's lock and cannot be killed", _pipe),
     _attack(
         "kernel_log_names", "processes named like the kernel's messages of a broken node", _names
+    ),
+    _attack(
+        "state_dir_stalled_mount",
+        "the same on a mount of a network file system's kind",
+        _stalled_mount,
+        240.0,
     ),
     _attack(
         "state_dir_stalled",
