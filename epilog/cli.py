@@ -108,7 +108,7 @@ def _prove(gate: Gate, cleared: Cleared, inquiry: Inquiry, ends: float) -> tuple
     if verdict.closed:
         for finding in verdict.closing:
             say(told(finding))
-        outcome = gate.drain(verdict.reason)
+        outcome = gate.drain(verdict.reason, verdict.closing[0].uid)
         say(f"{gate.system.context.node} {verdict.reason} {outcome}")
         events += [gate.run_event(report, verdict, str(outcome)), *gate.new_events()]
         evidence = told(verdict.closing[0])

@@ -47,6 +47,7 @@ class Condition(NamedTuple):
         status: Status | None = None,
         cls: Class | None = None,
         action: ActionName | None = None,
+        uid: int = -1,
     ) -> Finding:
         """The finding of this condition."""
         return Finding(
@@ -56,6 +57,7 @@ class Condition(NamedTuple):
             device,
             evidence,
             action or self.action,
+            uid,
         )
 
 
@@ -64,8 +66,8 @@ class Check(NamedTuple):
 
     ``run`` returns its findings, an empty list when all is well; it never acts. An exception
     becomes an ERROR finding ``<name>-error`` of class tool, which closes the gate if
-    ``closes_on_error``; overrunning ``deadline_s`` becomes a FAIL ``<name>-hung`` of class node, or
-    a WARN if ``only_warns``. ``cost_ms`` is its duration on a healthy node.
+    ``closes_on_error``; overrunning ``deadline_s`` becomes a FAIL ``<name>-hung``, or a WARN if
+    ``only_warns``. ``cost_ms`` is its duration on a healthy node.
     """
 
     name: str

@@ -53,7 +53,8 @@ class Finding(NamedTuple):
 
     ``check`` is the id of the condition ("ecc-uncorrected"), ``device`` what it is about ("gpu3",
     "mlx5_0", "/scratch", empty: the node), ``evidence`` one line with the measured value, the
-    limit and the source, ``action`` the name of a rung of LADDER.
+    limit and the source, ``action`` the name of a rung of LADDER. ``uid``: the user whose doing
+    it is, as far as that shows; -1: nobody's, or nobody knows whose.
     """
 
     status: Status
@@ -62,10 +63,13 @@ class Finding(NamedTuple):
     device: str
     evidence: str
     action: ActionName
+    uid: int = -1
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; the class is called "class" there."""
+        """For JSON; the class is called "class" there, and a uid that is not known is left out."""
         out: dict[str, Any] = self._asdict()
+        if self.uid < 0:
+            del out["uid"]
         out["class"] = out.pop("cls")
         return out
 

@@ -68,7 +68,10 @@ BREAKER: Mapping[str, Setting] = {
     "hard_percent": Setting(20.0, "as max_percent, for hard evidence", "%"),
     "window": Setting(3600.0, "the time over which drains are counted", "s"),
     "max_per_job": Setting(
-        2, "nodes that one job may cause to be drained, hard evidence not counted", "nodes"
+        2,
+        "nodes that one job may cause to be drained, hard evidence not counted; and nodes drained, "
+        "within the window or still, for what one user left",
+        "nodes",
     ),
     "standing_percent": Setting(
         20.0,

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from health.check import Where
-from health.children.call import call_in_child
 from health.finding import Finding
 from health.gate import active_child
 from health.gate.act import drain_event, open_door, rules_of, stands
@@ -23,11 +22,13 @@ from health.gate.holds import held_until, settled
 from health.gate.inquiry import LEMON, Inquiry, acquitted
 from health.gate.proof import due
 from health.gate.undrain import LIFTED, DrainStanding, Ours, lifted_by_others, ours, why_not
-from health.gate.verdict import Verdict
+from health.gate.verdict import Verdict, reason_for
 from health.history import events as history
 from health.history.cures import noticed_resets
 from health.history.job_notes import notes
 from health.node import jobs
+from health.node.proctable import account
+from health.node.silent import AGAIN, call_on, first_silence
 from health.node.system import Event
 from health.run.report import GateReport
 from health.settings import SITE_FILE
@@ -155,10 +156,10 @@ class Sweep:
         state_dir, spool = self._gate.settings.state_dir, self._gate.spool
         if not state_dir:
             return
-        failed = str(history.record(spool, state_dir, self._node, [], 2 * RECORD_S))
+        failed = history.record(spool, state_dir, self._node, [], 2 * RECORD_S).shared
         if not failed:
-            failed = call_in_child(lambda: copy_fleet(state_dir, spool), RECORD_S)[1]
-        if failed:
+            failed = call_on(state_dir, lambda: copy_fleet(state_dir, spool), RECORD_S)[1]
+        if failed and failed != AGAIN and not first_silence(state_dir):
             say(f"{state_dir}: {failed}")
 
     def _history(self) -> list[Event]:
@@ -256,20 +257,25 @@ class Sweep:
         if node is None:
             self._events.append(self._gate.run_event(report, verdict, "Slurm did not answer"))
             return
-        outcome = stands(node, verdict.reason) or self._gate.drain(verdict.reason)
-        say(f"{self._node} {verdict.reason} {outcome}")
+        lead = verdict.closing[0]
+        reason = reason_for(lead, self._job_of(account(self._system, lead.uid)))
+        outcome = stands(node, reason) or self._gate.drain(reason, lead.uid)
+        say(f"{self._node} {reason} {outcome}")
         self._events.append(self._gate.run_event(report, verdict, str(outcome)))
         if outcome.drained and not outcome.stood:
-            evidence = told(verdict.closing[0])
-            self._events.append(
-                drain_event(
-                    self._system,
-                    verdict.reason,
-                    outcome,
-                    evidence,
-                    behind=self._inquiry.behind,
-                )
+            evidence, behind = told(lead), self._inquiry.behind
+            placed = drain_event(
+                self._system, reason, outcome, evidence, behind=behind, uid=lead.uid
             )
+            self._events.append(placed)
+
+    def _job_of(self, uid: int) -> int:
+        """The last job here of the user who is to blame; 0: nobody is, or nothing is known."""
+        try:
+            known = notes(self._gate.spool, time.time()) if uid > 0 else []
+        except OSError:
+            return 0
+        return next((note.job for note in known if note.uid == uid), 0)
 
     def _why_not(
         self, standing: DrainStanding, mine: Ours, events: Iterable[Event], booted: float

@@ -70,7 +70,7 @@ def _close(gate: Gate, report: GateReport, verdict: Verdict) -> int:
     say(f"{verdict.reason} {told(lead)}")  # slurmd logs the first bytes only
     for finding in verdict.closing[1:]:
         say(told(finding))
-    outcome = gate.drain(verdict.reason)
+    outcome = gate.drain(verdict.reason, lead.uid)
     say(f"{gate.system.context.node} {outcome}")
     events = [gate.run_event(report, verdict, str(outcome)), *gate.new_events()]
     events += gate.drain_events(verdict.reason, outcome, told(lead))

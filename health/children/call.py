@@ -9,27 +9,32 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from health.children.child import Child, fork, write_all
+from health.children.child import Child, fork, where_it_hangs, write_all
 
 _MOST = 8 << 20  # bytes of an answer
 
 
-def call_in_child(work: Callable[[], Any], deadline_s: float) -> tuple[Any, str]:
+def call_in_child(
+    work: Callable[[], Any], deadline_s: float, lost: Callable[[int, str], None] | None = None
+) -> tuple[Any, str]:
     """Run ``work`` in a child; return its result (as JSON keeps it) and "", or None and why not.
 
     ``work`` has none of this process's descriptors. At the deadline its process is killed, or left
-    behind if it cannot be.
+    behind if it cannot be: then ``lost`` gets its pid and what it does.
     """
     until = time.monotonic() + deadline_s
     try:
         child = fork(lambda fd: write_all(fd, _answer(work)), deadline_s)
     except OSError as error:
         return None, f"no child process: {error.strerror}"
+    raw = None
     try:
         raw = _read(child, until)
     finally:
+        where = where_it_hangs(child.pid) if raw is None and lost is not None else ""
         child.close()
-        child.stop()
+        if not child.stop() and lost is not None:
+            lost(child.pid, f"no answer in {deadline_s:g} s, {where}")
     if raw is None:
         return None, f"no answer in {deadline_s:g} s"
     try:

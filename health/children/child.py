@@ -12,9 +12,12 @@ import signal
 import time
 from collections.abc import Callable
 
+from health.children.kernel_waits import driver
 from robust_slurm import process_stat
 
+NAME = "robust-gate"  # of the child's process: whoever judges processes knows it by this
 _PIPE = 3  # the child's end of the pipe
+DRIVER = "driver"  # the word in ``where_it_hangs``
 _SPARE_S = 2.0  # from the parent's deadline to the child's own alarm
 
 
@@ -97,6 +100,7 @@ def _settle(write_end: int, alarm_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
+    _call_itself(NAME)
     signal.setitimer(signal.ITIMER_REAL, alarm_s)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -111,13 +115,24 @@ def _settle(write_end: int, alarm_s: float) -> None:
                 pass  # that of the listing itself
 
 
+def _call_itself(name: str) -> None:
+    try:
+        with open("/proc/self/comm", "w", encoding="ascii") as file:
+            file.write(name)
+    except OSError:
+        pass  # no /proc
+
+
 def write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
 
 
 def where_it_hangs(pid: int) -> str:
-    """The kernel's state of a process: "state D in nfs_wait_bit_killable"; best effort."""
+    """The kernel's state of a process: "state D in nfs_wait_bit_killable"; best effort.
+
+    With "(driver mlx5_core)" behind it where it hangs in a driver of this node's devices.
+    """
     words = []
     try:
         words.append("state " + process_stat.read(pid).state)
@@ -125,9 +140,21 @@ def where_it_hangs(pid: int) -> str:
             channel = file.read(256).decode("ascii", "replace").strip()
         if channel not in ("", "0"):
             words.append("in " + channel)
+        module = driver(channel, _stack(pid))
+        if module:
+            words.append(f"({DRIVER} {module})")
     except (OSError, ValueError):
         pass
     return " ".join(words)
+
+
+def _stack(pid: int) -> str:
+    """The kernel's part of its stack; "": not readable."""
+    try:
+        with open(f"/proc/{pid}/stack", encoding="ascii", errors="replace") as file:
+            return file.read(1 << 14)
+    except OSError:
+        return ""
 
 
 def start_time(pid: int) -> str:

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from health.children.call import call_in_child
 from health.finding import rung
 from health.gate.breaker import HARD_CAUSE, SHARED, Drain, DrainLimits, allowed
 from health.gate.holds import HoldRules, service
 from health.gate.reserve import Permission, fleet_size, reserve, withdraw
 from health.gate.slurms_records import TICK_S, SlurmsRecords, cause
+from health.node.proctable import account
+from health.node.silent import call_on
 from health.node.system import Event, System
 from health.settings import PLACES, Settings
 from robust_slurm.drain_reason import parse_reason
@@ -91,13 +92,20 @@ class Drainer:
         self._pause = pause
         self._limits = limits_of(settings)
 
-    def drain(self, reason: str) -> DrainOutcome:
-        """Drain the context's node for ``reason``. Never raises for what Slurm or a disk does."""
+    def drain(self, reason: str, uid: int = -1) -> DrainOutcome:
+        """Drain the context's node for ``reason``. Never raises for what Slurm or a disk does.
+
+        ``uid``: the user whose doing it is, -1: nobody's, or nobody knows whose.
+        """
         from robust_slurm.slurm import SlurmError
 
         context = self._system.context
         # The present time, not that of the run's start: it decides which drains count against it.
-        own = Drain(round(time.time(), 6), context.node, context.job, cause(reason))
+        parsed = parse_reason(reason)
+        job = context.job or (parsed.job if parsed is not None else 0)
+        own = Drain(
+            round(time.time(), 6), context.node, job, cause(reason), account(self._system, uid)
+        )
         try:
             node = self._door().nodes([own.node]).get(own.node)
         except SlurmError as error:
@@ -131,14 +139,16 @@ class Drainer:
         if not answer.allowed:
             return DrainOutcome(bound=answer.why)
         began = time.monotonic()
-        bound = shown.limit([Drain(*row) for row in answer.pending])
+        pending, same = ([Drain(*row) for row in rows] for rows in (answer.pending, answer.same))
+        bound = shown.limit(pending, same)
         outcome = DrainOutcome(bound=bound) if bound else self._order(own, reason)
         if outcome.drained and time.monotonic() - began > TICK_S:
             bound = shown.recount(reason, reserved=True)
             outcome = DrainOutcome(bound=bound) if bound else outcome
         if outcome.kept or bound:
             state_dir = self._settings.state_dir
-            call_in_child(lambda: withdraw(state_dir, own, reason, bound), self._left(LEDGER_S))
+            took_back = self._left(LEDGER_S)
+            call_on(state_dir, lambda: withdraw(state_dir, own, reason, bound), took_back)
         return outcome
 
     def _rest(self) -> float:
@@ -155,7 +165,8 @@ class Drainer:
         state_dir = self._settings.state_dir
         if not state_dir:
             return None, "no state_dir is set"
-        answer, error = call_in_child(  # slurm.conf may lie on a dead file system, too
+        answer, error = call_on(  # slurm.conf may lie on a dead file system, too
+            state_dir,
             lambda: reserve(state_dir, own, self._limits, fleet_size(self._system), reason),
             self._left(LEDGER_S),
         )
@@ -251,17 +262,19 @@ def drain_event(
     evidence: str,
     told_slurm: str = "",
     behind: Sequence[AcceptedReport] = (),
+    uid: int = -1,
 ) -> Event:
     """The history's event of a drain. ``told_slurm``: the reason that Slurm itself will write
     because the gate exits with 1 ("Prolog error"); only where ours could not be placed.
-    ``behind``: the reports that led to it."""
+    ``behind``: the reports that led to it. ``uid``: the user whose doing it is, where the context
+    has none."""
     context = system.context
     given, placed = parse_reason(reason), outcome.reason or reason
     parsed = parse_reason(placed)
     data: dict[str, Any] = {
         "reason": placed,
         "job": context.job,
-        "uid": context.uid,
+        "uid": context.uid if context.uid >= 0 else uid,
         "where": context.where,
         "evidence": evidence[:600],
         "placed": outcome.drained,

@@ -45,13 +45,15 @@ class DrainLimits(NamedTuple):
 class Drain(NamedTuple):
     """One automatic drain, or its reservation. ``time``: wall clock; ``job`` 0: none to blame.
 
-    ``cause``: what it is counted with, see ``cause_of``.
+    ``cause``: what it is counted with, see ``cause_of``. ``uid``: for class user, whose leftovers
+    they are; -1: nobody knows whose.
     """
 
     time: float
     node: str
     job: int
     cause: str = ""
+    uid: int = -1
 
 
 FLOOR = {False: 2, True: 3}
@@ -146,6 +148,35 @@ def allowed(
             f"limit is {limits.max_per_job}",
         )
     return Decision(True, "")
+
+
+def allowed_for_user(
+    drains: Iterable[Drain],
+    standing: Collection[str],
+    now: float,
+    limits: DrainLimits,
+    own: Drain,
+) -> Decision:
+    """Decide whether one more node may be drained for what this user left.
+
+    Nodes drained within the window count, and those that stand drained since earlier. What
+    nobody is known to have left counts as one user's.
+    """
+    if own.cause != USER:
+        return Decision(True, "")
+    nodes = {
+        d.node
+        for d in drains
+        if (d.cause, d.uid) == (USER, own.uid)
+        and d.node != own.node
+        and (d.node in standing or abs(d.time - now) < limits.window)
+    }
+    if len(nodes) < limits.max_per_job:
+        return Decision(True, "")
+    whose = f"uid {own.uid} left" if own.uid >= 0 else "nobody is known to have left"
+    return Decision(
+        False, f"{_others(nodes)} drained for what {whose}, the limit is {limits.max_per_job}"
+    )
 
 
 def may_stand(

@@ -12,6 +12,7 @@ from health.check import Condition, Where
 from health.checks import ALL
 from health.finding import Finding
 from health.gate.verdict import Verdict, judge, reason_for
+from health.node.silent import AGAIN, first_silence
 from health.node.system import Event
 from health.run.live import LiveSystem, context
 from health.run.report import GateReport
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
 CRASHED = Condition(
     "gate-crashed", "ERROR", "tool", "none", "the gate itself failed; the node is not proven bad"
+)
+SILENT = Condition(
+    "state-dir-silent",
+    "WARN",
+    "tool",
+    "none",
+    "the shared state_dir does not answer: records stay on this node until it does",
 )
 RECORD_S = 2.0  # for the history, here and on the shared file system
 LOCAL_S = 1.0  # for the history here alone
@@ -72,17 +80,23 @@ class Gate:
 
     def judge(self, report: GateReport, more: Iterable[Finding] = ()) -> tuple[GateReport, Verdict]:
         """The verdict on a report and what else was found."""
-        whole = report._replace(findings=[*more, *report.findings])
+        state_dir = self.settings.state_dir
+        silent = first_silence(state_dir) if state_dir else ""
+        known = any(one.check == SILENT.check for one in report.findings)
+        said = [SILENT.found(f"{state_dir}: {silent}")] if silent and not known else []
+        for finding in said:
+            say(told(finding))
+        whole = report._replace(findings=[*more, *report.findings, *said])
         return whole, judge(whole, self.settings)
 
-    def drain(self, reason: str) -> DrainOutcome:
+    def drain(self, reason: str, uid: int = -1) -> DrainOutcome:
         """Drain this node; in a dry run only print that it would be drained."""
         from health.gate.act import Drainer, DrainOutcome
 
         if self.dry_run:
             say(f"dry run: would drain {self.system.context.node}: {reason}")
             return DrainOutcome(error="dry run")
-        outcome = Drainer(self.settings, self.system, self.until).drain(reason)
+        outcome = Drainer(self.settings, self.system, self.until).drain(reason, uid)
         if outcome.bound:
             alert(f"{self.system.context.node} {reason} {outcome}")
         return outcome
@@ -116,7 +130,7 @@ class Gate:
         state_dir = self.settings.state_dir if shared else ""
         deadline_s = self.left(RECORD_S if state_dir else LOCAL_S)
         failed = history.record(self.spool, state_dir, self.system.context.node, events, deadline_s)
-        if any(failed):
+        if failed.here or failed.shared not in ("", AGAIN):
             say(f"not recorded: {failed}")
         return not failed.here
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from health.check import Condition
-from health.children.call import call_in_child
 from health.finding import Finding
 from health.gate import strikes
 from health.gate.verdict import Verdict
@@ -26,6 +25,7 @@ from health.history.node_reports import (
     find,
 )
 from health.history.state import StateRules, node_state, strikes_of
+from health.node.silent import answers, call_on
 from health.node.system import Event, System
 from health.settings import Settings
 from robust_slurm.text import counted, one_line
@@ -90,6 +90,8 @@ class Inquiry:
             return
         if self._claim is None:
             return
+        if not answers(self._settings.state_dir):
+            return  # ``Gate.judge`` tells of it
         node = self._system.context.node
         for note in which:
             for job in note.reporting_jobs:
@@ -187,8 +189,10 @@ class Inquiry:
         table, context = self._settings.lemon, self._system.context
         most = max(1, note.nodes // max(1, int(table["nodes_per_strike"])))
         state_dir = self._settings.state_dir
-        allowed, failed = call_in_child(
-            lambda: strikes.claim(state_dir, job, context.node, most, time.time()), STRIKE_S
+        allowed, failed = call_on(
+            state_dir,
+            lambda: strikes.claim(state_dir, job, context.node, most, time.time()),
+            STRIKE_S,
         )
         if allowed:
             more = {"account": note.account} if note.account else {}

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from health.gate.breaker import USER, Decision, Drain, DrainLimits, allowed
+from health.gate.breaker import USER, Decision, Drain, DrainLimits, allowed, allowed_for_user
 from health.gate.fleet_file import LOOK_BACK, locked
 from health.history.events import NODES
 from health.node import rootfiles
@@ -25,6 +25,7 @@ NAME = "drains"
 PENDING_S = 120.0  # after this time Slurm shows a reserved drain, or it was not made
 FULL_S = 300.0  # how long a refusal for too many drained nodes holds without asking Slurm again
 NEWEST = 1 << 16  # bytes: more drains than limits let through, in some milliseconds
+_SAME = 1000  # drains of one user, the newest: more than may stand
 _SURE = 16  # this many old records in a row show that all before them are old too
 
 
@@ -37,14 +38,17 @@ class Refusal(NamedTuple):
     reason: str
     why: str
     stand: bool
+    uid: int = -1
 
 
 class Permission(NamedTuple):
-    """``pending``: other nodes' drains that Slurm may not show yet."""
+    """``pending``: other nodes' drains that Slurm may not show yet; ``same``: the drains of the
+    same user, however old."""
 
     allowed: bool
     why: str
     pending: Sequence[Sequence[Any]] = ()
+    same: Sequence[Sequence[Any]] = ()
 
 
 def reserve(
@@ -55,18 +59,23 @@ def reserve(
     See ``fleet_file.locked`` for what it raises, and blocks for.
     """
     with locked(state_dir, NAME) as fd:
-        records = _newest(fd, own.time - 2 * max(limits.window, FULL_S))
+        since = 0.0 if own.cause == USER else own.time - 2 * max(limits.window, FULL_S)
+        records = _newest(fd, since)
         drains, refused = parse(records), refusals(records)
         decision = allowed(drains, own.time, limits, fleet_size, own)
+        if decision.allowed:
+            decision = allowed_for_user(drains, (), own.time, limits, own)
         for last in refused:
-            if last.stand and last.cause == own.cause and abs(own.time - last.time) < FULL_S:
+            alike = (last.cause, last.uid) == (own.cause, own.uid)
+            if last.stand and alike and abs(own.time - last.time) < FULL_S:
                 decision = Decision(False, last.why)
         if decision.allowed:
             rootfiles.append(fd, rootfiles.line_of(own._asdict()))
         elif not _known(refused, own, limits.window):
             rootfiles.append(fd, _refusal(own, reason, decision.why, stand=False))
         near = [d for d in drains if d.node != own.node and abs(d.time - own.time) < PENDING_S]
-        return Permission(*decision, near)
+        same = [d for d in drains if own.cause == USER and (d.cause, d.uid) == (USER, own.uid)]
+        return Permission(*decision, near, same[-_SAME:])
 
 
 def _newest(fd: int, since: float) -> list[dict[str, Any]]:
@@ -127,7 +136,8 @@ def refusals(records: Iterable[dict[str, Any]]) -> list[Refusal]:
         if drain is not None and record.get("refused"):
             reason, why = str(record.get("reason", "")), str(record["refused"])
             stand = record.get("stand") is True
-            found.append(Refusal(drain.time, drain.node, drain.cause, reason, why, stand))
+            known = (drain.time, drain.node, drain.cause, reason, why, stand, drain.uid)
+            found.append(Refusal(*known))
     return found
 
 
@@ -152,7 +162,10 @@ def _drain(record: Mapping[str, Any]) -> Drain | None:
     if not isinstance(node, str) or isinstance(job, bool) or not isinstance(job, int):
         return None
     cause = record.get("cause", USER if record.get("user") is True else "")
-    return Drain(float(time), node, job, cause) if isinstance(cause, str) else None
+    uid = record.get("uid", -1)
+    if isinstance(uid, bool) or not isinstance(uid, int) or not isinstance(cause, str):
+        return None
+    return Drain(float(time), node, job, cause, uid)
 
 
 def fleet_size(system: System) -> int:

@@ -14,7 +14,17 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from health.checks import ALL
-from health.gate.breaker import Decision, Drain, DrainLimits, allowed, cause_of, may_stand, stays
+from health.gate.breaker import (
+    USER,
+    Decision,
+    Drain,
+    DrainLimits,
+    allowed,
+    allowed_for_user,
+    cause_of,
+    may_stand,
+    stays,
+)
 from robust_slurm.drain_reason import parse_reason
 
 if TYPE_CHECKING:
@@ -68,10 +78,11 @@ class SlurmsRecords:
         self._rest = rest
         self._look_s = 0.0  # what a look at all nodes takes here and now
 
-    def limit(self, pending: Sequence[Drain]) -> str:
+    def limit(self, pending: Sequence[Drain], same: Sequence[Drain] = ()) -> str:
         """The limit that the nodes drained now have reached; "": none, or Slurm does not answer.
 
-        For a drain that the ledger has admitted. ``pending``: others that it has.
+        For a drain that the ledger has admitted. ``pending``: others that it has; ``same``: the
+        same user's, which count as long as they stand.
         """
         from robust_slurm.slurm import SlurmError
 
@@ -79,6 +90,10 @@ class SlurmsRecords:
             drains, fleet = self._look()
         except SlurmError:
             return ""  # the ledger's limits hold
+        standing = {d.node for d in drains if d.cause == USER}
+        decision = allowed_for_user(same, standing, self.own.time, self._limits, self.own)
+        if not decision.allowed:
+            return decision.why
         return self._count([*drains, *pending], fleet, self.own, self.own.time).why
 
     def forbid(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from health.children.call import call_in_child
 from health.node import rootfiles
 from health.node.rootfiles import closing
+from health.node.silent import call_on
 from health.node.system import Event
 
 FILE = "history.jsonl"
@@ -250,5 +251,5 @@ def record(
     if written:
         here = call_in_child(lambda: append(spool, written), deadline_s / 2)[1]
     if state_dir:
-        shared = call_in_child(lambda: share(spool, state_dir, node), deadline_s / 2)[1]
+        shared = call_on(state_dir, lambda: share(spool, state_dir, node), deadline_s / 2)[1]
     return Unwritten(here, shared)

@@ -18,8 +18,8 @@ import stat
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from health.children.call import call_in_child
 from health.node.rootfiles import closing
+from health.node.silent import call_on
 from robust_slurm.state_dir import job_dirs
 from robust_slurm.text import one_line
 
@@ -110,7 +110,8 @@ def find(
         become(reporting.uid, reporting.gid)
         return _found(state_dir, node, reporting, known)._asdict()
 
-    answer, error = call_in_child(work, deadline_s)
+    own = f"reports {state_dir}/jobs/{reporting.of} of uid {reporting.uid}"
+    answer, error = call_on(state_dir, work, deadline_s, own)
     if error:
         return ReportsFound((), ()), error
     reports = tuple(

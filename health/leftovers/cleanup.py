@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from health.check import Condition
-from health.checks.host.processes import waits_for_server
 from health.children.call import call_in_child
+from health.children.kernel_waits import driver, waits_for_user
 from health.finding import Finding
 from health.leftovers import files, processes
 from health.leftovers.processes import Process
@@ -35,8 +35,8 @@ STUCK = Condition(
     "FAIL",
     "node",
     "reboot",
-    "processes of the job's user that hang in the kernel (state D) and ignore signals; class "
-    "user, action none if they wait for a file server or a FUSE daemon",
+    "processes of the job's user that hang in a driver of this node's devices (state D) and "
+    "ignore signals; class user, action none if that is not proven (see process-stuck)",
 )
 HUNG = Condition(
     "cleanup-hung",
@@ -104,10 +104,10 @@ def clear(
     )
     if error:
         if error.startswith("no answer"):
-            return Cleared(0, 0, [HUNG.found(f"no list of processes: {error}")])
+            return Cleared(0, 0, [HUNG.found(f"no list of processes: {error}", uid=uid)])
         return Cleared(0, 0, [FAILED.found(f"clearing the processes of job {job}: {error}")])
     left = [Process(*row) for row in said["left"]]
-    findings = _found(left, said["server"])
+    findings = [one._replace(uid=uid) for one in _found(left, said["driver"])]
     removed = 0
     everything = said["gone"] and not left
     if uid >= FIRST_USER and (everything or SHM in dirs):
@@ -188,13 +188,20 @@ def end_leftovers(
         "left": left,
         "gone": gone,
         "looked": looked,
-        "server": [p.pid for p in left if p.state == "D" and _waits_for_server(p)],
+        "driver": _in_driver([p for p in left if p.state == "D"]),
     }
 
 
-def _waits_for_server(process: Process) -> bool:
-    place = f"/proc/{process.place}"
-    return waits_for_server(_text(f"{place}/wchan"), _text(f"{place}/stack"))
+def _in_driver(stuck: Sequence[Process]) -> list[int]:
+    """The pids of those that are proven to hang in a driver of this node's devices."""
+    found = []
+    for process in stuck:
+        place = f"/proc/{process.place}"
+        if driver(_text(f"{place}/wchan"), _text(f"{place}/stack")):
+            found.append(process.pid)
+    if found and any(waits_for_user(_text(f"{at}/wchan")) for at in processes.tasks()):
+        return []  # it may hold what they wait for
+    return found
 
 
 def _text(path: str) -> str:
@@ -225,15 +232,15 @@ def remove_files(
     return removed, stayed
 
 
-def _found(left: Sequence[Process], server: Collection[int]) -> list[Finding]:
-    """``server``: the pids that wait for a file server, which no reboot of this node mends."""
+def _found(left: Sequence[Process], in_driver: Collection[int]) -> list[Finding]:
+    """``in_driver``: the pids that hang in a driver of this node, which a reboot mends."""
     out = []
     # A process that is ending may be in state D while it gives much back: no reboot for that.
     stuck = [p for p in left if p.state == "D" and not p.ending]
-    waits = STUCK._replace(cls="user", action="none")  # the server's fault, not the node's
+    waits = STUCK._replace(cls="user", action="none")  # not proven to be the node's fault
     for condition, which in (
-        (STUCK, [p for p in stuck if p.pid not in server]),
-        (waits, [p for p in stuck if p.pid in server]),
+        (STUCK, [p for p in stuck if p.pid in in_driver]),
+        (waits, [p for p in stuck if p.pid not in in_driver]),
         (LEFT, [p for p in left if p.state != "D" or p.ending]),
     ):
         if which:

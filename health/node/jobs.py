@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
-from health.children.call import call_in_child
 from health.node import slurmconf
+from health.node.silent import call_on
 from health.node.system import System
 
 UNKNOWN = -1  # a job of which nothing is known
@@ -24,7 +24,8 @@ def maybe(system: System) -> frozenset[int]:
 
     Looked up in a child: slurm.conf may lie on a file system that does not answer.
     """
-    found, error = call_in_child(lambda: _sorted(running(system)), _LOOK_S)
+    conf = system.context.env.get("SLURM_CONF", slurmconf.PLACES[0])
+    found, error = call_on(conf, lambda: _sorted(running(system)), _LOOK_S)
     return frozenset({UNKNOWN}) if error or found is None else frozenset(found)
 
 

@@ -8,9 +8,10 @@ than such a name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
-from health.node.system import LogRecord
+from health.node.system import LogRecord, System
 from robust_slurm.text import ago, one_line
 
 WARNING = 4  # syslog severity; more than that is not trouble
@@ -25,6 +26,16 @@ def loud(records: Iterable[LogRecord]) -> list[LogRecord]:
 def within(records: Iterable[LogRecord], uptime: float, window: float) -> list[LogRecord]:
     """The records of the last ``window`` seconds."""
     return [record for record in records if record.time > uptime - window]
+
+
+def killed_for_memory(system: System, name: str) -> bool:
+    """True if the kernel killed a process of this name because memory ran out: a user's doing."""
+    try:
+        records = system.kernel_log()
+    except OSError:
+        return False
+    pattern = rf"Out of memory: Killed process \d+ \({re.escape(name[:15])}\) "
+    return any(re.match(pattern, record.text) for record in records)
 
 
 def quoted(text: str) -> str:

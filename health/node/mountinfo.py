@@ -38,6 +38,13 @@ class Mount(NamedTuple):
         return is_remote(self.fstype)
 
     @property
+    def of_user(self) -> bool:
+        """True for what a user has mounted himself, by fusermount: its answers are his."""
+        return any(
+            word.startswith("user_id=") and word != "user_id=0" for word in self.super_options
+        )
+
+    @property
     def may_hang(self) -> bool:
         """True if a touch may hang, or mount something."""
         return self.remote or self.fstype == "autofs"

@@ -137,7 +137,8 @@ def run(
         texts = [streams[fd].decode("utf-8", "replace") for fd in (out_read, err_read)]
         return CommandOutput(code, *texts)
     finally:
-        child.stop()
+        if not child.stop():
+            Stuck().remember(f"command {argv[0]}", pid, "did not end")
         os.close(out_read)
         os.close(err_read)
 

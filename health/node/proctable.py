@@ -14,6 +14,7 @@ from robust_slurm.process_stat import ProcessStat, parse
 
 MOST = 10_000  # processes read, the youngest; a fork bomb must not keep the look from ending
 MOST_THREADS = 1_000  # of one process
+_DEEP = 64  # ancestors of a process that are looked at
 
 SLUID = "s[0-9A-HJKMNP-TV-Z]{13}"  # Slurm's second name of a job, in Crockford's base 32
 # cgroup/v2: systemd keeps Slurm's scope right below the slice that cgroup.conf names (CgroupSlice).
@@ -87,6 +88,35 @@ def uid(system: System, process: ProcessStat) -> int:
         return -1
 
 
+def real_uid(system: System, pid: int) -> int:
+    """The uid whose process it is, also of one that hides itself; -1: it has ended."""
+    found = _UID.search(sysfs.text(system, f"/proc/{pid}/status"))
+    return int(found[1]) if found else -1
+
+
+def account(system: System, uid: int) -> int:
+    """The user whose uid this is: also one lent to him for namespaces (subuid(5)); -1: nobody's.
+
+    Otherwise a user could own his files by a thousand uids, each with a limit of its own.
+    """
+    for line in sysfs.text(system, "/etc/subuid").splitlines():
+        name, first, count = [*line.split(":"), "", ""][:3]
+        if not (first.isdecimal() and count.isdecimal()):
+            continue
+        if int(first) <= uid < int(first) + int(count):
+            return int(name) if name.isdecimal() else _uid_of(system, name)
+    return uid
+
+
+def _uid_of(system: System, name: str) -> int:
+    """The uid of a name of /etc/passwd; -1: it has none there."""
+    for line in sysfs.text(system, "/etc/passwd").splitlines():
+        fields = line.split(":")
+        if fields[0] == name and len(fields) > 2 and fields[2].isdecimal():
+            return int(fields[2])
+    return -1
+
+
 def job(cgroup: str) -> int | None:
     """The Slurm job whose number the text of /proc/PID/cgroup has; None: it has none."""
     match = _JOB.search(cgroup)
@@ -151,16 +181,42 @@ def stepds(system: System) -> dict[str, int]:
     found = {}
     for pid in filter(str.isdigit, sysfs.names(system, "/proc")):
         place = f"/proc/{pid}"
-        name = sysfs.text(system, f"{place}/comm")
-        if name != _STEPD:
+        number = _stepds_job(system, int(pid))
+        if number <= 0:
             continue
-        owner = _UID.search(sysfs.text(system, f"{place}/status"))
-        title = sysfs.text(system, f"{place}/cmdline")
-        number = stepd_of(name, int(owner[1]) if owner else -1, title)
         mine = daemons_sluid(sysfs.text(system, f"{place}/cgroup"))
-        if mine and number > 0:
+        if mine:
             found[mine] = number
     return found
+
+
+def stepd_above(system: System, pid: int) -> int:
+    """The job whose slurmstepd is among the process's ancestors; 0: none, or they have ended."""
+    for _ in range(_DEEP):
+        process = one(system, pid)
+        if process is None or process.parent <= 1:
+            return 0
+        pid = process.parent
+        if _stepds_job(system, pid) > 0:
+            return _stepds_job(system, pid)
+    return 0
+
+
+def users(system: System, wanted: int) -> set[int]:
+    """The uids of the processes that the slurmstepds of a job have started here."""
+    pids = [int(name) for name in sysfs.names(system, "/proc") if name.isdigit()]
+    daemons = {pid for pid in pids if _stepds_job(system, pid) == wanted}
+    table = [one(system, pid) for pid in pids] if daemons else []
+    below = [process.pid for process in table if process and process.parent in daemons]
+    return {real_uid(system, pid) for pid in below} - {0, -1}
+
+
+def _stepds_job(system: System, pid: int) -> int:
+    """The job that this process serves as its slurmstepd; 0 or less: none, or not told."""
+    name = sysfs.text(system, f"/proc/{pid}/comm")
+    if name != _STEPD or real_uid(system, pid) != 0:
+        return 0  # to read what a user's process calls itself may hang
+    return stepd_of(name, 0, sysfs.text(system, f"/proc/{pid}/cmdline"))
 
 
 def is_login(cgroup: str) -> bool:

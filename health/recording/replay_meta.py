@@ -59,5 +59,5 @@ def findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
         if fields["status"] not in STATUSES:
             raise ValueError(f"unknown status {fields['status']!r}")
         named = {**fields, "cls": fields["class"]}
-        out.append(Finding(*(named[name] for name in Finding._fields)))
+        out.append(Finding(*(named.get(name, -1) for name in Finding._fields)))
     return out

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from health.check import Check
-from health.children.child import Child, fork, where_it_hangs
-from health.finding import Finding, Status, worst
+from health.children.child import DRIVER, Child, fork, where_it_hangs
+from health.finding import Class, Finding, Status, worst
 from health.node.stuck import Stuck
 from health.node.system import System
 from health.run.worker import work
@@ -44,8 +44,10 @@ def _error(check: Check, text: str) -> Finding:
 
 
 def _hung(check: Check, text: str) -> Finding:
+    """Blame the node only if the check hangs in a driver: a user can delay any other look."""
     status: Status = "WARN" if check.only_warns else "FAIL"
-    return Finding(status, "node", f"{check.name}-hung", "", text, "none")
+    cls: Class = "node" if f"({DRIVER} " in text else "tool"
+    return Finding(status, cls, f"{check.name}-hung", "", text, "none")
 
 
 class Lane:

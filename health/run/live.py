@@ -99,14 +99,14 @@ class LiveSystem:
         return PathEntry(kind, mode, info.st_uid, info.st_size, info.st_mtime)
 
     def usage(self, tops: Sequence[str], deadline_s: float) -> Usage:
-        from health.node.leftover_files import walk
+        from health.node.leftover_files import add_unlinked, walk
         from health.node.mountinfo import visible
 
         try:
             points = frozenset(visible(self.read("/proc/self/mountinfo")))
         except FileNotFoundError:
             points = frozenset()
-        return walk(tops, deadline_s, points)
+        return add_unlinked(walk(tops, deadline_s, points), tops, deadline_s)
 
     def disk(self, path: str) -> Disk:
         info = os.statvfs(path)

@@ -14,8 +14,8 @@ from typing import Any
 from health.active.judging import fleet
 from health.active.judging.fleet import Baselines, FleetSpread
 from health.active_tests import Judged, Level
-from health.children.call import call_in_child
 from health.history import events as history
+from health.node.silent import call_on
 from health.node.system import Event
 from health.settings import Settings
 
@@ -29,8 +29,10 @@ def baselines(settings: Settings, deadline_s: float = READ_S) -> tuple[Baselines
     deadline_s = min(READ_S, deadline_s)
     if not settings.state_dir:
         return fleet.NO_BASELINES, ""
-    found, error = call_in_child(
-        lambda: _rows(fleet.baselines(fleet.recorded(settings.state_dir))), deadline_s
+    found, error = call_on(
+        settings.state_dir,
+        lambda: _rows(fleet.baselines(fleet.recorded(settings.state_dir))),
+        deadline_s,
     )
     if error or found is None:
         return fleet.NO_BASELINES, f"the fleet's record in {settings.state_dir}: {error}"
@@ -100,7 +102,7 @@ def tell(state_dir: str, events: Mapping[str, Sequence[Event]], deadline_s: floa
     """
     if deadline_s <= 0:
         return f"{state_dir}: no time was left"
-    failed, error = call_in_child(lambda: _told(state_dir, events), deadline_s)
+    failed, error = call_on(state_dir, lambda: _told(state_dir, events), deadline_s)
     if error:
         return f"{state_dir}: {error}"
     more = f"; and {len(failed) - 4} more" if len(failed) > 4 else ""

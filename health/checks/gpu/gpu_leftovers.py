@@ -3,7 +3,8 @@
 Which GPUs should be free: in a job's prolog and epilog those of the job (SLURM_JOB_GPUS); all of
 them when no other job has a step on the node. A process of a job that runs here is no leftover,
 nor is a service of root's named in ``services``. A process whose job is unknown is not reported on
-a GPU that need not be free.
+a GPU that need not be free. What a process's environment says of its job counts only for a process
+of that job's user: anybody can write it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from health.check import Check, Condition, Setting
+from health.children.call import call_in_child
 from health.finding import Finding
 from health.node import jobs, proctable, slurmconf, sysfs
 from health.node.gpu_snapshot import Device
@@ -37,10 +39,10 @@ FOREIGN = Condition(
 MEMORY = Condition(
     "gpu-memory-left",
     "FAIL",
-    "node",
+    "user",
     "reset-gpu",
     "more than `memory` is in use on a GPU without processes (a WARN on Grace, where the kernel "
-    "itself uses it)",
+    "itself uses it); a descriptor of a user's, which no list shows, can hold it",
 )
 UNREADABLE = Condition(
     "gpu-use-unreadable",
@@ -65,6 +67,7 @@ SETTINGS = {
     ),
 }
 
+_CLAIM_S = 0.3  # to read a process's environment
 PAUSE_S = 0.2  # between two looks at a process that is ending
 ENDING_S, PROLOG_S = 3.0, 1.5  # for all of them to give back the GPUs
 _MIB = 1 << 20
@@ -96,7 +99,7 @@ class _GpuProcess(NamedTuple):
     uid: int
     comm: str  # what it calls itself
     job: int  # 0: none; UNKNOWN (-1): one that has no step here
-    proven: bool  # from its cgroup, not from its own environment
+    proven: bool  # from its cgroup, or it is below the job's slurmstepd
 
 
 class _Look:
@@ -119,12 +122,13 @@ class _Look:
             states = [
                 (process, self._state(process, free))
                 for entry in device.get("processes", [])
-                if (process := _process(self.system, entry["pid"], self.owners))
+                if (process := self._process(entry["pid"]))
             ]
             for process, state in states:
                 condition = {"left": PROCESS, "foreign": FOREIGN}.get(state)
                 if condition and not self._goes(process.pid):
-                    found.append(condition.found(_text(device, process), gpus.name(device)))
+                    said = _text(device, process)
+                    found.append(condition.found(said, gpus.name(device), uid=process.uid))
             if free and not device.get("processes"):  # else it is theirs, also if they ended since
                 found += self._memory(device)
         return found
@@ -138,7 +142,24 @@ class _Look:
                 return False
             proctable.pause(self.system, PAUSE_S)
             self.patience -= PAUSE_S
-        return _process(self.system, pid, self.owners) is None
+        return self._process(pid) is None
+
+    def _process(self, pid: int) -> _GpuProcess | None:
+        """None: it has ended."""
+        found = _process(self.system, pid, self.owners)
+        if found is None or found.job:
+            return found
+        above = proctable.stepd_above(self.system, pid)
+        if above > 0:
+            return found._replace(job=above, proven=True)
+        claim = _claim(self.system, pid)
+        context = self.system.context
+        owned = claim > 0 and (
+            found.uid == context.uid
+            if claim == context.job
+            else found.uid in proctable.users(self.system, claim)
+        )
+        return found._replace(job=claim) if owned else found
 
     def _state(self, process: _GpuProcess, free: bool) -> str:
         """ "left", "foreign" (another running job's on this job's GPU), or "right"."""
@@ -186,14 +207,17 @@ def _process(system: System, pid: int, owners: proctable.Jobs) -> _GpuProcess | 
         job = owners.of(system.read(f"/proc/{pid}/cgroup"))
     except OSError:
         return None
-    proven = job is not None
-    if job is None:
-        try:
-            match = _ENVIRON_JOB.search(system.read(f"/proc/{pid}/environ"))
-        except OSError:
-            match = None
-        job = int(match[1]) if match else 0
-    return _GpuProcess(pid, int(uid[1]) if uid else -1, comm, job, proven)
+    return _GpuProcess(pid, int(uid[1]) if uid else -1, comm, job or 0, job is not None)
+
+
+def _claim(system: System, pid: int) -> int:
+    """The job that the process's environment names; 0: none.
+
+    Read in a child: the process's memory may be a file of its user's own file system.
+    """
+    said, _ = call_in_child(lambda: system.read(f"/proc/{pid}/environ"), _CLAIM_S)
+    match = _ENVIRON_JOB.search(said or "")
+    return int(match[1]) if match else 0
 
 
 def allocated(system: System) -> set[int]:

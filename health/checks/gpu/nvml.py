@@ -42,7 +42,8 @@ UNUSABLE = Condition(
     "ERROR",
     "tool",
     "none",
-    "there is no NVML library or no pynvml for the gate, or its collector died",
+    "there is no NVML library or no pynvml for the gate, or its collector died; FAIL if it did "
+    "not get as far as NVML",
 )
 FAILED = Condition("nvml-failed", "FAIL", "node", "reboot", "NVML's start or count failed")
 GONE = Condition(
@@ -58,6 +59,7 @@ INFOROM = Condition(
     "inforom-corrupt", "WARN", "node", "service", "the board's infoROM is corrupted"
 )
 
+_BEFORE = ("fork", "slurm.conf", "import")
 _TOOL = ("no-library", "no-pynvml", "died-", "too-many-answers")
 _OF_DEVICE = {
     "NVML_ERROR_RESET_REQUIRED": RESET,
@@ -112,6 +114,8 @@ def _whole(snapshot: GpuSnapshot) -> list[Finding]:
         waited = snapshot.get("waited")
         within = f"{waited:.1f} s" if waited else "its deadline"
         text = f"NVML did not answer within {within}; it was at: {stage}"
+        if stage.startswith(_BEFORE):  # a file system's fault, and no driver was asked
+            return [UNUSABLE.found(f"{text}; {_haste(stage)}", status="FAIL")]
         if not snapshot.get("killed"):
             return [HUNG.found(text, gpu[0] if gpu else "")]
         return [SLOW.found(f"{text}; {_haste(stage)}", gpu[0] if gpu else "")]
@@ -130,8 +134,8 @@ def _whole(snapshot: GpuSnapshot) -> list[Finding]:
 
 
 def _haste(stage: str) -> str:
-    if stage.startswith("slurm.conf"):
-        return "the collector reads it first; is its file system slow?"
+    if stage.startswith(_BEFORE):
+        return "no driver was asked yet; is the file system of slurm.conf or of Python slow?"
     return (
         "is persistence mode off? nvidia-persistenced avoids the slow start; or raise [gate] "
         "nvml_deadline"

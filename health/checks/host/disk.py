@@ -26,8 +26,8 @@ FULL = Condition(
     "FAIL",
     "node",
     "none",
-    "less free space than the limit, and users' files are not the cause; class user if 1 s was "
-    "too short to find the files' owners, and on a network file system",
+    "less free space than the limit, and the system's own files are seen to be the cause; class "
+    "user where that is not proven, and on a network file system",
 )
 LEFTOVERS = Condition(
     "disk-full-leftovers",
@@ -195,7 +195,8 @@ def _run(system: System) -> list[Finding]:
                 unstarted = error
                 continue
             served = mount is not None and mount.remote and not mount.fstype.startswith("fuse.")
-            if served or error.errno in PROBE_REFUSED:
+            theirs = mount is not None and mount.of_user
+            if served or theirs or error.errno in PROBE_REFUSED:
                 continue  # the mounts family judges servers; or it is a user's own file system
             found.append(BROKEN.found(f"statvfs: {error.strerror}", path))
             continue
@@ -224,27 +225,29 @@ def _space(room: _Room, node: _Node) -> list[Finding]:
         return found
     mount = holding(node.mounts, room.real)
     if mount is not None and mount.may_hang:
-        held = Holdings(0, 0, "a network file system: not the node's fault", False)
+        held = Holdings(0, 0, "a network file system: not the node's fault")
     else:
         total, look_s = room.disk.total, node.look_s
         held = holdings(node.system, room.real, node.mounts, total, node.systems, look_s)
     if space.level == "full":
         theirs = held.bytes >= space.missing and held.bytes > 0
-        found.append(_full(LEFTOVERS if theirs else FULL, space, path, held, theirs, node))
+        most = room.disk.total - room.disk.free - held.system_bytes
+        condition = LEFTOVERS if theirs else FULL
+        found.append(_full(condition, space, path, held, most, node))
     if inodes.level == "full":
-        theirs = held.files >= inodes.missing and held.files > 0
-        found.append(_full(INODES_FULL, inodes, path, held, theirs, node))
+        most = room.disk.inodes - room.disk.inodes_free - held.system_files
+        found.append(_full(INODES_FULL, inodes, path, held, most, node))
     return found
 
 
 def _full(
-    condition: Condition, shortage: Shortage, path: str, held: Holdings, theirs: bool, node: _Node
+    condition: Condition, shortage: Shortage, path: str, held: Holdings, most: int, node: _Node
 ) -> Finding:
-    """``theirs``: users' files are proven to fill it. A node is blamed only if they are not."""
+    """``most``: what users may hold at most. A node is blamed only if that is not the cause."""
     said = f"{shortage.said}; {held.said}" if held.said else shortage.said
-    if held.whole and not theirs:
+    if most < shortage.missing:
         return condition.found(said, path)
-    finding = condition.found(said, path, cls="user", action="clear-leftovers")
+    finding = condition.found(said, path, cls="user", action="clear-leftovers", uid=held.uid)
     if node.system.context.where == "prolog":
         return finding  # the next job would meet a full disk, whoever fills it
     alone = jobs.running(node.system) == frozenset()

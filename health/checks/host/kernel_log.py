@@ -30,7 +30,8 @@ FLAPS = Condition("link-flaps", "WARN", "node", "none", "a link went down `flaps
 FLAPPING = Condition("link-flapping", "FAIL", "node", "service", "… `flapping` times in an hour")
 HUNG = Condition("hung-task", "WARN", "node", "none", "a task hung in the last `recent`")
 LOCKUP = Condition("soft-lockup", "WARN", "node", "none", "a processor hung in the last `recent`")
-LOCKUPS = Condition("soft-lockups", "FAIL", "node", "reboot", "`lockups` of them")
+# A program can make the kernel work for so long; what stays broken goes on saying so.
+LOCKUPS = Condition("soft-lockups", "FAIL", "user", "none", "`lockups` of them")
 HARD = Condition("hard-lockup", "FAIL", "node", "reboot", "a processor hung with interrupts off")
 OOPS = Condition(
     "kernel-oops", "FAIL", "node", "reboot", "the kernel itself failed (oops) and continued"
@@ -150,7 +151,7 @@ RULES = (
     ),
     LogRule("hard LOCKUP", r"(?:NMI )?watchdog: Watchdog detected hard LOCKUP on cpu", HARD),
     LogRule(
-        "Oops: ", r"(?:Oops: |Internal error: )?Oops: [\w: ]{1,40}\[#\d+\] (?:PREEMPT|SMP)", OOPS
+        "Oops: ", r"(?:Oops: |Internal error: )?Oops: [\w: ]{4,40}\[#\d+\] (?:PREEMPT|SMP)", OOPS
     ),
     LogRule("BUG: ", r"BUG: (?:unable to handle |kernel NULL pointer dereference)", OOPS),
     LogRule("kernel BUG at ", r"kernel BUG at [\w./-]{1,120}:\d+!$", OOPS),

@@ -35,8 +35,10 @@ _BANK = (
     r"(?:: Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: | \([0-9a-f:]+\) MC\d+_STATUS\S*"
     r"\]: 0x)([0-9a-f]{16})"
 )
-_EDAC = r"EDAC MC\d{1,4}: (\d{1,6}) (CE|UE) .* on "
+# A process may be called "EDAC MC0: 1 UE ": of its kind of message the next word is "[4711]:".
+_EDAC = r"EDAC MC\d{1,4}: (\d{1,6}) (CE|UE) (?:[^\[]* )?on "
 _FIRMWARE = r"(\{\d+\})?\[Hardware Error\]:\s+(event severity|section[ _]type): ?(\w.*)"
+_PAGE = r"Memory failure: 0x[0-9a-f]+: .*due to hardware memory corruption"
 BOOT_S = 30.0  # what the banks still held from before is logged while the processors come up
 _UC = 1 << 61  # MCi_STATUS: not corrected (Intel SDM 3B, 17.3.2.2; AMD APM 2, 9.3.2.1)
 
@@ -77,7 +79,7 @@ def errors(records: Iterable[LogRecord]) -> list[Error]:
             if match:
                 kind = "uncorrected" if match[2] == "UE" else "corrected"
                 out.append(Error(record, "edac", kind, int(match[1])))
-        elif text.startswith("Memory failure: ") and "due to hardware memory corruption" in text:
+        elif re.match(_PAGE, text):
             out.append(Error(record, "page", "uncorrected"))
     return out
 

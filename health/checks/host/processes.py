@@ -11,11 +11,13 @@ from collections.abc import Iterable
 from itertools import islice
 
 from health.check import Check, Condition, Setting
+from health.children.child import NAME
+from health.children.kernel_waits import driver, waits_for_server, waits_for_user
 from health.finding import Finding
 from health.node import jobs, proctable
 from health.node.leftover_files import FIRST_USER
 from health.node.stuck import left_behind
-from health.node.sysfs import number, text
+from health.node.sysfs import names, number, text
 from health.node.system import System
 from robust_slurm.process_stat import ProcessStat
 from robust_slurm.text import counted
@@ -25,8 +27,9 @@ STUCK = Condition(
     "FAIL",
     "node",
     "reboot",
-    "a killed process of no running job does not exit (state D); class user and action none if it "
-    "waits for a file server or a FUSE daemon",
+    "a killed process of no running job does not exit (state D) and hangs in a driver of this "
+    "node's devices; class user and action none if that is not proven: its wait may be for a file "
+    "server or a user's FUSE daemon, or for a lock that such a wait holds",
 )
 BLOCKED = Condition(
     "process-blocked",
@@ -55,24 +58,9 @@ PATIENCE_S, PROLOG_PATIENCE_S = 6.0, 3.0  # for one that was killed
 ZOMBIE_LIMIT = 50
 NAMED = 3  # processes named in evidence
 
-# Functions of the kernel in which a process waits for a file server, or for a FUSE daemon.
-_FILE_SERVER = (
-    *("nfs", "rpc_", "xprt_", "fuse_", "__fuse_", "request_wait_answer", "ceph"),
-    *("lustre", "ll_", "ptlrpc", "cl_", "osc_", "ldlm_", "cxiWaitEvent"),
-)
-# Modules of clients whose functions have no common name: GPFS, BeeGFS, WekaFS, SMB, PanFS, AFS …
-_CLIENTS = ("mmfs", "beegfs", "weka", "cifs", "panfs", "openafs", "kafs", "orangefs")
 # Dynamic users of systemd services (systemd.io/UIDS-GIDS), and nobody.
 _SERVICES = range(61184, 65520)
 _NOBODY = 65534
-
-
-def waits_for_server(channel: str, stack: str) -> bool:
-    """Judge by /proc/PID/wchan, and by a stack's lines "[<0>] nfs_wb_all+0x8d/0x120 [nfs]"."""
-    frames = [line.partition("] ")[2] for line in stack.splitlines()]
-    if any(frame.rpartition(" [")[2].startswith(_CLIENTS) for frame in frames):
-        return True
-    return any(frame.startswith(_FILE_SERVER) for frame in (channel, *frames))
 
 
 def judge_count(tasks: int, limit: int | None) -> list[Finding]:
@@ -116,7 +104,9 @@ def _run(system: System) -> list[Finding]:
         sleeping = [
             (p, main)
             for p, main in sleeping
-            if (main.pid, main.start) not in lost and main.parent not in gate
+            if (main.pid, main.start) not in lost
+            and main.parent not in gate
+            and not _gates(system, main)
         ]
     owners = proctable.Jobs(system)
     found += _blocked(system, sleeping, busy, owners)
@@ -137,6 +127,11 @@ def _gate(system: System) -> set[int]:
     except (OSError, ValueError):
         me = None
     return {me.pid, me.parent} - {1} if me else set()
+
+
+def _gates(system: System, process: ProcessStat) -> bool:
+    """True for a child of any run of the gate, which that run reported if it had to be."""
+    return process.name == NAME and proctable.real_uid(system, process.pid) == 0
 
 
 def _blocked(
@@ -166,27 +161,54 @@ def _blocked(
         ]
         if not any(_killed(system, p) for p in still):
             break
-    dead, waiting, server = [], [], []
+    bad, waiting, theirs = [], [], []
+    uids = Counter[int]()
+    by_user = _user_waits(system) if still else False
     for process in still:
         channel = text(system, f"/proc/{process.pid}/wchan")
+        stack = text(system, f"/proc/{process.pid}/stack")
         main = mains.get(process.pid)
         of = f", a thread of {main.pid} ({_printable(main.name)})," if main else ""
         said = f"{process.pid} ({_printable(process.name)}){of} in {channel or 'the kernel'}"
         if busy is None or not _killed(system, process) or (main and not sweep):
             waiting.append(said)
-        elif waits_for_server(channel, text(system, f"/proc/{process.pid}/stack")):
-            server.append(said)
-        else:
-            dead.append(said)
+            continue
+        where = driver(channel, stack)
+        if where and not by_user:
+            bad.append(f"{said} ({where})" if where != channel else said)
+            continue
+        owner = proctable.real_uid(system, process.pid)
+        if owner == 0:
+            waiting.append(said)  # the node's own, and no fault of it is proven
+            continue
+        uids[owner] += 1
+        server = waits_for_server(channel, stack)
+        theirs.append(f"{said}, waits for a file server" if server else said)
     found = []
-    if dead:
-        found.append(STUCK.found(f"killed, still in state D: {_some(dead)}"))
-    if server:
-        evidence = f"killed, waits for a file server: {_some(server)}"
-        found.append(STUCK.found(evidence, cls="user", action="none"))
+    if bad:
+        found.append(STUCK.found(f"killed, still in state D: {_some(bad)}"))
+    if theirs:
+        uid = next((uid for uid, _ in uids.most_common() if uid >= FIRST_USER), -1)
+        whose = f" of uid {uid}" if uid >= 0 else ""
+        evidence = f"killed, still in state D{whose}, no driver of this node: {_some(theirs)}"
+        found.append(STUCK.found(evidence, cls="user", action="none", uid=uid))
     if waiting:
         found.append(BLOCKED.found(f"in state D at each look: {_some(waiting)}"))
     return found
+
+
+def _user_waits(system: System) -> bool:
+    """True if any thread here waits for a user's FUSE daemon or handler of page faults.
+
+    It may hold what the others wait for.
+    """
+    tasks = (
+        f"/proc/{pid}/task/{thread}"
+        for pid in names(system, "/proc")
+        if pid.isdigit()
+        for thread in names(system, f"/proc/{pid}/task")[: proctable.MOST_THREADS]
+    )
+    return any(waits_for_user(text(system, f"{task}/wchan")) for task in tasks)
 
 
 def _killed(system: System, process: ProcessStat) -> bool:
@@ -230,7 +252,7 @@ def _left(
     found = []
     if own:
         said = f"{_owners(own)} in the cgroup of job {context.job}, which has ended"
-        found.append(LEFT.found(said, status="FAIL"))
+        found.append(LEFT.found(said, status="FAIL", uid=own.most_common(1)[0][0]))
     if others:
         found.append(LEFT.found(f"{_owners(others)} of no running job"))
     return found
@@ -242,8 +264,8 @@ def _load(system: System, table: list[ProcessStat], one: float, active: int) -> 
     limit = 4 + 0.1 * cpus
     if one < limit or active < limit:
         return []
-    names = Counter(_printable(p.name) for p in table if p.state == "R")
-    most = ", ".join(f"{name} ({count})" for name, count in names.most_common(NAMED))
+    busy = Counter(_printable(p.name) for p in table if p.state == "R")
+    most = ", ".join(f"{name} ({count})" for name, count in busy.most_common(NAMED))
     said = f"load {one:g} and {active} running with no job here, limit {limit:.1f}"
     return [LOAD.found(f"{said}; {most}" if most else said)]
 

@@ -15,11 +15,17 @@ from health.check import Check, Condition, Setting
 from health.finding import Finding
 from health.node import proctable
 from health.node.ibports import BASE as RDMA
+from health.node.kernlog import killed_for_memory
 from health.node.sysfs import fleet, link, names, text
 from health.node.system import System
 
 DOWN = Condition(
-    "service-down", "FAIL", "node", "none", "systemd reports that a required unit is not active"
+    "service-down",
+    "FAIL",
+    "node",
+    "none",
+    "systemd reports that a required unit is not active; class user if the kernel killed it "
+    "because memory ran out",
 )
 FABRIC_MANAGER = Condition(
     "service-fabric-manager",
@@ -120,7 +126,9 @@ def _run(system: System) -> list[Finding]:
             if state == "failed" or (down and IMEX_UNIT in _listed(record, "services")):
                 found.append(IMEX.found(f"{said}: systemctl status nvidia-imex", unit))
         elif down or (state == "missing" and condition is DOWN):
-            found.append(condition.found(said, unit))
+            theirs = killed_for_memory(system, _task_name(unit))
+            said += "; memory ran out, and the kernel killed it" if theirs else ""
+            found.append(condition.found(said, unit, cls="user" if theirs else None))
         elif state == "up" or (said == NO_SYSTEMD and condition is FABRIC_MANAGER):
             continue  # not in `required`; the family nvlink reports NVML's view of the fabric
         else:
@@ -196,9 +204,12 @@ def _ask(system: System, units: list[str]) -> dict[str, tuple[str, str]]:
 
 def _runs(system: System, unit: str) -> bool:
     """True if a process has the name of the unit's program."""
+    return proctable.runs(system, _task_name(unit))
+
+
+def _task_name(unit: str) -> str:
     base = unit.rpartition(".")[0]
-    name = _TASK_NAMES.get(base, base)[:_COMM]
-    return proctable.runs(system, name)
+    return _TASK_NAMES.get(base, base)[:_COMM]
 
 
 def _has_nvswitch(system: System) -> bool:

@@ -10,8 +10,9 @@ import errno
 import posixpath
 
 from health.check import Check, Condition, Setting
-from health.finding import Finding
+from health.finding import Finding, Status
 from health.node import jobs, proctable, slurmconf, sysfs
+from health.node.kernlog import killed_for_memory
 from health.node.sysfs import text
 from health.node.system import PROBE_NOT_STARTED, System
 
@@ -20,7 +21,8 @@ SPOOL = Condition(
     "FAIL",
     "node",
     "none",
-    "no file can be written in SlurmdSpoolDir; WARN if that only takes too long while a job runs",
+    "no file can be written in SlurmdSpoolDir; class user if there is no space, or it only takes "
+    "too long; WARN if that is while a job runs",
 )
 GONE = Condition(
     "slurmd-gone", "WARN", "node", "none", "SlurmdPidFile names a process that is not slurmd"
@@ -33,7 +35,12 @@ MUNGE_MISSING = Condition(
     "Slurm uses munge, and its socket (AuthInfo) is missing; WARN in munge's default directory",
 )
 MUNGE_DEAD = Condition(
-    "munge-dead", "FAIL", "node", "none", "munged has exited and left its socket and pid file"
+    "munge-dead",
+    "FAIL",
+    "node",
+    "none",
+    "munged has exited and left its socket and pid file; class user if the kernel killed it "
+    "because memory ran out",
 )
 LOOPBACK = Condition(
     "hostname-loopback",
@@ -100,8 +107,11 @@ def _spool(system: System, path: str) -> list[Finding]:
         else:
             said = f"{path}: {error.strerror or error}"
         # The running job's own I/O may keep that disk busy: a free node is asked again.
-        busy = isinstance(error, TimeoutError) and bool(jobs.running(system))
-        return [SPOOL.found(said, status="WARN" if busy else None)]
+        slow = isinstance(error, TimeoutError)
+        busy = slow and bool(jobs.running(system))
+        theirs = slow or error.errno in (errno.ENOSPC, errno.EDQUOT)
+        status: Status | None = "WARN" if busy else None
+        return [SPOOL.found(said, status=status, cls="user" if theirs else None)]
     return []
 
 
@@ -140,7 +150,11 @@ def _munged(system: System, socket: str, pid_file: str) -> list[Finding]:
             return []
     except OSError:  # a /proc that cannot be listed says nothing about munged
         return []
-    return [MUNGE_DEAD.found(f"{socket} is there, but process {pid} of {pid_file} is gone")]
+    theirs = killed_for_memory(system, "munged")
+    said = f"{socket} is there, but process {pid} of {pid_file} is gone"
+    if theirs:
+        said += "; memory ran out, and the kernel killed it"
+    return [MUNGE_DEAD.found(said, cls="user" if theirs else None)]
 
 
 def _daemon(system: System, conf: slurmconf.Conf) -> list[Finding]:

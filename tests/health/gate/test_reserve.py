@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from health.gate import reserve as ledger
-from health.gate.breaker import Drain, DrainLimits
+from health.gate.breaker import Drain, DrainLimits, allowed_for_user
 from health.node import rootfiles
 
 NOW = 2e9
@@ -73,3 +73,36 @@ def test_of_a_long_ledger_only_the_end_is_read(
     monkeypatch.setattr(os, "pread", counted)
     assert asked(tmp_path, DAYS) == ""
     assert sum(read) < 2 * ledger.NEWEST
+
+
+@pytest.mark.parametrize(
+    ("uids", "own", "allowed"),
+    [
+        ([33001], 33001, True),
+        ([33001, 33001], 33001, False),
+        ([33001, 33001], 33002, True),  # another user is not to suffer for it
+        ([-1, -1], -1, False),  # what nobody is known to have left is one user's
+        ([33001, -1], -1, True),
+    ],
+)
+def test_what_one_user_left_drains_few_nodes(
+    tmp_path: Path, uids: list[int], own: int, allowed: bool
+) -> None:
+    """A sweep knows no job, and a user can have any number of them."""
+    (tmp_path / "nodes").mkdir()
+    limits = LIMITS._replace(max_per_job=2)
+    for number, uid in enumerate(uids):
+        one = Drain(NOW - 60, f"n{number + 2}", number, "user", uid)
+        assert ledger.reserve(str(tmp_path), one, limits, 10_000).allowed
+    asked = ledger.reserve(str(tmp_path), Drain(NOW, "n1", 0, "user", own), limits, 10_000)
+    assert asked.allowed is allowed
+    assert allowed or "2 other nodes were drained for what" in asked.why
+
+
+@pytest.mark.parametrize(("standing", "allowed"), [({"n2", "n3"}, False), ({"n2"}, True)])
+def test_what_one_user_left_counts_as_long_as_it_stands(standing: set[str], allowed: bool) -> None:
+    old = [Drain(NOW - 80_000, node, 0, "user", 33001) for node in ("n2", "n3")]
+    own = Drain(NOW, "n1", 0, "user", 33001)
+    limits = LIMITS._replace(max_per_job=2)
+    assert allowed_for_user(old, standing, NOW, limits, own).allowed is allowed
+    assert allowed_for_user(old, standing, NOW, limits, own._replace(cause="disk")).allowed

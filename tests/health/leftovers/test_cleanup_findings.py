@@ -12,14 +12,14 @@ from health.leftovers import cleanup, processes
 from health.leftovers.processes import Process
 
 
-def left(*rows: Process, server: list[int] | None = None) -> Any:
-    said = {"ended": 0, "left": list(rows), "gone": True, "looked": 0.0, "server": server or []}
+def left(*rows: Process, driver: list[int] | None = None) -> Any:
+    said = {"ended": 0, "left": list(rows), "gone": True, "looked": 0.0, "driver": driver or []}
     return lambda *_: said
 
 
 def test_what_stays_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [proc(4), proc(5)._replace(state="D", name="cat\x1b[2J")]
-    monkeypatch.setattr(cleanup, "end_leftovers", left(*rows))
+    monkeypatch.setattr(cleanup, "end_leftovers", left(*rows, driver=[5]))
     found = clear().findings
     assert [(f.status, f.cls, f.check, f.action) for f in found] == [
         ("FAIL", "node", "leftover-processes-stuck", "reboot"),
@@ -28,9 +28,9 @@ def test_what_stays_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0].evidence == "left after SIGKILL: 5 (cat?[2J) state D"
 
 
-def test_a_file_server_that_is_away_wants_no_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_driver_holds_wants_no_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [proc(4)._replace(state="D"), proc(5)._replace(state="D")]
-    monkeypatch.setattr(cleanup, "end_leftovers", left(*rows, server=[5]))
+    monkeypatch.setattr(cleanup, "end_leftovers", left(*rows, driver=[4]))
     assert [(f.check, f.cls, f.action) for f in clear().findings] == [
         ("leftover-processes-stuck", "node", "reboot"),
         ("leftover-processes-stuck", "user", "none"),

@@ -170,7 +170,7 @@ def test_a_check_that_hangs_fails_and_the_rest_goes_on(node: Node) -> None:
     checks = [family("before"), family("mounts", hangs, deadline_s=3.0), family("after")]
     report = run(node, checks, "prolog", LONG_S)
     (finding,) = report.findings
-    assert (finding.status, finding.cls, finding.check) == ("FAIL", "node", "mounts-hung")
+    assert (finding.status, finding.cls, finding.check) == ("FAIL", "tool", "mounts-hung")
     assert "within 3 s" in finding.evidence and "state S" in finding.evidence
     assert statuses(report) == {"before": "PASS", "mounts": "FAIL", "after": "PASS"}
 

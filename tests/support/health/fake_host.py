@@ -93,7 +93,8 @@ def process(
             f"{base}/cgroup": f"0::{cgroup}\n",
             f"{base}/wchan": wchan,
             f"{base}/stack": stack,
-            f"{base}/status": f"Name:\t{name}\nSigPnd:\t0000000000000000\nShdPnd:\t{pending}\n",
+            f"{base}/status": f"Name:\t{name}\nUid:\t{uid}\t0\t0\t0\n"
+            f"SigPnd:\t0000000000000000\nShdPnd:\t{pending}\n",
         },
         "entries": {base: PathEntry("dir", 0o555, uid, 0, NOW)},
     }

@@ -338,7 +338,6 @@ def test_what_to_install_is_said() -> None:
     [
         ("init (state D)", ["5.0 s", "persistence mode", "nvidia-persistenced", "nvml_deadline"]),
         ("gpu3 ecc", ["5.0 s", "persistence mode", "nvml_deadline"]),
-        ("slurm.conf (state S)", ["5.0 s", "file system"]),
     ],
 )
 def test_slow_nvml_says_how_long_it_took_and_what_to_do(stage: str, words: list[str]) -> None:
@@ -348,6 +347,20 @@ def test_slow_nvml_says_how_long_it_took_and_what_to_do(stage: str, words: list[
     assert all(word in found.evidence for word in [stage, *words])
     (found,) = NVML.run(node(snapshot=snapshot([], **slow | {"killed": False})))
     assert (found.check, found.action) == ("nvml-hung", "reboot") and stage in found.evidence
+
+
+@pytest.mark.parametrize("stage", ["slurm.conf (state D in rpc_wait)", "import", "fork"])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_collector_that_did_not_get_to_nvml_blames_no_driver(stage: str, killed: bool) -> None:
+    hung = {"hung": True, "killed": killed, "waited": 5.02, "stage": stage}
+    (found,) = NVML.run(node(snapshot=snapshot([], **hung)))
+    assert (found.status, found.check, found.cls, found.action) == (
+        "FAIL",
+        "nvml-unusable",
+        "tool",
+        "none",
+    )
+    assert "file system" in found.evidence
 
 
 def test_broken_nvml_on_a_node_without_gpus_is_nothing() -> None:

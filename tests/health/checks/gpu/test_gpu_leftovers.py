@@ -192,6 +192,43 @@ def test_processes(
     assert all(str(PID) in f.evidence for f in found)
 
 
+@pytest.mark.parametrize(
+    ("uid", "claims", "where", "expected"),
+    [
+        (1000, MINE, at(gpus="0"), []),  # a first step that is quicker than its prolog
+        (2000, MINE, at(gpus="0"), LEFT),  # a stranger's
+        (1001, OTHER, at(gpus="0"), FOREIGN),
+        (2000, OTHER, at(gpus="0"), LEFT),  # of a running job, he says
+        (2000, OTHER, at("sweep", job=0), []),  # on a GPU that need not be free
+    ],
+)
+def test_what_a_process_says_counts_for_its_jobs_user_only(
+    uid: int, claims: int, where: Context, expected: list[str]
+) -> None:
+    rank = process(PID + 50, uid=1001) | {
+        f"/proc/{PID + 50}/stat": f"{PID + 50} (python) S 77 1 1 0 -1 0 {'0 ' * 10}1 0 9 0\n"
+    }
+    files = process(uid=uid, claims=claims) | step(OTHER) | rank | slurmstepd(77, OTHER)
+    where = where._replace(uid=1000 if where.job else -1)
+    assert [f"{f.status} {f.check}" for f in CHECK.run(node(files, where))] == expected
+
+
+def test_who_has_a_slurmstepd_above_is_its_jobs() -> None:
+    below = {f"/proc/{PID}/stat": f"{PID} (python) S 77 1 1 0 -1 0 {'0 ' * 10}1 0 9 0\n"}
+    files = process(uid=1001) | below | step(OTHER) | slurmstepd(77, OTHER)
+    assert [f.check for f in CHECK.run(node(files, at(gpus="0")))] == ["gpu-process-foreign"]
+
+
+def slurmstepd(pid: int, job: int) -> dict[str, Any]:
+    return {
+        f"/proc/{pid}/comm": "slurmstepd\n",
+        f"/proc/{pid}/stat": f"{pid} (slurmstepd) S 1 1 1 0 -1 0 {'0 ' * 10}1 0 9 0\n",
+        f"/proc/{pid}/status": "Name:\tslurmstepd\nUid:\t0\t0\t0\t0\n",
+        f"/proc/{pid}/cmdline": f"slurmstepd: [{job}.0]\0",
+        f"/proc/{pid}/cgroup": "0::/\n",
+    }
+
+
 def test_where_steps_cannot_be_listed_only_what_is_surely_free_is_judged() -> None:
     denied = {SPOOL: PermissionError(13, "denied")}
     for files, gpus, expected in (

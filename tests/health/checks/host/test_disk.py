@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -91,18 +92,20 @@ def leftovers(uid: int, size: int) -> dict[str, PathEntry]:
 @pytest.mark.parametrize(
     ("entries", "found"),
     [
-        ({}, ("disk-full", "node", "none")),
+        ({}, ("disk-full", "user", "clear-leftovers")),  # it may have no name any more
         (leftovers(1003, 500 * GIB), ("disk-full-leftovers", "user", "clear-leftovers")),
-        (leftovers(1003, 10 * MIB), ("disk-full", "node", "none")),  # would not cure it
-        (leftovers(0, 500 * GIB), ("disk-full", "node", "none")),  # root's
+        (leftovers(1003, 10 * MIB), ("disk-full", "user", "clear-leftovers")),
+        (leftovers(0, 500 * GIB), ("disk-full", "user", "clear-leftovers")),  # and the other 500?
+        (leftovers(0, 1000 * GIB - 450 * MIB), ("disk-full", "node", "none")),  # all root's
     ],
 )
 def test_who_fills_it(entries: dict[str, PathEntry], found: tuple[str, str, str]) -> None:
     [finding] = run(healthy(entries=entries, disks={"/tmp": space(100 * MIB)}))
     assert (finding.check, finding.cls, finding.action) == found
     assert (finding.status, finding.device) == ("FAIL", "/tmp")
-    if finding.cls == "user":
+    if finding.check == "disk-full-leftovers":
         assert "uid 1003 holds 500.0 GiB in 2 files" in finding.evidence
+        assert finding.uid == 1003
 
 
 @pytest.mark.parametrize(
@@ -159,9 +162,18 @@ def test_a_look_that_did_not_see_everything_blames_no_node(which: str) -> None:
     assert "the search for the files' owners stopped after" in finding.evidence
 
 
+def test_inodes_without_a_name_are_no_nodes_fault() -> None:
+    [finding] = run(healthy(disks={"/tmp": space(500 * GIB, inodes_free=10)}))
+    assert (finding.check, finding.cls, finding.action) == (
+        "inodes-full",
+        "user",
+        "clear-leftovers",
+    )
+
+
 @pytest.mark.parametrize("uid", [1003, 0])
 def test_a_site_s_own_path_is_looked_through_too(uid: int) -> None:
-    entries = {"/local/a": owned(uid, 4096, "dir"), "/local/a/b": owned(uid, 500 * GIB)}
+    entries = {"/local/a": owned(uid, 4096, "dir"), "/local/a/b": owned(uid, 950 * GIB)}
     system = healthy(
         entries=entries,
         disks={"/local": space(GIB)},
@@ -268,6 +280,17 @@ def test_a_file_system_that_cannot_be_asked(code: int, found: list[Any]) -> None
     assert ids(run(healthy(disks={"/tmp": OSError(code, os.strerror(code))}))) == found
 
 
+def test_what_a_user_mounted_tells_nothing_of_the_nodes_disks() -> None:
+    own = "60 27 0:60 / /local rw - fuse own rw,user_id=1003,group_id=1003\n"
+    system = healthy(
+        more={"/proc/self/mountinfo": MOUNTINFO + own},
+        disks={"/local": OSError(errno.EIO, "I/O error")},
+        options={"disk": {"minimum": {"/local": 1}}},
+        dirs=["/local"],
+    )
+    assert run(system) == []
+
+
 @pytest.mark.parametrize(
     ("more", "options", "fleet", "found"),
     [
@@ -366,6 +389,33 @@ def test_the_look_on_a_real_directory(tmp_path: Path) -> None:
     assert usage.whole and usage.entries == 5
     ((uid, size, files),) = usage.owners
     assert (uid, files) == (os.geteuid(), 5) and 200_000 <= size < 1_000_000
+
+
+@pytest.mark.parametrize("how", ["open", "mapped"])
+def test_files_without_a_name_are_found(tmp_path: Path, how: str) -> None:
+    """Files count for their owner, or for the user whose process holds one of the system's."""
+    path = tmp_path / "held"
+    with path.open("w+b") as file:
+        file.write(b"x" * 200_000)
+        file.flush()
+        kept = mmap.mmap(file.fileno(), 0) if how == "mapped" else None
+        if kept is not None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, file.fileno())
+        os.chown(path, 33001, 33001)
+        path.unlink()
+        [[uid, size, files]] = leftover_files.unlinked([str(tmp_path)], 30.0)
+        assert (uid, files) == (33001, 1) and size >= 200_000
+        if kept is not None:
+            kept.close()
+
+
+def test_a_second_name_adds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 200_000)
+    for name in "bcde":
+        (tmp_path / name).hardlink_to(tmp_path / "a")
+    usage = leftover_files.walk([str(tmp_path)], 30.0)
+    assert 190_000 < usage.owners[0][1] < 250_000
 
 
 @pytest.mark.parametrize("end", ["", "/", "//", "/."])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_host import SLURM_CONF, SPOOL, healthy, ids, process
-from fake_system import NOW, context
+from fake_system import NOW, context, log
 
 from health.checks.host import clock, cpu, services, slurmd
 from health.node.system import CommandOutput, PathEntry
@@ -119,6 +119,18 @@ def test_a_node_without_switches_wants_no_fabric_manager() -> None:
 def test_a_required_unit_is_seen_in_its_cgroup(path: str) -> None:
     options = {"services": {"required": ["sssd"]}}
     assert services.CHECK.run(healthy(more={path: "812\n"}, options=options)) == []
+
+
+@pytest.mark.parametrize(("killed", "cls"), [("sssd", "user"), ("other", "node")])
+def test_a_service_that_had_no_memory_left_is_no_nodes_fault(killed: str, cls: str) -> None:
+    line = f"Out of memory: Killed process 71 ({killed}) total-vm:1kB, anon-rss:1kB"
+    system = healthy(
+        commands={show("sssd.service"): CommandOutput(0, said("loaded", "failed", "failed"), "")},
+        options={"services": {"required": ["sssd"]}},
+    )
+    system.kmsg = log(line, level=3, time=500.0)
+    [finding] = services.CHECK.run(system)
+    assert (finding.check, finding.cls) == ("service-down", cls)
 
 
 def test_all_required_units_are_asked_for_at_once() -> None:
@@ -301,7 +313,10 @@ def fail(code: int) -> OSError:
     ],
 )
 def test_spool(error: OSError, found: list[Any]) -> None:
-    assert ids(slurmd.CHECK.run(healthy(probes={SPOOL: error}))) == found
+    judged = slurmd.CHECK.run(healthy(probes={SPOOL: error}))
+    assert ids(judged) == found
+    theirs = isinstance(error, TimeoutError) or error.errno == errno.ENOSPC
+    assert all(one.cls == ("user" if theirs else "node") for one in judged)
 
 
 @pytest.mark.parametrize(("code", "status"), [(errno.ETIMEDOUT, WARN), (errno.EROFS, FAIL)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -34,6 +35,18 @@ def kernel(*lines: str, ago: float = 600.0, level: int = 3, **options: Any) -> F
 
 
 NVME0 = "/sys/class/nvme/nvme0/transport"
+
+
+@pytest.mark.parametrize("rule", kernel_log.RULES, ids=lambda rule: str(rule.one.check))
+def test_no_name_of_a_process_is_as_long_as_a_message(rule: kernel_log.LogRule) -> None:
+    """Some messages begin with a process's name: 15 characters that its user chooses."""
+    shortest, _ = _parser.parse(rule.pattern).getwidth()
+    assert shortest > 15
+
+
+def test_a_process_can_call_itself_like_an_oops() -> None:
+    line = "Oops: 0[#1] SMP invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0"
+    assert run(kernel_log, kernel(line, level=4)) == []
 
 
 @pytest.mark.parametrize("files", [{NVME0: "tcp\n"}, {}])

@@ -41,6 +41,26 @@ def test_machine_checks(lines: list[str], at: float, expected: list[str]) -> Non
     assert [f.check for f in run(machine_check, system)] == expected
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        # A process that is called "EDAC MC0: 1 UE ", with a program called "x on y (z)".
+        "EDAC MC0: 1 UE [4711]: segfault at 0 ip 0 sp 0 error 6 in x on y (z)[401000,1000]",
+        "EDAC MC0: 1 UE  invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0",
+        "Memory failure: invoked oom-killer: due to hardware memory corruption",
+    ],
+)
+def test_a_process_can_call_itself_like_a_message(line: str) -> None:
+    assert run(machine_check, FakeSystem(kmsg=log(line, time=500.0))) == []
+
+
+@pytest.mark.parametrize("label", ["on mc#0csrow#1", "memory read error on CPU_SrcID#0_DIMM#0"])
+def test_every_form_of_edac_counts(label: str) -> None:
+    line = f"EDAC MC0: 1 UE {label} (channel:0 slot:0 page:0x0)"
+    found = run(machine_check, FakeSystem(kmsg=log(line, time=500.0)))
+    assert [one.check for one in found] == ["mce-uncorrected"]
+
+
 def test_the_limits_of_machine_checks_are_settings() -> None:
     options = {"machine_check": {"corrected": 2, "storm": 3}}
     for times, check in ((1, []), (2, ["mce-corrected"]), (3, ["mce-corrected-storm"])):

@@ -277,6 +277,10 @@ def test_what_the_job_left(where: str, cgroup: str, flags: int, status: list[str
 
 NVIDIA, NFS = "uvm_va_space_destroy", "rpc_wait_bit_killable"
 NFS_STACK = "[<0>] folio_wait_bit_common+0x13d/0x350\n[<0>] nfs_wb_all+0x8d/0x120 [nfs]\n"
+LOCK_STACK = (  # of a mkdir beside one that a user's FUSE daemon never answers
+    "[<0>] rwsem_down_write_slowpath+0x1/0x2\n[<0>] down_write+0x5/0x9\n"
+    "[<0>] filename_create+0x3/0x4\n[<0>] do_mkdirat+0x5/0x6\n"
+)
 OTHER_STACK = "[<0>] folio_wait_bit_common+0x13d/0x350\n[<0>] ext4_sync_file+0x1/0x9 [ext4]\n"
 
 
@@ -294,6 +298,16 @@ OTHER_STACK = "[<0>] folio_wait_bit_common+0x13d/0x350\n[<0>] ext4_sync_file+0x1
         ),
         (
             {"killed": True, "wchan": "folio_wait_bit_common", "stack": OTHER_STACK},
+            (FAIL, "process-stuck"),
+            "none",  # its page may be locked by who waits for a user's FUSE daemon
+        ),
+        (
+            {"killed": True, "wchan": "rwsem_down_write_slowpath", "stack": LOCK_STACK},
+            (FAIL, "process-stuck"),
+            "none",
+        ),
+        (
+            {"killed": True, "wchan": "blk_mq_x", "stack": "[<0>] nvme_wait+0x1/0x2 [nvme]\n"},
             (FAIL, "process-stuck"),
             "reboot",
         ),
@@ -315,10 +329,48 @@ OTHER_STACK = "[<0>] folio_wait_bit_common+0x13d/0x350\n[<0>] ext4_sync_file+0x1
     ],
 )
 def test_a_process_in_state_d(one: dict[str, Any], found: tuple[str, str], action: str) -> None:
-    stuck = process(4000, "python3", "D", **one)
-    [finding] = run(healthy((stuck,), context=SWEEP))
+    stuck = process(4000, "python3", "D", uid=1003, **one)
+    finding, *left = run(healthy((stuck,), context=SWEEP))
+    assert {other.check for other in left} <= {"processes-left"}
     assert (finding.status, finding.check, finding.action) == (*found, action)
     assert "4000 (python3)" in finding.evidence
+    if finding.status == FAIL:
+        assert finding.cls == ("node" if action == "reboot" else "user")
+        assert finding.uid == (-1 if action == "reboot" else 1003)
+
+
+@pytest.mark.parametrize("channel", ["request_wait_answer", "fuse_dev_do_read", "handle_userfault"])
+def test_a_driver_is_not_blamed_while_a_user_may_hold_its_lock(channel: str) -> None:
+    """A buffer of the driver may be memory of a file that a user's own daemon serves."""
+    stuck = process(4000, "python3", "D", uid=1003, killed=True, wchan=NVIDIA)
+    holder = process(4001, "python3", "S", uid=1003)
+    more = {"/proc/4001/task/4002/wchan": channel}
+    finding, _ = run(healthy((stuck, holder), more=more, context=SWEEP))
+    assert (finding.check, finding.cls, finding.action) == ("process-stuck", "user", "none")
+
+
+@pytest.mark.parametrize(("uid", "found"), [(0, []), (1003, [(FAIL, "process-stuck", "")])])
+def test_the_gates_own_children_are_never_judged(uid: int, found: list[Any]) -> None:
+    lost = process(4000, "robust-gate", "D", uid=uid, killed=True, wchan="request_wait_answer")
+    judged = [one for one in ids(run(healthy((lost,), context=SWEEP))) if one[0] == FAIL]
+    assert judged == found
+
+
+@pytest.mark.parametrize(
+    ("uid", "whose"),
+    [(1003, 1003), (100_007, 1003), (165_536, 1004), (231_072, -1), (296_608, 296_608)],
+)
+def test_a_uid_lent_for_a_namespace_is_its_users(uid: int, whose: int) -> None:
+    files = {
+        "/etc/subuid": "alice:100000:65536\n1004:165536:65536\ngone:231072:65536\nx:y\n\n",
+        "/etc/passwd": "root:x:0:0::/:/bin/sh\nalice:x:1003:1003::/:/bin/sh\n",
+    }
+    assert proctable.account(FakeSystem(files), uid) == whose
+
+
+def test_roots_own_process_that_waits_for_a_server_keeps_no_job_out() -> None:
+    lost = process(4000, "scontrol", "D", killed=True, wchan=NFS)
+    assert ids(run(healthy((lost,), context=SWEEP))) == [(WARN, "process-blocked", "")]
 
 
 def test_a_killed_process_has_time_to_die(clock: Time) -> None:
