@@ -109,9 +109,8 @@ class Store:
             )
         else:
             listener = socket.create_server(("", 0), backlog=128)
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._peers.accept)
         self.port = listener.getsockname()[1]
+        self._peers.listen(listener)
 
     # -- what the supervisor asks
 

@@ -150,7 +150,7 @@ class Ends:
 
     def __init__(self, silence: float = 0.2) -> None:
         left, self.sock = self.pair = self._pair()
-        self.line = FrameSocket(left, KEY, server=True, silence=silence)
+        self.line = FrameSocket(left, Codec(KEY, server=True), silence=silence)
         self.codec = Codec(KEY, server=False)
         self.sock.sendall(self.codec.preface())
         self.line.greet()
