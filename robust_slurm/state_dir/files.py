@@ -35,6 +35,40 @@ MAX_JOBS = 500  # the newest job directories that are looked into
 MAX_REPORTS = 1000  # per job
 MAX_STEPS = 100  # rosters per job
 MAX_ENTRIES = 1_000_000  # of the jobs' directory, listed
+MAX_NAMES = 20_000  # of a job's own directory, listed
+OWNER_BYTES = 64 << 20
+"""Read of one user's directories, all jobs together; each file costs FILE_COST beside its size,
+each object in it OBJECT_COST. What is beyond is not read, the oldest jobs first."""
+FILE_COST = 4 << 10
+OBJECT_COST = 128
+
+
+class Budgets:
+    """What may still be read of each user's files, so that none of them makes readers slow."""
+
+    def __init__(self, most: int = OWNER_BYTES) -> None:
+        self._most = most
+        self._left: dict[int, int] = {}
+
+    def of(self, directory: Path) -> Budget:
+        """Return the budget of a directory's owner."""
+        uid = names.owner(str(directory))
+        return Budget(self._left, -1 if uid is None else uid, self._most)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is left for one user, over all of the user's jobs."""
+
+    left: dict[int, int]
+    uid: int
+    most: int
+
+    def spend(self, cost: int) -> bool:
+        """Take from it. False: nothing is left."""
+        left = self.left.get(self.uid, self.most)
+        self.left[self.uid] = left - cost
+        return left > 0
 
 
 @dataclass
