@@ -1,6 +1,7 @@
-"""Accepts the connections of a listener in one thread, and admits those that prove the key.
+"""Accepts the connections of a listener in one thread, and admits those that prove what they are.
 
-For servers that give each peer a thread of its own: a peer gets it only after the proof.
+For servers that give each peer a thread of its own: a peer gets it only after the proof, which is
+mostly a frame that only holders of the key can make.
 
 Standard library only, Python 3.9 syntax.
 """
@@ -13,10 +14,10 @@ import selectors
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from robust_slurm.frames.admission import MOST, SECONDS, Admission
-from robust_slurm.frames.wire import Codec, WireError
+from robust_slurm.frames.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,24 +26,42 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE = 0.05  # s after an error that may well recur: a limit of the user, the job or the node
 
 
-class Lobby:
-    """``admitted(socket, codec, payload)`` gets each peer that has the key, with the first payload
-    that it has sent; nothing after that has been read. It is called in the lobby's thread and must
-    not wait; if it raises OSError or RuntimeError (no thread), the connection is closed.
+class Proof(Protocol):
+    """What a new connection has sent so far; see ``Codec``."""
+
+    @property
+    def wanted(self) -> int:
+        """Number of bytes to read now."""
+
+    def preface(self) -> bytes:
+        """Return what the peer is sent first."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes; return [] until the proof is whole. Raises WireError."""
+
+
+P = TypeVar("P", bound=Proof)
+
+
+class Lobby(Generic[P]):
+    """``admitted(socket, proof, payload)`` gets each peer that has proved itself, with the payload
+    that did it; nothing after that has been read. It is called in the lobby's thread and must not
+    wait; if it raises OSError or RuntimeError (no thread), the connection is closed.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        key: bytes,
-        admitted: Callable[[socket.socket, Codec, bytes], None],
+        begin: Callable[[], P],
+        admitted: Callable[[socket.socket, P, bytes], None],
         name: str,
         most: int = MOST,
         seconds: float = SECONDS,
     ) -> None:
-        """``listener`` is closed with the lobby. ``name``: of the thread."""
+        """``listener`` is closed with the lobby. ``begin`` makes the proof of a new connection.
+        ``name``: of the thread."""
         self._listener = listener
-        self._key = key
+        self._begin = begin
         self._admitted = admitted
         self._selector = selectors.DefaultSelector()
         self._admission: Admission[socket.socket] = Admission(self._drop, most, seconds)
@@ -68,10 +87,10 @@ class Lobby:
             while not self._closed:
                 # One accepted connection a turn: those that wait to be heard are not held up.
                 for ready, _ in self._selector.select(1.0 if len(self._admission) else None):
-                    sock = ready.fileobj
+                    sock: Any = ready.fileobj
                     if sock is self._listener:
                         self._accept()
-                    elif isinstance(ready.data, Codec) and isinstance(sock, socket.socket):
+                    elif ready.data is not None:
                         self._read(sock, ready.data)
                 self._admission.sweep()
         finally:
@@ -90,20 +109,21 @@ class Lobby:
             return
         try:
             sock.setblocking(False)
-            codec = Codec(self._key, server=True)
-            sock.send(codec.preface())
-            self._selector.register(sock, selectors.EVENT_READ, codec)
+            proof = self._begin()
+            if preface := proof.preface():
+                sock.send(preface)
+            self._selector.register(sock, selectors.EVENT_READ, proof)
         except OSError:
             sock.close()
             return
         self._admission.enter(sock)
 
-    def _read(self, sock: socket.socket, codec: Codec) -> None:
+    def _read(self, sock: socket.socket, proof: P) -> None:
         if sock.fileno() < 0:  # ended earlier in this turn
             return
         try:
-            data = sock.recv(codec.wanted)
-            payloads = codec.feed(data) if data else None
+            data = sock.recv(proof.wanted)
+            payloads = proof.feed(data) if data else None
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, WireError):
@@ -116,7 +136,7 @@ class Lobby:
             return
         self._selector.unregister(sock)
         try:
-            self._admitted(sock, codec, payloads[0])
+            self._admitted(sock, proof, payloads[0])
         except (OSError, RuntimeError):
             sock.close()
             time.sleep(_PAUSE)

@@ -55,7 +55,7 @@ class PeerServer:
         self._pairs: dict[int, _Pair] = {}
         self._epoch = 0
         self._closed = False
-        self._lobby: Lobby | None = None
+        self._lobby: Lobby[Codec] | None = None
         self._slots = SLOTS
         self._everywhere = self._passed = -1
         self._turns: dict[int, int] = {}  # owner → how often it has begun anew, as it says
@@ -66,7 +66,9 @@ class PeerServer:
 
     def listen(self, listener: socket.socket) -> None:
         """Serve the peers that connect and prove that they have the key."""
-        self._lobby = Lobby(listener, self._key, self._admit, "ckpt-peers")
+        self._lobby = Lobby(
+            listener, lambda: Codec(self._key, server=True), self._admit, "ckpt-peers"
+        )
 
     def _admit(self, sock: socket.socket, codec: Codec, first: bytes) -> None:
         """Give a peer that has the key a thread. Raises RuntimeError, OSError."""

@@ -26,6 +26,7 @@ from robust_slurm.data.exchange.wire import (
 from robust_slurm.data.lanes.position import Position
 from robust_slurm.data.sample import Ref
 from robust_slurm.frames.lobby import Lobby
+from robust_slurm.frames.wire import Codec
 
 if TYPE_CHECKING:
     import socket
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from robust_slurm.data.exchange.shelf import LaneShelf
     from robust_slurm.data.sample import Sample
-    from robust_slurm.frames.wire import Codec
 
 BEAT = 0.5  # s between two signs of life
 QUIET = 30.0  # s without a word of the other end until it is taken for dead
@@ -66,7 +66,9 @@ class LaneServer:
         self._open: set[FrameSocket] = set()
         self._closed = False
         # The listener is its maker's, for the process that comes after this one.
-        self._lobby = Lobby(listener.dup(), key, self._admit, "data-exchange")
+        self._lobby = Lobby(
+            listener.dup(), lambda: Codec(key, server=True), self._admit, "data-exchange"
+        )
 
     def close(self) -> None:
         """End all connections. The listener is its maker's."""
