@@ -13,7 +13,6 @@ import ipaddress
 import os
 import signal
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Collection, Sequence
@@ -200,8 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
             path = self.path.partition("?")[0]
             return self.status.pages.get(path, self.headers.get("Accept") or "")
         except Exception as error:  # noqa: BLE001 - one page's fault must not end the server
-            print(f"robust-status: {self.path[:80]!r}: {type(error).__name__}: {error}",
-                  file=sys.stderr)  # fmt: skip
+            text = f"{self.path[:80]!r}: {type(error).__name__}: {error}"
+            warn("robust-status serve", text)
             return Response(500, "text/plain", b"internal error; see the server's stderr\n")
 
     def log_message(self, format: str, *args: object) -> None:
