@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from abc import ABC, abstractmethod
 
@@ -10,7 +11,9 @@ from robust_slurm.frames.admission import Admission
 from robust_slurm.frames.wire import Codec, WireError
 
 INTRODUCTION = 10.0  # s for a new connection to prove that it has the key
-STRANGERS = 1024  # connections that have not proved it: all agents of a job may come at once
+STRANGERS = 1024
+"""Connections that have not proved it: all agents of a job may come at once. They are at most a
+quarter of the process's files."""
 QUEUE = 4096  # connections that wait to be accepted
 BATCH = 16  # that are accepted before those that are open are read again
 
@@ -18,7 +21,8 @@ BATCH = 16  # that are accepted before those that are open are read again
 def admission() -> Admission[Framed]:
     """Return the admission of one listener of the running loop, for all of its connections."""
     later = asyncio.get_running_loop().call_later
-    return Admission(lambda one, _why: one.close(), STRANGERS, INTRODUCTION, later)
+    most = min(STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+    return Admission(lambda one, _why: one.close(), most, INTRODUCTION, later)
 
 
 def widen(server: asyncio.Server) -> None:
