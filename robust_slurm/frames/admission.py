@@ -25,7 +25,7 @@ LATE = "did not authenticate"
 Peer = TypeVar("Peer")
 
 
-class Admission(Generic[Peer]):
+class Strangers(Generic[Peer]):
     """Calls ``end(peer, why)`` for the oldest of too many peers, and for those that are late.
 
     ``later(seconds, call)`` schedules a call in the listener's loop; without it, the listener calls

@@ -7,7 +7,7 @@ import resource
 import socket
 from abc import ABC, abstractmethod
 
-from robust_slurm.frames.admission import Admission
+from robust_slurm.frames.admission import Strangers
 from robust_slurm.frames.wire import Codec, WireError
 
 INTRODUCTION = 10.0  # s for a new connection to prove that it has the key
@@ -18,11 +18,11 @@ QUEUE = 4096  # connections that wait to be accepted
 BATCH = 16  # that are accepted before those that are open are read again
 
 
-def admission() -> Admission[Framed]:
+def admission() -> Strangers[Framed]:
     """Return the admission of one listener of the running loop, for all of its connections."""
     later = asyncio.get_running_loop().call_later
     most = min(STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-    return Admission(lambda one, _why: one.close(), most, INTRODUCTION, later)
+    return Strangers(lambda one, _why: one.close(), most, INTRODUCTION, later)
 
 
 def widen(server: asyncio.Server) -> None:
@@ -47,7 +47,7 @@ class Framed(asyncio.Protocol, ABC):
 
     refused: tuple[type[Exception], ...] = (WireError,)
 
-    def __init__(self, key: bytes, admission: Admission[Framed]) -> None:
+    def __init__(self, key: bytes, admission: Strangers[Framed]) -> None:
         """``admission``: that of its listener."""
         self._codec = Codec(key, server=True)
         self._admission = admission

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from robust_slurm.frames.admission import MOST, SECONDS, Admission
+from robust_slurm.frames.admission import MOST, SECONDS, Strangers
 from robust_slurm.frames.wire import WireError
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE = 0.05  # s after an error that may well recur: a limit of the user, the job or the node
 
 
-class Proof(Protocol):
-    """What a new connection has sent so far; see ``Codec``."""
+class PeerProof(Protocol):
+    """Collects what a new connection has sent so far, as ``Codec`` does."""
 
     @property
     def wanted(self) -> int:
@@ -40,7 +40,7 @@ class Proof(Protocol):
         """Take bytes; return [] until the proof is whole. Raises WireError."""
 
 
-P = TypeVar("P", bound=Proof)
+P = TypeVar("P", bound=PeerProof)
 
 
 class Lobby(Generic[P]):
@@ -64,7 +64,7 @@ class Lobby(Generic[P]):
         self._begin = begin
         self._admitted = admitted
         self._selector = selectors.DefaultSelector()
-        self._admission: Admission[socket.socket] = Admission(self._drop, most, seconds)
+        self._admission: Strangers[socket.socket] = Strangers(self._drop, most, seconds)
         self._closed = False
         self._wake, self._woken = socket.socketpair()
         listener.setblocking(False)

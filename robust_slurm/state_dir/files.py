@@ -36,7 +36,7 @@ MAX_JOBS = 500  # the newest job directories that are looked into
 MAX_REPORTS = 1000  # per job
 MAX_STEPS = 100  # rosters per job
 MAX_ENTRIES = 1_000_000  # of the jobs' directory, listed
-MAX_INCIDENTS = 10_000  # of a job, the newest
+MAX_INCIDENTS = 1000  # of a job, the newest
 MAX_NAMES = 20_000  # of a job's own directory, listed
 OWNER_BYTES = 64 << 20
 """Read of one user's directories, all jobs together; each file costs FILE_COST beside its size,
@@ -45,7 +45,7 @@ FILE_COST = 4 << 10
 OBJECT_COST = 128
 
 
-class Budget:
+class RecordBudget:
     """The work that is left for one user's files, over all of the user's jobs."""
 
     def __init__(self, most: int = 0) -> None:
@@ -69,17 +69,17 @@ class Budget:
         return True
 
 
-class Budgets:
+class RecordBudgets:
     """A budget for each user, so that no user's files make the readers slow for the others."""
 
     def __init__(self, most: int = 0) -> None:
-        """``most``: see Budget."""
+        """``most``: see RecordBudget."""
         self._most = most
-        self._of: dict[int | None, Budget] = {}
+        self._of: dict[int | None, RecordBudget] = {}
 
-    def of(self, directory: Path) -> Budget:
+    def of(self, directory: Path) -> RecordBudget:
         """Return the budget of a directory's owner."""
-        return self._of.setdefault(names.owner(str(directory)), Budget(self._most))
+        return self._of.setdefault(names.owner(str(directory)), RecordBudget(self._most))
 
 
 @dataclass
@@ -189,7 +189,7 @@ def read_state(
     ``nodes``: how many Slurm has; a job has no more.
     """
     found = StateFiles()
-    budgets = Budgets()
+    budgets = RecordBudgets()
     for job, directory in job_dirs(state_dir, found.problems, owners, only=only):
         found.directory = directory
         budget = budgets.of(directory)
@@ -199,7 +199,7 @@ def read_state(
 
 
 def read_rosters(
-    job: int, job_dir: Path, problems: list[str], budget: Budget, nodes: int = MAX_MEMBERS
+    job: int, job_dir: Path, problems: list[str], budget: RecordBudget, nodes: int = MAX_MEMBERS
 ) -> list[Roster]:
     """The last reports of a job's steps; what could not be read is added to ``problems``."""
     found: list[Roster] = []
@@ -216,7 +216,7 @@ def read_rosters(
     return found
 
 
-def _node_reports(job_dir: Path, problems: list[str], budget: Budget) -> list[NodeReport]:
+def _node_reports(job_dir: Path, problems: list[str], budget: RecordBudget) -> list[NodeReport]:
     """Return the job's reports against nodes; withdrawn ones say why, and when."""
     said: list[NodeReport] = []
     wrong: dict[tuple[str, str], NodeReport] = {}
@@ -254,7 +254,7 @@ def read_jobs(
     """Reports and incidents of the newest jobs, newest first, and what could not be read."""
     problems: list[str] = []
     found: list[JobRecord] = []
-    budgets = Budgets()
+    budgets = RecordBudgets()
     for job, directory in job_dirs(state_dir, problems, owners, most):
         budget = budgets.of(directory)
         incidents, wrong = read_incidents(directory, budget)
@@ -277,7 +277,7 @@ def read_jobs(
     return found, problems
 
 
-def _withdrawals(job_dir: Path, problems: list[str], budget: Budget) -> list[NodeReport]:
+def _withdrawals(job_dir: Path, problems: list[str], budget: RecordBudget) -> list[NodeReport]:
     """Return the withdrawals of reports; malformed ones are listed by ``_node_reports``."""
     found = []
     for path in _listed(job_dir / "accusations", "", MAX_REPORTS, problems, budget, WITHDRAWN):
@@ -292,7 +292,7 @@ def _listed(
     prefix: str,
     most: int,
     problems: list[str],
-    budget: Budget,
+    budget: RecordBudget,
     end: str = ".json",
 ) -> list[Path]:
     if budget.over(directory, problems):
@@ -321,7 +321,7 @@ def content(
     limit: int,
     problems: list[str],
     tail: bool = False,
-    budget: Budget | None = None,
+    budget: RecordBudget | None = None,
 ) -> bytes | None:
     """Return what ``read_capped`` does; None for a file that is not there or beyond the budget, and
     for one that cannot be read, which adds a line to ``problems``."""
@@ -351,21 +351,21 @@ def log_of(job_dir: Path | None) -> str:
 
 
 def read_incidents(
-    job_dir: Path | None, budget: Budget | None = None
+    job_dir: Path | None, budget: RecordBudget | None = None
 ) -> tuple[list[IncidentRecord], list[str]]:
     """A job's incidents as amended by withdrawals, oldest first, and problems with their files."""
     if job_dir is None:
         return [], []
-    budget = budget or Budget()
+    budget = budget or RecordBudget()
     path = job_dir / "incidents.jsonl"
     problems: list[str] = []
     raw = content(path, INCIDENTS_BYTES, problems, tail=True, budget=budget)
     if raw is None:
         return [], problems
-    lines = raw.split(b"\n")
-    if len(lines) > MAX_INCIDENTS:
+    lines = raw.split(b"\n")  # the last one is empty, or torn
+    if len(lines) > MAX_INCIDENTS + 1:
         problems.append(f"{path}: only the newest {MAX_INCIDENTS} incidents were read")
-        raw = b"\n".join(lines[-MAX_INCIDENTS:])
+        raw = b"\n".join(lines[-MAX_INCIDENTS - 1 :])
     found, bad, torn = incidents_from(raw)
     budget.spend(objects=4 * len(found))
     if bad:

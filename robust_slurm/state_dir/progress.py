@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from robust_slurm.state_dir.files import Budget, content
+from robust_slurm.state_dir.files import RecordBudget, content
 from robust_slurm.state_dir.records import clean, decode, moment, number, whole
 
 NAME = "progress.jsonl"
@@ -61,7 +61,7 @@ class JobRun:
 
 
 def read_progress(
-    job_dir: Path | None, budget: Budget | None = None
+    job_dir: Path | None, budget: RecordBudget | None = None
 ) -> tuple[list[JobRun], list[str]]:
     """Return the runs of a job, oldest first, and what could not be read."""
     if job_dir is None:

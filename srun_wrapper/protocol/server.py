@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from robust_slurm.frames.admission import Admission
+from robust_slurm.frames.admission import Strangers
 from robust_slurm.frames.framed import BATCH, Framed, admission, widen
 from robust_slurm.frames.wire import WireError
 from srun_wrapper.protocol.messages import FromAgent, Message, PeerAsk, decode_from_agent, encode
@@ -34,7 +34,7 @@ class Connection(Framed):
         key: bytes,
         on_message: Callable[[Connection, Message], None],
         on_close: Callable[[Connection], None],
-        strangers: Admission[Framed],
+        strangers: Strangers[Framed],
         skipped: set[str] | None = None,
     ) -> None:
         """``skipped``: kinds of messages that were logged as unknown, on any connection."""

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from robust_slurm.state_dir.files import MAX_STEPS, ROSTER_BYTES, Budgets, content, job_dirs
+from robust_slurm.state_dir.files import MAX_STEPS, ROSTER_BYTES, RecordBudgets, content, job_dirs
 from robust_slurm.state_dir.node_events import FLEET
 from robust_slurm.state_dir.records import Roster, clean, decode, roster_from
 from robust_slurm.text import counted
@@ -48,7 +48,7 @@ class Ledger:
         self.spans: dict[int, list[Span]] = {}
         self.problems: list[str] = []
         self._bytes = JOBS_BYTES
-        self._budgets = Budgets(USER_BYTES)
+        self._budgets = RecordBudgets(USER_BYTES)
         self._entries = JOBS_ENTRIES
         self._jobs()
         self._nodes()

@@ -26,7 +26,7 @@ from robust_slurm.command_line.errors import CommandError, warn
 from robust_slurm.command_line.parser import Parser
 from robust_slurm.command_line.run import run
 from robust_slurm.config import ConfigError, load
-from robust_slurm.frames.admission import Admission
+from robust_slurm.frames.admission import Strangers
 from robust_slurm.frames.lobby import Lobby
 from robust_slurm.frames.wire import WireError
 from robust_slurm.slurm import SlurmError
@@ -51,7 +51,7 @@ _HEADERS = {
 }
 
 
-class _Head:
+class _RequestHead:
     """The head of a request, as far as it has come: a connection is nobody's until it is whole."""
 
     wanted = HEAD_BYTES
@@ -87,7 +87,7 @@ class StatusServer:
         self.server_port = int(self._listener.getsockname()[1])
         self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
         self._lock = threading.Lock()
-        self._readers: Admission[socket.socket] = Admission(_cut, MOST_AT_ONCE, IDLE_S)
+        self._readers: Strangers[socket.socket] = Strangers(_cut, MOST_AT_ONCE, IDLE_S)
         self._over = threading.Event()
 
     def __enter__(self) -> Self:
@@ -98,7 +98,7 @@ class StatusServer:
 
     def serve_forever(self) -> None:
         """Serve until ``shutdown``."""
-        lobby = Lobby(self._listener, _Head, self._admit, "web", MOST_WAITING, IDLE_S)
+        lobby = Lobby(self._listener, _RequestHead, self._admit, "web", MOST_WAITING, IDLE_S)
         try:
             self._over.wait()
         finally:
@@ -108,7 +108,7 @@ class StatusServer:
         """End ``serve_forever``; callable from any thread."""
         self._over.set()
 
-    def _admit(self, sock: socket.socket, _proof: _Head, head: bytes) -> None:
+    def _admit(self, sock: socket.socket, _proof: _RequestHead, head: bytes) -> None:
         """Give a whole request a thread, unless there are as many as are answered at once."""
         if not self._room.acquire(blocking=False):
             with self._lock:

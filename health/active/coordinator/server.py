@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from robust_slurm.frames.admission import Admission
+from robust_slurm.frames.admission import Strangers
 from robust_slurm.frames.framed import BATCH, Framed, admission, widen
 from robust_slurm.frames.wire import WireError
 
@@ -27,7 +27,7 @@ class WorkerLink(Framed):
 
     refused = (WireError, ValueError, RecursionError)
 
-    def __init__(self, server: Server, strangers: Admission[Framed]) -> None:
+    def __init__(self, server: Server, strangers: Strangers[Framed]) -> None:
         super().__init__(server.key, strangers)
         self._server = server
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from robust_slurm.frames.admission import Admission
+from robust_slurm.frames.admission import Strangers
 from srun_wrapper.agent.connections.link import Link
 from srun_wrapper.agent.loop import Loop
 
@@ -44,7 +44,7 @@ class Guests:
         self._key = key
         self._calls = on_payload, on_close
         self._limits = limits
-        self._admission: Admission[Link] = Admission(
+        self._admission: Strangers[Link] = Strangers(
             lambda link, why: link.close(why), limits.most, limits.seconds, loop.later
         )
         sock.setblocking(False)

@@ -13,7 +13,7 @@ import pytest
 from waiting import until
 
 from robust_slurm.frames import framed
-from robust_slurm.frames.admission import CROWDED, LATE, Admission
+from robust_slurm.frames.admission import CROWDED, LATE, Strangers
 from robust_slurm.frames.lobby import Lobby
 from robust_slurm.frames.wire import MAGIC, MAX_FIRST_FRAME, VERSION, Codec
 from srun_wrapper.protocol.messages import Hello, encode
@@ -25,7 +25,7 @@ KEY = bytes(range(32))
 def test_the_oldest_gives_way_and_the_late_ones_go() -> None:
     ended: list[tuple[str, str]] = []
     calls: list[tuple[float, Callable[[], None]]] = []
-    one: Admission[str] = Admission(
+    one: Strangers[str] = Strangers(
         lambda peer, why: ended.append((peer, why)),
         2,
         0.05,
@@ -132,7 +132,7 @@ def test_strangers_are_closed_at_once(server: Server, said: bytes) -> None:
 
 
 def test_reflection_is_no_proof(server: Server) -> None:
-    """What the listener itself has sent is sent back; so is what another connection got."""
+    """Send back what the listener sent here, and what it sent to another connection."""
     with (
         socket.create_connection(server.address, 10) as one,
         socket.create_connection(server.address, 10) as other,
@@ -172,7 +172,7 @@ def test_strangers_cost_no_thread_and_keep_nobody_out(server: Server) -> None:
 
 
 def test_robust_srun_hears_an_agent_among_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It held 3,000 for 10 s each; and asyncio accepts as many at once as may wait."""
+    """robust-srun held 3,000 for 10 s each; and asyncio accepts as many at once as may wait."""
     monkeypatch.setattr(framed, "STRANGERS", 16)
 
     async def scene() -> None:
