@@ -15,7 +15,7 @@ STRANGERS = 1024
 """Connections that have not proved it: all agents of a job may come at once. They are at most a
 quarter of the process's files."""
 QUEUE = 4096  # connections that wait to be accepted
-BATCH = 16  # that are accepted before those that are open are read again
+BATCH = 64  # that are accepted before those that are open are read again
 
 
 def admission() -> Strangers[Framed]:

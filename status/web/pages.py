@@ -71,6 +71,7 @@ class Pages:
         return _plain(404, "no such page: / /job/ID /metrics /status.json")
 
     def _job_page(self, path: str, number: int) -> Response:
+        made: Response | None
         made, known = self._kept(path)
         if made is not None:
             return made
@@ -83,7 +84,8 @@ class Pages:
         if not self._job_lock.acquire(timeout=JOB_WAIT_S):
             return _BUSY
         try:
-            return self._kept(path)[0] or self._keep(path, self._job(number))
+            made = self._kept(path)[0]
+            return made or self._keep(path, self._job(number))
         finally:
             self._job_lock.release()
 

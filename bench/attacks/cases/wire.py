@@ -38,8 +38,8 @@ CROWD = 3000
 WITHIN = 1.0
 """s in which a peer with the key has to be heard."""
 TRIES = 5
-RATE = 1000
-"""Connections a second, once all have been open."""
+RATE = 200
+"""Connections a second that are opened again, once all have been open."""
 
 Ready = Callable[[int], None]
 
@@ -215,12 +215,13 @@ def _kept_out(say: bytes = b"", more: Callable[[int], bytes] = lambda _turn: b""
     """Return an attack that keeps holders of the key away from each listener."""
 
     def attack(_room: Room) -> Got:
-        worst, where, threads = 0.0, "", 0
+        burst, worst, where, threads = 0.0, 0.0, "", 0
         for name, (listener, words) in LISTENERS.items():
             port = _forked(listener, VICTIM, FILES)
             if (quiet := _asked(port, words)) > WITHIN:
                 raise BenchError(f"{name} takes {quiet:.1f} s without an attack")
             _forked(_crowd(port, say, more), MALLORY, 8192)
+            burst = max(burst, _asked(port, words, 20.0))  # thousands wait to be accepted
             for _ in range(TRIES):
                 took = _asked(port, words)
                 if took >= worst:
@@ -230,7 +231,7 @@ def _kept_out(say: bytes = b"", more: Callable[[int], bytes] = lambda _turn: b""
             _end_children()
         what = (
             f"{CROWD} sockets: a peer with the key is heard after {worst:.2f} s at worst "
-            f"({where}); at most {threads} threads"
+            f"({where}; in the first burst {burst:.2f} s); at most {threads} threads"
         )
         return Got(what=what, succeeded=worst > WITHIN or threads > 100)
 

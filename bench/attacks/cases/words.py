@@ -41,7 +41,7 @@ def _claims(room: Room) -> Got:
     if lab is None:
         raise BenchError("no lab")
     jobs = []
-    for name in NAMES.values():
+    for name in (*NAMES.values(), "robust-standby-77"):
         argv = ["sbatch", "-H", "--parsable", "-p", "standby", f"--job-name={name}"]
         done = lab.exec("head", [*argv, "--wrap", "sleep 1"], check=True)
         jobs.append(int(done.stdout.split(";")[0]))
@@ -49,6 +49,8 @@ def _claims(room: Room) -> Got:
     done = lab.exec("head", [sys.executable, "-c", code], check=True)
     claims = json.loads(done.stdout)
     lab.exec("head", ["scancel", *map(str, jobs)])
+    if [jobs[-1], 77, lab.user] not in claims:
+        raise BenchError(f"an honest claim is not found: {claims}")
     forged = [one for one in claims if one[0] not in jobs or one[2] != lab.user]
     what = f"{len(NAMES)} names: claims {claims}, of them {len(forged)} of jobs that are not there"
     return Got(what=what, succeeded=bool(forged))
@@ -92,7 +94,7 @@ def _write(room: Room, job: int) -> Path:
     return directory
 
 
-_VIEWS = (
+_VIEWS: tuple[list[str], ...] = (
     ["7"], ["7", "--why"], ["--nodes"], ["--bad"], [], ["--lemons"], ["--rules"], ["--accounts"],
     ["--accounts", "--csv"], ["--accounts", "7"], ["n1"], ["--since", "1d"], ["--watch", "0.1"],
     ["--lemons", "--format", "exclude"], ["--diagnose", "{directory}/job.log"],
@@ -132,6 +134,11 @@ def _escapes(room: Room) -> Got:
     return Got(what=what, succeeded=bool(hurt))
 
 
+def _always(reply: Any) -> Any:
+    """Return what answers every request by this reply."""
+    return lambda _requests: {"n1": reply}
+
+
 def _reply(_room: Room) -> Got:
     """Answer robust-admin from a node, as its root, with escapes in every field."""
     from health.admin import flow, remote
@@ -164,7 +171,7 @@ def _reply(_room: Room) -> Got:
         out = io.StringIO()
         flow.run(
             {"n1": AdminRequest("install", "/etc")},
-            lambda _requests, reply=reply: {"n1": reply},
+            _always(reply),
             {},
             yes=True,
             dry_run=True,
